@@ -1,0 +1,85 @@
+"""The shape of what replay stores: fields, chunks and the items cut from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One named array of a chunk.
+
+    A chunk of ``L`` steps stores ``before + L + after`` entries of the field, so that an item of ``length``
+    steps at ``offset`` needs the entries ``[offset, offset + before + length + after)``. Stacked pixels are
+    stored as single frames: ``shape=(84, 84), before=stack - 1, after=n_steps``.
+
+    Attributes:
+        name: unique within the chunk, at most 64 characters.
+        dtype: numpy dtype name of one element, such as ``"uint8"``.
+        shape: shape of one entry.
+        before: entries stored before the first step.
+        after: entries stored after the last step.
+        compress: whether the sender compresses each entry with lz4.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    before: int = 0
+    after: int = 0
+    compress: bool = False
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of one uncompressed entry."""
+        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+
+    def entries(self, steps: int) -> int:
+        """Number of entries that a chunk (or an item) of ``steps`` steps has."""
+        return self.before + steps + self.after
+
+
+@dataclass
+class Chunk:
+    """Consecutive steps of one slot, and the items cut from them.
+
+    Attributes:
+        fields: name to array ``[before + L + after, *shape]``, in the order of the specs.
+        steps: ``L``, the number of steps.
+        offsets: int32 ``[M]``, first step of each item.
+        lengths: int32 ``[M]``, steps of each item; ``offset + length <= L``.
+        priorities: float64 ``[M]``, raw (before the exponent), finite and not negative.
+        version: number of the parameter set that acted, 0 if there was none.
+    """
+
+    fields: dict[str, NDArray]
+    steps: int
+    offsets: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    priorities: NDArray[np.float64]
+    version: int = 0
+
+
+def check_chunk(chunk: Chunk, specs: Sequence[FieldSpec]) -> None:
+    """Raises ValueError if ``chunk`` does not have exactly the arrays that ``specs`` describe."""
+    names = {spec.name for spec in specs}
+    if set(chunk.fields) != names:
+        raise ValueError(f"chunk has fields {sorted(chunk.fields)}, the specs say {sorted(names)}")
+    for spec in specs:
+        array = chunk.fields[spec.name]
+        want = (spec.entries(chunk.steps), *spec.shape)
+        if array.shape != want or array.dtype != np.dtype(spec.dtype):
+            raise ValueError(f"field {spec.name} is {array.dtype}{array.shape}, expected {spec.dtype}{want}")
+    items = len(chunk.offsets)
+    if len(chunk.lengths) != items or len(chunk.priorities) != items:
+        raise ValueError("offsets, lengths and priorities differ in length")
+    if items and (
+        np.min(chunk.offsets) < 0
+        or np.min(chunk.lengths) < 1
+        or np.max(chunk.offsets.astype(np.int64) + chunk.lengths) > chunk.steps
+    ):
+        raise ValueError("an item lies outside of its chunk")
