@@ -1,0 +1,213 @@
+"""Checkpoints that are whole or absent, and loading that falls back to the previous whole one.
+
+A checkpoint is one directory, `step-000000123456`:
+
+    arrays.safetensors   every array
+    meta.json            counters, versions, whatever JSON the caller gives
+    MANIFEST.json        format version, size and sha256 of the two files above
+
+It is written under a temporary name, every file and directory is forced to the disk, and one rename makes
+it visible; then `LATEST` is replaced. A crash at any point leaves either the old state or the new one. The
+manifest finds what a crash cannot explain: a copy cut short, a flipped bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common.errors import CheckpointError
+from common.runtime.files import atomic_write, fsync_path
+
+_log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+LATEST = "LATEST"
+_ARRAYS = "arrays.safetensors"
+_META = "meta.json"
+_MANIFEST = "MANIFEST.json"
+_NAME = re.compile(r"step-(\d{12,})(?:\.(\d+))?")
+_TEMPORARY = ".tmp-"
+
+
+class Checkpoint(NamedTuple):
+    """A loaded checkpoint."""
+
+    arrays: dict[str, np.ndarray]
+    meta: dict[str, Any]
+    path: Path
+
+
+def save_checkpoint(
+    directory: str | Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any], *, keep: int = 3
+) -> Path:
+    """Write a checkpoint and drop all but the `keep` newest.
+
+    Args:
+        directory: `RUN/checkpoints`, created if needed.
+        arrays: any numeric arrays by name; copied to disk in C order.
+        meta: JSON values; `meta["steps"]` (default 0) names and orders the checkpoint.
+        keep: how many checkpoints to leave, 0 for all.
+
+    Returns:
+        The new checkpoint's directory.
+
+    Raises:
+        CheckpointError: it could not be written (disk full, no permission); earlier ones are untouched.
+    """
+    from safetensors.numpy import save_file  # only the learner and the evaluator have it installed
+
+    directory = Path(directory)
+    temporary = directory / f"{_TEMPORARY}{os.getpid()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _remove_temporaries(directory)
+        temporary.mkdir()
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary / _ARRAYS)
+        (temporary / _META).write_text(json.dumps(dict(meta), indent=1, sort_keys=True))
+        manifest = {
+            "format": FORMAT_VERSION,
+            "files": {n: _fingerprint(temporary / n) for n in (_ARRAYS, _META)},
+        }
+        (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+        for name in (_ARRAYS, _META, _MANIFEST):
+            fsync_path(temporary / name)
+        fsync_path(temporary)
+        final = _free_name(directory, int(meta.get("steps", 0)))
+        temporary.rename(final)
+        fsync_path(directory)
+        atomic_write(directory / LATEST, f"{final.name}\n".encode())
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(
+            f"cannot write a checkpoint into {directory}: {error.strerror or error}"
+        ) from error
+    prune(directory, keep)
+    return final
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Load one checkpoint directory after checking it against its manifest.
+
+    Raises:
+        CheckpointError: it is absent, incomplete or damaged.
+    """
+    path = Path(path)
+    check(path)
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return Checkpoint(load_file(path / _ARRAYS), json.loads((path / _META).read_text()), path)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
+
+
+def load_newest(directory: str | Path) -> Checkpoint:
+    """Load the newest whole checkpoint of a directory; damaged ones are named in the log and passed over.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    directory = Path(directory)
+    damaged = 0
+    for path in newest_first(directory):
+        try:
+            return load_checkpoint(path)
+        except CheckpointError as error:
+            damaged += 1
+            _log.warning("%s; trying the one before it", error)
+    detail = f"all {damaged} checkpoints are damaged" if damaged else "there is no checkpoint"
+    raise CheckpointError(f"nothing to resume in {directory}: {detail}")
+
+
+def check(path: Path) -> None:
+    """Compare a checkpoint with its manifest.
+
+    Raises:
+        CheckpointError: a file is absent, has another size, or another sha256.
+    """
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text())
+        files: dict[str, dict[str, Any]] = manifest["files"]
+        version = manifest["format"]
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is not a whole checkpoint: it has no {_MANIFEST}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {path} is damaged: {_MANIFEST} cannot be read") from error
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"checkpoint {path} has format {version}; this version reads {FORMAT_VERSION}")
+    for name in (_ARRAYS, _META):
+        file = path / name
+        expected = files.get(name)
+        if expected is None or not file.is_file():
+            raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing")
+        size = file.stat().st_size
+        if size != expected["bytes"]:
+            raise CheckpointError(
+                f"checkpoint {path} is damaged: {name} has {size} of {expected['bytes']} bytes"
+            )
+        if _fingerprint(file) != expected:
+            raise CheckpointError(f"checkpoint {path} is damaged: {name} does not match its sha256")
+
+
+def newest_first(directory: Path) -> Iterator[Path]:
+    """Iterate over checkpoint directories: the one that LATEST names, then by falling steps."""
+    found = {
+        path.name: path for path in directory.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()
+    }
+    try:
+        latest = found.pop((directory / LATEST).read_text().strip(), None)
+    except OSError:
+        latest = None
+    if latest is not None:
+        yield latest
+    yield from sorted(found.values(), key=_order, reverse=True)
+
+
+def prune(directory: Path, keep: int) -> None:
+    """Remove all but the `keep` newest checkpoints (0 keeps all)."""
+    if keep <= 0:
+        return
+    for path in list(newest_first(directory))[keep:]:
+        # Renamed first, so that a half-removed checkpoint can never be taken for a damaged one.
+        doomed = path.with_name(f"{_TEMPORARY}{path.name}")
+        try:
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+        except OSError as error:
+            _log.warning("cannot remove the old checkpoint %s: %s", path, error)
+
+
+def _order(path: Path) -> tuple[int, int]:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)
+
+
+def _free_name(directory: Path, steps: int) -> Path:
+    """`step-N`, or `step-N.k` when a run that was resumed comes to the same step again."""
+    taken = [_order(path)[1] for path in directory.glob(f"step-{steps:012d}*") if _NAME.fullmatch(path.name)]
+    suffix = f".{max(taken) + 1}" if taken else ""
+    return directory / f"step-{steps:012d}{suffix}"
+
+
+def _remove_temporaries(directory: Path) -> None:
+    """Remove what an interrupted save left (only one process writes a run's checkpoints)."""
+    for path in directory.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}

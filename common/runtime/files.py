@@ -1,0 +1,78 @@
+"""Small file operations that survive a crash: atomic replacement, fsync, and the status file of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+
+STATUS_FILE = "status.json"
+
+
+def fsync_path(path: Path) -> None:
+    """Force a file's data, or a directory's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace `path` by `data`: a reader sees the old content or the new, never a mixture.
+
+    `durable` also survives a power cut, at the price of two fsyncs.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        fsync_path(path.parent)
+
+
+def make_directory(path: Path, what: str) -> Path:
+    """Create a directory and check that it can be written.
+
+    Raises:
+        ConfigError: it cannot, with one line that says why.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot create the {what} {path}: {error.strerror}; choose another place"
+        ) from error
+    probe = path / f".write-test.{os.getpid()}"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write into the {what} {path}: {error.strerror}; choose another place"
+        ) from error
+    return path
+
+
+def write_status(run_dir: Path, status: dict[str, Any]) -> None:
+    """Write what the launcher's panel shows: counters, last metric values, peers. Not durable, and cheap."""
+    atomic_write(run_dir / STATUS_FILE, json.dumps(status, default=float).encode(), durable=False)
+
+
+def read_status(run_dir: Path) -> dict[str, Any]:
+    """Read the last written status; empty before the first one, or when it is damaged."""
+    try:
+        status = json.loads((run_dir / STATUS_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return status if isinstance(status, dict) else {}

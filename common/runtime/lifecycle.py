@@ -1,0 +1,157 @@
+"""Starting and stopping a service: signals, deadlines, a stall watchdog, exit codes."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from common.errors import TroupeError
+
+_log = logging.getLogger(__name__)
+
+INTERNAL_ERROR = 70
+
+
+class Deadline:
+    """A point in time that a wait must not pass.
+
+    >>> Deadline(None).expired   # no limit
+    False
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        """Start now; `None` means without a limit."""
+        self.started = time.monotonic()
+        self.seconds = seconds
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left, never negative; infinite without a limit."""
+        return float("inf") if self.seconds is None else max(0.0, self.seconds - self.elapsed_s)
+
+    @property
+    def expired(self) -> bool:
+        """Whether the time is over."""
+        return self.remaining_s <= 0.0
+
+    def slice_s(self, at_most_s: float) -> float:
+        """How long to wait in one go: the rest, but at most `at_most_s`."""
+        return min(self.remaining_s, at_most_s)
+
+
+class StopSignal:
+    """Turns SIGTERM and SIGINT into a flag that a main loop looks at.
+
+    The first signal asks for a clean stop. A second one, or `force_after_s` seconds spent stopping, ends the
+    process at once: a service that hangs while it stops must never become a process that nobody can stop.
+    """
+
+    def __init__(self, force_after_s: float | None = None) -> None:
+        """Create the flag; `install` connects it to the signals."""
+        self._event = threading.Event()
+        self._force_after_s = force_after_s
+        self.signal_number: int | None = None
+
+    def install(self) -> StopSignal:
+        """Handle SIGTERM and SIGINT from now on (main thread only); returns itself."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._event.is_set() and self.signal_number is not None:
+            os._exit(128 + number)
+        self.signal_number = number
+        if self._force_after_s is not None:
+            timer = threading.Timer(self._force_after_s, os._exit, args=(128 + number,))
+            timer.daemon = True
+            timer.start()
+        self._event.set()
+
+    def set(self) -> None:
+        """Ask for a stop from inside the process."""
+        self._event.set()
+
+    @property
+    def requested(self) -> bool:
+        """Whether to stop."""
+        return self._event.is_set()
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until a stop is asked for, at most `timeout_s`; returns `requested`."""
+        return self._event.wait(timeout_s)
+
+
+class StallWatchdog:
+    """Writes every thread's stack to stderr when `beat` was not called for `limit_s` seconds.
+
+    An emulator or a driver that hangs leaves no trace by itself. The dump is made by a C thread of
+    `faulthandler`, so it works even when the stuck call holds the interpreter lock. There is one timer per
+    process: use one watchdog, in the main loop.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        """Arm the timer."""
+        self._limit_s = limit_s
+        self._armed_at = 0.0
+        self.beat()
+
+    def beat(self) -> None:
+        """Say that the loop is alive; costs one clock read except a few times per `limit_s`."""
+        now = time.monotonic()
+        if now - self._armed_at > self._limit_s / 8:
+            self._armed_at = now
+            faulthandler.dump_traceback_later(self._limit_s, repeat=True)
+
+    def close(self) -> None:
+        """Disarm."""
+        faulthandler.cancel_dump_traceback_later()
+
+
+def enable_stack_dumps() -> None:
+    """Write all stacks to stderr on a crash, and on SIGUSR1 (`kill -USR1 PID` shows where a service is)."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+
+
+def run_main(body: Callable[[], int | None]) -> int:
+    """Run a command's body and turn what it raises into an exit code and one line on stderr.
+
+    Expected errors (`TroupeError`) are printed as `troupe: error: ...` without a traceback. Anything else is
+    a defect: the traceback goes first, then a one-line summary: the last line of a log always says why.
+    """
+    try:
+        return body() or 0
+    except TroupeError as error:
+        print(f"troupe: error: {one_line(str(error))}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `troupe presets | head`: the reader has gone, which is not an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        _log.exception("stopped by an unexpected error")
+        summary = one_line(f"{type(error).__name__}: {error}")
+        print(f"troupe: error: internal error, {summary}", file=sys.stderr, flush=True)
+        return INTERNAL_ERROR
+
+
+def one_line(text: str) -> str:
+    """Join the lines of `text` into one."""
+    return " ".join(text.split())

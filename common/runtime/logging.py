@@ -1,0 +1,75 @@
+"""Logs: one line per event, the same format in every service, never more than one line a period per topic."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from pathlib import Path
+
+from common.errors import ConfigError
+
+_FORMAT = "%(asctime)s %(levelname)-7s {service}: %(message)s"
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+def setup_logging(service: str, path: str | Path | None = None, level: str = "info") -> None:
+    """Send the root logger to stderr, or appending to `path`; replaces earlier handlers.
+
+    Raises:
+        ConfigError: the level is unknown or the file cannot be written.
+    """
+    if level.lower() not in _LEVELS:
+        raise ConfigError(f"unknown log level {level!r}; choose one of {', '.join(_LEVELS)}")
+    handler: logging.Handler
+    if path is None:
+        handler = logging.StreamHandler(sys.stderr)
+    else:
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            handler = logging.FileHandler(path)
+        except OSError as error:
+            raise ConfigError(f"cannot write the log file {path}: {error.strerror}") from error
+    handler.setFormatter(logging.Formatter(_FORMAT.format(service=service.replace("%", "%%"))))
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    # Their own chatter at these levels says nothing about a run.
+    for noisy in ("matplotlib", "PIL", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def add_logging_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--log-file` and `--log-level`, the same for every service."""
+    parser.add_argument("--log-file", metavar="PATH", help="append the log to this file instead of stderr")
+    parser.add_argument(
+        "--log-level", default="info", choices=_LEVELS, help="least level to log (default: info)"
+    )
+
+
+class Throttle:
+    """Says, per key, whether a period has passed, so that a line that repeats is logged once a period.
+
+    >>> throttle = Throttle(period_s=60)
+    >>> throttle("bad message from actor-3"), throttle("bad message from actor-3")
+    (True, False)
+    """
+
+    def __init__(self, period_s: float) -> None:
+        """Create with no key seen."""
+        self._period_s = period_s
+        self._last: dict[object, float] = {}
+
+    def __call__(self, key: object = None) -> bool:
+        """Return True the first time, and again when the period is over."""
+        now = time.monotonic()
+        if now - self._last.get(key, -float("inf")) < self._period_s:
+            return False
+        if len(self._last) >= 10_000:  # keys may come from peers: bound what they can make us remember
+            self._last.clear()
+        self._last[key] = now
+        return True

@@ -1,0 +1,221 @@
+"""The record of a run: every service's metrics in one CSV file and one TensorBoard directory.
+
+Only the learner writes it; the other services send their numbers to the learner. One writer per directory is
+what TensorBoard needs to show everything.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import ConfigError
+from common.runtime.video import as_gif
+
+_log = logging.getLogger(__name__)
+
+CSV_FILE = "metrics.csv"
+CSV_HEADER = "wall_s,steps,frames,updates,source,name,value"
+_TAIL_BYTES = 1 << 16
+
+
+class MetricsWriter:
+    """Appends metrics to `RUN/metrics.csv` (flushed line by line) and `RUN/tensorboard`.
+
+    Opened on a run that has metrics already, it goes on: `wall_s` continues from the last row, so it counts
+    the time that the run was running; in TensorBoard, older points at or after `resumed_steps` are hidden.
+    """
+
+    def __init__(
+        self, run_dir: str | Path, *, resumed_steps: int | None = None, keep_videos: int = 20
+    ) -> None:
+        """Open both files.
+
+        Args:
+            run_dir: the run directory.
+            resumed_steps: the checkpoint's step count when a run is resumed.
+            keep_videos: how many files of `RUN/videos` to leave, 0 for all.
+
+        Raises:
+            ConfigError: the directory cannot be written.
+        """
+        self._run_dir = Path(run_dir)
+        self._keep_videos = keep_videos
+        self.last: dict[str, float] = {}
+        csv_path = self._run_dir / CSV_FILE
+        try:
+            wall_before_s = _repair_and_last_wall_s(csv_path)
+            self._csv = csv_path.open("a", buffering=1, encoding="utf-8", newline="\n")
+            if csv_path.stat().st_size == 0:
+                self._csv.write(CSV_HEADER + "\n")
+            self._events = _EventFile(self._run_dir / "tensorboard", resumed_steps)
+        except OSError as error:
+            raise ConfigError(f"cannot write metrics into {run_dir}: {error.strerror or error}") from error
+        self._started = time.monotonic() - wall_before_s
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that this run has been running, over all resumptions."""
+        return time.monotonic() - self._started
+
+    def add(
+        self, source: str, metrics: Mapping[str, float], *, steps: int, frames: int, updates: int
+    ) -> None:
+        """Record values at the given counters.
+
+        Args:
+            source: name of the service that measured them, for example `actor-0`.
+            metrics: values by name (`train/episode_return`).
+            steps: environment steps of the run.
+            frames: emulator frames of the run.
+            updates: learner updates of the run.
+        """
+        if not metrics:
+            return
+        prefix = f"{self.wall_s:.3f},{steps},{frames},{updates},{_csv_word(source)},"
+        rows = []
+        for name, value in metrics.items():
+            number = float(value)
+            self.last[name] = number
+            rows.append(f"{prefix}{_csv_word(name)},{number:.9g}\n")
+            if math.isfinite(number):
+                self._events.scalar(tensorboard_tag(source, name), number, steps)
+        self._csv.write("".join(rows))
+
+    def add_video(
+        self, source: str, name: str, video: np.ndarray | bytes, *, steps: int, frames_per_s: float = 15.0
+    ) -> Path | None:
+        """Show a short film in TensorBoard and write it to `RUN/videos`.
+
+        Args:
+            source: name of the service that made it.
+            name: tag, for example `eval/video`.
+            video: an encoded GIF (bytes, or uint8 `[N]`), or uint8 frames `[T, H, W, 3]`.
+            steps: environment steps of the run.
+            frames_per_s: speed, when frames are given.
+
+        Returns:
+            The file, or None if the data is not a film (logged, never an error: it came from a peer).
+        """
+        try:
+            gif, height, width = as_gif(video, frames_per_s)
+        except ValueError as error:
+            _log.warning("ignored a video from %s: %s", source, error)
+            return None
+        self._events.image(tensorboard_tag(source, name), gif, height, width, steps)
+        directory = self._run_dir / "videos"
+        directory.mkdir(exist_ok=True)
+        path = directory / f"{_csv_word(name).replace('/', '-')}-{steps:012d}.gif"
+        path.write_bytes(gif)
+        films = sorted(directory.glob("*.gif"), key=lambda film: film.stat().st_mtime)
+        if self._keep_videos:
+            for old in films[: -self._keep_videos]:
+                old.unlink(missing_ok=True)
+        return path
+
+    def add_text(self, name: str, text: str) -> None:
+        """Show a text, such as the configuration, in TensorBoard."""
+        self._events.text(name, text)
+
+    def flush(self) -> None:
+        """Make TensorBoard see what was added (CSV rows are visible at once)."""
+        self._events.flush()
+
+    def close(self) -> None:
+        """Flush and close both files."""
+        self._csv.close()
+        self._events.close()
+
+
+class _EventFile:
+    """One TensorBoard event file, written synchronously.
+
+    tensorboardX's `SummaryWriter` puts a process queue and a thread before the same file, which can block the
+    caller and delay its exit; its `add_video` needs moviepy and ffmpeg. Its record writer and messages suffice.
+    """
+
+    _FLUSH_PERIOD_S = 5.0
+
+    def __init__(self, directory: Path, resumed_steps: int | None) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        self._event, self._summary = Event, Summary
+        directory.mkdir(parents=True, exist_ok=True)
+        # The name's clock ticks in seconds: the suffix keeps a quick restart from writing over its predecessor.
+        self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}.{time.time_ns() % 10**9}")
+        self._flushed_at = time.monotonic()
+        if resumed_steps is not None:
+            start = Event(wall_time=time.time(), step=resumed_steps)
+            start.session_log.status = SessionLog.SessionStatus.START
+            self._writer.write_event(start)
+
+    def scalar(self, tag: str, value: float, step: int) -> None:
+        self._add(self._summary(value=[self._summary.Value(tag=tag, simple_value=value)]), step)
+
+    def image(self, tag: str, encoded: bytes, height: int, width: int, step: int) -> None:
+        image = self._summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
+        self._add(self._summary(value=[self._summary.Value(tag=tag, image=image)]), step)
+
+    def text(self, tag: str, text: str) -> None:
+        from tensorboardX.summary import text as text_summary
+
+        self._add(text_summary(tag, text), 0)
+
+    def _add(self, summary: Any, step: int) -> None:
+        self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
+        if time.monotonic() - self._flushed_at > self._FLUSH_PERIOD_S:
+            self.flush()
+
+    def flush(self) -> None:
+        self._writer.flush()
+        self._flushed_at = time.monotonic()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def tensorboard_tag(source: str, name: str) -> str:
+    """Name a curve: services of one kind share `train/...`, but each has its own `actor/...` or `replay/...`.
+
+    >>> tensorboard_tag("actor-1", "train/episode_return"), tensorboard_tag("actor-1", "actor/env_ms")
+    ('train/episode_return', 'actor/env_ms/actor-1')
+
+    The first of a kind keeps the plain name, so that a run with one actor shows plain names only.
+    """
+    kind, _, index = source.rpartition("-")
+    own = kind and index.isdigit() and index != "0" and name.startswith(f"{kind}/")
+    return f"{name}/{source}" if own else name
+
+
+def _csv_word(text: str) -> str:
+    """Keep a name from breaking the table: it may come from a peer."""
+    return re.sub(r"[^\w./:+-]", "_", text)
+
+
+def _repair_and_last_wall_s(path: Path) -> float:
+    """Cut a half-written last line (the learner was killed meanwhile); return the last row's wall_s."""
+    if not path.exists():
+        return 0.0
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = file.seek(max(0, size - _TAIL_BYTES))
+        tail = file.read()
+        if not tail.endswith(b"\n"):
+            file.truncate(start + tail.rfind(b"\n") + 1)
+            tail = tail[: tail.rfind(b"\n") + 1]
+    for line in reversed(tail.decode("utf-8", "replace").splitlines()):
+        try:
+            return float(line.split(",", 1)[0])
+        except ValueError:
+            continue
+    return 0.0
