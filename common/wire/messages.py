@@ -1,0 +1,191 @@
+"""Every message type, who sends it, and what it carries.
+
+`docs/protocol.md` explains sequences and errors; this table is what the code, and the test that keeps the
+document complete, go by. A peer ignores fields that it does not know, so fields may be added within one
+protocol version; none may change its meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# Control: any service <-> the learner's ROUTER.
+HELLO = "HELLO"
+WELCOME = "WELCOME"
+HEARTBEAT = "HEARTBEAT"
+HEARTBEAT_OK = "HEARTBEAT_OK"
+PARAMS_GET = "PARAMS_GET"
+PARAMS = "PARAMS"
+TELEMETRY = "TELEMETRY"
+BYE = "BYE"
+
+# Announce: the learner's PUB -> everyone; always exactly one frame, so that CONFLATE is safe.
+ANNOUNCE = "ANNOUNCE"
+
+# Replay: actors and the learner <-> a replay shard's ROUTER.
+INSERT = "INSERT"
+INSERTED = "INSERTED"
+CREDIT = "CREDIT"
+SAMPLE = "SAMPLE"
+BATCH = "BATCH"
+WAIT = "WAIT"
+PRIORITIES = "PRIORITIES"
+STATUS = "STATUS"
+STATUS_OK = "STATUS_OK"
+
+# Everywhere: the answer to what cannot be answered.
+ERROR = "ERROR"
+
+ROLES = ("actor", "replay", "evaluator", "viewer")
+"""Who may say HELLO. A viewer is anything that only looks: a panel, a stranger's script."""
+
+# Kinds of ERROR on the control socket. The first four are final: saying HELLO again will not help.
+REFUSED_VERSION = "version"
+REFUSED_HASH = "hash"
+REFUSED_SUPERSEDED = "superseded"
+REFUSED_BAD_HELLO = "bad_hello"
+NO_SLOTS = "no_slots"  # leases may run out: ask again
+UNKNOWN_PEER = "unknown_peer"  # say HELLO (again): the learner has been restarted, or has given you up
+FINAL_KINDS = frozenset({REFUSED_VERSION, REFUSED_HASH, REFUSED_SUPERSEDED, REFUSED_BAD_HELLO})
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one message type carries.
+
+    Attributes:
+        sender: who sends it, to whom.
+        fields: name -> type and meaning.
+        arrays: name -> dtype, shape and meaning.
+    """
+
+    sender: str
+    fields: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, str] = field(default_factory=dict)
+
+
+_STATE = {
+    "session": "u64, random number of this learner process; another one means a restarted learner",
+    "version": "int, newest published parameter version; -1 before the first",
+    "steps": "int, environment steps of the run so far",
+    "updates": "int, learner updates of the run so far",
+    "stopping": "bool, the run is done: finish up and say BYE",
+}
+
+MESSAGES: dict[str, Spec] = {
+    HELLO: Spec(
+        "service -> learner",
+        {
+            "role": "str, one of ROLES",
+            "name": "str, unique in the run, such as actor-0 or replay-0; at most 64 characters",
+            "incarnation": "u64, random, chosen once per process",
+            "hash": "str, hash of the structural config, or empty where the service knows none yet",
+            "slots_wanted": "int, how many exploration slots an actor asks for; 0 for others",
+            "slots_held": "list of int, slots held before a re-join, granted again where they are free",
+            "replay_endpoint": "str, where a replay shard can be reached; empty for others",
+            "host": "str, for logs",
+            "pid": "int, for logs",
+            "software": "str, for logs",
+        },
+    ),
+    WELCOME: Spec(
+        "learner -> service",
+        {
+            "config": "map, the run's whole config",
+            "slots": "list of int, the slots leased to this process, ascending",
+            "total_slots": "int, slots of the whole run",
+            "announce": "str, endpoint of the announce PUB; a wildcard host stands for the learner's own",
+            "shards": "list of str, endpoints of the live replay shards",
+            "heartbeat_s": "float, how often to send HEARTBEAT",
+            "liveness_s": "float, silence after which either side gives up the other",
+            **_STATE,
+        },
+    ),
+    HEARTBEAT: Spec(
+        "service -> learner",
+        {
+            "version": "int, parameter version in use; -1 for none",
+            "error": "str, the last error worth showing; empty for none",
+        },
+    ),
+    HEARTBEAT_OK: Spec(
+        "learner -> service",
+        {"shards": "list of str, endpoints of the live replay shards", **_STATE},
+    ),
+    PARAMS_GET: Spec("service -> learner", {"version": "int, the version that the asker has; -1 for none"}),
+    PARAMS: Spec(
+        "learner -> service",
+        {
+            "manifest": "list of [name, dtype, shape, offset in bytes]; empty where there is nothing newer",
+            **_STATE,
+        },
+        {"blob": "uint8 [bytes], all tensors; absent where there is nothing newer"},
+    ),
+    TELEMETRY: Spec(
+        "service -> learner, not answered",
+        {
+            "metrics": "map of str to number",
+            "extra": "map, whatever is not a number, such as episodes: list of [return, steps]",
+        },
+        {"*": "blobs by name, such as video: uint8 [T, H, W, 3]"},
+    ),
+    BYE: Spec("service -> learner, not answered", {"reason": "str, for logs"}),
+    ANNOUNCE: Spec("learner -> everyone (PUB, one frame)", dict(_STATE)),
+    INSERT: Spec(
+        "actor -> replay; the request id is the sequence number of the insert, from 1 for each incarnation",
+        {
+            "incarnation": "u64, random, chosen once per process; (incarnation, request id) names the insert",
+            "name": "str, the sender, for logs",
+            "table": "str, the table that gets the items",
+            "steps": "int, length L of the chunk, without the margins",
+            "version": "int, parameter version that acted",
+        },
+        {
+            "items/offsets": "int32 [M], first step of each item in the chunk",
+            "items/lengths": "int32 [M], steps of each item",
+            "items/priorities": "float64 [M], initial priorities (before the exponent)",
+            "chunk/FIELD": "dtype [before + L + after, ...], one array per field; of a compressed field "
+            "uint8 [bytes], the entries' lz4 blocks end to end",
+            "lengths/FIELD": "uint32 [before + L + after], bytes of each block; compressed fields only",
+        },
+    ),
+    INSERTED: Spec(
+        "replay -> actor, once the insert is stored (or was stored before); repeats its request id",
+        {"credit": "int, inserts the actor may have unacknowledged from now on"},
+    ),
+    CREDIT: Spec(
+        "replay -> actor, whenever the grant changes",
+        {"credit": "int, as in INSERTED", "reason": "str, why it is zero; empty otherwise"},
+    ),
+    SAMPLE: Spec("learner -> replay", {"table": "str", "batch_size": "int, B"}),
+    BATCH: Spec(
+        "replay -> learner, answer to SAMPLE",
+        {"table": "str", "table_items": "int, items in the whole table, for importance weights"},
+        {
+            "ids": "uint64 [B], item ids, never reused",
+            "probabilities": "float64 [B], over the whole table",
+            "versions": "int64 [B], parameter versions that acted",
+            "field/FIELD": "dtype [B, window, ...], or compressed blocks as in INSERT, row by row",
+            "lengths/FIELD": "uint32 [B * window], bytes of each block; compressed fields only",
+        },
+    ),
+    WAIT: Spec(
+        "replay -> learner, answer to a SAMPLE that the table's limiter held until its deadline",
+        {"reason": "str, what is missing"},
+    ),
+    PRIORITIES: Spec(
+        "learner -> replay, not answered; unknown ids are counted and skipped",
+        {"table": "str"},
+        {"ids": "uint64 [N]", "priorities": "float64 [N], new priorities (before the exponent)"},
+    ),
+    STATUS: Spec("anyone -> replay"),
+    STATUS_OK: Spec("replay -> asker", {"*": "counters and sizes by name"}),
+    ERROR: Spec(
+        "any server -> the sender of what it could not serve; repeats its request id where it had one",
+        {
+            "kind": "str, a word to branch on",
+            "detail": "str, one line for people",
+            "config": "map, the run's config; only where kind is hash",
+        },
+    ),
+}

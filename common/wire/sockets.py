@@ -1,0 +1,309 @@
+"""Sockets with every option set before they bind or connect, and sending and receiving without copies.
+
+The defaults of libzmq suit a chat: unlimited messages, an infinite wait at close, silent drops. Each function
+here replaces them by what a training run needs, so that no service sets an option itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import select
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from common.errors import ConfigError
+from common.wire.codec import DEFAULT, Buffer, Limits, Message, decode, encode
+
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+Socket: TypeAlias = "zmq.Socket[bytes]"
+
+LINGER_MS = 2000
+"""How long a closing socket may keep trying to send what is queued. Never -1: that is a hang at exit."""
+
+_LOOPBACK = ("127.", "localhost", "[::1]", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """How a socket is protected. Without one, servers bind loopback and ipc addresses only.
+
+    Attributes:
+        insecure: allow any address without keys (a private network that the user vouches for).
+        public_key: own CURVE key, Z85, 40 characters. Keys are reserved for CURVE and not used yet.
+        secret_key: its secret half.
+        server_key: public key of the server to connect to.
+    """
+
+    insecure: bool = False
+    public_key: str = ""
+    secret_key: str = ""
+    server_key: str = ""
+
+
+def make_router(
+    ctx: Context,
+    endpoint: str,
+    security: Security | None = None,
+    *,
+    max_message_bytes: int = 1 << 30,
+    hwm: int = 1000,
+) -> Socket:
+    """Bind a ROUTER that reports unreachable peers instead of dropping their messages in silence."""
+    socket = ctx.socket(zmq.ROUTER)
+    _set_common(socket, max_message_bytes, hwm)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    # A peer that reconnects after a half-open connection must not be locked out by its own old identity.
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    return _bind(socket, endpoint, security)
+
+
+def make_dealer(
+    ctx: Context,
+    endpoint: str,
+    identity: bytes | None = None,
+    security: Security | None = None,
+    *,
+    max_message_bytes: int = 1 << 30,
+    hwm: int = 1000,
+) -> Socket:
+    """Connect a DEALER on which nothing queues for a peer that is not there (a send would block instead).
+
+    `identity` (1 to 255 bytes, not starting with a zero) must be new for every socket: use the peer's name,
+    its incarnation, and a count of its sockets. None lets the server choose.
+    """
+    socket = ctx.socket(zmq.DEALER)
+    _set_common(socket, max_message_bytes, hwm)
+    if identity is not None:
+        socket.setsockopt(zmq.IDENTITY, identity)
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    return _connect(socket, endpoint)
+
+
+def make_pub(ctx: Context, endpoint: str, security: Security | None = None) -> Socket:
+    """Bind a PUB. It may lose any message for a slow subscriber: repeat what must not be lost."""
+    socket = ctx.socket(zmq.PUB)
+    _set_common(socket, 1 << 20, 100)
+    return _bind(socket, endpoint, security)
+
+
+def make_sub(ctx: Context, endpoint: str, security: Security | None = None) -> Socket:
+    """Connect a SUB that keeps the newest message only. Every message must be a single frame (CONFLATE)."""
+    socket = ctx.socket(zmq.SUB)
+    _set_common(socket, 1 << 20, 100)
+    socket.setsockopt(zmq.CONFLATE, 1)
+    socket.setsockopt(zmq.SUBSCRIBE, b"")
+    return _connect(socket, endpoint)
+
+
+def bound_endpoint(socket: Socket) -> str:
+    """The address a socket is bound to, with the port that a wildcard (`tcp://127.0.0.1:*`) became."""
+    return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
+
+
+def reachable_endpoint(advertised: str, via: str) -> str:
+    """Put the host of `via`, an address that works, in place of a wildcard host in `advertised`."""
+    if not advertised.startswith("tcp://") or not via.startswith("tcp://"):
+        return advertised
+    host, _, port = advertised[6:].rpartition(":")
+    if host in ("0.0.0.0", "*", "[::]", "::"):
+        return f"tcp://{via[6:].rpartition(':')[0]}:{port}"
+    return advertised
+
+
+def send(socket: Socket, message: Message, to: bytes | None = None) -> bool:
+    """Send without copying or waiting; False where the peer is absent or its queue is full."""
+    return send_frames(socket, encode(message), to)
+
+
+def send_frames(socket: Socket, frames: Sequence[Buffer], to: bytes | None = None) -> bool:
+    """Send encoded frames, to the peer `to` where the socket is a ROUTER; False as for `send`."""
+    parts: list[Buffer] = [to, *frames] if to is not None else list(frames)
+    try:
+        socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return False
+    except zmq.ZMQError as error:
+        if error.errno == errno.EHOSTUNREACH:
+            return False
+        raise
+    return True
+
+
+def receive_frames(socket: Socket) -> list[zmq.Frame] | None:
+    """Receive one message's frames without copying; None where none is waiting."""
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+
+
+def receive(socket: Socket, limits: Limits = DEFAULT) -> Message | None:
+    """Receive and decode one message on a DEALER or SUB; None where none is waiting. Raises `WireError`."""
+    frames = receive_frames(socket)
+    return None if frames is None else decode(frames, limits=limits)
+
+
+class Backoff:
+    """Pauses that double from `first_s` to `last_s`, each with a quarter of jitter, until `reset`."""
+
+    def __init__(self, first_s: float = 0.1, last_s: float = 5.0) -> None:
+        self._first_s = first_s
+        self._last_s = last_s
+        self._next_s = first_s
+
+    def next_s(self) -> float:
+        """The next pause, in seconds."""
+        pause_s, self._next_s = self._next_s, min(self._next_s * 2, self._last_s)
+        # Jitter keeps a hundred actors from knocking on a restarted learner's door at one instant.
+        return pause_s * random.uniform(0.75, 1.25)
+
+    def reset(self) -> None:
+        """Start again from the first pause, after a success."""
+        self._next_s = self._first_s
+
+
+class WaitLog:
+    """Says who waits for whom, and since when: not in the first moment, then every `period_s`."""
+
+    def __init__(self, period_s: float = 10.0, first_s: float = 2.0) -> None:
+        self._period_s = period_s
+        self._start_s = time.monotonic()
+        self._due_s = self._start_s + min(first_s, period_s)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since this wait began."""
+        return time.monotonic() - self._start_s
+
+    def due(self) -> bool:
+        """Whether it is time for another line."""
+        now_s = time.monotonic()
+        if now_s < self._due_s:
+            return False
+        self._due_s = now_s + self._period_s
+        return True
+
+
+class Waker:
+    """Wakes a thread that polls sockets, from any other thread. Poll `fd` for reading, then `clear`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.fd, self._write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write_fd, False)
+
+    def wake(self) -> None:
+        """Make `fd` readable. Harmless after `close`, and any number of times."""
+        # Errors: the pipe is full, so the thread is awake already; or it is closed.
+        with self._lock, contextlib.suppress(OSError):
+            os.write(self._write_fd, b"!")
+
+    def clear(self) -> None:
+        """Forget the wake-ups so far."""
+        with contextlib.suppress(OSError):
+            while os.read(self.fd, 4096):
+                pass
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until woken, for at most `timeout_s`."""
+        select.select([self.fd], [], [], max(timeout_s, 0.0))
+        self.clear()
+
+    def close(self) -> None:
+        """Close both ends of the pipe."""
+        with self._lock:  # a number that is closed under a writer may already be somebody else's file
+            for fd in (self.fd, self._write_fd):
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+            self.fd = self._write_fd = -1
+
+
+class HandshakeMonitor:
+    """Counts connections to a bound socket that never became a ZeroMQ peer: port scans, HTTP, wrong keys.
+
+    libzmq drops them in silence. Poll `socket` for reading, then call `drain`.
+    """
+
+    _KINDS = {  # noqa: RUF012
+        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "handshake",
+        zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "handshake_protocol",
+        zmq.EVENT_HANDSHAKE_FAILED_AUTH: "handshake_auth",
+    }
+
+    def __init__(self, watched: Socket) -> None:
+        self._watched = watched
+        events = 0
+        for event in self._KINDS:
+            events |= int(event)
+        self.socket: Socket = watched.get_monitor_socket(events)
+
+    def drain(self, counts: Counter[str]) -> None:
+        """Add what has happened since the last call to `counts`."""
+        while self.socket.poll(0):
+            event = recv_monitor_message(self.socket)
+            counts[self._KINDS.get(zmq.Event(event["event"]), "handshake")] += 1
+
+    def close(self) -> None:
+        """Stop watching; to be called before the watched socket is closed."""
+        self._watched.disable_monitor()
+
+
+def _set_common(socket: Socket, max_message_bytes: int, hwm: int) -> None:
+    socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)  # of each frame
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.SNDHWM, hwm)
+    socket.setsockopt(zmq.RCVHWM, hwm)
+    socket.setsockopt(zmq.RECONNECT_IVL, 100)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    # Two ways to notice a peer that is gone without a word: the kernel's, and ZeroMQ's own.
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20000)
+    socket.setsockopt(zmq.IPV6, 0)
+
+
+def _bind(socket: Socket, endpoint: str, security: Security | None) -> Socket:
+    try:
+        if not _is_local(endpoint) and not (security and security.insecure):
+            raise ConfigError(f"will not bind {endpoint} without keys: use a loopback address, or --insecure")
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        hint = (
+            "another process has it; stop that one or choose another port"
+            if error.errno == errno.EADDRINUSE
+            else ""
+        )
+        raise ConfigError(f"cannot bind {endpoint}: {hint or os.strerror(error.errno or 0)}") from error
+    except BaseException:
+        socket.close(linger=0)
+        raise
+    return socket
+
+
+def _connect(socket: Socket, endpoint: str) -> Socket:
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        raise ConfigError(f"{endpoint!r} is not an address to connect to (tcp://HOST:PORT)") from error
+    return socket
+
+
+def _is_local(endpoint: str) -> bool:
+    if endpoint.startswith(("ipc://", "inproc://")):
+        return True
+    return (urlsplit(endpoint).netloc or "").startswith(_LOOPBACK)
