@@ -1,0 +1,55 @@
+"""The typed configuration of a run, its presets, and layered loading."""
+
+from common.config.compare import (
+    Difference,
+    check_resumable,
+    differences,
+    structural_fields,
+    structural_hash,
+    to_toml,
+)
+from common.config.fields import AgentConfig, Section, UntypedAgentConfig, operational, structural, tunable
+from common.config.loading import Loaded, config_from_dict, load_config, load_layers, read_config
+from common.config.presets import preset_names, preset_summary
+from common.config.schema import (
+    ActorConfig,
+    Config,
+    EnvConfig,
+    EvaluatorConfig,
+    InferenceConfig,
+    LearnerConfig,
+    NetConfig,
+    ReplayConfig,
+    RunConfig,
+)
+
+__all__ = [
+    "ActorConfig",
+    "AgentConfig",
+    "Config",
+    "Difference",
+    "EnvConfig",
+    "EvaluatorConfig",
+    "InferenceConfig",
+    "LearnerConfig",
+    "Loaded",
+    "NetConfig",
+    "ReplayConfig",
+    "RunConfig",
+    "Section",
+    "UntypedAgentConfig",
+    "check_resumable",
+    "config_from_dict",
+    "differences",
+    "load_config",
+    "load_layers",
+    "operational",
+    "preset_names",
+    "preset_summary",
+    "read_config",
+    "structural",
+    "structural_fields",
+    "structural_hash",
+    "to_toml",
+    "tunable",
+]

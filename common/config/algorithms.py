@@ -1,0 +1,47 @@
+"""The registry of algorithms: a name and where its configuration model lives.
+
+Models are imported only when an agent section is checked, and by name, so that this package (and with it the
+replay service) works where torch is not installed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from common.config.fields import UntypedAgentConfig
+
+ALGORITHMS: dict[str, str] = {
+    "apex": "common.agents.apex:ApexConfig",
+}
+
+DEFAULT_ALGORITHM = "apex"
+
+
+def agent_model(algorithm: str) -> type[BaseModel]:
+    """Return the configuration model of an algorithm; `UntypedAgentConfig` where torch is not installed.
+
+    Raises ValueError for an unknown name.
+    """
+    try:
+        module_name, _, attribute = ALGORITHMS[algorithm].partition(":")
+    except KeyError:
+        near = difflib.get_close_matches(str(algorithm), ALGORITHMS, n=1, cutoff=0.0)
+        raise ValueError(f"unknown algorithm {algorithm!r}; nearest: {', '.join(near)}") from None
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name and (error.name or "").split(".")[0] != "torch":
+            raise
+        return UntypedAgentConfig
+    model: type[BaseModel] = getattr(module, attribute)
+    return model
+
+
+def agent_section(values: Mapping[str, Any]) -> BaseModel:
+    """Return `values` as the algorithm's own model."""
+    return agent_model(values.get("algorithm", DEFAULT_ALGORITHM)).model_validate(dict(values))

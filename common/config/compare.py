@@ -1,0 +1,81 @@
+"""Comparing configurations: the structural hash that services exchange, and differences by role."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from common.config.fields import Role, UntypedAgentConfig, role_of
+from common.config.schema import Config
+from common.config.text import format_toml, format_value
+from common.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field that two configurations disagree on."""
+
+    path: str
+    role: Role
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.path}: {_shown(self.old)} -> {_shown(self.new)}"
+
+
+def to_toml(config: Config) -> str:
+    """Return the whole configuration as TOML; `read_config` gives the same configuration back."""
+    return format_toml(config.to_dict())
+
+
+def structural_fields(config: Config) -> dict[str, Any]:
+    """Return `{"section.field": value}` of what all services and checkpoints of a run must share."""
+    if isinstance(config.agent, UntypedAgentConfig):
+        raise ValueError("the agent section is untyped here (no torch): its structural fields are not known")
+    return {path: value for path, (value, role) in _fields(config).items() if role == "structural"}
+
+
+def structural_hash(config: Config) -> str:
+    """Return a short hash of the structural fields."""
+    text = json.dumps(structural_fields(config), sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(old: Config, new: Config) -> list[Difference]:
+    """Return the fields whose values differ, in the schema's order."""
+    before, after = _fields(old), _fields(new)
+    found = []
+    for path in [*before, *(path for path in after if path not in before)]:
+        old_value, role = before.get(path, (None, None))
+        new_value, new_role = after.get(path, (None, None))
+        if old_value != new_value or (role is None) != (new_role is None):
+            found.append(Difference(path, new_role or role or "structural", old_value, new_value))
+    return found
+
+
+def check_resumable(old: Config, new: Config) -> list[Difference]:
+    """Return the tunable fields that a resumed run changes; raise ConfigError if a structural one changes."""
+    changed = differences(old, new)
+    refused = [str(difference) for difference in changed if difference.role == "structural"]
+    if refused:
+        raise ConfigError(
+            f"cannot resume with another {'; '.join(refused)} (start a new run with `troupe train`)"
+        )
+    return [difference for difference in changed if difference.role == "tunable"]
+
+
+def _fields(config: Config) -> dict[str, tuple[Any, Role]]:
+    result: dict[str, tuple[Any, Role]] = {}
+    for section, values in config.to_dict().items():
+        model = type(getattr(config, section))
+        for name, value in values.items():
+            role = role_of(model, name) if name in model.model_fields else "structural"
+            result[f"{section}.{name}"] = (value, role)
+    return result
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else format_value(value)

@@ -1,0 +1,271 @@
+"""Layered loading: which value wins, and which layer it came from.
+
+Precedence per field, highest first: command line, sweep file, environment variables
+(`TROUPE_SECTION__FIELD`), configuration of the resumed run, preset, defaults.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from common.config.algorithms import DEFAULT_ALGORITHM, agent_model
+from common.config.fields import UntypedAgentConfig, role_of
+from common.config.presets import read_preset, read_toml
+from common.config.schema import SECTIONS, Config
+from common.config.text import format_value, parse_value
+from common.errors import ConfigError
+
+ENV_PREFIX = "TROUPE_"
+SHORT_NAMES = {"seed": "run.seed", "total_steps": "run.total_steps"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values from one place: `values` maps `section.field` to a value, or to text that is not parsed yet."""
+
+    name: str
+    values: dict[str, Any] = field(default_factory=dict)
+    is_text: bool = False
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration, and for each `section.field` the name of the layer that set it."""
+
+    config: Config
+    origins: dict[str, str]
+
+
+def load_config(
+    preset: str | None = None,
+    file: Path | None = None,
+    overrides: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    run_config: Path | None = None,
+) -> Config:
+    """Return the configuration that the layers give; see `load_layers`."""
+    return load_layers(preset, file, overrides, environ, run_config=run_config).config
+
+
+def load_layers(
+    preset: str | None = None,
+    file: Path | None = None,
+    overrides: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    run_config: Path | None = None,
+) -> Loaded:
+    """Return the configuration and the origin of every value.
+
+    Args:
+      preset: name of a preset, or path of a TOML file; None means that of the resumed run, if any.
+      file: sweep file, TOML in the form of a preset.
+      overrides: command line, `{"section.field": "text"}`; dashes for underscores and short names are fine.
+      environ: environment variables; those that begin with `TROUPE_` and hold `__` are read.
+      run_config: `config.toml` of a run that is resumed; its operational fields are ignored.
+    """
+    layers = []
+    if overrides:
+        layers.append(Layer("command line", {_canonical(key): text for key, text in overrides.items()}, True))
+    if file is not None:
+        layers.append(Layer(f"sweep file {file}", _flat(read_toml(file), str(file))))
+    if environ:
+        layers.append(_environment(environ))
+    if run_config is not None:
+        resumed = read_config(run_config)
+        layers.append(Layer(f"run {run_config.parent}", _resumable(resumed)))
+        preset = preset or resumed.run.preset or None
+    if preset is not None:
+        layers.append(Layer(f"preset {preset}", {**_flat(read_preset(preset), preset), "run.preset": preset}))
+    return merge(layers)
+
+
+def merge(layers: Iterable[Layer]) -> Loaded:
+    """Return the configuration that `layers`, highest first, give over the defaults."""
+    layers = list(layers)
+    agent = _agent_model(layers)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for layer in reversed(layers):
+        for key, value in layer.values.items():
+            path, inner, annotation = _resolve(key, agent, layer.name)
+            if layer.is_text:
+                value = parse_value(value, Any if inner else annotation)
+            if inner:
+                value = _nested(inner, value)
+            if isinstance(value, dict) and isinstance(values.get(path), dict):
+                value = _merged(values[path], value)
+            values[path] = value
+            origins[path] = layer.name
+    config = _validated(values, origins)
+    for section, model in (*SECTIONS.items(), ("agent", type(config.agent))):
+        for name in model.model_fields:
+            origins.setdefault(f"{section}.{name}", "default")
+    return Loaded(config, origins)
+
+
+def read_config(path: Path, *, typed_agent: bool = True) -> Config:
+    """Return a complete configuration from a file that `to_toml` wrote."""
+    return config_from_dict(read_toml(path), source=str(path), typed_agent=typed_agent)
+
+
+def config_from_dict(
+    values: Mapping[str, Any], *, source: str = "configuration", typed_agent: bool = True
+) -> Config:
+    """Return a configuration from nested plain values, such as a peer's WELCOME carries.
+
+    With `typed_agent=False` the agent section stays unchecked and no algorithm (and no torch) is imported.
+    """
+    if not typed_agent:
+        values = {**values, "agent": UntypedAgentConfig.model_validate(dict(values.get("agent", {})))}
+        try:
+            return Config.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(f"{source}: {error.errors()[0]['msg']}") from None
+    return merge([Layer(source, _flat(values, source))]).config
+
+
+def _environment(environ: Mapping[str, str]) -> Layer:
+    values: dict[str, Any] = {}
+    for name, text in environ.items():
+        if name.startswith(ENV_PREFIX) and "__" in name:
+            values[name.removeprefix(ENV_PREFIX).lower().replace("__", ".")] = text
+    return Layer("environment", values, True)
+
+
+def _resumable(config: Config) -> dict[str, Any]:
+    """Return the fields that a resumed run takes over: all but the operational ones."""
+    values = {}
+    for section, fields in config.to_dict().items():
+        model = type(getattr(config, section))
+        for name, value in fields.items():
+            if name not in model.model_fields or role_of(model, name) != "operational":
+                values[f"{section}.{name}"] = value
+    return values
+
+
+def _flat(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
+    values = {}
+    for section, fields in tables.items():
+        if not isinstance(fields, Mapping):
+            raise ConfigError(
+                f"{source}: {section!r} stands outside any section; write it under [run], [env], ..."
+            )
+        if not fields and section not in (*SECTIONS, "agent"):
+            values[f"{section}."] = None  # so that an empty unknown section is still reported
+        values.update({f"{section}.{name}": value for name, value in fields.items()})
+    return values
+
+
+def _canonical(key: str) -> str:
+    key = key.replace("-", "_")
+    return SHORT_NAMES.get(key, key)
+
+
+def _agent_model(layers: list[Layer]) -> type[BaseModel]:
+    for layer in layers:
+        if "agent.algorithm" in layer.values:
+            try:
+                return agent_model(layer.values["agent.algorithm"])
+            except ValueError as error:
+                raise ConfigError(f"agent.algorithm ({layer.name}): {error}") from None
+    return agent_model(DEFAULT_ALGORITHM)
+
+
+def _resolve(key: str, agent: type[BaseModel], source: str) -> tuple[str, list[str], Any]:
+    """Return (`section.field`, names inside a dictionary field, the field's type)."""
+    models = {**SECTIONS, "agent": agent}
+    section, *names = key.split(".")
+    if section not in models or not names:
+        raise ConfigError(
+            f"unknown {'section' if names else 'field'} {key.rstrip('.')!r} ({source}); {_near(key, models)}"
+        )
+    name, *inner = names
+    model = models[section]
+    if name not in model.model_fields:
+        if model is UntypedAgentConfig:
+            return f"{section}.{name}", inner, Any
+        raise ConfigError(f"unknown field {section}.{name} ({source}); {_near(key, models)}")
+    annotation = model.model_fields[name].annotation
+    if inner and "dict" not in str(annotation):
+        raise ConfigError(f"{section}.{name} has no fields of its own ({source}): {key}")
+    return f"{section}.{name}", inner, annotation
+
+
+def _near(key: str, models: Mapping[str, type[BaseModel]]) -> str:
+    """Return advice: the valid name closest to `key`, by its last part first, then as a whole."""
+    section, _, name = key.partition(".")
+    paths = {f"{part}.{field}": field for part, model in models.items() for field in model.model_fields}
+    within = [path for path in paths if path.startswith(f"{section}.")]
+    near = difflib.get_close_matches(key, within, n=1, cutoff=0.7)
+    if not near:
+        wanted = name or section
+        ranked = sorted(
+            paths,
+            key=lambda path: max(
+                difflib.SequenceMatcher(None, wanted, paths[path]).ratio(),
+                difflib.SequenceMatcher(None, key, path).ratio(),
+            ),
+        )
+        near = ranked[-1:]
+    return f"nearest: {near[0]}"
+
+
+def _nested(names: list[str], value: Any) -> Any:
+    for name in reversed(names):
+        value = {name: value}
+    return value
+
+
+def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+    result = dict(low)
+    for key, value in high.items():
+        old = result.get(key)
+        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _validated(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
+    tables: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        section, _, name = path.partition(".")
+        tables.setdefault(section, {})[name] = value
+    try:
+        agent = tables.pop("agent", {})
+        # On its own, for an error that names the field: inside Config the section is opaque.
+        typed = agent_model(agent.get("algorithm", DEFAULT_ALGORITHM)).model_validate(agent)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, origins, "agent")) from None
+    try:
+        return Config.model_validate({**tables, "agent": typed})
+    except ValidationError as error:
+        raise ConfigError(_explain(error, origins)) from None
+
+
+def _explain(error: ValidationError, origins: Mapping[str, str], *prefix: str) -> str:
+    """Return the first problem on one line: field, value, where it came from, what it should be."""
+    problem = error.errors(include_url=False)[0]
+    location = [*prefix, *(str(part) for part in problem["loc"])]
+    path, value = ".".join(location[:2]), problem["input"]
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    advice = ""
+    if problem["type"] == "literal_error":
+        options = [
+            option.strip(" '") for option in problem["ctx"]["expected"].replace(" or ", ", ").split(", ")
+        ]
+        near = difflib.get_close_matches(str(value), options, n=1, cutoff=0.5)
+        advice = f"; nearest: {near[0]}" if near else ""
+    if isinstance(value, str | int | float | bool | list):
+        shown = format_value(value)
+        shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        return f"{'.'.join(location)} = {shown} ({origins.get(path, 'default')}): {message}{advice}".replace(
+            "\n", " "
+        )
+    return f"{'.'.join(location) + ': ' if location else ''}{message}{advice}".replace("\n", " ")

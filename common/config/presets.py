@@ -1,0 +1,53 @@
+"""The presets: TOML files of the `configs` package, or any TOML file by its path."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets that come with the package, sorted."""
+    files = importlib.resources.files("configs").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """Return a preset's tables. `name` is a preset's name or the path of a TOML file."""
+    if name.endswith(".toml") or "/" in name:
+        return read_toml(Path(name))
+    if name not in preset_names():
+        near = difflib.get_close_matches(name, preset_names(), n=1, cutoff=0.0)
+        raise ConfigError(f"unknown preset {name!r}; nearest: {', '.join(near)} (`troupe presets` lists all)")
+    return _tables(
+        (importlib.resources.files("configs") / f"{name}.toml").read_text("utf-8"), f"preset {name}"
+    )
+
+
+def preset_summary(name: str) -> str:
+    """Return what a preset is for: the comment on the first line of its file."""
+    text = (importlib.resources.files("configs") / f"{name}.toml").read_text("utf-8")
+    first = text.partition("\n")[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a text file"
+        raise ConfigError(f"cannot read {path}: {reason}") from None
+    return _tables(text, str(path))
+
+
+def _tables(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from None

@@ -1,0 +1,217 @@
+"""The typed configuration of a run: sections, fields, defaults and the checks that involve several fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
+
+from common.config.algorithms import agent_section
+from common.config.fields import Section, operational, structural, tunable
+
+_ENDPOINT = re.compile(r"(tcp://[^:/\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:]+\]:\d{1,5}|ipc://\S+|inproc://\S+)")
+
+
+def _endpoint(value: str) -> str:
+    if not _ENDPOINT.fullmatch(value):
+        raise ValueError("should be an address such as tcp://127.0.0.1:5550 or ipc:///tmp/troupe/control")
+    if value.startswith("tcp://") and not 0 < int(value.rsplit(":", 1)[1]) < 65536:
+        raise ValueError("should have a port between 1 and 65535")
+    return value
+
+
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
+
+
+class RunConfig(Section):
+    """The run as a whole."""
+
+    name: str = tunable("", "Name shown in logs and TensorBoard; empty = name of the run directory.")
+    preset: str = tunable("", "Preset that the run began from; set by the loader, read by `resume`.")
+    seed: int = tunable(1, "Seed of every random generator of the run.", ge=0, lt=2**31)
+    total_steps: int = tunable(
+        10_000_000, "Environment steps, over all slots, after which the run ends.", ge=1
+    )
+    log_every_s: float = tunable(10.0, "Seconds between two rows of every metric.", gt=0)
+
+
+class EnvConfig(Section):
+    """The environment and its preprocessing. Fields about frames apply to pixel environments."""
+
+    id: str = structural(
+        "atari:pong", "Environment: `atari:GAME`, `gym:ID` or `package.module:ID` (a Gymnasium registration)."
+    )
+    frame_skip: int = structural(4, "Emulator frames per step (action repeat).", ge=1)
+    frame_size: int = structural(84, "Height and width of an observation, in pixels.", ge=16)
+    grayscale: bool = structural(True, "Convert frames to one grey channel.")
+    frame_stack: int = structural(4, "Newest frames that make one observation.", ge=1)
+    noop_max: int = structural(30, "Most no-op actions at the start of a game, drawn uniformly.", ge=0)
+    episodic_life: bool = structural(True, "Learn as if a lost life ended the episode (never in evaluation).")
+    fire_reset: bool = structural(True, "Press FIRE after a reset in games that wait for it.")
+    reward_clip: Literal["none", "sign"] = structural("sign", "Reward used for learning: raw, or its sign.")
+    sticky_actions: float = structural(0.0, "Probability that the previous action is repeated.", ge=0, le=1)
+    full_action_space: bool = structural(False, "Offer all 18 Atari actions instead of the game's own.")
+    max_episode_frames: int = structural(108_000, "Emulator frames after which a game is truncated.", ge=1)
+    kwargs: dict[str, Any] = structural({}, "Further keyword arguments of `gymnasium.make`.")
+
+
+class ReplayConfig(Section):
+    """The prioritized replay table."""
+
+    capacity_items: int = structural(2_000_000, "Items kept, over all shards; the oldest go first.", ge=1)
+    min_items: int = tunable(50_000, "Items that must be stored before sampling begins.", ge=1)
+    batch_size: int = tunable(512, "Items per sampled batch.", ge=1)
+    priority_exponent: float = structural(
+        0.6, "Alpha: probability of an item is priority^alpha, normalised.", ge=0
+    )
+    importance_exponent: float = tunable(
+        0.4, "Beta: exponent of the importance weights at the first update.", ge=0
+    )
+    importance_exponent_final: float = tunable(0.4, "Beta after `importance_anneal_updates`.", ge=0)
+    importance_anneal_updates: int = tunable(
+        0, "Updates over which beta moves linearly; 0 = beta is constant.", ge=0
+    )
+    samples_per_insert: float = tunable(0.0, "Times an item is sampled on average; 0 = no limit.", ge=0)
+    samples_per_insert_error: float | None = tunable(
+        None,
+        "Samples by which the ratio may be off before a side waits; none = chosen from the other fields.",
+        ge=0,
+    )
+    shards: int = structural(1, "Replay processes that share the items.", ge=1, le=64)
+    max_bytes: int | None = structural(
+        None, "Bytes of storage that one shard may use; none = what the capacity needs.", ge=1
+    )
+    compression: Literal["lz4", "none"] = structural("lz4", "Compression of pixels, done once by the actor.")
+    durable: bool = tunable(
+        True, "Keep the contents in files, so that a restarted shard has every stored item."
+    )
+
+
+class ActorConfig(Section):
+    """The actors: processes that step environments."""
+
+    processes: int = tunable(1, "Actor processes that the launcher starts on this machine.", ge=0)
+    slots: int = tunable(32, "Environment copies per actor process, stepped together.", ge=1)
+    total_slots: int = tunable(
+        0, "Slots of the whole run, the N of the exploration ladder; 0 = processes x slots.", ge=0
+    )
+    env_threads: int = tunable(1, "Threads that step the environment copies of one process.", ge=1)
+    chunk_steps: int = structural(50, "Steps of one slot that are sent together.", ge=1)
+    params_period_steps: int = tunable(400, "Steps per slot between two looks for newer parameters.", ge=1)
+    torch_threads: int = tunable(1, "Threads of the forward pass.", ge=1)
+    max_outstanding_inserts: int = tunable(
+        64, "Chunks sent and not yet acknowledged, per actor process.", ge=1
+    )
+
+
+class LearnerConfig(Section):
+    """The learner: updates, publication of parameters, checkpoints."""
+
+    prefetch: int = tunable(16, "Sampled batches requested or ready ahead of the update.", ge=1)
+    publish_period_updates: int = tunable(25, "Updates between two published parameter versions.", ge=1)
+    checkpoint_period_s: float = tunable(300.0, "Seconds between two checkpoints.", gt=0)
+    keep_checkpoints: int = tunable(3, "Newest checkpoints kept.", ge=1)
+    torch_threads: int = tunable(1, "Threads of an update on the CPU.", ge=1)
+    device: str = tunable(
+        "cpu", "Where updates run: `cpu`, `cuda` or `cuda:N`.", pattern=r"^(cpu|cuda(:\d+)?)$"
+    )
+
+
+class EvaluatorConfig(Section):
+    """The evaluator: full games with fresh parameters, unclipped."""
+
+    enabled: bool = tunable(True, "Start an evaluator.")
+    episodes: int = tunable(5, "Games per evaluation.", ge=1)
+    period_s: float = tunable(60.0, "Least seconds between the starts of two evaluations.", ge=0)
+    slots: int = tunable(4, "Environment copies stepped together.", ge=1)
+    video: bool = tunable(True, "Record the first game of an evaluation.")
+    video_max_steps: int = tunable(2000, "Steps after which a recording stops.", ge=1)
+
+
+class InferenceConfig(Section):
+    """Where actions are chosen."""
+
+    mode: Literal["local"] = tunable("local", "`local`: every actor runs the network itself.")
+
+
+class NetConfig(Section):
+    """Addresses, ports and patience."""
+
+    control: Endpoint = operational(
+        "tcp://127.0.0.1:5550", "Learner's ROUTER: rendezvous, parameters, telemetry."
+    )
+    announce: Endpoint = operational(
+        "tcp://127.0.0.1:5551", "Learner's PUB: one message per parameter version."
+    )
+    replay: Endpoint = operational(
+        "tcp://127.0.0.1:5560", "ROUTER of replay shard 0; shard i takes port + i."
+    )
+    metrics_port: int = operational(
+        0, "First HTTP port of /metrics, /healthz and /readyz; 0 = none.", ge=0, lt=65536
+    )
+    tensorboard_port: int = operational(
+        6006, "Port of TensorBoard on this machine; 0 = not started.", ge=0, lt=65536
+    )
+    connect_timeout_s: float = operational(
+        60.0, "Seconds to wait for a peer at start before giving up.", gt=0
+    )
+    heartbeat_s: float = operational(1.0, "Seconds between two heartbeats.", gt=0)
+    liveness_s: float = operational(15.0, "Seconds of silence after which a peer's lease ends.", gt=0)
+
+    @model_validator(mode="after")
+    def _leases_outlive_heartbeats(self) -> NetConfig:
+        if self.liveness_s < 2 * self.heartbeat_s:
+            raise ValueError("liveness_s should be at least twice heartbeat_s")
+        return self
+
+
+class Config(Section):
+    """A whole run. Immutable; `model_copy(update=...)` or the loader make changed ones."""
+
+    run: RunConfig = RunConfig()
+    env: EnvConfig = EnvConfig()
+    # The algorithm's own model, chosen by `agent.algorithm`; Any, for only the algorithm knows its fields.
+    agent: Any = Field(default_factory=dict)
+    replay: ReplayConfig = ReplayConfig()
+    actor: ActorConfig = ActorConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluator: EvaluatorConfig = EvaluatorConfig()
+    inference: InferenceConfig = InferenceConfig()
+    net: NetConfig = NetConfig()
+
+    @field_validator("agent", mode="before")
+    @classmethod
+    def _typed_agent(cls, value: Any) -> Any:
+        if isinstance(value, BaseModel):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError("should be a table of fields")
+        return agent_section(value)
+
+    @model_validator(mode="after")
+    def _fields_fit_each_other(self) -> Config:
+        if self.replay.min_items > self.replay.capacity_items:
+            raise ValueError(
+                f"replay.min_items ({self.replay.min_items}) should not exceed "
+                f"replay.capacity_items ({self.replay.capacity_items})"
+            )
+        return self
+
+    @property
+    def total_slots(self) -> int:
+        """Return the number of exploration slots of the whole run."""
+        return self.actor.total_slots or max(1, self.actor.processes * self.actor.slots)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return nested plain values (str, int, float, bool, list, dict, None), fit for msgpack and JSON."""
+        return self.model_dump(mode="json")
+
+
+# Sections whose model is fixed; `agent` is looked up by algorithm.
+SECTIONS: dict[str, type[BaseModel]] = {
+    name: info.annotation
+    for name, info in Config.model_fields.items()
+    if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
+}

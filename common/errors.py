@@ -1,0 +1,33 @@
+"""The errors that a user may see: one line each, each with the exit code of the process that it ends."""
+
+from __future__ import annotations
+
+
+class TroupeError(Exception):
+    """Base of every expected error. `str(error)` is one line and says what to do."""
+
+    exit_code = 70
+
+
+class ConfigError(TroupeError):
+    """A preset, field, value, environment or directory that cannot be used."""
+
+    exit_code = 2
+
+
+class PeerError(TroupeError):
+    """A peer could not be reached, or went away, before a deadline."""
+
+    exit_code = 3
+
+
+class AuthError(TroupeError):
+    """A peer, or this process, was turned away by a key check."""
+
+    exit_code = 4
+
+
+class CheckpointError(TroupeError):
+    """A checkpoint is absent, damaged, or does not match the run."""
+
+    exit_code = 5
