@@ -35,7 +35,7 @@ def agent_model(algorithm: str) -> type[BaseModel]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name != module_name and (error.name or "").split(".")[0] != "torch":
+        if (error.name or "").split(".")[0] != "torch":
             raise
         return UntypedAgentConfig
     model: type[BaseModel] = getattr(module, attribute)

@@ -142,7 +142,7 @@ def _environment(environ: Mapping[str, str]) -> Layer:
 
 def _resumable(config: Config) -> dict[str, Any]:
     """Return the fields that a resumed run takes over: all but the operational ones."""
-    values = {}
+    values: dict[str, Any] = {}
     for section, fields in config.to_dict().items():
         model = type(getattr(config, section))
         for name, value in fields.items():
@@ -152,7 +152,7 @@ def _resumable(config: Config) -> dict[str, Any]:
 
 
 def _flat(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
-    values = {}
+    values: dict[str, Any] = {}
     for section, fields in tables.items():
         if not isinstance(fields, Mapping):
             raise ConfigError(
