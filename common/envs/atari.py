@@ -1,0 +1,186 @@
+"""Atari through ale-py's native vectoriser, with the standard preprocessing as named options.
+
+What the vectoriser does differently from the classic wrappers, and what is done about it here:
+
+* Its `episodic_life` resets the game at every lost life, so later lives are never seen. `life_loss_info` is
+  used instead: a lost life terminates for learning while the game goes on, as in DQN's EpisodicLifeEnv.
+* It reports a stale frame as `final_obs` of a lost life; the game goes on, so the current one is right.
+* It clips rewards inside, which hides the score: raw rewards are taken and clipped here.
+* It draws no-ops from `0 .. noop_max - 1`; one more is passed, so that up to `noop_max` happen.
+* Sticky actions default to 0.25 for the registered ids: the probability is always passed.
+* The stack is padded with zeros at reset, and the last frame of a finished game is the one before the end;
+  both are the same in gymnasium's AtariPreprocessing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from common.envs.base import EnvSpec, GameTracker, Rebuilder, Step, VectorEnv, clip_rewards, slot_seeds
+from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from common.config.schema import EnvConfig
+
+PREFIX = "atari:"
+RENDER_SCALE = 3
+
+
+def make_spec(config: EnvConfig) -> EnvSpec:
+    """Shape and actions of the game, without starting a vector environment."""
+    ale_py = _import_ale()
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    game = game_of(config.id)
+    ale = ale_py.ALEInterface()
+    ale.loadROM(ale_py.roms.get_rom_path(game))
+    actions = ale.getLegalActionSet() if config.full_action_space else ale.getMinimalActionSet()
+    size, stack = config.frame_size, config.frame_stack
+    channels: tuple[int, ...] = () if config.grayscale else (3,)
+    return EnvSpec(
+        id=config.id,
+        obs_shape=(stack, *channels, size, size),
+        obs_dtype="uint8",
+        num_actions=len(actions),
+        stack=stack,
+        frames_per_step=config.frame_skip,
+        pixels=True,
+    )
+
+
+def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, evaluation: bool) -> VectorEnv:
+    """All slots of one process in one native vectoriser."""
+    return AtariVector(config, num_slots, seed, threads, evaluation=evaluation)
+
+
+def game_of(env_id: str) -> str:
+    """`atari:MsPacman` and `atari:ms_pacman` are both `ms_pacman`; an unknown name gets the nearest one."""
+    ale_py = _import_ale()
+    name = env_id.removeprefix(PREFIX)
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
+    games = list(ale_py.roms.get_all_rom_ids())
+    if snake in games:
+        return snake
+    squeezed = {game.replace("_", ""): game for game in games}
+    if snake.replace("_", "") in squeezed:
+        return squeezed[snake.replace("_", "")]
+    near = difflib.get_close_matches(snake, games, n=1, cutoff=0.4)
+    hint = f"did you mean {PREFIX}{near[0]}?" if near else "ale-py lists the games"
+    raise ConfigError(f"unknown Atari game {name!r}: {hint}")
+
+
+class AtariVector(VectorEnv):
+    """`num_slots` games in C++ threads; one call steps them all."""
+
+    def __init__(
+        self, config: EnvConfig, num_slots: int, seed: int, threads: int, *, evaluation: bool
+    ) -> None:
+        self.spec = make_spec(config)
+        self.num_slots = num_slots
+        self._config = config
+        self._clip = "none" if evaluation else config.reward_clip
+        self._lives_end_episodes = config.episodic_life and not evaluation
+        self._threads = threads
+        self._seed = seed
+        self._rebuilder = Rebuilder(f"{config.id} ({num_slots} slots)")
+        self._games = GameTracker(num_slots)
+        self._env = self._build()
+        self._obs = np.zeros((num_slots, *self.spec.obs_shape), np.uint8)
+        # Frame counters of the emulator, of the current game and of its whole life, as of the last step.
+        self._game_frames = np.zeros(num_slots, np.int64)
+        self._total_frames = np.zeros(num_slots, np.int64)
+
+    def _build(self) -> Any:
+        from ale_py.vector_env import AtariVectorEnv
+
+        config = self._config
+        return AtariVectorEnv(
+            game=game_of(config.id),
+            num_envs=self.num_slots,
+            num_threads=self._threads,
+            max_num_frames_per_episode=config.max_episode_frames,
+            repeat_action_probability=config.sticky_actions,
+            full_action_space=config.full_action_space,
+            autoreset_mode="SameStep",
+            img_height=config.frame_size,
+            img_width=config.frame_size,
+            grayscale=config.grayscale,
+            stack_num=config.frame_stack,
+            frameskip=config.frame_skip,
+            maxpool=config.frame_skip > 1,
+            noop_max=config.noop_max + 1 if config.noop_max else 0,
+            use_fire_reset=config.fire_reset,
+            episodic_life=False,
+            life_loss_info=self._lives_end_episodes,
+            reward_clipping=False,
+        )
+
+    def reset(self) -> np.ndarray:
+        """New games everywhere, seeded; uint8 `[S, stack, size, size]`."""
+        obs, info = self._env.reset(seed=slot_seeds(self._seed, self.num_slots))
+        self._games = GameTracker(self.num_slots)
+        self._obs = self._oriented(obs)
+        self._game_frames = info["episode_frame_number"].astype(np.int64)
+        self._total_frames = info["frame_number"].astype(np.int64)
+        return self._obs
+
+    def step(self, actions: np.ndarray) -> Step:
+        """One agent step of every game."""
+        try:
+            obs, rewards, terminated, truncated, info = self._env.step(actions)
+        except Exception as error:
+            return self._rebuild(error)
+        self._rebuilder.succeeded()
+        self._games.add(rewards)
+        step = Step(self._oriented(obs), clip_rewards(rewards, self._clip), terminated, truncated)
+        self._obs = step.obs
+        for slot in np.flatnonzero(terminated | truncated).tolist():
+            self._end(step, slot, info)
+        self._game_frames = info["episode_frame_number"].astype(np.int64)
+        self._total_frames = info["frame_number"].astype(np.int64)
+        return step
+
+    def _end(self, step: Step, slot: int, info: dict[str, np.ndarray]) -> None:
+        """Fill in what ended in `slot`: a life, or a whole game."""
+        # Within a game the frame number only grows; a lower one means that the game was started again.
+        restarted = int(info["episode_frame_number"][slot]) <= self._game_frames[slot]
+        if not restarted:
+            step.final_obs[slot] = step.obs[slot]
+            return
+        step.final_obs[slot] = self._oriented(info["final_obs"][slot][None])[0]
+        since = int(info["frame_number"][slot]) - self._total_frames[slot]
+        frames = self._game_frames[slot] + since - int(info["episode_frame_number"][slot])
+        step.episodes.append(self._games.finish(slot, int(frames)))
+
+    def _rebuild(self, error: Exception) -> Step:
+        """The vectoriser is one object: when it fails, every slot starts again."""
+        self._rebuilder.failed(error)
+        self.restarts_total += 1
+        self._seed = int(slot_seeds(self._seed + self.restarts_total, 1)[0])
+        self._env = self._build()
+        zeros = np.zeros(self.num_slots, bool)
+        obs = self.reset()
+        reward = np.zeros(self.num_slots, np.float32)
+        return Step(obs, reward, zeros, zeros.copy(), discarded=list(range(self.num_slots)))
+
+    def _oriented(self, obs: np.ndarray) -> np.ndarray:
+        """Colour frames come as `[S, stack, H, W, 3]` and are handed on channel-first."""
+        return obs if self._config.grayscale else np.ascontiguousarray(np.moveaxis(obs, -1, 2))
+
+    def render_frame(self, slot: int) -> np.ndarray | None:
+        """The newest frame that the agent sees, enlarged; the vectoriser keeps no other picture."""
+        frame = self._obs[slot, -1]
+        rgb = np.repeat(frame[..., None], 3, axis=-1) if frame.ndim == 2 else np.moveaxis(frame, 0, -1)
+        return rgb.repeat(RENDER_SCALE, axis=0).repeat(RENDER_SCALE, axis=1)
+
+
+def _import_ale() -> Any:
+    try:
+        import ale_py
+        import ale_py.roms
+    except ImportError as error:
+        raise ConfigError("Atari needs the package ale-py: pip install 'troupe[actor]'") from error
+    return ale_py

@@ -1,0 +1,183 @@
+"""What every environment family offers to the rest of Troupe: one batched, auto-resetting `VectorEnv`.
+
+The step protocol is "same-step autoreset": where an episode ends, `Step.obs` is already the first observation
+of the next one, and the true last observation is handed over beside it, in `Step.final_obs`. Accumulators need
+both: the one to act on, the other to bootstrap from when the episode was truncated rather than terminated.
+"""
+
+from __future__ import annotations
+
+import abc
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.errors import TroupeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+MAX_FAILURES_IN_A_ROW = 8
+BACKOFF_FIRST_S = 0.5
+BACKOFF_MAX_S = 30.0
+
+
+class EnvError(TroupeError):
+    """An environment that keeps failing although it was rebuilt several times."""
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What a network and an accumulator have to know about an environment.
+
+    Attributes:
+        id: the configured id, with its family prefix, for example `atari:pong`.
+        obs_shape: shape of one whole observation; stacked pixels are `(stack, height, width)`.
+        obs_dtype: numpy dtype name of the observation, `uint8` for pixels and `float32` otherwise.
+        num_actions: number of discrete actions.
+        stack: number of frames in an observation, 0 where frames are not stacked.
+        frames_per_step: emulator frames that one agent step takes.
+        pixels: whether observations are images.
+    """
+
+    id: str
+    obs_shape: tuple[int, ...]
+    obs_dtype: str
+    num_actions: int
+    stack: int
+    frames_per_step: int
+    pixels: bool
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One finished game: its unclipped return, its length, and how many emulator frames it took."""
+
+    slot: int
+    return_raw: float
+    steps: int
+    frames: int
+
+
+@dataclass
+class Step:
+    """The result of one step of all `S` slots.
+
+    Attributes:
+        obs: `[S, *obs_shape]`; where an episode ended, the first observation of the next one.
+        reward: float32 `[S]`, clipped as configured.
+        terminated: bool `[S]`, in the sense of learning: with `episodic_life` a lost life terminates.
+        truncated: bool `[S]`, ended by a time limit: the value of the final observation is bootstrapped.
+        final_obs: the true last observation of the slots that are terminated or truncated.
+        episodes: the games that finished in this step (never single lives).
+        discarded: slots whose environment failed and was rebuilt: whatever was collected since the last
+            `obs` is void and nothing may link the old episode to the new one.
+    """
+
+    obs: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    final_obs: dict[int, np.ndarray] = field(default_factory=dict)
+    episodes: list[Episode] = field(default_factory=list)
+    discarded: list[int] = field(default_factory=list)
+
+
+class VectorEnv(abc.ABC):
+    """A fixed number of copies of one environment that step together."""
+
+    spec: EnvSpec
+    num_slots: int
+    restarts_total: int = 0
+    """How many times an environment failed and was rebuilt."""
+
+    @abc.abstractmethod
+    def reset(self) -> np.ndarray:
+        """Start a new game in every slot; the first observations, `[S, *obs_shape]`."""
+
+    @abc.abstractmethod
+    def step(self, actions: np.ndarray) -> Step:
+        """Apply int64 `actions` `[S]`, one per slot."""
+
+    @abc.abstractmethod
+    def render_frame(self, slot: int) -> np.ndarray | None:
+        """What a spectator sees of `slot`, uint8 `[H, W, 3]`; None where there is nothing to see."""
+
+    def close(self) -> None:  # noqa: B027  (most families hold nothing)
+        """Free what the environment holds."""
+
+
+class GameTracker:
+    """Unclipped return and length of the game that each slot is in."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.returns = np.zeros(num_slots, np.float64)
+        self.steps = np.zeros(num_slots, np.int64)
+
+    def add(self, rewards: np.ndarray) -> None:
+        """Count one step of every slot with its raw rewards `[S]`."""
+        self.returns += rewards
+        self.steps += 1
+
+    def finish(self, slot: int, frames: int) -> Episode:
+        """The game of `slot` as it ended; the slot starts from zero."""
+        episode = Episode(slot, float(self.returns[slot]), int(self.steps[slot]), frames)
+        self.clear(slot)
+        return episode
+
+    def clear(self, slot: int) -> None:
+        """Forget the game of `slot`."""
+        self.returns[slot] = 0.0
+        self.steps[slot] = 0
+
+
+class Rebuilder:
+    """Retries `build` with a growing pause, and gives up when the failures do not stop."""
+
+    def __init__(self, what: str, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.what = what
+        self.failures_in_a_row = 0
+        self._sleep = sleep
+
+    def succeeded(self) -> None:
+        """A step went well: the next failure starts a new row."""
+        self.failures_in_a_row = 0
+
+    def failed(self, error: Exception) -> None:
+        """Count a failure and wait before the caller rebuilds; the first retry is immediate."""
+        self.failures_in_a_row += 1
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        if self.failures_in_a_row > MAX_FAILURES_IN_A_ROW:
+            raise EnvError(
+                f"{self.what} failed {self.failures_in_a_row} times in a row, last with {reason}; "
+                "try it alone with gymnasium to see why"
+            ) from error
+        pause_s = 0.0
+        if self.failures_in_a_row > 1:
+            pause_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (self.failures_in_a_row - 2))
+        log.warning(
+            "%s failed (%s); its episode is discarded, rebuilding in %.1f s", self.what, reason, pause_s
+        )
+        if pause_s:
+            self._sleep(pause_s)
+
+
+def clip_rewards(rewards: np.ndarray, mode: str) -> np.ndarray:
+    """Raw rewards `[S]` as float32, after `mode`: `none`, or `sign` for -1, 0 and 1."""
+    if mode == "sign":
+        return np.sign(rewards).astype(np.float32)
+    return np.asarray(rewards, dtype=np.float32)
+
+
+def slot_seeds(seed: int, num_slots: int) -> np.ndarray:
+    """Independent seeds, one per slot, that fit a C int: int64 `[S]`.
+
+    Consecutive integers would make slot 1 of one actor the twin of slot 0 of the next.
+    """
+    state = np.random.SeedSequence(seed).generate_state(num_slots, np.uint32)
+    return (state >> np.uint32(1)).astype(np.int64)

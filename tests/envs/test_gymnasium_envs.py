@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from common.config.schema import EnvConfig
+from common.envs import EnvError, base, make_spec, make_vector
+from common.errors import ConfigError
+
+COUNTING = "tests.envs.counting:Counting-v0"
+
+
+def config(env_id: str = COUNTING, **fields: object) -> EnvConfig:
+    return EnvConfig(id=env_id, **fields)  # type: ignore[arg-type]
+
+
+def actions(n: int) -> np.ndarray:
+    return np.zeros(n, np.int64)
+
+
+def test_cartpole_spec_and_steps() -> None:
+    spec = make_spec(config("gym:CartPole-v1"))
+    assert (spec.obs_shape, spec.obs_dtype, spec.num_actions) == ((4,), "float32", 2)
+    assert (spec.stack, spec.pixels, spec.frames_per_step) == (0, False, 1)
+    env = make_vector(config("gym:CartPole-v1"), 3, seed=7)
+    obs = env.reset()
+    assert obs.shape == (3, 4)
+    assert obs.dtype == np.float32
+    assert not np.array_equal(obs[0], obs[1])  # every slot has its own seed
+    step = env.step(actions(3))
+    assert step.obs.shape == (3, 4)
+    assert step.reward.dtype == np.float32
+    again = make_vector(config("gym:CartPole-v1"), 3, seed=7)
+    np.testing.assert_array_equal(obs, again.reset())
+
+
+@pytest.mark.parametrize("ends_by", ["termination", "truncation"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_final_observation_is_of_the_old_episode(ends_by: str, threads: int) -> None:
+    env = make_vector(config(kwargs={"length": 5, "ends_by": ends_by}), 2, seed=1, threads=threads)
+    np.testing.assert_array_equal(env.reset(), [[0, 0], [0, 0]])
+    for episode in range(3):
+        for t in range(1, 5):
+            step = env.step(actions(2))
+            np.testing.assert_array_equal(step.obs, [[episode, t]] * 2)
+            assert not step.final_obs
+            assert not step.episodes
+        step = env.step(actions(2))
+        np.testing.assert_array_equal(step.obs, [[episode + 1, 0]] * 2)
+        np.testing.assert_array_equal(step.final_obs[0], [episode, 5])
+        np.testing.assert_array_equal(step.final_obs[1], [episode, 5])
+        assert step.terminated.tolist() == [ends_by == "termination"] * 2
+        assert step.truncated.tolist() == [ends_by == "truncation"] * 2
+        assert [(e.slot, e.return_raw, e.steps) for e in step.episodes] == [(0, 12.5, 5), (1, 12.5, 5)]
+        np.testing.assert_array_equal(step.reward, [1, 1])  # clipped for learning, not for the return
+
+
+def test_evaluation_does_not_clip() -> None:
+    env = make_vector(config(), 1, seed=1, evaluation=True)
+    env.reset()
+    assert env.step(actions(1)).reward[0] == 2.5
+
+
+def test_frame_cap_truncates() -> None:
+    env = make_vector(config(max_episode_frames=3, kwargs={"length": 100}), 1, seed=1)
+    env.reset()
+    steps = [env.step(actions(1)) for _ in range(3)]
+    assert [bool(s.truncated[0]) for s in steps] == [False, False, True]
+    assert not steps[-1].terminated[0]
+    np.testing.assert_array_equal(steps[-1].final_obs[0], [0, 3])
+    np.testing.assert_array_equal(steps[-1].obs[0], [1, 0])
+
+
+def test_first_action_number_is_added() -> None:
+    env = make_vector(config(kwargs={"start": 4}), 1, seed=1)
+    env.reset()
+    env.step(actions(1))  # the environment asserts that the action is one of its own
+    assert env.restarts_total == 0
+
+
+def test_failure_discards_the_episode_and_rebuilds() -> None:
+    env = make_vector(config(kwargs={"fail_at": (0, 2)}), 2, seed=1)
+    env.reset()
+    env.step(actions(2))
+    env.step(actions(2))
+    step = env.step(actions(2))
+    assert step.discarded == [0, 1]
+    assert not step.terminated.any()
+    assert not step.episodes
+    assert env.restarts_total == 2
+    np.testing.assert_array_equal(step.obs, [[0, 0], [0, 0]])  # a new object counts from its first episode
+
+
+def test_endless_failure_gives_up_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(base.Rebuilder.__init__, "__defaults__", (pauses.append,))
+    env = make_vector(config(kwargs={"fail_always": True}), 1, seed=1)
+    env.reset()
+    for _ in range(8):
+        assert env.step(actions(1)).discarded == [0]
+    with pytest.raises(EnvError, match="failed 9 times in a row") as error:
+        env.step(actions(1))
+    assert "\n" not in str(error.value)
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30]
+
+
+def test_pixels_are_grey_resized_and_stacked() -> None:
+    cfg = config("tests.envs.counting:Colour-v0")
+    spec = make_spec(cfg)
+    assert (spec.obs_shape, spec.obs_dtype, spec.stack, spec.pixels) == ((4, 84, 84), "uint8", 4, True)
+    env = make_vector(cfg, 2, seed=1, evaluation=True)
+    obs = env.reset()
+    assert obs[:, :, 40, 40].tolist() == [[0, 0, 0, 10]] * 2
+    for _ in range(5):
+        step = env.step(actions(2))
+    assert step.obs[:, :, 5, 5].tolist() == [[12, 13, 14, 15]] * 2
+    step = env.step(actions(2))
+    assert step.final_obs[1][:, 0, 0].tolist() == [13, 14, 15, 16]
+    assert step.obs[:, :, 0, 0].tolist() == [[0, 0, 0, 10]] * 2
+    frame = env.render_frame(1)
+    assert frame is not None
+    assert frame.shape == (96, 64, 3)
+
+
+def test_colour_frames_are_channel_first() -> None:
+    cfg = config("tests.envs.counting:Colour-v0", grayscale=False)
+    assert make_spec(cfg).obs_shape == (4, 3, 84, 84)
+    assert make_vector(cfg, 1, seed=1).reset().shape == (1, 4, 3, 84, 84)
+
+
+def test_discrete_observations_become_one_hot() -> None:
+    env = make_vector(config("gym:FrozenLake-v1"), 1, seed=1)
+    assert env.spec.obs_shape == (16,)
+    assert env.reset()[0].tolist() == [1.0] + [0.0] * 15
+
+
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("gym:CartPol-v1", "did you mean gym:CartPole-v1"),
+        ("gym:CartPole-v7", "gym:CartPole-v1"),
+        ("no_such_package.envs:Thing-v0", "pip install no-such-package"),
+        ("tests.envs.counting:Countin-v0", "did you mean tests.envs.counting:Counting-v0"),
+        ("gym:Pendulum-v1", "only discrete actions"),
+        ("CartPole-v1", "has no family"),
+        ("gym:", "has no family"),
+    ],
+)
+def test_wrong_ids_are_one_line(env_id: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        make_spec(config(env_id))
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_kwargs_are_one_line() -> None:
+    with pytest.raises(ConfigError, match="cannot be made with kwargs"):
+        make_spec(config(kwargs={"colour": "red"}))
