@@ -1,8 +1,8 @@
 """What every environment family offers to the rest of Troupe: one batched, auto-resetting `VectorEnv`.
 
 The step protocol is "same-step autoreset": where an episode ends, `Step.obs` is already the first observation
-of the next one, and the true last observation is handed over beside it, in `Step.final_obs`. Accumulators need
-both: the one to act on, the other to bootstrap from when the episode was truncated rather than terminated.
+of the next one, and the true last observation is handed over beside it, in `Step.final_obs`. An accumulator
+needs both: one to act on, the other to bootstrap from when the episode was truncated rather than terminated.
 """
 
 from __future__ import annotations
