@@ -5,9 +5,9 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import select
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -56,13 +56,17 @@ class StopSignal:
 
     The first signal asks for a clean stop. A second one, or `force_after_s` seconds spent stopping, ends the
     process at once: a service that hangs while it stops must never become a process that nobody can stop.
+
+    A pipe carries the news rather than a `threading.Event`, whose lock the interrupted code may hold.
     """
 
-    def __init__(self, force_after_s: float | None = None) -> None:
+    def __init__(self, force_after_s: float | None = 60.0) -> None:
         """Create the flag; `install` connects it to the signals."""
-        self._event = threading.Event()
+        self._requested = False
+        self._signals = 0
         self._force_after_s = force_after_s
-        self.signal_number: int | None = None
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
 
     def install(self) -> StopSignal:
         """Handle SIGTERM and SIGINT from now on (main thread only); returns itself."""
@@ -71,30 +75,44 @@ class StopSignal:
         return self
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._event.is_set() and self.signal_number is not None:
-            os._exit(128 + number)
-        self.signal_number = number
-        if self._force_after_s is not None:
-            timer = threading.Timer(self._force_after_s, os._exit, args=(128 + number,))
-            timer.daemon = True
-            timer.start()
-        self._event.set()
+        self._signals += 1
+        if self._signals > 1:
+            self.on_second_signal(number)
+        elif self._force_after_s is not None:
+            StallWatchdog.exit_after(self._force_after_s)
+        self.set()
+
+    def on_second_signal(self, number: int) -> None:
+        """End the process; the launcher replaces this by killing its children first."""
+        os._exit(128 + number)
 
     def set(self) -> None:
-        """Ask for a stop from inside the process."""
-        self._event.set()
+        """Ask for a stop from inside the process, from any thread."""
+        if not self._requested:
+            self._requested = True
+            os.write(self._writer, b"x")
 
     @property
     def requested(self) -> bool:
         """Whether to stop."""
-        return self._event.is_set()
+        return self._requested
+
+    @property
+    def by_signal(self) -> bool:
+        """Whether a signal asked for the stop."""
+        return self._signals > 0
 
     def __bool__(self) -> bool:
-        return self._event.is_set()
+        return self._requested
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable on a stop: register it with a poller."""
+        return self._reader
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until a stop is asked for, at most `timeout_s`; returns `requested`."""
-        return self._event.wait(timeout_s)
+        select.select([self._reader], [], [], timeout_s)
+        return self._requested
 
 
 class StallWatchdog:
@@ -105,6 +123,8 @@ class StallWatchdog:
     process: use one watchdog, in the main loop.
     """
 
+    _exit_is_armed = False
+
     def __init__(self, limit_s: float) -> None:
         """Arm the timer."""
         self._limit_s = limit_s
@@ -114,13 +134,20 @@ class StallWatchdog:
     def beat(self) -> None:
         """Say that the loop is alive; costs one clock read except a few times per `limit_s`."""
         now = time.monotonic()
-        if now - self._armed_at > self._limit_s / 8:
+        if now - self._armed_at > self._limit_s / 8 and not StallWatchdog._exit_is_armed:
             self._armed_at = now
             faulthandler.dump_traceback_later(self._limit_s, repeat=True)
 
     def close(self) -> None:
         """Disarm."""
-        faulthandler.cancel_dump_traceback_later()
+        if not StallWatchdog._exit_is_armed:
+            faulthandler.cancel_dump_traceback_later()
+
+    @classmethod
+    def exit_after(cls, seconds: float) -> None:
+        """Dump the stacks and end the process (exit code 1) unless it has ended by itself by then."""
+        cls._exit_is_armed = True
+        faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 def enable_stack_dumps() -> None:

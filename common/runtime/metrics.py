@@ -139,7 +139,7 @@ class _EventFile:
     """One TensorBoard event file, written synchronously.
 
     tensorboardX's `SummaryWriter` puts a process queue and a thread before the same file, which can block the
-    caller and delay its exit; its `add_video` needs moviepy and ffmpeg. Its record writer and messages suffice.
+    caller and delay its exit; its `add_video` needs moviepy and ffmpeg. Its record writer does all we need.
     """
 
     _FLUSH_PERIOD_S = 5.0
@@ -151,7 +151,7 @@ class _EventFile:
 
         self._event, self._summary = Event, Summary
         directory.mkdir(parents=True, exist_ok=True)
-        # The name's clock ticks in seconds: the suffix keeps a quick restart from writing over its predecessor.
+        # The name has a clock of seconds: the suffix keeps a quick restart from overwriting what was there.
         self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}.{time.time_ns() % 10**9}")
         self._flushed_at = time.monotonic()
         if resumed_steps is not None:

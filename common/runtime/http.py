@@ -1,0 +1,120 @@
+"""`/metrics`, `/healthz` and `/readyz` over HTTP, for Prometheus and for whoever runs the containers."""
+
+from __future__ import annotations
+
+import errno
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from common.errors import ConfigError
+
+Probe = Callable[[], tuple[bool, str]]
+
+
+class StatusServer:
+    """Serves one service's last metric values and its state, from a thread of its own.
+
+    `/healthz` answers 200 while the main loop is alive, `/readyz` 200 once the service does its work;
+    otherwise 503 with a line that says why.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        port: int,
+        *,
+        host: str = "127.0.0.1",
+        healthy: Probe = lambda: (True, "ok"),
+        ready: Probe = lambda: (True, "ok"),
+    ) -> None:
+        """Bind and start serving.
+
+        Args:
+            service: label of every metric.
+            port: 0 picks a free one (see `port`).
+            host: address to bind; loopback unless the operator says otherwise.
+            healthy: called for `/healthz`.
+            ready: called for `/readyz`.
+
+        Raises:
+            ConfigError: the port is taken.
+        """
+        self._values = _LastValues(service)
+        registry = CollectorRegistry()
+        registry.register(self._values)
+        ProcessCollector(registry=registry)
+        probes = {"/healthz": healthy, "/readyz": ready}
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.partition("?")[0]
+                if path == "/metrics":
+                    self._answer(200, generate_latest(registry), CONTENT_TYPE_LATEST)
+                elif probe := probes.get(path):
+                    good, why = probe()
+                    self._answer(200 if good else 503, f"{why}\n".encode(), "text/plain; charset=utf-8")
+                else:
+                    self._answer(404, b"try /metrics, /healthz or /readyz\n", "text/plain; charset=utf-8")
+
+            def _answer(self, status: int, body: bytes, content_type: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Keep probes out of the log."""
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ConfigError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+            raise ConfigError(
+                f"port {port} for metrics is in use; choose another net.metrics_port, or 0 to turn it off"
+            ) from error
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, name="status-http", daemon=True).start()
+
+    def update(self, metrics: Mapping[str, float]) -> None:
+        """Set the values that `/metrics` shows."""
+        self._values.update(metrics)
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _LastValues:
+    """A Prometheus collector over a dictionary that the service's loop updates."""
+
+    def __init__(self, service: str) -> None:
+        self._service = service
+        self._lock = threading.Lock()
+        self._values: dict[str, float] = {}
+
+    def update(self, metrics: Mapping[str, float]) -> None:
+        with self._lock:
+            self._values.update(metrics)
+
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            values = dict(self._values)
+        for name, value in sorted(values.items()):
+            kind = "counter" if name.endswith("_total") else "gauge"
+            metric = Metric(prometheus_name(name).removesuffix("_total"), f"last value of {name}", kind)
+            metric.add_sample(prometheus_name(name), {"service": self._service}, float(value))
+            yield metric
+
+
+def prometheus_name(name: str) -> str:
+    """Turn `replay/items` into `troupe_replay_items`."""
+    return "troupe_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)

@@ -1,0 +1,232 @@
+"""Child processes that are watched, restarted with back-off, and stopped for certain."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
+from common.runtime import guard
+
+_log = logging.getLogger(__name__)
+
+QUICK_DEATH_S = 30.0  # a child that lived longer than this died for a reason of its own, not of its start
+MAX_QUICK_DEATHS = 5
+MAX_BACKOFF_S = 15.0
+# Trying again cannot help against a wrong configuration, a refused key or a run that has no whole checkpoint.
+_FINAL_EXIT_CODES = {error.exit_code: error for error in (ConfigError, AuthError, CheckpointError)}
+_ERROR_TYPES: dict[int, type[TroupeError]] = {**_FINAL_EXIT_CODES, PeerError.exit_code: PeerError}
+_TAIL_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """What to run.
+
+    Attributes:
+        name: `actor-0`; also the name of its log file.
+        command: argument vector of the first start; called for every start, so a restart may differ.
+        log_path: file that stdout and stderr are appended to.
+        essential: whether the run cannot go on without it.
+        environment: variables set beside those of this process.
+        nice: added to the child's nice value.
+        orphan_signal: what the kernel sends the child when this process dies.
+    """
+
+    name: str
+    command: Callable[[], Sequence[str]]
+    log_path: Path
+    essential: bool = True
+    environment: dict[str, str] = field(default_factory=dict)
+    nice: int = 0
+    orphan_signal: signal.Signals = signal.SIGKILL
+
+
+class Child:
+    """One supervised process. States: `running`, `waiting` (to be restarted), `done`, `failed`."""
+
+    def __init__(self, spec: ChildSpec, *, backoff_s: float = 1.0) -> None:
+        """Create without starting; `backoff_s` is the pause after the first quick death, doubled each time."""
+        self.spec = spec
+        self.state = "waiting"
+        self.restarts = 0
+        self.exit_code: int | None = None
+        self._backoff_s = backoff_s
+        self._quick_deaths = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        self._restart_at = 0.0
+        self._log_offset = 0
+
+    @property
+    def name(self) -> str:
+        """The spec's name."""
+        return self.spec.name
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._process.pid if self._process is not None and self.state == "running" else None
+
+    @property
+    def state_text(self) -> str:
+        """State for people."""
+        if self.state == "waiting":
+            return f"restarts in {max(0.0, self._restart_at - time.monotonic()):.0f} s"
+        return self.state
+
+    def start(self) -> None:
+        """Start the process in a process group of its own, so that Ctrl-C reaches only the launcher."""
+        prefix = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
+        prefix += [str(int(self.spec.orphan_signal)), str(self.spec.nice)]
+        with self._open_log() as log:
+            self._log_offset = log.tell()
+            self._process = subprocess.Popen(
+                [*prefix, *self.spec.command()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.spec.environment},
+                start_new_session=True,
+            )
+        self._started_at = time.monotonic()
+        self.state = "running"
+        self.exit_code = None
+
+    def poll(self, *, may_be_done: bool) -> None:
+        """Notice a death, and restart when the time has come.
+
+        Args:
+            may_be_done: whether exit code 0 means that the work is finished (else it is a death like others).
+
+        Raises:
+            TroupeError: an essential child cannot be kept alive; says why and where its log is.
+        """
+        if self.state == "waiting" and time.monotonic() >= self._restart_at:
+            self.restarts += 1
+            self.start()
+            return
+        if self.state != "running" or self._process is None:
+            return
+        code = self._process.poll()
+        if code is None:
+            return
+        self.exit_code = code
+        if code == 0 and may_be_done:
+            self.state = "done"
+            return
+        self._on_death(code)
+
+    def _on_death(self, code: int) -> None:
+        quick = time.monotonic() - self._started_at < QUICK_DEATH_S
+        self._quick_deaths = self._quick_deaths + 1 if quick else 1
+        how = f"died ({describe_exit(code)})"
+        if code in _FINAL_EXIT_CODES or self._quick_deaths >= MAX_QUICK_DEATHS:
+            self.state = "failed"
+            times = "" if code in _FINAL_EXIT_CODES else f" {self._quick_deaths} times in a row"
+            message = f"{self.name} {how}{times}: {self.last_error()} (log: {self.spec.log_path})"
+            if self.spec.essential:
+                raise _error_for(code, message)
+            _log.error("%s; the run goes on without it", message)
+            return
+        pause = min(MAX_BACKOFF_S, self._backoff_s * 2 ** (self._quick_deaths - 1))
+        self._restart_at = time.monotonic() + pause
+        self.state = "waiting"
+        _log.warning("%s %s: %s; restarting in %.0f s", self.name, how, self.last_error(), pause)
+
+    def last_error(self) -> str:
+        """Find the line of this start's log that says best why it ended."""
+        try:
+            with self.spec.log_path.open("rb") as log:
+                size = log.seek(0, os.SEEK_END)
+                log.seek(max(self._log_offset, size - _TAIL_BYTES))
+                lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines()]
+        except OSError:
+            return "its log cannot be read"
+        return best_error_line([line for line in lines if line])
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if it runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it and everything that it started (its whole process group)."""
+        if self._process is None:
+            return
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+
+    def alive(self) -> bool:
+        """Whether the process exists."""
+        return self._process is not None and self._process.poll() is None
+
+    def returncode(self) -> int | None:
+        """Exit status of the last process, negative for a signal; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def _open_log(self) -> IO[bytes]:
+        try:
+            return self.spec.log_path.open("ab")
+        except OSError as error:
+            raise ConfigError(f"cannot write the log {self.spec.log_path}: {error.strerror}") from error
+
+
+def stop(children: Sequence[Child], timeout_s: float, hurry: Callable[[], bool] = lambda: False) -> list[str]:
+    """Ask children to stop with SIGTERM, wait, and kill those that are left.
+
+    Args:
+        children: running or not.
+        timeout_s: how long to wait for all of them.
+        hurry: called while waiting; True cuts the wait short.
+
+    Returns:
+        Names of those that had to be killed.
+    """
+    for child in children:
+        child.signal(signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    while any(child.alive() for child in children) and time.monotonic() < deadline and not hurry():
+        time.sleep(0.05)
+    killed = [child.name for child in children if child.alive()]
+    for child in children:
+        child.kill()  # also sweeps what a child that stopped by itself may have left in its group
+        if child.state in ("running", "waiting"):
+            child.state = "stopped"
+    return killed
+
+
+def describe_exit(code: int) -> str:
+    """`exit code 2`, or the name of the signal."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def best_error_line(lines: Sequence[str]) -> str:
+    """Choose the last `troupe: error:` line, else the last line that looks like an exception, else the last."""
+    for line in reversed(lines):
+        if "troupe: error:" in line:
+            return line.split("troupe: error:", 1)[1].strip()
+    for line in reversed(lines):
+        if "Error" in line or " ERROR " in line:
+            return line
+    return lines[-1] if lines else "it wrote nothing"
+
+
+def _error_for(code: int, message: str) -> TroupeError:
+    return _ERROR_TYPES.get(code, TroupeError)(message)
