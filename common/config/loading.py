@@ -199,6 +199,11 @@ def _resolve(key: str, agent: type[BaseModel], source: str) -> tuple[str, list[s
     return f"{section}.{name}", inner, annotation
 
 
+def nearest_field(path: str) -> str:
+    """Return advice that names the valid field nearest to `path`, over all sections."""
+    return _near(path, {**SECTIONS, "agent": agent_model(DEFAULT_ALGORITHM)})
+
+
 def _near(key: str, models: Mapping[str, type[BaseModel]]) -> str:
     """Return advice: the valid name closest to `key`, by its last part first, then as a whole."""
     section, _, name = key.partition(".")

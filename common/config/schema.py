@@ -22,6 +22,13 @@ def _endpoint(value: str) -> str:
     return value
 
 
+def _device(value: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
+        raise ValueError("should be cpu, cuda or cuda:N")
+    return value
+
+
+Device = Annotated[str, AfterValidator(_device)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 
 

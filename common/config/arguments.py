@@ -1,0 +1,42 @@
+"""Command lines that name configuration fields: `--section.field VALUE` among ordinary options."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from common.errors import ConfigError
+
+
+def split_overrides(
+    arguments: Sequence[str], flags: Collection[str], options: Collection[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Separate a command's own options from fields of the configuration.
+
+    Args:
+      arguments: words of the command line.
+      flags: the command's options that take no value, such as `--no-progress`.
+      options: the command's options that take one, such as `--run-dir`.
+
+    Returns:
+      The words that belong to the command, and `{"section.field": "text"}` of all other `--name VALUE` and
+      `--name=VALUE`. Whether such a field exists is for the loader to say, which knows the nearest one.
+    """
+    own: list[str] = []
+    overrides: dict[str, str] = {}
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if not word.startswith("--") or name in flags or word == "--":
+            own.append(word)
+        elif name in options:
+            own.append(word)
+            if not equals and words:
+                own.append(words.pop(0))
+        else:
+            if not equals:
+                if not words or words[0].startswith("--"):
+                    raise ConfigError(f"{name} needs a value")
+                value = words.pop(0)
+            overrides[name.removeprefix("--")] = value
+    return own, overrides

@@ -1,0 +1,159 @@
+"""The configuration in words: every field with its type, default, role and meaning."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from common.config.algorithms import ALGORITHMS, agent_model
+from common.config.fields import Role, UntypedAgentConfig, role_of
+from common.config.loading import Loaded, nearest_field
+from common.config.schema import SECTIONS
+from common.config.text import format_value
+from common.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class FieldText:
+    """One field, ready to print."""
+
+    path: str
+    type: str
+    default: str
+    role: Role
+    description: str
+    algorithm: str = ""
+
+
+@dataclass(frozen=True)
+class SectionText:
+    """One section, ready to print."""
+
+    name: str
+    summary: str
+    fields: list[FieldText]
+
+
+def sections() -> Iterator[SectionText]:
+    """Yield every section in the schema's order; `agent` once per algorithm that can be imported."""
+    for name, model in SECTIONS.items():
+        yield _section(name, model)
+        if name == "env":
+            for algorithm in ALGORITHMS:
+                agent = agent_model(algorithm)
+                if agent is not UntypedAgentConfig:
+                    yield _section("agent", agent, algorithm)
+
+
+def explain(path: str) -> str:
+    """Return what is to be known about `section.field`, or about all fields of a section."""
+    path = path.removeprefix("--").replace("-", "_")
+    found = [
+        section for section in sections() if path in (section.name, *(field.path for field in section.fields))
+    ]
+    if not found:
+        raise ConfigError(f"unknown field {path!r}; {nearest_field(path)}")
+    blocks = []
+    for section in found:
+        blocks += [_block(field) for field in section.fields if path in (section.name, field.path)]
+    return "\n\n".join(blocks)
+
+
+def help_text() -> str:
+    """Return all fields, a line or two each, for `--help`."""
+    lines = []
+    for section in sections():
+        lines.append(f"\n[{section.name}] {section.summary}")
+        for field in section.fields:
+            lines.append(f"  --{field.path} {field.type.upper() if field.type.isalpha() else field.type}")
+            lines.append(f"        {field.description} [default: {field.default}]")
+    return "\n".join(lines)
+
+
+def show_toml(loaded: Loaded, *, changed_only: bool = False) -> str:
+    """Return the configuration as TOML in which a comment after each value names the layer that set it."""
+    parts = []
+    for section, values in loaded.config.to_dict().items():
+        lines = []
+        for name, value in values.items():
+            origin = loaded.origins.get(f"{section}.{name}", "default")
+            if changed_only and origin == "default":
+                continue
+            line = f"# {name} = none" if value is None else f"{name} = {format_value(value)}"
+            lines.append(f"{line:<44}  # {origin}")
+        if lines:
+            parts.append("\n".join([f"[{section}]", *lines]))
+    return "\n\n".join(parts)
+
+
+def _section(name: str, model: type[BaseModel], algorithm: str = "") -> SectionText:
+    title = f" (algorithm = {algorithm})" if algorithm else ""
+    fields = [
+        FieldText(
+            path=f"{name}.{field}",
+            type=_type(info.annotation, info),
+            default=_default(info),
+            role=role_of(model, field),
+            description=info.description or "",
+            algorithm=algorithm,
+        )
+        for field, info in model.model_fields.items()
+    ]
+    summary = (inspect.getdoc(model) or "").split("\n")[0]
+    return SectionText(name, f"{summary}{title}" if not algorithm else f"Algorithm `{algorithm}`.", fields)
+
+
+def _default(info: FieldInfo) -> str:
+    value = info.get_default(call_default_factory=True)
+    return "none" if value is None else format_value(value)
+
+
+def _type(annotation: Any, info: FieldInfo) -> str:
+    """Return a type as a user writes it, with the bounds of a number."""
+    bounds = [
+        f"{sign} {getattr(constraint, name):g}"
+        for constraint in info.metadata
+        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+        if getattr(constraint, name, None) is not None
+    ]
+    return " ".join([_type_name(annotation), ", ".join(bounds)]).strip()
+
+
+def _type_name(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " or ".join(f"`{option}`" for option in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("none" if option is type(None) else _type_name(option) for option in arguments)
+    if origin is typing.Annotated:
+        return _type_name(arguments[0])
+    if origin in (list, tuple):
+        return f"list of {_type_name(arguments[0])}"
+    if origin is dict:
+        return "table"
+    return {"str": "text", "int": "integer", "float": "number", "bool": "boolean"}.get(
+        annotation.__name__, annotation.__name__
+    )
+
+
+def _block(field: FieldText) -> str:
+    return (
+        f"{field.path}\n  {field.description}\n  type: {field.type}\n  default: {field.default}\n"
+        f"  role: {field.role} ({_ROLE_TEXT[field.role]})\n"
+        f"  set by: --{field.path} VALUE, TROUPE_{field.path.replace('.', '__').upper()}=VALUE, "
+        f"or {field.path.partition('.')[2]} under [{field.path.partition('.')[0]}] in a preset"
+    )
+
+
+_ROLE_TEXT: dict[Role, str] = {
+    "structural": "fixed once a run has begun",
+    "tunable": "may change when a run is resumed",
+    "operational": "never taken from a checkpoint",
+}

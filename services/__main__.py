@@ -1,0 +1,313 @@
+"""The `troupe` command: train, resume, evaluate, inspect the configuration, or run a single service."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import json
+import logging
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+from common.config import Config, Loaded, check_resumable, load_layers, preset_names, preset_summary, to_toml
+from common.config.arguments import split_overrides
+from common.config.loading import read_config
+from common.errors import ConfigError
+from common.runtime.files import atomic_write, make_directory
+from common.runtime.lifecycle import run_main
+
+CONFIG_FILE = "config.toml"
+SERVICES = ("learner", "actor", "replay", "evaluator")
+
+_COMMANDS = {
+    "train": "train from a preset on this machine",
+    "resume": "continue a run from its newest checkpoint",
+    "eval": "play full games with a run's newest, or a given, checkpoint",
+    "presets": "list the presets",
+    "config": "show, validate or explain the configuration",
+    "learner": "run only the learner",
+    "actor": "run only an actor process",
+    "replay": "run only a replay shard (needs no torch)",
+    "evaluator": "run only the evaluator",
+}
+
+_FIELDS_HELP = """\
+Every field of the configuration is an option, --section.field VALUE or --section.field=VALUE, with booleans,
+lists and tables as in TOML (true, [256, 256], {a = 1}) and `none` for no value. --seed and --total-steps are
+short for --run.seed and --run.total_steps. `troupe config explain SECTION` describes fields.
+A value comes from the first of: command line, --sweep file, environment (TROUPE_SECTION__FIELD), the resumed
+run, preset, defaults. `troupe config show PRESET` says which."""
+
+_EXIT_CODES = """\
+exit codes: 0 done, 2 usage or configuration, 3 cannot reach a peer, 4 authentication, 5 checkpoint,
+70 internal, 130 interrupted"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong command line as one line, like every other error."""
+
+    def __init__(self, **options: Any) -> None:
+        """Create; option names may not be shortened, for `--section.field` stands beside them."""
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what the command prints on one line and exits with 2."""
+        raise ConfigError(f"{message} (`{self.prog} --help` shows the usage)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    if debug:
+        logging.basicConfig(level=logging.DEBUG)
+    else:
+        # Without any handler Python would print the traceback of an unexpected error, which --debug is for.
+        logging.getLogger().addHandler(logging.NullHandler())
+    return run_main(lambda: _dispatch(words))
+
+
+def _dispatch(words: list[str]) -> int:
+    command = words[0] if words else "--help"
+    if command in SERVICES:
+        # One service: its module reads its own options, so that `python -m services.X` is the same.
+        service = importlib.import_module(f"services.{command}.__main__")
+        return int(service.main(words[1:]) or 0)
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "train": _train,
+        "resume": _resume,
+        "eval": _evaluate,
+        "presets": _presets,
+        "config": _config,
+    }
+    if command in commands:
+        return commands[command](words[1:])
+    if not command.startswith("-"):
+        near = difflib.get_close_matches(command, _COMMANDS, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"unknown command {command!r}; nearest: {near} (`troupe --help` lists all)")
+    _main_parser().parse_args([command])
+    return 0
+
+
+def _main_parser() -> argparse.ArgumentParser:
+    listing = "\n".join(f"  {name:<10} {text}" for name, text in _COMMANDS.items())
+    parser = _Parser(
+        prog="troupe",
+        usage="troupe COMMAND [ARGUMENT ...]",
+        description="Distributed deep reinforcement learning: learner, actors, prioritized replay, evaluator.\n\n"
+        f"commands (`troupe COMMAND --help` shows the options of one):\n{listing}",
+        epilog=f"{_FIELDS_HELP}\n\n{_EXIT_CODES}",
+    )
+    parser.add_argument("--version", action="version", version=f"troupe {metadata.version('troupe')}")
+    parser.add_argument(
+        "--debug", action="store_true", help="with any command: traceback of unexpected errors"
+    )
+    return parser
+
+
+# ------------------------------------------------------------------ commands
+
+
+def _train(words: list[str]) -> int:
+    parser = _field_parser("train", "PRESET [OPTION ...]", "Train from a preset on this machine.")
+    parser.add_argument("preset", metavar="PRESET", help="a name from `troupe presets`, or a TOML file")
+    parser.add_argument(
+        "--run-dir", metavar="DIR", type=Path, help="new directory (default: runs/PRESET-DATE-TIME)"
+    )
+    _add_run_options(parser)
+    options, overrides = _parse(parser, words)
+    loaded = load_layers(options.preset, options.sweep, overrides, os.environ)
+    _check_environment(loaded.config)
+    stem = Path(options.preset).stem
+    run_dir = options.run_dir or Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if run_dir.is_dir() and any(run_dir.iterdir()):
+        raise ConfigError(
+            f"run directory {run_dir} is not empty; `troupe resume {run_dir}` continues it, "
+            "or choose another --run-dir"
+        )
+    return _launch(loaded.config, run_dir, resume=False, progress=options.progress)
+
+
+def _resume(words: list[str]) -> int:
+    parser = _field_parser(
+        "resume",
+        "RUN_DIR [OPTION ...]",
+        "Continue a run. Tunable fields may change; structural ones may not; operational ones (addresses,\n"
+        "ports) come from the command line, environment, preset or defaults, never from the run.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
+    _add_run_options(parser)
+    options, overrides = _parse(parser, words)
+    file = _run_config(options.run_dir)
+    loaded = load_layers(None, options.sweep, overrides, os.environ, run_config=file)
+    for difference in check_resumable(read_config(file), loaded.config):
+        print(f"troupe: resuming with {difference}", file=sys.stderr)
+    return _launch(loaded.config, options.run_dir, resume=True, progress=options.progress)
+
+
+def _launch(config: Config, run_dir: Path, *, resume: bool, progress: bool) -> int:
+    make_directory(run_dir, "run directory")
+    atomic_write(run_dir / CONFIG_FILE, to_toml(config).encode())
+    from services import local  # here: the other commands need neither the launcher nor what it imports
+
+    return local.run(config, run_dir, resume=resume, progress=progress)
+
+
+def _evaluate(words: list[str]) -> int:
+    from services.evaluator import evaluate
+
+    return int(evaluate.main(words) or 0)
+
+
+def _presets(words: list[str]) -> int:
+    parser = _Parser(prog="troupe presets", description="List the presets.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object {name: summary}")
+    options = parser.parse_args(words)
+    summaries = {name: preset_summary(name) for name in preset_names()}
+    if options.json:
+        print(json.dumps(summaries))
+    else:
+        width = max(map(len, summaries), default=0)
+        for name, summary in summaries.items():
+            print(f"{name:<{width}}  {summary}".rstrip())
+    return 0
+
+
+def _config(words: list[str]) -> int:
+    commands = {"show": _config_show, "validate": _config_validate, "explain": _config_explain}
+    if words and words[0] in commands:
+        return commands[words[0]](words[1:])
+    parser = _Parser(prog="troupe config", usage="troupe config show|validate|explain ...")
+    parser.add_argument("command", choices=commands, help="what to do; each has its own --help")
+    parser.parse_args(words)
+    return 0
+
+
+def _config_show(words: list[str]) -> int:
+    parser = _field_parser(
+        "config show", "[PRESET | RUN_DIR] [OPTION ...]", "Print every value, and the layer that set it."
+    )
+    parser.add_argument("source", metavar="PRESET | RUN_DIR", nargs="?", help="default: the defaults")
+    parser.add_argument("--changed", action="store_true", help="leave out what is at its default")
+    parser.add_argument(
+        "--json", action="store_true", help='print one JSON object {"values": ..., "origins": ...}'
+    )
+    options, overrides = _parse(parser, words)
+    loaded = _load(options.source, options.sweep, overrides)
+    if options.json:
+        print(json.dumps({"values": loaded.config.to_dict(), "origins": loaded.origins}))
+    else:
+        from common.config.explain import show_toml
+
+        print(show_toml(loaded, changed_only=options.changed))
+    return 0
+
+
+def _config_validate(words: list[str]) -> int:
+    parser = _field_parser(
+        "config validate",
+        "[PRESET | RUN_DIR ...] [OPTION ...]",
+        "Check presets, TOML files or run directories.",
+    )
+    parser.add_argument("sources", metavar="PRESET | RUN_DIR", nargs="*", help="default: every preset")
+    options, overrides = _parse(parser, words)
+    for source in options.sources or preset_names():
+        loaded = _load(source, options.sweep, overrides)
+        _check_environment(loaded.config)
+        print(f"{source}: valid")
+    return 0
+
+
+def _config_explain(words: list[str]) -> int:
+    from common.config.explain import explain
+
+    parser = _Parser(
+        prog="troupe config explain", description="Describe fields: meaning, type, default, role."
+    )
+    parser.add_argument(
+        "field", metavar="SECTION | SECTION.FIELD", help="for example replay, or agent.n_steps"
+    )
+    print(explain(parser.parse_args(words).field))
+    return 0
+
+
+# ------------------------------------------------------------------- helpers
+
+
+def _field_parser(command: str, usage: str, description: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=f"troupe {command}",
+        usage=f"troupe {command} {usage} [--SECTION.FIELD VALUE ...]",
+        description=description,
+        epilog=f"{_FIELDS_HELP}\n\n{_EXIT_CODES}",
+        add_help=False,
+    )
+    parser.add_argument(
+        "-h", "--help", action="store_true", help="print this and every field of the configuration"
+    )
+    parser.add_argument(
+        "--sweep", metavar="FILE", type=Path, help="TOML file over preset and environment variables"
+    )
+    return parser
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-progress",
+        dest="progress",
+        action="store_false",
+        help="log plain lines instead of the live panel",
+    )
+
+
+def _parse(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    if {"-h", "--help"} & set(words):
+        from common.config.explain import help_text
+
+        print(f"{parser.format_help()}\nfields of the configuration:\n{_wrapped(help_text())}")
+        raise SystemExit(0)
+    names = {name: action for action in parser._actions for name in action.option_strings}
+    flags = [name for name, action in names.items() if action.nargs == 0]
+    own, overrides = split_overrides(words, flags, [name for name in names if name not in flags])
+    return parser.parse_args(own), overrides
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(
+        textwrap.fill(line, 110, subsequent_indent=" " * (len(line) - len(line.lstrip()))) if line else ""
+        for line in text.split("\n")
+    )
+
+
+def _load(source: str | None, sweep: Path | None, overrides: dict[str, str]) -> Loaded:
+    if source is not None and Path(source).is_dir():
+        return load_layers(None, sweep, overrides, os.environ, run_config=_run_config(Path(source)))
+    return load_layers(source, sweep, overrides, os.environ)
+
+
+def _run_config(run_dir: Path) -> Path:
+    file = run_dir / CONFIG_FILE
+    if not file.is_file():
+        what = "has no config.toml" if run_dir.is_dir() else "does not exist"
+        raise ConfigError(f"{run_dir} is not a run directory: it {what}")
+    return file
+
+
+def _check_environment(config: Config) -> None:
+    """Refuse an environment that cannot be made, before any directory or process is."""
+    from common.envs import make_spec
+
+    make_spec(config.env)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
