@@ -1,0 +1,254 @@
+"""Ape-X DQN: distributed prioritized replay with n-step dueling double Q-learning (Horgan et al. 2018)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.agents.base import Act, Update
+from common.config.fields import AgentConfig, structural, tunable
+from common.data.accumulator import NStepAccumulator, n_step_fields
+from common.errors import CheckpointError, ConfigError
+from common.nets.q_network import QNetwork
+from common.rl import returns
+
+if TYPE_CHECKING:
+    from common.envs import EnvSpec
+
+PRIORITY_FLOOR = 1e-6
+"""Added to |TD| so that a perfectly predicted item can still be drawn."""
+
+
+class ApexConfig(AgentConfig):
+    """Fields of `[agent]` for `algorithm = "apex"`; defaults are the paper's (appendix C)."""
+
+    algorithm: Literal["apex"] = structural("apex", "Ape-X DQN.")
+    torso: Literal["auto", "nature", "small", "mlp"] = structural(
+        "auto",
+        "Network before the heads: `nature` or `small` convolutions for pixels, `mlp` for vectors; "
+        "`auto` takes `nature` or `mlp` by the observation.",
+    )
+    hidden_units: int = structural(512, "Width of each head's hidden layer.", ge=1)
+    mlp_units: tuple[int, ...] = structural((256, 256), "Widths of the mlp torso's layers.")
+    dueling: bool = structural(True, "Separate value and advantage streams.")
+    double: bool = tunable(True, "Double Q-learning: the online network chooses the bootstrap action.")
+    n_steps: int = structural(3, "Steps of reward before the bootstrap.", ge=1, le=255)
+    gamma: float = structural(0.99, "Discount per step.", ge=0, le=1)
+    optimizer: Literal["rmsprop", "adam"] = structural("rmsprop", "Centred RMSProp, or Adam.")
+    learning_rate: float = tunable(6.25e-5, "Step size of the optimiser.", gt=0)
+    rmsprop_decay: float = tunable(0.95, "Smoothing constant of RMSProp.", ge=0, lt=1)
+    optimizer_epsilon: float = tunable(1.5e-7, "Term added to the optimiser's denominator.", gt=0)
+    max_grad_norm: float = tunable(
+        40.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
+    )
+    huber_delta: float = tunable(1.0, "TD errors beyond this size count linearly.", gt=0)
+    target_update_period_updates: int = tunable(2500, "Updates between copies to the target network.", ge=1)
+    epsilon_base: float = tunable(
+        0.4, "Exploration of slot i of N is base^(1 + alpha i / (N - 1)).", ge=0, le=1
+    )
+    epsilon_alpha: float = tunable(7.0, "Spread of exploration over the slots.", ge=0)
+    eval_epsilon: float = tunable(0.001, "Exploration of the evaluator.", ge=0, le=1)
+
+
+def make(config: ApexConfig, spec: EnvSpec, *, seed: int, device: str) -> ApexAgent:
+    """Builds the agent; the registry calls this."""
+    return ApexAgent(config, spec, seed=seed, device=device)
+
+
+class ApexAgent:
+    """Acts, stores and learns as Ape-X DQN. See `common.agents.base.Agent` for the methods' contracts."""
+
+    def __init__(self, config: ApexConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        self.config = config
+        self.spec = spec
+        self.eval_epsilon = config.eval_epsilon
+        self.fields = n_step_fields(spec.obs_shape, spec.obs_dtype, spec.stack, config.n_steps)
+        self._device = torch.device(device)
+        torch.manual_seed(seed)
+        self._online = self._network()
+        self._learning: _Learning | None = None
+
+    # ---------------------------------------------------------------- acting
+
+    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
+        """`epsilon_base ** (1 + i / (N - 1) * epsilon_alpha)`; a single slot gets `epsilon_base` itself."""
+        place = np.asarray(indices, np.float64) / max(1, total_slots - 1)
+        ladder: np.ndarray = self.config.epsilon_base ** (1.0 + place * self.config.epsilon_alpha)
+        return ladder.astype(np.float32)
+
+    @torch.inference_mode()
+    def act(self, obs: np.ndarray, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        """Epsilon-greedy actions for observations `[S, *obs_shape]`."""
+        q = self._online(torch.from_numpy(obs).to(self._device)).cpu().numpy()
+        slots = np.arange(len(q))
+        action = q.argmax(axis=1)
+        explores = rng.random(len(q)) < epsilon
+        action = np.where(explores, rng.integers(0, q.shape[1], len(q)), action)
+        return Act(action=action, value_taken=q[slots, action], value_max=q.max(axis=1))
+
+    @torch.inference_mode()
+    def values(self, obs: np.ndarray) -> np.ndarray:
+        """The largest Q `[S]` float32 at observations `[S, *obs_shape]`."""
+        return self._online(torch.from_numpy(obs).to(self._device)).amax(dim=1).cpu().numpy()
+
+    def accumulator(self, chunk_steps: int) -> NStepAccumulator:
+        """An n-step accumulator for one slot."""
+        return NStepAccumulator(self.config.n_steps, self.config.gamma, chunk_steps, self.spec.stack)
+
+    def params(self) -> dict[str, np.ndarray]:
+        """Weights of the online network, as views where it lives on the CPU."""
+        return {name: tensor.detach().cpu().numpy() for name, tensor in self._online.state_dict().items()}
+
+    def load_params(self, params: dict[str, np.ndarray]) -> None:
+        """Copies `params` into the online network."""
+        try:
+            self._online.load_state_dict(_tensors(params))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"parameters do not fit the network: {_first_line(error)}; use the run's own config"
+            ) from None
+
+    # -------------------------------------------------------------- learning
+
+    def update(self, batch: dict[str, np.ndarray], weights: np.ndarray, want_metrics: bool = True) -> Update:
+        """One step of double Q-learning on `[B]` items; new priorities are `|TD error|`."""
+        learning = self._start_learning()
+        tensors = {name: self._to_device(array) for name, array in batch.items()}
+        weight = self._to_device(weights)
+        obs, next_obs = self._observations(tensors["obs"], tensors["bootstrap_steps"][:, 0].long())
+        target = self._target(tensors["reward"][:, 0], tensors["discount"][:, 0], next_obs, learning.target)
+        q = self._online(obs).gather(1, tensors["action"].long()).squeeze(1)
+        error = target - q
+        loss = (weight * returns.huber(error, self.config.huber_delta)).mean()
+        learning.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        limit = self.config.max_grad_norm or float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self._online.parameters(), limit)
+        learning.optimizer.step()
+        learning.updates += 1
+        if learning.updates % self.config.target_update_period_updates == 0:
+            learning.target.load_state_dict(self._online.state_dict())
+        metrics: dict[str, float] = {}
+        if want_metrics:
+            metrics = {
+                "learner/loss": loss.item(),
+                "learner/grad_norm": norm.item(),
+                "learner/q_mean": q.mean().item(),
+                "learner/td_error_mean": error.abs().mean().item(),
+            }
+        priorities = error.detach().abs().double().cpu().numpy() + PRIORITY_FLOOR
+        return Update(priorities=priorities, metrics=metrics)
+
+    def _observations(self, obs: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
+        """Splits windows `[B, stack - 1 + 1 + n, ...]` into the steps' observations and the bootstraps'."""
+        stack = self.spec.stack
+        if not stack:
+            return obs[:, 0], obs[torch.arange(len(obs), device=obs.device), bootstrap]
+        places = bootstrap[:, None] + torch.arange(stack, device=obs.device)
+        return obs[:, :stack], obs[torch.arange(len(obs), device=obs.device)[:, None], places]
+
+    @torch.no_grad()
+    def _target(self, reward: Tensor, discount: Tensor, next_obs: Tensor, target: QNetwork) -> Tensor:
+        q_next = target(next_obs)
+        if self.config.double:
+            return returns.double_q_target(reward, discount, self._online(next_obs), q_next)
+        return returns.q_target(reward, discount, q_next)
+
+    # ----------------------------------------------------------------- state
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Online and target weights, optimiser moments, update count."""
+        learning = self._start_learning()
+        arrays = {f"online/{k}": v.copy() for k, v in self.params().items()}
+        arrays |= {
+            f"target/{k}": v.detach().cpu().numpy().copy() for k, v in learning.target.state_dict().items()
+        }
+        for index, slots in learning.optimizer.state_dict()["state"].items():
+            for name, value in slots.items():
+                arrays[f"optimizer/{index}/{name}"] = torch.as_tensor(value).detach().cpu().numpy().copy()
+        return arrays, {"algorithm": "apex", "updates": learning.updates}
+
+    def load_state(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
+        """Restores what `state` gave."""
+        if meta.get("algorithm") != "apex":
+            raise CheckpointError(f"the checkpoint is of algorithm {meta.get('algorithm')!r}, not 'apex'")
+        learning = self._start_learning()
+        try:
+            self._online.load_state_dict(_tensors(_below("online/", arrays)))
+            learning.target.load_state_dict(_tensors(_below("target/", arrays)))
+            learning.load_optimizer(_below("optimizer/", arrays))
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint does not fit this network: {_first_line(error)}") from None
+        learning.updates = int(meta["updates"])
+
+    # --------------------------------------------------------------- helpers
+
+    def _network(self) -> QNetwork:
+        config, spec = self.config, self.spec
+        torso = config.torso
+        if torso == "auto":
+            torso = "nature" if spec.pixels else "mlp"
+        try:
+            network = QNetwork(
+                spec.obs_shape, spec.num_actions, torso, config.hidden_units, config.mlp_units, config.dueling
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"agent.torso {torso!r} does not suit {spec.id}: {error}; try --agent.torso mlp"
+            ) from None
+        return network.to(self._device)
+
+    def _start_learning(self) -> _Learning:
+        """The target network and optimiser, made on first use: an actor never needs them."""
+        if self._learning is None:
+            self._learning = _Learning(self.config, self._online, self._network())
+        return self._learning
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+class _Learning:
+    """What only the learner holds: target network, optimiser, update count."""
+
+    def __init__(self, config: ApexConfig, online: QNetwork, target: QNetwork) -> None:
+        self.target = target
+        self.target.load_state_dict(online.state_dict())
+        self.target.requires_grad_(False)
+        self.updates = 0
+        self.optimizer: torch.optim.Optimizer
+        if config.optimizer == "adam":
+            self.optimizer = torch.optim.Adam(
+                online.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
+            )
+        else:
+            self.optimizer = torch.optim.RMSprop(
+                online.parameters(),
+                lr=config.learning_rate,
+                alpha=config.rmsprop_decay,
+                eps=config.optimizer_epsilon,
+                centered=True,
+            )
+
+    def load_optimizer(self, arrays: dict[str, np.ndarray]) -> None:
+        """Puts saved moments back; learning rate and the like stay as configured now."""
+        state: dict[int, dict[str, Tensor]] = {}
+        for path, array in arrays.items():
+            index, name = path.split("/")
+            state.setdefault(int(index), {})[name] = torch.from_numpy(array.copy())
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+
+
+def _tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+
+def _below(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,166 @@
+"""Turns one slot's stream of steps into chunks of n-step items with initial priorities."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.data.fields import Chunk, FieldSpec
+
+
+def n_step_fields(
+    obs_shape: tuple[int, ...], obs_dtype: str, stack: int, n_steps: int
+) -> tuple[FieldSpec, ...]:
+    """Fields of an n-step item: everything that a Q-learning update needs, each observation stored once.
+
+    Args:
+      obs_shape: shape of one whole observation; `(stack, H, W)` when `stack` is not 0.
+      obs_dtype: numpy name of its dtype.
+      stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
+      n_steps: steps over which rewards are summed.
+
+    Returns:
+      `obs`: an item sees `stack - 1 + 1 + n` single frames (or `1 + n` whole observations), so that the
+      observation of its step starts at entry 0 and that of the bootstrap at entry `bootstrap_steps`;
+      `action` int32; `reward` float32, the discounted n-step sum; `discount` float32, what multiplies the
+      bootstrap value (0 after a termination); `bootstrap_steps` uint8 in 1..n.
+    """
+    if stack:
+        obs = FieldSpec("obs", obs_dtype, obs_shape[1:], before=stack - 1, after=n_steps, compress=True)
+    else:
+        obs = FieldSpec("obs", obs_dtype, obs_shape, before=0, after=n_steps)
+    return (
+        obs,
+        FieldSpec("action", "int32", ()),
+        FieldSpec("reward", "float32", ()),
+        FieldSpec("discount", "float32", ()),
+        FieldSpec("bootstrap_steps", "uint8", ()),
+    )
+
+
+class NStepAccumulator:
+    """Builds n-step items of one slot.
+
+    Windows never cross an episode's end. The last `n - 1` steps of an episode become items with shorter sums:
+    without bootstrap after a termination, with the value of the true final observation after a truncation.
+
+    The priority of an item is `|R + discount * value_max(bootstrap) - value_taken|` from values that acting
+    computed anyway (Horgan et al. 2018, section 3), so items of a running episode come `n` steps late.
+    """
+
+    def __init__(self, n_steps: int, gamma: float, chunk_steps: int, stack: int) -> None:
+        """`stack` is the number of frames per stacked-pixel observation, 0 for whole observations."""
+        if n_steps < 1 or chunk_steps < 1:
+            raise ValueError("n_steps and chunk_steps must be at least 1")
+        self._n = n_steps
+        self._gamma = gamma
+        self._chunk_steps = chunk_steps
+        self._stack = stack
+        self._powers = gamma ** np.arange(n_steps + 1, dtype=np.float64)
+        self._frames: list[np.ndarray] = []
+        self._actions: list[int] = []
+        self._rewards: list[float] = []
+        self._taken: list[float] = []
+        self._max: list[float] = []
+        self._version = 0
+
+    def start(self, obs: np.ndarray) -> None:
+        """Begins an episode at `obs`; steps of an unfinished one are forgotten (`flush` keeps them)."""
+        self._frames = [frame.copy() for frame in obs] if self._stack else [obs.copy()]
+        self._actions, self._rewards, self._taken, self._max = [], [], [], []
+
+    def add(
+        self,
+        action: int,
+        reward: float,
+        value_taken: float,
+        value_max: float,
+        next_obs: np.ndarray,
+        terminated: bool,
+        truncated: bool,
+        final_value: float = 0.0,
+        version: int = 0,
+    ) -> list[Chunk]:
+        """Appends one step and returns the chunks that it completed.
+
+        Args:
+          action: what was done at the newest observation.
+          reward: what it earned, clipped as the learner should see it.
+          value_taken: Q of that action at that observation.
+          value_max: the largest Q at that observation.
+          next_obs: the observation that followed; at an episode's end the true last one. Copied.
+          terminated: the episode ended and nothing follows: no bootstrap.
+          truncated: the episode was cut: bootstrap from `final_value`.
+          final_value: the largest Q at `next_obs`, needed only when truncated.
+          version: parameter version that chose the action.
+
+        After `terminated` or `truncated` call `start` before the next `add`.
+        """
+        self._actions.append(action)
+        self._rewards.append(reward)
+        self._taken.append(value_taken)
+        self._max.append(value_max)
+        self._frames.append((next_obs[-1] if self._stack else next_obs).copy())
+        self._version = version
+        if terminated or truncated:
+            return [
+                self._cut(
+                    len(self._actions),
+                    bootstrap=0.0 if terminated else final_value,
+                    ended=True,
+                    terminated=terminated,
+                )
+            ]
+        if len(self._actions) == self._chunk_steps + self._n:
+            return [self._cut(self._chunk_steps)]
+        return []
+
+    def flush(self) -> list[Chunk]:
+        """Returns the items that are complete now; the newest `n` steps of the episode stay behind."""
+        ready = len(self._actions) - self._n
+        return [self._cut(ready)] if ready > 0 else []
+
+    def _cut(
+        self, steps: int, bootstrap: float = 0.0, ended: bool = False, terminated: bool = False
+    ) -> Chunk:
+        """Makes a chunk of the first `steps` steps and forgets them."""
+        n, known = self._n, len(self._actions)
+        windows = np.minimum(n, known - np.arange(steps))
+        rewards = np.zeros(steps + n, np.float64)
+        available = min(known, steps + n)
+        rewards[:available] = self._rewards[:available]
+        # Steps beyond the episode hold reward 0, so every window may sum all n places.
+        returns = np.lib.stride_tricks.sliding_window_view(rewards, n)[:steps] @ self._powers[:n]
+        values = np.full(steps + n, bootstrap, np.float64)
+        values[:available] = self._max[:available]
+        last = np.arange(steps) + windows
+        discounts = self._powers[windows]
+        if ended:
+            values[known:] = bootstrap
+            if terminated:
+                discounts = np.where(last == known, 0.0, discounts)
+        priorities = np.abs(returns + discounts * values[last] - np.asarray(self._taken[:steps]))
+        chunk = Chunk(
+            fields={
+                "obs": self._observations(steps),
+                "action": np.asarray(self._actions[:steps], np.int32),
+                "reward": returns.astype(np.float32),
+                "discount": discounts.astype(np.float32),
+                "bootstrap_steps": windows.astype(np.uint8),
+            },
+            steps=steps,
+            offsets=np.arange(steps, dtype=np.int32),
+            lengths=np.ones(steps, np.int32),
+            priorities=priorities,
+            version=self._version,
+        )
+        for kept in (self._actions, self._rewards, self._taken, self._max):
+            del kept[:steps]
+        del self._frames[:steps]
+        return chunk
+
+    def _observations(self, steps: int) -> np.ndarray:
+        """Entries of the `obs` field; an ended episode repeats its last frame, which no bootstrap reads."""
+        wanted = (self._stack - 1 if self._stack else 0) + steps + self._n
+        frames = self._frames[:wanted]
+        frames = frames + [frames[-1]] * (wanted - len(frames))
+        return np.stack(frames)

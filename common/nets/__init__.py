@@ -1,0 +1,1 @@
+"""Neural networks: torsos, cores and heads."""

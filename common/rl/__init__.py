@@ -1,0 +1,1 @@
+"""Pure functions of reinforcement learning: targets, losses, corrections."""

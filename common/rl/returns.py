@@ -1,0 +1,45 @@
+"""Targets and transforms of value learning. All functions are pure and broadcast over leading dimensions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def double_q_target(reward: Tensor, discount: Tensor, q_next_online: Tensor, q_next_target: Tensor) -> Tensor:
+    """n-step double Q-learning target, `R + discount * Q_target(s', argmax_a Q_online(s', a))`.
+
+    Args:
+      reward: `[B]` float, discounted sum of the rewards up to the bootstrap.
+      discount: `[B]` float, `gamma ** n`, or 0 where the episode terminated.
+      q_next_online: `[B, A]` float, chooses the action.
+      q_next_target: `[B, A]` float, values it.
+
+    Returns:
+      `[B]` float. Source: van Hasselt et al. 2016, equation 4; n-step as Horgan et al. 2018, section 3.
+    """
+    action = q_next_online.argmax(dim=-1, keepdim=True)
+    return reward + discount * q_next_target.gather(-1, action).squeeze(-1)
+
+
+def q_target(reward: Tensor, discount: Tensor, q_next_target: Tensor) -> Tensor:
+    """n-step Q-learning target, `R + discount * max_a Q_target(s', a)`; shapes as `double_q_target`."""
+    return reward + discount * q_next_target.amax(dim=-1)
+
+
+def signed_hyperbolic(x: Tensor, epsilon: float = 1e-3) -> Tensor:
+    """Value rescaling `sign(x) (sqrt(|x| + 1) - 1) + epsilon x` (Pohlen et al. 2018, proposition A.2)."""
+    return torch.sign(x) * (torch.sqrt(torch.abs(x) + 1.0) - 1.0) + epsilon * x
+
+
+def signed_parabolic(x: Tensor, epsilon: float = 1e-3) -> Tensor:
+    """Inverse of `signed_hyperbolic` for the same `epsilon` > 0 (Pohlen et al. 2018, proposition A.2)."""
+    root = torch.sqrt(1.0 + 4.0 * epsilon * (torch.abs(x) + 1.0 + epsilon))
+    return torch.sign(x) * (torch.square((root - 1.0) / (2.0 * epsilon)) - 1.0)
+
+
+def huber(error: Tensor, delta: float = 1.0) -> Tensor:
+    """Huber loss of each error: quadratic within `delta`, linear with slope `delta` beyond (Huber 1964)."""
+    size = error.abs()
+    quadratic = size.clamp(max=delta)
+    return 0.5 * quadratic.square() + delta * (size - quadratic)

@@ -1,0 +1,154 @@
+"""Collects what every service measured and writes it: CSV, TensorBoard, the status file for the panel."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import defaultdict, deque
+from pathlib import Path
+from typing import Any
+
+from common.runtime.files import atomic_write
+from common.runtime.metrics import MetricsWriter
+from common.stats import human_normalized
+from common.wire.control import ControlServer, Telemetry
+from services.learner.counters import RunCounters
+
+log = logging.getLogger(__name__)
+
+STATUS_PERIOD_S = 1.0
+RATE_WINDOW_S = 30.0
+IMMEDIATE = ("eval/",)
+"""Metrics that are written when they arrive; others once per `run.log_every_s`, with their newest value."""
+
+
+class Reporter:
+    """The run's record. Called from the learner's loop; does something only a few times a second."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        env_id: str,
+        total_steps: int,
+        log_every_s: float,
+        counters: RunCounters,
+        resumed_steps: int | None,
+    ) -> None:
+        self.writer = MetricsWriter(run_dir, resumed_steps=resumed_steps)
+        self._status_path = run_dir / "status.json"
+        self._env_id = env_id
+        self._total_steps = total_steps
+        self._log_every_s = log_every_s
+        self._counters = counters
+        self._newest: dict[str, dict[str, float]] = defaultdict(dict)
+        self._episodes: list[tuple[float, float]] = []
+        self._history: deque[tuple[float, int, int, float]] = deque()
+        self._next_rows = time.monotonic() + log_every_s
+        self._next_status = 0.0
+        self.evaluated_version = -1
+
+    def note(self, source: str, metrics: dict[str, float]) -> None:
+        """Keeps values until the next row is due."""
+        self._newest[source].update(metrics)
+
+    def collect(self, telemetry: Telemetry) -> None:
+        """Takes in one message of a service."""
+        metrics = dict(telemetry.metrics)
+        steps = metrics.pop("actor/steps", None)
+        if steps is not None:
+            self._counters.report_steps(telemetry.incarnation, int(steps))
+        for episode in telemetry.extra.get("episodes", ()):
+            self._episodes.append((float(episode[0]), float(episode[1])))
+        immediate = {k: v for k, v in metrics.items() if k.startswith(IMMEDIATE)}
+        if immediate:
+            self._write(telemetry.source, immediate)
+            self.evaluated_version = max(self.evaluated_version, int(immediate.get("eval/version", -1)))
+            log.info(
+                "evaluation of version %d: return %.2f",
+                immediate.get("eval/version", -1),
+                immediate.get("eval/episode_return", float("nan")),
+            )
+        self.note(telemetry.source, {k: v for k, v in metrics.items() if k not in immediate})
+        video = telemetry.blobs.get("video")
+        if video is not None:
+            self.writer.add_video(telemetry.source, "eval/video", video, steps=self._counters.steps)
+
+    def tick(self, control: ControlServer, waited_s: float, note: str = "", force: bool = False) -> None:
+        """Writes what is due. `waited_s` is how long the learner has waited for batches in all."""
+        now = time.monotonic()
+        if force or now >= self._next_status:
+            self._next_status = now + STATUS_PERIOD_S
+            self._measure_rates(now, waited_s)
+            self._write_status(control, note)
+        if force or now >= self._next_rows:
+            self._next_rows = now + self._log_every_s
+            self._write_rows()
+
+    def close(self) -> None:
+        """Writes the rest and closes the files."""
+        self._write_rows()
+        self.writer.close()
+
+    def _measure_rates(self, now: float, waited_s: float) -> None:
+        counters = self._counters
+        self._history.append((now, counters.steps, counters.updates, waited_s))
+        while now - self._history[0][0] > RATE_WINDOW_S:
+            self._history.popleft()
+        then, steps, updates, waited = self._history[0]
+        if now > then:
+            span = now - then
+            rates = {
+                "speed/steps_per_s": (counters.steps - steps) / span,
+                "speed/frames_per_s": (counters.steps - steps) / span * counters.frames_per_step,
+                "speed/updates_per_s": (counters.updates - updates) / span,
+                "learner/wait_share": min(1.0, (waited_s - waited) / span),
+                "params/version": float(counters.version),
+            }
+            self.note("learner", rates)
+
+    def _write_rows(self) -> None:
+        if self._episodes:
+            count = len(self._episodes)
+            score = sum(e[0] for e in self._episodes) / count
+            row = {
+                "train/episode_return": score,
+                "train/episode_length": sum(e[1] for e in self._episodes) / count,
+                "train/episodes": float(count),
+            }
+            normalized = human_normalized(self._env_id, score)
+            if normalized is not None:
+                row["train/human_normalized"] = normalized
+            self._write("actors", row)
+            self._episodes.clear()
+        for source, metrics in self._newest.items():
+            self._write(source, metrics)
+        self._newest.clear()
+        self.writer.flush()
+
+    def _write(self, source: str, metrics: dict[str, float]) -> None:
+        counters = self._counters
+        self.writer.add(
+            source, metrics, steps=counters.steps, frames=counters.frames, updates=counters.updates
+        )
+
+    def _write_status(self, control: ControlServer, note: str) -> None:
+        metrics = dict(self.writer.last)
+        for newest in self._newest.values():
+            metrics.update(newest)
+        counters = self._counters
+        status: dict[str, Any] = {
+            "wall_s": self.writer.wall_s,
+            "steps": counters.steps,
+            "frames": counters.frames,
+            "updates": counters.updates,
+            "version": counters.version,
+            "total_steps": self._total_steps,
+            "note": note,
+            "metrics": metrics,
+            "peers": control.peers(),
+        }
+        try:
+            atomic_write(self._status_path, json.dumps(status, default=str).encode(), durable=False)
+        except OSError as error:
+            log.warning("cannot write %s: %s", self._status_path, error)

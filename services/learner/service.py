@@ -1,0 +1,204 @@
+"""The learner: turns sampled batches into better parameters, and keeps the run's record."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import zmq
+
+from common.agents import make_agent
+from common.config import Config, structural_hash
+from common.envs import make_spec
+from common.errors import CheckpointError, ConfigError
+from common.rl.replay import annealed, importance_weights
+from common.runtime import Deadline, StopSignal
+from common.runtime.checkpoint import load_newest, save_checkpoint
+from common.runtime.logging import Throttle
+from common.wire.control import ControlServer
+from services.learner.counters import RunCounters
+from services.learner.prefetch import Prefetcher, ReadyBatch
+from services.learner.reporter import Reporter
+
+log = logging.getLogger(__name__)
+
+METRICS_PERIOD_UPDATES = 20
+"""Scalars of an update are read this often: reading one from a GPU waits for everything before it."""
+FINAL_EVALUATION_S = 120.0
+"""How long the end of a run waits for the last evaluation."""
+
+
+class Learner:
+    """One run's learner. `run` returns when the run is complete or a stop was asked for."""
+
+    def __init__(self, config: Config, run_dir: Path, *, resume: bool, stop: StopSignal) -> None:
+        self.config = config
+        self.stop = stop
+        self._checkpoints = run_dir / "checkpoints"
+        if config.learner.device != "cpu" and not torch.cuda.is_available():
+            raise ConfigError(f"learner.device is {config.learner.device!r} but torch finds no CUDA; use cpu")
+        torch.set_num_threads(config.learner.torch_threads)
+        self.spec = make_spec(config.env)
+        self.agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
+        self.counters = RunCounters(self.spec.frames_per_step)
+        if resume:
+            self._restore()
+        self._context = zmq.Context()
+        net = config.net
+        self.control = ControlServer(
+            self._context,
+            net.control,
+            net.announce,
+            config_dict=config.to_dict(),
+            structural_hash=structural_hash(config),
+            total_slots=config.total_slots,
+            heartbeat_s=net.heartbeat_s,
+            liveness_s=net.liveness_s,
+        )
+        self.prefetch = Prefetcher(
+            self._context,
+            self.control.shards,
+            batch_size=config.replay.batch_size,
+            depth=config.learner.prefetch,
+            incarnation=secrets.randbits(63),
+        )
+        self.reporter = Reporter(
+            run_dir,
+            config.env.id,
+            config.run.total_steps,
+            config.run.log_every_s,
+            self.counters,
+            self.counters.steps if resume else None,
+        )
+        self._throttle = Throttle(10.0)
+        self._next_checkpoint = time.monotonic() + config.learner.checkpoint_period_s
+
+    def run(self) -> None:
+        """The main loop."""
+        self.control.start()
+        self.prefetch.start()
+        try:
+            self._publish()
+            if not self.counters.updates:
+                self._checkpoint()  # from the first second on there is something to resume from
+            while not self.stop and not self._complete():
+                batch = self.prefetch.get(timeout_s=0.25)
+                if batch is None:
+                    self._say_who_waits()
+                else:
+                    self._learn(batch)
+                self._keep_house()
+            self._checkpoint()
+            if self._complete():
+                self._finish()
+        finally:
+            self._close()
+
+    def _complete(self) -> bool:
+        return self.counters.steps >= self.config.run.total_steps
+
+    def _learn(self, batch: ReadyBatch) -> None:
+        """One update, its priorities, and every so often a new parameter version."""
+        replay, counters = self.config.replay, self.counters
+        beta = annealed(
+            replay.importance_exponent,
+            replay.importance_exponent_final,
+            counters.updates,
+            replay.importance_anneal_updates,
+        )
+        sample = batch.sample
+        # Every shard serves equally many batches, so an item's chance is its chance there over their number.
+        weights = importance_weights(
+            sample.probabilities / batch.shards, sample.table_items * batch.shards, beta
+        )
+        counters.updates += 1
+        measure = counters.updates % METRICS_PERIOD_UPDATES == 0
+        update = self.agent.update(sample.fields, weights, want_metrics=measure)
+        self.prefetch.put_priorities(batch, update.priorities)
+        if measure:
+            lag = np.maximum(0, counters.version - sample.versions).mean()
+            self.reporter.note(
+                "learner", {**update.metrics, "learner/beta": beta, "replay/sampled_staleness": float(lag)}
+            )
+        if counters.updates % self.config.learner.publish_period_updates == 0:
+            self._publish()
+
+    def _publish(self) -> None:
+        self.counters.version += 1
+        self.control.publish(self.counters.version, self.agent.params())
+
+    def _keep_house(self) -> None:
+        """What has to be done now and then, between two updates."""
+        for telemetry in self.control.drain_telemetry():
+            self.reporter.collect(telemetry)
+        self.control.set_state(steps=self.counters.steps, updates=self.counters.updates, stopping=False)
+        self.reporter.tick(self.control, self.prefetch.waited_s)
+        if time.monotonic() >= self._next_checkpoint:
+            self._checkpoint()
+
+    def _say_who_waits(self) -> None:
+        if self._throttle("wait"):
+            log.info("learner waits for batches: %s", self.prefetch.wait_reason)
+
+    def _finish(self) -> None:
+        """Publishes the last parameters and waits, within a limit, until they have been evaluated."""
+        self._publish()
+        self.control.set_state(steps=self.counters.steps, updates=self.counters.updates, stopping=True)
+        if not self.config.evaluator.enabled:
+            return
+        deadline = Deadline(FINAL_EVALUATION_S)
+        while not self.stop and not deadline.expired and self.control.has_role("evaluator"):
+            if self.reporter.evaluated_version >= self.counters.version:
+                return
+            if self._throttle("final"):
+                log.info(
+                    "learner waits for the evaluator's last evaluation, at most %.0f s", deadline.remaining_s
+                )
+            for telemetry in self.control.drain_telemetry():
+                self.reporter.collect(telemetry)
+            self.reporter.tick(self.control, self.prefetch.waited_s, note="last evaluation")
+            self.stop.wait(0.1)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _checkpoint(self) -> None:
+        arrays, agent_meta = self.agent.state()
+        arrays["rng/torch"] = torch.get_rng_state().numpy()
+        meta: dict[str, Any] = {
+            **self.counters.to_meta(),
+            "agent": agent_meta,
+            "config": self.config.to_dict(),
+            "structural_hash": structural_hash(self.config),
+        }
+        try:
+            path = save_checkpoint(self._checkpoints, arrays, meta, keep=self.config.learner.keep_checkpoints)
+            log.info("checkpoint %s (%d updates)", path.name, self.counters.updates)
+        except CheckpointError as error:
+            # A full disk must not end the training: the previous checkpoint stays valid.
+            log.error("%s", error)
+        self._next_checkpoint = time.monotonic() + self.config.learner.checkpoint_period_s
+
+    def _restore(self) -> None:
+        arrays, meta, path = load_newest(self._checkpoints)
+        if meta.get("structural_hash") != structural_hash(self.config):
+            raise CheckpointError(
+                f"{path} was written with other structural fields; resume with the run's own config.toml"
+            )
+        self.agent.load_state({k: v for k, v in arrays.items() if not k.startswith("rng/")}, meta["agent"])
+        torch.set_rng_state(torch.from_numpy(arrays["rng/torch"].copy()))
+        self.counters.load_meta(meta)
+        log.info(
+            "resumed from %s: %d steps, %d updates", path.name, self.counters.steps, self.counters.updates
+        )
+
+    def _close(self) -> None:
+        self.prefetch.stop()
+        self.reporter.tick(self.control, self.prefetch.waited_s, note="stopped", force=True)
+        self.reporter.close()
+        self.control.stop()
+        self._context.destroy(linger=1000)

@@ -1,0 +1,192 @@
+import numpy as np
+import pytest
+import torch
+
+from common.agents import make_agent
+from common.agents.apex import PRIORITY_FLOOR, ApexConfig
+from common.envs import EnvSpec
+from common.errors import CheckpointError, ConfigError
+from common.rl.replay import importance_weights
+
+VECTOR = EnvSpec("test:vector", (3,), "float32", 4, 0, 1, False)
+PIXELS = EnvSpec("test:pixels", (4, 84, 84), "uint8", 6, 4, 4, True)
+
+
+def batch_of(rng, spec, size, n=3):
+    window = (spec.stack + n if spec.stack else 1 + n, *spec.obs_shape[1 if spec.stack else 0 :])
+    obs = rng.integers(0, 255, (size, *window)).astype(spec.obs_dtype)
+    steps = rng.integers(1, n + 1, (size, 1)).astype(np.uint8)
+    return {
+        "obs": obs,
+        "action": rng.integers(0, spec.num_actions, (size, 1)).astype(np.int32),
+        "reward": rng.normal(size=(size, 1)).astype(np.float32),
+        "discount": np.where(rng.random((size, 1)) < 0.2, 0.0, 0.99**steps).astype(np.float32),
+        "bootstrap_steps": steps,
+    }
+
+
+@pytest.mark.parametrize("spec", [VECTOR, PIXELS], ids=["vector", "pixels"])
+@pytest.mark.parametrize("dueling", [True, False])
+@pytest.mark.parametrize("double", [True, False])
+def test_priorities_are_the_td_errors_computed_by_hand(spec, dueling, double):
+    rng = np.random.default_rng(0)
+    agent = make_agent(
+        ApexConfig(hidden_units=16, mlp_units=(8,), dueling=dueling, double=double), spec, seed=1
+    )
+    batch = batch_of(rng, spec, 7)
+    for _ in range(3):  # move the online network away from the target
+        agent.update(batch, np.ones(7, np.float32))
+    arrays, meta = agent.state()
+
+    def q_values(network, obs):
+        probe = make_agent(agent.config, spec, seed=2)
+        probe.load_params({k.removeprefix(network): v for k, v in arrays.items() if k.startswith(network)})
+        with torch.no_grad():
+            return probe._online(torch.from_numpy(obs)).numpy()
+
+    width = spec.stack or 1
+    now = np.stack([row[:width] if spec.stack else row[0] for row in batch["obs"]])
+    then = np.stack(
+        [row[m : m + width] if spec.stack else row[m]
+         for row, m in zip(batch["obs"], batch["bootstrap_steps"][:, 0], strict=True)]
+    )  # fmt: skip
+    q, online, target = q_values("online/", now), q_values("online/", then), q_values("target/", then)
+    chosen = (online if double else target).argmax(1)
+    rows = np.arange(7)
+    goal = batch["reward"][:, 0] + batch["discount"][:, 0] * target[rows, chosen]
+    want = np.abs(goal - q[rows, batch["action"][:, 0]]) + PRIORITY_FLOOR
+    got = agent.update(batch, np.ones(7, np.float32)).priorities
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert meta["updates"] == 3
+
+
+def test_dueling_advantages_have_mean_zero():
+    agent = make_agent(ApexConfig(hidden_units=16, mlp_units=(8,)), VECTOR, seed=0)
+    net = agent._online
+    obs = torch.randn(5, 3)
+    with torch.no_grad():
+        hidden = torch.relu(net.hidden(net.torso(obs)))
+        value = net.value(hidden[:, 16:])
+        np.testing.assert_allclose(net(obs).mean(1, keepdim=True).numpy(), value.numpy(), rtol=1e-5)
+
+
+def test_weights_scale_the_gradient():
+    rng = np.random.default_rng(0)
+    batch = batch_of(rng, VECTOR, 2)
+    config = ApexConfig(hidden_units=16, mlp_units=(8,))
+    first = make_agent(config, VECTOR, seed=0)
+    first.update(batch, np.array([1.0, 0.0], np.float32))
+    only = {k: np.repeat(v[:1], 2, axis=0) for k, v in batch.items()}
+    second = make_agent(config, VECTOR, seed=0)
+    second.update(only, np.array([0.5, 0.5], np.float32))
+    for name, value in first.params().items():
+        np.testing.assert_allclose(value, second.params()[name], rtol=1e-4, atol=1e-6)
+
+
+def test_target_follows_after_its_period():
+    rng = np.random.default_rng(0)
+    agent = make_agent(
+        ApexConfig(hidden_units=8, mlp_units=(8,), target_update_period_updates=3), VECTOR, seed=0
+    )
+    batch, weights = batch_of(rng, VECTOR, 4), np.ones(4, np.float32)
+
+    def differs():
+        arrays, _ = agent.state()
+        return any(
+            not np.array_equal(v, arrays["target/" + k[7:]]) for k, v in arrays.items() if k[:7] == "online/"
+        )
+
+    seen = []
+    for _ in range(6):
+        agent.update(batch, weights)
+        seen.append(differs())
+    assert seen == [True, True, False, True, True, False]
+
+
+def test_exploration_ladder():
+    agent = make_agent(ApexConfig(hidden_units=8), VECTOR, seed=0)
+    np.testing.assert_allclose(
+        agent.slot_epsilons([0, 1, 359], 360), [0.4, 0.4 ** (1 + 7 / 359), 0.4**8], rtol=1e-6
+    )
+    np.testing.assert_allclose(agent.slot_epsilons([0], 1), [0.4], rtol=1e-6)
+
+
+def test_acting_explores_as_often_as_told():
+    agent = make_agent(ApexConfig(hidden_units=8, mlp_units=(8,)), VECTOR, seed=0)
+    rng = np.random.default_rng(0)
+    obs = np.tile(rng.normal(size=(1, 3)).astype(np.float32), (4000, 1))
+    epsilon = np.repeat(np.array([0.0, 0.5], np.float32), 2000)
+    act = agent.act(obs, epsilon, rng)
+    greedy = act.action[0]
+    assert (act.action[:2000] == greedy).all()
+    assert np.mean(act.action[2000:] != greedy) == pytest.approx(0.5 * 3 / 4, abs=0.05)
+    np.testing.assert_allclose(act.value_max, agent.values(obs), rtol=1e-6)
+    assert (act.value_taken <= act.value_max).all()
+
+
+def test_state_round_trip_continues_exactly():
+    rng = np.random.default_rng(0)
+    for optimizer in ("adam", "rmsprop"):
+        config = ApexConfig(
+            hidden_units=8, mlp_units=(8,), optimizer=optimizer, target_update_period_updates=2
+        )
+        batches = [batch_of(rng, VECTOR, 4) for _ in range(6)]
+        weights = np.ones(4, np.float32)
+        first = make_agent(config, VECTOR, seed=0)
+        for batch in batches[:3]:
+            first.update(batch, weights)
+        second = make_agent(config, VECTOR, seed=9)
+        second.load_state(*first.state())
+        for batch in batches[3:]:
+            one, two = first.update(batch, weights), second.update(batch, weights)
+            np.testing.assert_array_equal(one.priorities, two.priorities)
+        with pytest.raises(CheckpointError):
+            make_agent(ApexConfig(hidden_units=9), VECTOR, seed=0).load_state(*first.state())
+
+
+def test_parameters_of_another_network_are_refused():
+    small = make_agent(ApexConfig(hidden_units=8, mlp_units=(8,)), VECTOR, seed=0)
+    with pytest.raises(ConfigError, match="do not fit"):
+        small.load_params(make_agent(ApexConfig(hidden_units=9, mlp_units=(8,)), VECTOR, seed=0).params())
+    with pytest.raises(ConfigError, match="torso"):
+        make_agent(ApexConfig(torso="nature"), EnvSpec("x", (4, 20, 20), "uint8", 2, 4, 1, True), seed=0)
+
+
+def test_learns_a_chain():
+    """Five states in a row, reward only at the right end: the greedy policy must walk right everywhere."""
+    spec = EnvSpec("test:chain", (5,), "float32", 2, 0, 1, False)
+    config = ApexConfig(
+        hidden_units=32, mlp_units=(32,), optimizer="adam", learning_rate=3e-3, gamma=0.9, n_steps=1,
+        target_update_period_updates=50,
+    )  # fmt: skip
+    agent = make_agent(config, spec, seed=0)
+    rng = np.random.default_rng(0)
+    eye = np.eye(5, dtype=np.float32)
+    items = []
+    for _ in range(80):
+        accumulator, state = agent.accumulator(8), 2
+        accumulator.start(eye[state])
+        for t in range(20):
+            act = agent.act(eye[state][None], np.ones(1, np.float32), rng)
+            state = min(4, state + 1) if act.action[0] else max(0, state - 1)
+            done, cut = state == 4, t == 19
+            final = float(agent.values(eye[state][None])[0])
+            for chunk in accumulator.add(
+                int(act.action[0]), float(done), act.value_taken[0], act.value_max[0], eye[state],
+                done, cut and not done, final,
+            ):  # fmt: skip
+                items += [
+                    {k: v[o : o + (2 if k == "obs" else 1)] for k, v in chunk.fields.items()}
+                    for o in chunk.offsets
+                ]
+            if done:
+                break
+    for _ in range(600):
+        picked = rng.integers(0, len(items), 32)
+        batch = {k: np.stack([items[i][k] for i in picked]) for k in items[0]}
+        agent.update(
+            batch, importance_weights(np.full(32, 1 / len(items)), len(items), 0.4), want_metrics=False
+        )
+    assert agent.act(eye[:4], np.zeros(4, np.float32), rng).action.tolist() == [1, 1, 1, 1]
+    np.testing.assert_allclose(agent.values(eye[:4]), [0.729, 0.81, 0.9, 1.0], atol=0.08)

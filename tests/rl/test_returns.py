@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.rl import returns
+from common.rl.replay import annealed, importance_weights
+
+
+def test_double_q_target_by_hand():
+    reward, discount = np.array([1.0, -2.0, 3.0]), np.array([0.97, 0.0, 0.5])
+    online = np.array([[1.0, 2.0], [5.0, 4.0], [0.0, -1.0]])
+    target = np.array([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]])
+    want = [reward[i] + discount[i] * target[i, online[i].argmax()] for i in range(3)]
+    got = returns.double_q_target(*map(torch.from_numpy, (reward, discount, online, target)))
+    np.testing.assert_allclose(got.numpy(), want)
+    np.testing.assert_allclose(
+        returns.q_target(*map(torch.from_numpy, (reward, discount, target))).numpy(),
+        reward + discount * target.max(1),
+    )
+
+
+@given(st.floats(-1e4, 1e4), st.sampled_from([1e-3, 1e-2, 0.1]))
+def test_rescaling_has_its_inverse(x, epsilon):
+    value = torch.tensor(x, dtype=torch.float64)
+    h = returns.signed_hyperbolic(value, epsilon)
+    assert h.item() == pytest.approx(
+        np.sign(x) * (np.sqrt(abs(x) + 1) - 1) + epsilon * x, rel=1e-9, abs=1e-12
+    )
+    assert returns.signed_parabolic(h, epsilon).item() == pytest.approx(x, rel=1e-6, abs=1e-6)
+
+
+@given(st.floats(-50, 50), st.sampled_from([0.5, 1.0, 3.0]))
+def test_huber(error, delta):
+    want = 0.5 * error**2 if abs(error) <= delta else delta * (abs(error) - 0.5 * delta)
+    assert returns.huber(torch.tensor(error, dtype=torch.float64), delta).item() == pytest.approx(want)
+
+
+def test_importance_weights_by_hand():
+    probabilities, items, beta = np.array([0.5, 0.1, 0.001]), 100, 0.4
+    raw = (items * probabilities) ** -beta
+    weights = importance_weights(probabilities, items, beta)
+    np.testing.assert_allclose(weights, raw / raw.max(), rtol=1e-6)
+    assert weights.dtype == np.float32
+    np.testing.assert_array_equal(importance_weights(probabilities, items, 0.0), 1.0)
+
+
+def test_full_correction_makes_the_estimate_unbiased():
+    rng = np.random.default_rng(0)
+    values, probabilities = rng.normal(3.0, 1.0, 50), rng.dirichlet(np.ones(50))
+    drawn = rng.choice(50, 200_000, p=probabilities)
+    weights = importance_weights(probabilities[drawn], 50, 1.0).astype(np.float64)
+    assert np.average(values[drawn], weights=weights) == pytest.approx(values.mean(), abs=0.1)
+    assert abs(values[drawn].mean() - values.mean()) > 0.1
+
+
+def test_annealing():
+    assert annealed(0.4, 1.0, 0, 100) == 0.4
+    assert annealed(0.4, 1.0, 50, 100) == pytest.approx(0.7)
+    assert annealed(0.4, 1.0, 500, 100) == 1.0
+    assert annealed(0.4, 1.0, 500, 0) == 0.4
