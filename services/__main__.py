@@ -103,7 +103,7 @@ def _main_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="troupe",
         usage="troupe COMMAND [ARGUMENT ...]",
-        description="Distributed deep reinforcement learning: learner, actors, prioritized replay, evaluator.\n\n"
+        description="Distributed deep reinforcement learning: learner, actors, replay, evaluator.\n\n"
         f"commands (`troupe COMMAND --help` shows the options of one):\n{listing}",
         epilog=f"{_FIELDS_HELP}\n\n{_EXIT_CODES}",
     )

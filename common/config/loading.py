@@ -66,7 +66,7 @@ def load_layers(
 
     Args:
       preset: name of a preset, or path of a TOML file; None means that of the resumed run, if any.
-      file: sweep file, TOML in the form of a preset.
+      file: TOML in the form of a preset: a sweep file, or the complete `config.toml` of a run.
       overrides: command line, `{"section.field": "text"}`; dashes for underscores and short names are fine.
       environ: environment variables; those that begin with `TROUPE_` and hold `__` are read.
       run_config: `config.toml` of a run that is resumed; its operational fields are ignored.
@@ -75,7 +75,7 @@ def load_layers(
     if overrides:
         layers.append(Layer("command line", {_canonical(key): text for key, text in overrides.items()}, True))
     if file is not None:
-        layers.append(Layer(f"sweep file {file}", _flat(read_toml(file), str(file))))
+        layers.append(Layer(f"file {file}", _flat(read_toml(file), str(file))))
     if environ:
         layers.append(_environment(environ))
     if run_config is not None:

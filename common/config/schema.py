@@ -121,9 +121,7 @@ class LearnerConfig(Section):
     checkpoint_period_s: float = tunable(300.0, "Seconds between two checkpoints.", gt=0)
     keep_checkpoints: int = tunable(3, "Newest checkpoints kept.", ge=1)
     torch_threads: int = tunable(1, "Threads of an update on the CPU.", ge=1)
-    device: str = tunable(
-        "cpu", "Where updates run: `cpu`, `cuda` or `cuda:N`.", pattern=r"^(cpu|cuda(:\d+)?)$"
-    )
+    device: Device = tunable("cpu", "Where updates run: `cpu`, `cuda` or `cuda:N`.")
 
 
 class EvaluatorConfig(Section):
