@@ -93,7 +93,7 @@ class QNetwork(nn.Module):
             self.torso = VectorTorso(obs_shape, mlp_units)
         else:
             self.torso = PixelTorso(torso, obs_shape)
-            self.torso.convolutions.to(memory_format=torch.channels_last)
+            self.torso.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dueling = dueling
         self.hidden_units = hidden_units
         streams = 2 if dueling else 1

@@ -58,7 +58,7 @@ class Reporter:
         steps = metrics.pop("actor/steps", None)
         if steps is not None:
             self._counters.report_steps(telemetry.incarnation, int(steps))
-        for episode in telemetry.extra.get("episodes", ()):
+        for episode in telemetry.fields.get("episodes", ()):
             self._episodes.append((float(episode[0]), float(episode[1])))
         immediate = {k: v for k, v in metrics.items() if k.startswith(IMMEDIATE)}
         if immediate:

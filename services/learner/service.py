@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import secrets
 import time
 from pathlib import Path
@@ -134,12 +135,27 @@ class Learner:
 
     def _keep_house(self) -> None:
         """What has to be done now and then, between two updates."""
-        for telemetry in self.control.drain_telemetry():
-            self.reporter.collect(telemetry)
-        self.control.set_state(steps=self.counters.steps, updates=self.counters.updates, stopping=False)
+        self._collect()
+        self.control.set_state(steps=self.counters.steps, updates=self.counters.updates)
         self.reporter.tick(self.control, self.prefetch.waited_s)
         if time.monotonic() >= self._next_checkpoint:
             self._checkpoint()
+
+    def _collect(self) -> None:
+        """Takes in what the services have sent; what a service sends cannot stop the learner."""
+        while True:
+            try:
+                telemetry = self.control.telemetry.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                self.reporter.collect(telemetry)
+            except (TypeError, ValueError, IndexError) as error:
+                if self._throttle(telemetry.source):
+                    log.warning("ignored a report of %s: %s", telemetry.source, error)
+
+    def _evaluator_is_there(self) -> bool:
+        return any(peer["role"] == "evaluator" for peer in self.control.peers())
 
     def _say_who_waits(self) -> None:
         if self._throttle("wait"):
@@ -152,15 +168,14 @@ class Learner:
         if not self.config.evaluator.enabled:
             return
         deadline = Deadline(FINAL_EVALUATION_S)
-        while not self.stop and not deadline.expired and self.control.has_role("evaluator"):
+        while not self.stop and not deadline.expired and self._evaluator_is_there():
             if self.reporter.evaluated_version >= self.counters.version:
                 return
             if self._throttle("final"):
                 log.info(
                     "learner waits for the evaluator's last evaluation, at most %.0f s", deadline.remaining_s
                 )
-            for telemetry in self.control.drain_telemetry():
-                self.reporter.collect(telemetry)
+            self._collect()
             self.reporter.tick(self.control, self.prefetch.waited_s, note="last evaluation")
             self.stop.wait(0.1)
 
