@@ -16,11 +16,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from common.config import Config, Loaded, check_resumable, load_layers, preset_names, preset_summary, to_toml
+from common.config import Config, Loaded, check_resumable, load_layers, preset_names, preset_summary
 from common.config.arguments import split_overrides
 from common.config.loading import read_config
 from common.errors import ConfigError
-from common.runtime.files import atomic_write, make_directory
 from common.runtime.lifecycle import run_main
 
 CONFIG_FILE = "config.toml"
@@ -129,11 +128,7 @@ def _train(words: list[str]) -> int:
     _check_environment(loaded.config)
     stem = Path(options.preset).stem
     run_dir = options.run_dir or Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if run_dir.is_dir() and any(run_dir.iterdir()):
-        raise ConfigError(
-            f"run directory {run_dir} is not empty; `troupe resume {run_dir}` continues it, "
-            "or choose another --run-dir"
-        )
+    _check_unused(run_dir)
     return _launch(loaded.config, run_dir, resume=False, progress=options.progress)
 
 
@@ -155,11 +150,10 @@ def _resume(words: list[str]) -> int:
 
 
 def _launch(config: Config, run_dir: Path, *, resume: bool, progress: bool) -> int:
-    make_directory(run_dir, "run directory")
-    atomic_write(run_dir / CONFIG_FILE, to_toml(config).encode())
     from services import local  # here: the other commands need neither the launcher nor what it imports
 
-    return local.run(config, run_dir, resume=resume, progress=progress)
+    # None: the launcher shows its panel where there is a terminal.
+    return local.run(config, run_dir, resume=resume, progress=None if progress else False)
 
 
 def _evaluate(words: list[str]) -> int:
@@ -292,6 +286,19 @@ def _load(source: str | None, sweep: Path | None, overrides: dict[str, str]) -> 
     if source is not None and Path(source).is_dir():
         return load_layers(None, sweep, overrides, os.environ, run_config=_run_config(Path(source)))
     return load_layers(source, sweep, overrides, os.environ)
+
+
+def _check_unused(run_dir: Path) -> None:
+    """Refuse a directory that holds something; what a start that failed at once leaves behind is nothing."""
+    if (run_dir / CONFIG_FILE).exists():
+        raise ConfigError(
+            f"run directory {run_dir} is not empty; `troupe resume {run_dir}` continues it, "
+            "or choose another --run-dir"
+        )
+    if run_dir.is_dir() and any(
+        path.is_file() and path.name not in (".lock", "launcher.log") for path in run_dir.rglob("*")
+    ):
+        raise ConfigError(f"run directory {run_dir} is not empty and holds no run; choose another --run-dir")
 
 
 def _run_config(run_dir: Path) -> Path:
