@@ -166,6 +166,9 @@ def encode(message: Message, *, limits: Limits = DEFAULT) -> list[Buffer]:
     """
     table: list[dict[str, Any]] = []
     frames: list[Buffer] = [b""]
+    total = sum(array.nbytes for array in message.arrays.values())
+    if len(message.arrays) > limits.arrays or total > limits.total_bytes:
+        raise WireError("too_large", f"{message.type} has {len(message.arrays)} arrays of {total} bytes")
     for name, array in message.arrays.items():
         kind = array.dtype.name
         if kind not in DTYPES:

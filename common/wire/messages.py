@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from common.wire.codec import Limits
+
 # Control: any service <-> the learner's ROUTER.
 HELLO = "HELLO"
 WELCOME = "WELCOME"
@@ -36,17 +38,21 @@ STATUS_OK = "STATUS_OK"
 # Everywhere: the answer to what cannot be answered.
 ERROR = "ERROR"
 
+CONTROL_LIMITS = Limits(array_bytes=1 << 28, total_bytes=1 << 28)
+"""What the learner accepts on its control socket; the largest message is a video."""
+
 ROLES = ("actor", "replay", "evaluator", "viewer")
 """Who may say HELLO. A viewer is anything that only looks: a panel, a stranger's script."""
 
-# Kinds of ERROR on the control socket. The first four are final: saying HELLO again will not help.
+# Kinds of ERROR with which the learner turns a HELLO down.
 REFUSED_VERSION = "version"
 REFUSED_HASH = "hash"
 REFUSED_SUPERSEDED = "superseded"
 REFUSED_BAD_HELLO = "bad_hello"
-NO_SLOTS = "no_slots"  # leases may run out: ask again
-UNKNOWN_PEER = "unknown_peer"  # say HELLO (again): the learner has been restarted, or has given you up
-FINAL_KINDS = frozenset({REFUSED_VERSION, REFUSED_HASH, REFUSED_SUPERSEDED, REFUSED_BAD_HELLO})
+NO_SLOTS = "no_slots"  # leases may run out
+UNKNOWN_PEER = "unknown_peer"  # the learner has been restarted, or has given the peer up
+RETRY_KINDS = frozenset({NO_SLOTS, UNKNOWN_PEER})
+"""After these, HELLO may be said again; every other answer to it is final."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ MESSAGES: dict[str, Spec] = {
         "service -> learner, not answered",
         {
             "metrics": "map of str to number",
-            "extra": "map, whatever is not a number, such as episodes: list of [return, steps]",
+            "fields": "map, whatever is not a number, such as episodes: list of [return, steps]",
         },
         {"*": "blobs by name, such as video: uint8 [T, H, W, 3]"},
     ),

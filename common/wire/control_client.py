@@ -1,0 +1,268 @@
+"""A service's end of the control connection: joins the run, stays in it, fetches parameters, reports metrics.
+
+A thread of its own (`control_link`) owns the sockets. The methods here may be called from any thread and, but
+for `join`, `wait_params` and `close`, return at once.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import socket as host_socket
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from common.errors import PeerError
+from common.wire import messages, sockets
+from common.wire.codec import Message, WireError, encode
+from common.wire.control_link import ControlLink
+from common.wire.member import Member, Params, RunState, Welcome, new_incarnation
+
+__all__ = ["ControlClient", "Params", "RunState", "Welcome", "new_incarnation"]
+
+_log = logging.getLogger(__name__)
+
+_TELEMETRY_BACKLOG = 256
+
+
+class ControlClient:
+    """One service's membership of a run.
+
+    Attributes:
+        name: name of the service, unique in the run.
+        incarnation: random number of this process.
+        telemetry_dropped: reports dropped because they were too large, or the learner was away for too long.
+    """
+
+    def __init__(
+        self,
+        ctx: sockets.Context,
+        control_endpoint: str,
+        *,
+        role: str,
+        name: str,
+        incarnation: int,
+        structural_hash: str | None = None,
+        config_dict: dict[str, Any] | None = None,
+        slots_wanted: int = 0,
+        replay_endpoint: str | None = None,
+        heartbeat_s: float = 1.0,
+        liveness_s: float = 15.0,
+        connect_timeout_s: float = 60.0,
+        security: sockets.Security | None = None,
+    ) -> None:
+        """Prepare to join; nothing is connected before `join`.
+
+        `structural_hash` (with `config_dict`, to name the difference) is given by services that have a config
+        of their own. `heartbeat_s` and `liveness_s` hold until the learner's own values are known.
+        """
+        self.name = name
+        self.incarnation = incarnation
+        self.telemetry_dropped = 0
+        self._endpoint = control_endpoint
+        self._connect_timeout_s = connect_timeout_s
+        self._delivered_session = 0
+        self._member = Member()
+        self._changed = self._member.changed
+        hello = {
+            "role": role,
+            "name": name,
+            "incarnation": incarnation,
+            "hash": structural_hash or "",
+            "slots_wanted": slots_wanted,
+            "replay_endpoint": replay_endpoint or "",
+            "host": host_socket.gethostname(),
+            "pid": os.getpid(),
+            "software": f"troupe {_software_version()}",
+        }
+        self._link = ControlLink(
+            ctx,
+            control_endpoint,
+            self._member,
+            hello,
+            config_dict=config_dict,
+            heartbeat_s=heartbeat_s,
+            liveness_s=liveness_s,
+            security=security,
+        )
+        self._thread: threading.Thread | None = None
+
+    def join(self, timeout_s: float | None = None) -> Welcome:
+        """Join the run and wait to be welcome.
+
+        Raises `ConfigError` where the learner refuses, `PeerError` where it does not answer within
+        `timeout_s` (by default the `connect_timeout_s` of the constructor), or after `close`.
+        """
+        timeout_s = self._connect_timeout_s if timeout_s is None else timeout_s
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._link.run, name=f"control-{self.name}", daemon=True)
+            self._thread.start()
+        member = self._member
+        with self._changed:
+            self._changed.wait_for(
+                lambda: member.welcome or member.failure or self._link.stopped.is_set(), timeout_s
+            )
+            self.check()
+            if member.welcome is None:
+                raise PeerError(
+                    f"{self.name} could not join the learner at {self._endpoint} within {timeout_s:.0f} s"
+                    f" ({member.waiting_for})"
+                )
+            return member.welcome
+
+    def check(self) -> None:
+        """Raise the error that ended the membership for good, if there is one (refused after a restart)."""
+        if self._member.failure is not None:
+            raise self._member.failure
+
+    @property
+    def connected(self) -> bool:
+        """Whether the learner has answered lately."""
+        return self._member.connected
+
+    @property
+    def joins(self) -> int:
+        """How often it has joined; grows when the learner has been away."""
+        return self._member.joins
+
+    @property
+    def rejected(self) -> int:
+        """Messages that the learner could not serve, or that came from it and could not be understood."""
+        return self._member.rejected
+
+    @property
+    def state(self) -> RunState:
+        """The newest known counters of the run."""
+        return self._member.state
+
+    @property
+    def slots(self) -> list[int]:
+        """Exploration slots on lease; they may change when `joins` does."""
+        with self._changed:
+            return self._member.slots()
+
+    @property
+    def shards(self) -> list[str]:
+        """Endpoints of the live replay shards."""
+        with self._changed:
+            return list(self._member.shards)
+
+    def report_error(self, text: str) -> None:
+        """Show `text` (empty: nothing) as this service's last error in the learner's list of peers."""
+        self._member.error = text[:1000]
+
+    def want_params(self) -> None:
+        """Start fetching the newest parameters, unless they are here already."""
+        with self._changed:
+            self._member.want_params = True
+        self._link.waker.wake()
+
+    def params_if_newer(self, version: int) -> Params | None:
+        """The parameters fetched last, if newer than `version`; otherwise starts a fetch of newer ones.
+
+        Never waits: ask again a little later. After the learner has been restarted its parameters count as
+        newer, whatever their number (it may have gone back to a checkpoint).
+        """
+        with self._changed:
+            params = self._member.params
+            if params is not None and (params.session != self._delivered_session or params.version > version):
+                return self._deliver(params)
+            if self._member.has_newest():
+                return None
+        self.want_params()
+        return None
+
+    def wait_params(self, timeout_s: float, newer_than: int = -1) -> Params:
+        """Fetch the newest parameters, and wait for them. Raises `PeerError` after `timeout_s`."""
+        member = self._member
+        deadline_s = time.monotonic() + timeout_s
+        wait_log = sockets.WaitLog()
+        target = member.state  # what is published meanwhile need not be waited for
+
+        def ready() -> bool:
+            params, session = member.params, member.state.session
+            if params is None or params.session != session or params.version <= newer_than:
+                return False
+            return params.version >= target.version or session != target.session
+
+        while True:
+            self.want_params()
+            with self._changed:
+                pause_s = min(0.5, max(0.0, deadline_s - time.monotonic()))
+                self._changed.wait_for(lambda: member.failure or ready(), pause_s)
+                self.check()
+                if ready() and member.params is not None:
+                    return self._deliver(member.params)
+            if time.monotonic() >= deadline_s or self._link.stopped.is_set():
+                why = "it has published none that is newer" if member.connected else "it does not answer"
+                raise PeerError(
+                    f"{self.name} got no parameters from the learner at {self._endpoint}"
+                    f" within {timeout_s:.0f} s ({why})"
+                )
+            if wait_log.due():
+                _log.info(
+                    "%s waits for parameters newer than version %d from the learner at %s since %.0f s",
+                    *(self.name, newer_than, self._endpoint, wait_log.waited_s),
+                )
+
+    def send_telemetry(
+        self,
+        metrics: dict[str, float],
+        blobs: dict[str, np.ndarray | bytes] | None = None,
+        fields: dict[str, Any] | None = None,
+    ) -> bool:
+        """Queue a report; False where it is dropped (and counted) because it is too large.
+
+        While the learner is away the newest few hundred reports are kept. Leave `blobs` alone afterwards.
+        """
+        arrays = {
+            name: np.frombuffer(blob, np.uint8) if isinstance(blob, bytes) else blob
+            for name, blob in (blobs or {}).items()
+        }
+        numbers = {name: float(value) for name, value in metrics.items()}
+        try:
+            frames = encode(
+                Message(messages.TELEMETRY, {"metrics": numbers, "fields": fields or {}}, arrays),
+                limits=messages.CONTROL_LIMITS,
+            )
+        except WireError as error:
+            self.telemetry_dropped += 1
+            _log.warning("%s drops a report: %s", self.name, error)
+            return False
+        with self._changed:
+            self._member.telemetry.append(frames)
+            while len(self._member.telemetry) > _TELEMETRY_BACKLOG:
+                self._member.telemetry.popleft()
+                self.telemetry_dropped += 1
+        self._link.waker.wake()
+        return True
+
+    def close(self, reason: str = "done", timeout_s: float = 5.0) -> None:
+        """Send what is queued, say BYE (the slots are free at once), and stop. May be called twice."""
+        self._link.bye_reason = reason
+        self._link.stopped.set()
+        self._link.waker.wake()
+        with self._changed:
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                _log.error("the control thread of %s did not stop within %.0f s", self.name, timeout_s)
+                return
+        self._link.waker.close()
+
+    def _deliver(self, params: Params) -> Params:
+        self._delivered_session = params.session
+        self._member.version_in_use = params.version
+        return params
+
+
+def _software_version() -> str:
+    try:
+        return importlib.metadata.version("troupe")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

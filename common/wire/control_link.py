@@ -1,0 +1,277 @@
+"""The thread behind `ControlClient`: it owns the sockets, joins the run, and joins again after every loss."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from typing import Any
+
+import zmq
+
+from common.errors import ConfigError, TroupeError
+from common.wire import messages, sockets
+from common.wire.codec import Message, WireError
+from common.wire.member import Member, Params, RunState, Welcome, differences
+from common.wire.params import decode_params
+
+_log = logging.getLogger(__name__)
+
+_MESSAGES_PER_TURN = 64
+
+
+class ControlLink:
+    """Keeps `member` a member of the run at `endpoint`.
+
+    A life is one set of sockets. It ends when the learner is silent for `liveness_s`, or does not know us (it
+    has been restarted): the next life starts with new sockets, because ZeroMQ's own reconnecting neither says
+    HELLO again nor looks the host name up again.
+    """
+
+    def __init__(
+        self,
+        ctx: sockets.Context,
+        endpoint: str,
+        member: Member,
+        hello: dict[str, Any],
+        *,
+        config_dict: dict[str, Any] | None = None,
+        heartbeat_s: float = 1.0,
+        liveness_s: float = 15.0,
+        security: sockets.Security | None = None,
+    ) -> None:
+        """Prepare to say `hello` (the fields of HELLO) to `endpoint`."""
+        self.endpoint = endpoint
+        self.bye_reason = ""
+        self.stopped = threading.Event()
+        self.waker = sockets.Waker()
+        self._ctx = ctx
+        self._member = member
+        self._hello = hello
+        self._name: str = hello["name"]
+        self._config = config_dict or {}
+        self._heartbeat_s = heartbeat_s
+        self._liveness_s = liveness_s
+        self._security = security
+        self._lives = 0
+        self._request_id = 0
+
+    def run(self) -> None:
+        """Live until stopped or refused; the body of the thread."""
+        member = self._member
+        backoff = sockets.Backoff()
+        wait_log = sockets.WaitLog()
+        while not self.stopped.is_set() and member.failure is None:
+            try:
+                if self._live(wait_log):
+                    backoff.reset()
+                    wait_log = sockets.WaitLog()
+            except zmq.ContextTerminated:
+                return
+            except TroupeError as error:
+                with member.changed:
+                    member.failure = error
+            except Exception as error:
+                _log.exception("the control thread of %s starts again after an error of its own", self._name)
+                member.waiting_for = f"{type(error).__name__}: {error}"
+            with member.changed:
+                member.connected = False
+                member.changed.notify_all()
+            if member.failure is None:
+                self.stopped.wait(backoff.next_s())
+
+    def _live(self, wait_log: sockets.WaitLog) -> bool:
+        """One life; whether it has been welcome."""
+        self._lives += 1
+        identity = f"{self._name}.{self._hello['incarnation']:x}.{self._lives}".encode()[-255:]
+        dealer = sockets.make_dealer(self._ctx, self.endpoint, identity, self._security, hwm=256)
+        sub: sockets.Socket | None = None
+        try:
+            welcome = self._say_hello(dealer, wait_log)
+            if welcome is None:
+                return False
+            announce = sockets.reachable_endpoint(welcome.announce, self.endpoint)
+            sub = sockets.make_sub(self._ctx, announce, self._security)
+            self._stay(dealer, sub)
+            return True
+        finally:
+            dealer.close()
+            if sub is not None:
+                sub.close(linger=0)
+
+    def _say_hello(self, dealer: sockets.Socket, wait_log: sockets.WaitLog) -> Welcome | None:
+        """Say HELLO until WELCOME; None after `liveness_s` without. Raises `ConfigError` if refused."""
+        member = self._member
+        give_up_s = time.monotonic() + self._liveness_s
+        hello_s = 0.0
+        while not self.stopped.is_set() and (now_s := time.monotonic()) < give_up_s:
+            if wait_log.due():
+                _log.info(
+                    "%s waits for the learner at %s since %.0f s (%s)",
+                    *(self._name, self.endpoint, wait_log.waited_s, member.waiting_for),
+                )
+            unsent = now_s >= hello_s
+            if unsent and self._request(
+                dealer, messages.HELLO, {**self._hello, "slots_held": member.slots()}
+            ):
+                unsent, hello_s = False, now_s + 2 * self._heartbeat_s
+            # A DEALER becomes writable when its connection is up, so this does not poll in a circle.
+            dealer.poll(200, zmq.POLLIN | zmq.POLLOUT if unsent else zmq.POLLIN)
+            message = self._receive(dealer)
+            if message is None:
+                continue
+            if message.type == messages.WELCOME:
+                return self._enter(Welcome.of(message), RunState.of(message))
+            if message.type == messages.ERROR:
+                member.waiting_for = message.text("detail", "")
+                if message.text("kind", "") not in messages.RETRY_KINDS:
+                    raise self._refusal(message)
+                hello_s = time.monotonic() + self._heartbeat_s
+                give_up_s = hello_s + self._liveness_s  # it answers: these sockets work
+        return None
+
+    def _enter(self, welcome: Welcome, state: RunState) -> Welcome:
+        self._heartbeat_s, self._liveness_s = welcome.heartbeat_s, welcome.liveness_s
+        member = self._member
+        with member.changed:
+            member.welcome, member.state, member.shards = welcome, state, welcome.shards
+            member.connected = True
+            member.waiting_for = "no answer yet"
+            member.joins += 1
+            member.changed.notify_all()
+        _log.info("%s has joined the learner at %s (join %d)", self._name, self.endpoint, member.joins)
+        return welcome
+
+    def _refusal(self, message: Message) -> ConfigError:
+        detail = message.text("detail", "")
+        theirs = message.mapping("config", {})
+        if theirs and self._config:
+            different = differences(self._config, theirs)
+            detail += f": here against there {'; '.join(different[:5])}" if different else ""
+        return ConfigError(f"the learner at {self.endpoint} refuses {self._name}: {detail}")
+
+    def _stay(self, dealer: sockets.Socket, sub: sockets.Socket) -> None:
+        """Serve until the end, or until the learner is silent for `liveness_s` or wants another HELLO."""
+        poller = zmq.Poller()
+        for readable in (dealer, sub, self.waker.fd):
+            poller.register(readable, zmq.POLLIN)
+        heard_s = time.monotonic()
+        heartbeat_s = params_s = 0.0
+        while not self.stopped.is_set():
+            now_s = time.monotonic()
+            if now_s - heard_s > self._liveness_s:
+                _log.warning(
+                    "%s: the learner at %s is silent for %.0f s: joining again with new sockets",
+                    *(self._name, self.endpoint, now_s - heard_s),
+                )
+                return
+            if now_s >= heartbeat_s:
+                self._send_heartbeat(dealer)
+                heartbeat_s = now_s + self._heartbeat_s
+            self._send_telemetry(dealer)
+            if now_s >= params_s and self._ask_for_params(dealer):
+                params_s = now_s + self._liveness_s  # only a lost answer makes it ask twice
+            poller.poll(max(1, math.ceil((heartbeat_s - time.monotonic()) * 1000)))
+            self.waker.clear()
+            for _ in range(_MESSAGES_PER_TURN):
+                message = self._receive(dealer)
+                if message is None:
+                    break
+                heard_s = time.monotonic()
+                if message.type == messages.PARAMS:
+                    params_s = 0.0
+                if not self._on_message(message):
+                    return
+            announcement = self._receive(sub)
+            if announcement is not None:
+                self._on_message(announcement)
+        self._send_telemetry(dealer)
+        sockets.send(dealer, Message(messages.BYE, {"reason": self.bye_reason}))
+
+    def _send_heartbeat(self, dealer: sockets.Socket) -> None:
+        member = self._member
+        with member.changed:
+            fields = {"version": member.version_in_use, "error": member.error}
+        self._request(dealer, messages.HEARTBEAT, fields)
+
+    def _send_telemetry(self, dealer: sockets.Socket) -> None:
+        member = self._member
+        while True:
+            with member.changed:
+                if not member.telemetry or not sockets.send_frames(dealer, member.telemetry[0]):
+                    return
+                member.telemetry.popleft()
+
+    def _ask_for_params(self, dealer: sockets.Socket) -> bool:
+        """Send PARAMS_GET where parameters are wanted and there are any that are not here."""
+        member = self._member
+        with member.changed:
+            if member.has_newest():
+                member.want_params = False
+            if not member.want_params or member.state.version < 0:
+                return False
+            version = member.known_version()
+        return self._request(dealer, messages.PARAMS_GET, {"version": version})
+
+    def _on_message(self, message: Message) -> bool:
+        """Take in one message of the learner; False where it wants another HELLO."""
+        member = self._member
+        try:
+            if message.type in (messages.HEARTBEAT_OK, messages.ANNOUNCE):
+                self._on_state(message)
+            elif message.type == messages.PARAMS:
+                self._on_params(message)
+            elif message.type == messages.ERROR:
+                kind, detail = message.text("kind", ""), message.text("detail", "")
+                if kind == messages.UNKNOWN_PEER:
+                    _log.info("the learner at %s does not know %s (restarted?)", self.endpoint, self._name)
+                    return False
+                member.rejected += 1
+                _log.warning("the learner could not serve %s: %s, %s", self._name, kind, detail)
+        except WireError as error:
+            self._garbage(error)
+        return True
+
+    def _on_state(self, message: Message) -> None:
+        state = RunState.of(message)
+        member = self._member
+        shards = message.sequence("shards", member.shards, of=str)
+        with member.changed:
+            # A restarted learner speaks through WELCOME first; its announcements may come earlier.
+            if state.session == member.state.session:
+                member.state, member.shards = state, shards
+                member.changed.notify_all()
+
+    def _on_params(self, message: Message) -> None:
+        state = RunState.of(message)
+        params = None
+        if "blob" in message.arrays:
+            tensors = decode_params(message.sequence("manifest"), message.array("blob", "uint8", 1))
+            params = Params(state.version, tensors, state.session)
+        member = self._member
+        with member.changed:
+            if params is not None:
+                member.params = params
+            if state.session == member.state.session:
+                member.state = state
+            member.want_params = False
+            member.changed.notify_all()
+
+    def _receive(self, socket: sockets.Socket) -> Message | None:
+        """The next message that can be understood, if one is there; others are counted."""
+        try:
+            return sockets.receive(socket)
+        except WireError as error:
+            if error.kind == messages.REFUSED_VERSION and not self._member.connected:
+                raise ConfigError(f"the learner at {self.endpoint} cannot be used: {error.detail}") from error
+            self._garbage(error)
+            return None
+
+    def _garbage(self, error: WireError) -> None:
+        self._member.rejected += 1
+        _log.warning("%s got nonsense from %s: %s", self._name, self.endpoint, error)
+
+    def _request(self, dealer: sockets.Socket, kind: str, fields: dict[str, Any]) -> bool:
+        self._request_id += 1
+        return sockets.send(dealer, Message(kind, fields, {}, self._request_id))
