@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -26,6 +27,8 @@ _FINAL_EXIT_CODES = {error.exit_code: error for error in (ConfigError, AuthError
 _ERROR_TYPES: dict[int, type[TroupeError]] = {**_FINAL_EXIT_CODES, PeerError.exit_code: PeerError}
 _TAIL_BYTES = 8192
 
+Command = Callable[[int], Sequence[str]]
+
 
 @dataclass(frozen=True)
 class ChildSpec:
@@ -33,7 +36,7 @@ class ChildSpec:
 
     Attributes:
         name: `actor-0`; also the name of its log file.
-        command: argument vector of the first start; called for every start, so a restart may differ.
+        command: gives the argument vector of a start from the number of starts before it.
         log_path: file that stdout and stderr are appended to.
         essential: whether the run cannot go on without it.
         environment: variables set beside those of this process.
@@ -42,7 +45,7 @@ class ChildSpec:
     """
 
     name: str
-    command: Callable[[], Sequence[str]]
+    command: Command
     log_path: Path
     essential: bool = True
     environment: dict[str, str] = field(default_factory=dict)
@@ -54,7 +57,7 @@ class Child:
     """One supervised process. States: `running`, `waiting` (to be restarted), `done`, `failed`."""
 
     def __init__(self, spec: ChildSpec, *, backoff_s: float = 1.0) -> None:
-        """Create without starting; `backoff_s` is the pause after the first quick death, doubled each time."""
+        """Create without starting; `backoff_s` is the pause after the first quick death, then it doubles."""
         self.spec = spec
         self.state = "waiting"
         self.restarts = 0
@@ -62,6 +65,7 @@ class Child:
         self._backoff_s = backoff_s
         self._quick_deaths = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._swept = False
         self._started_at = 0.0
         self._restart_at = 0.0
         self._log_offset = 0
@@ -90,13 +94,14 @@ class Child:
         with self._open_log() as log:
             self._log_offset = log.tell()
             self._process = subprocess.Popen(
-                [*prefix, *self.spec.command()],
+                [*prefix, *self.spec.command(self.restarts)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.spec.environment},
                 start_new_session=True,
             )
+        self._swept = False
         self._started_at = time.monotonic()
         self.state = "running"
         self.exit_code = None
@@ -114,9 +119,7 @@ class Child:
             self.restarts += 1
             self.start()
             return
-        if self.state != "running" or self._process is None:
-            return
-        code = self._process.poll()
+        code = self.returncode() if self.state == "running" else None
         if code is None:
             return
         self.exit_code = code
@@ -131,8 +134,9 @@ class Child:
         how = f"died ({describe_exit(code)})"
         if code in _FINAL_EXIT_CODES or self._quick_deaths >= MAX_QUICK_DEATHS:
             self.state = "failed"
-            times = "" if code in _FINAL_EXIT_CODES else f" {self._quick_deaths} times in a row"
-            message = f"{self.name} {how}{times}: {self.last_error()} (log: {self.spec.log_path})"
+            if code not in _FINAL_EXIT_CODES:
+                how += f" {self._quick_deaths} times in a row"
+            message = f"{self.name} {how}: {self.last_error()} (log: {self.spec.log_path})"
             if self.spec.essential:
                 raise _error_for(code, message)
             _log.error("%s; the run goes on without it", message)
@@ -155,26 +159,34 @@ class Child:
 
     def signal(self, number: int) -> None:
         """Send a signal, if it runs."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and self.alive():
             self._process.send_signal(number)
 
     def kill(self) -> None:
         """Kill it and everything that it started (its whole process group)."""
-        if self._process is None:
-            return
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._process.wait()
+        if self.alive() and self._process is not None:
+            self._sweep_group()
+            self._process.wait()
 
     def alive(self) -> bool:
         """Whether the process exists."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self.returncode() is None
 
     def returncode(self) -> int | None:
         """Exit status of the last process, negative for a signal; None while it runs."""
-        return None if self._process is None else self._process.poll()
+        if self._process is None:
+            return None
+        code = self._process.poll()
+        if code is not None:
+            self._sweep_group()
+        return code
+
+    def _sweep_group(self) -> None:
+        """Kill the process group, once: later its number may belong to somebody else."""
+        if self._process is not None and not self._swept:
+            self._swept = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _open_log(self) -> IO[bytes]:
         try:
@@ -201,7 +213,7 @@ def stop(children: Sequence[Child], timeout_s: float, hurry: Callable[[], bool] 
         time.sleep(0.05)
     killed = [child.name for child in children if child.alive()]
     for child in children:
-        child.kill()  # also sweeps what a child that stopped by itself may have left in its group
+        child.kill()
         if child.state in ("running", "waiting"):
             child.state = "stopped"
     return killed
@@ -218,7 +230,7 @@ def describe_exit(code: int) -> str:
 
 
 def best_error_line(lines: Sequence[str]) -> str:
-    """Choose the last `troupe: error:` line, else the last line that looks like an exception, else the last."""
+    """Choose the last `troupe: error:` line, else the last that looks like an exception, else the last."""
     for line in reversed(lines):
         if "troupe: error:" in line:
             return line.split("troupe: error:", 1)[1].strip()

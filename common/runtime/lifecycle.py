@@ -56,6 +56,7 @@ class StopSignal:
 
     The first signal asks for a clean stop. A second one, or `force_after_s` seconds spent stopping, ends the
     process at once: a service that hangs while it stops must never become a process that nobody can stop.
+    With `force_after_s=None` neither happens, and the caller looks at `signals` himself.
 
     A pipe carries the news rather than a `threading.Event`, whose lock the interrupted code may hold.
     """
@@ -76,15 +77,11 @@ class StopSignal:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals += 1
-        if self._signals > 1:
-            self.on_second_signal(number)
-        elif self._force_after_s is not None:
+        if self._force_after_s is not None:
+            if self._signals > 1:
+                os._exit(128 + number)
             StallWatchdog.exit_after(self._force_after_s)
         self.set()
-
-    def on_second_signal(self, number: int) -> None:
-        """End the process; the launcher replaces this by killing its children first."""
-        os._exit(128 + number)
 
     def set(self) -> None:
         """Ask for a stop from inside the process, from any thread."""
@@ -98,9 +95,9 @@ class StopSignal:
         return self._requested
 
     @property
-    def by_signal(self) -> bool:
-        """Whether a signal asked for the stop."""
-        return self._signals > 0
+    def signals(self) -> int:
+        """How many signals have come."""
+        return self._signals
 
     def __bool__(self) -> bool:
         return self._requested

@@ -20,6 +20,10 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--run-dir", type=Path, required=True, help="the run directory, with a config.toml")
     parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
+    parser.add_argument("--control", metavar="ADDRESS", help="bind here instead of the config's net.control")
+    parser.add_argument(
+        "--announce", metavar="ADDRESS", help="bind here instead of the config's net.announce"
+    )
     add_logging_arguments(parser)
     return parser
 
@@ -35,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from services.learner.service import Learner
 
         stop = StopSignal(force_after_s=60.0).install()
-        config = load_config(None, args.run_dir / "config.toml", {}, {})
+        addresses = {"net.control": args.control, "net.announce": args.announce}
+        overrides = {field: address for field, address in addresses.items() if address}
+        config = load_config(None, args.run_dir / "config.toml", overrides, {})
         Learner(config, args.run_dir, resume=args.resume, stop=stop).run()
 
     return run_main(body)

@@ -1,0 +1,306 @@
+"""The one-machine launcher: starts every service of a run, watches and restarts them, and stops them.
+
+The services are the same processes that run in containers or on many machines. Here they talk over `ipc`
+sockets in a private directory, so nothing listens on a port but TensorBoard, and any number of runs fit on
+one machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from common.config import Config, to_toml
+from common.errors import TroupeError
+from common.runtime import StopSignal
+from common.runtime.files import atomic_write, read_status
+from services.panel import LivePanel
+from services.progress import Estimator, ServiceView, Snapshot, plain_line, snapshot_of
+from services.supervisor import Child, ChildSpec, Command, stop
+from services.workspace import (
+    CONFIG_FILE,
+    check_tensorboard_port,
+    claimed_run_dir,
+    has_checkpoint,
+    launcher_log,
+    shell_path,
+    socket_directory,
+)
+
+_log = logging.getLogger(__name__)
+
+_LEARNER_STOP_S = 40.0  # it writes a checkpoint
+_OTHERS_STOP_S = 10.0
+_PANEL_PERIOD_S = 1.0
+_POLL_S = 0.2
+_NICE = 10  # evaluation and TensorBoard take what training leaves
+
+
+def run(config: Config, run_dir: str | Path, *, resume: bool = False, progress: bool | None = None) -> int:
+    """Train on this machine until the run is complete or a signal asks to stop.
+
+    Args:
+        config: the whole configuration; written to `RUN/config.toml`.
+        run_dir: new directory, or with `resume` that of an earlier run.
+        resume: go on from the newest whole checkpoint.
+        progress: live panel (True), one line every `run.log_every_s` (False), None = panel on a terminal.
+
+    Returns:
+        Exit code 0: complete, or stopped cleanly on request.
+
+    Raises:
+        TroupeError: with the exit code and a one-line explanation.
+    """
+    progress = sys.stdout.isatty() if progress is None else progress
+    stop_signal = StopSignal(force_after_s=None).install()
+    run_path = Path(run_dir).expanduser().resolve()
+    check_tensorboard_port(config.net.tensorboard_port)
+    with (
+        claimed_run_dir(run_path, resume=resume),
+        socket_directory() as sockets,
+        launcher_log(run_path) as log,
+    ):
+        atomic_write(run_path / CONFIG_FILE, to_toml(config).encode())
+        try:
+            return _Launcher(config, run_path, sockets, stop_signal, resume=resume, progress=progress).run()
+        except TroupeError as error:
+            log.error("%s", error)
+            raise
+
+
+class _Launcher:
+    """The children of one run, from start to stop."""
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        sockets: Path,
+        stop_signal: StopSignal,
+        *,
+        resume: bool,
+        progress: bool,
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._stop = stop_signal
+        self._resume = resume
+        self._children = [Child(spec) for spec in child_specs(config, run_dir, sockets, resume=resume)]
+        self._learner = self._children[0]
+        self._usage = _Usage()
+        self._estimator = Estimator()
+        self._started_at = time.monotonic()
+        self._next_line = 0.0
+        name = config.run.name or run_dir.name
+        title = f"troupe  {name}  {config.env.id}"
+        self._panel = (
+            LivePanel(title, f"{self._tensorboard_line()}logs {run_dir / 'logs'}") if progress else None
+        )
+        self._view = Snapshot(config.run.total_steps)
+
+    def run(self) -> int:
+        """Start, watch, stop; returns the exit code."""
+        self._announce()
+        self._connect_log()
+        try:
+            for child in self._children:
+                child.start()
+            if self._panel is not None:
+                self._panel.start()
+            self._watch()
+        finally:
+            # Whatever happens, from here on no child may survive; a second signal only makes it faster.
+            self._stop_all()
+            if self._panel is not None:
+                self._panel.stop()
+            self._connect_log(off=True)
+            self._summary()
+        return 0
+
+    def _watch(self) -> None:
+        """Supervise until the learner is done or a signal comes."""
+        next_show = 0.0
+        while not self._stop:
+            complete = self._complete()
+            for child in self._children:
+                child.poll(may_be_done=complete)
+            if self._learner.state == "done":
+                _log.info("the run is complete")
+                return
+            if time.monotonic() >= next_show:
+                next_show = time.monotonic() + _PANEL_PERIOD_S
+                self._show()
+            self._stop.wait(_POLL_S)
+        _log.info("stopping on request: the learner writes a checkpoint (once more to stop at once)")
+
+    def _complete(self) -> bool:
+        """Whether the learner has counted all the steps, so that a child may end by itself."""
+        return int(read_status(self._run_dir).get("steps", 0)) >= self._config.run.total_steps
+
+    def _stop_all(self) -> None:
+        """Stop the learner first, for it saves the run; then who feeds replay; then replay."""
+
+        def hurry() -> bool:
+            return self._stop.signals > 1
+
+        replay = [child for child in self._children if child.name.startswith("replay")]
+        others = [child for child in self._children if child not in replay and child is not self._learner]
+        for group, timeout_s in (
+            ([self._learner], _LEARNER_STOP_S),
+            (others, _OTHERS_STOP_S),
+            (replay, _OTHERS_STOP_S),
+        ):
+            killed = stop(group, timeout_s, hurry)
+            if killed:
+                _log.warning("killed %s, which did not stop in time", ", ".join(killed))
+            self._show(final=True)
+
+    def _show(self, *, final: bool = False) -> None:
+        config = self._config
+        status = read_status(self._run_dir)
+        steps = int(status.get("steps", 0))
+        self._view = snapshot_of(
+            status,
+            total_steps=config.run.total_steps,
+            services=[self._usage.view(child) for child in self._children],
+            elapsed_s=time.monotonic() - self._started_at,
+            eta_s=self._estimator.eta_s(steps, config.run.total_steps),
+            min_items=config.replay.min_items,
+            capacity_items=config.replay.capacity_items,
+            cores=_cores(),
+        )
+        if self._panel is not None:
+            self._panel.show(self._view)
+        elif not final and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + config.run.log_every_s
+            self._say(f"{time.strftime('%H:%M:%S')} {plain_line(self._view)}")
+
+    def _announce(self) -> None:
+        verb = "resuming" if self._resume else "training"
+        self._say(f"{verb} {self._config.env.id} in {self._run_dir}")
+        self._say(f"{self._tensorboard_line()}logs: {self._run_dir / 'logs'}   stop: Ctrl-C")
+
+    def _tensorboard_line(self) -> str:
+        port = self._config.net.tensorboard_port
+        return f"TensorBoard: http://localhost:{port}   " if port else ""
+
+    def _summary(self) -> None:
+        view = self._view
+        self._say(f"run directory: {self._run_dir}")
+        self._say(f"last evaluation: {view.last_evaluation}")
+        if view.steps < view.total_steps:
+            self._say(f"stopped at {view.steps:,} of {view.total_steps:,} steps; go on with:")
+        else:
+            self._say(f"complete at {view.steps:,} steps; to go on, raise the total:")
+        more = "" if view.steps < view.total_steps else f" --total-steps {2 * view.total_steps}"
+        self._say(f"  troupe resume {shell_path(self._run_dir)}{more}")
+
+    def _say(self, line: str) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            if self._panel is not None:
+                self._panel.say(line)
+            else:
+                print(line, flush=True)
+
+    def _connect_log(self, off: bool = False) -> None:
+        """Show the launcher's own warnings to the user, above the panel."""
+        root = logging.getLogger("services")
+        root.handlers = [handler for handler in root.handlers if not isinstance(handler, _SayHandler)]
+        if not off:
+            root.addHandler(_SayHandler(self._say))
+
+
+def child_specs(config: Config, run_dir: Path, sockets: Path, *, resume: bool) -> list[ChildSpec]:
+    """List every process of a run, the learner first."""
+    python = [sys.executable, "-m"]
+    control, announce = f"ipc://{sockets}/control", f"ipc://{sockets}/announce"
+
+    def learner(restarts: int) -> list[str]:
+        command = [*python, "services.learner", "--run-dir", str(run_dir)]
+        command += ["--control", control, "--announce", announce]
+        # One that died before its first checkpoint begins again.
+        again = resume or (restarts > 0 and has_checkpoint(run_dir))
+        return [*command, "--resume"] if again else command
+
+    def spec(name: str, command: Command, threads: int = 1, **options: Any) -> ChildSpec:
+        log = run_dir / "logs" / f"{name}.log"
+        return ChildSpec(name, command, log, environment=_environment(threads), **options)
+
+    def fixed(*words: str) -> Command:
+        return lambda _restarts: [*python, *words]
+
+    # An orphaned learner may still write its checkpoint: it gets SIGTERM, and ends itself if that hangs.
+    specs = [spec("learner", learner, config.learner.torch_threads, orphan_signal=signal.SIGTERM)]
+    for index in range(config.replay.shards):
+        name = f"replay-{index}" if config.replay.shards > 1 else "replay"
+        words = ["services.replay", "--learner", control, "--bind", f"ipc://{sockets}/replay-{index}"]
+        words += ["--data-dir", str(run_dir / "replay" / f"shard-{index}"), "--index", str(index)]
+        specs.append(spec(name, fixed(*words)))
+    for index in range(config.actor.processes):
+        words = ["services.actor", "--learner", control, "--name", f"actor-{index}"]
+        specs.append(spec(f"actor-{index}", fixed(*words), config.actor.torch_threads))
+    if config.evaluator.enabled:
+        words = ["services.evaluator", "--learner", control]
+        specs.append(spec("evaluator", fixed(*words), essential=False, nice=_NICE))
+    if config.net.tensorboard_port:
+        words = ["tensorboard.main", "--logdir", str(run_dir / "tensorboard"), "--reload_multifile=true"]
+        words += ["--port", str(config.net.tensorboard_port), "--reload_interval=10"]
+        specs.append(spec("tensorboard", fixed(*words), essential=False, nice=_NICE))
+    return specs
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """One process, as many threads as it was given: numeric libraries take all cores by themselves."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    return {**dict.fromkeys(names, str(threads)), "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+class _Usage:
+    """CPU and memory of the children, what they started included."""
+
+    def __init__(self) -> None:
+        self._processes: dict[int, psutil.Process] = {}
+
+    def view(self, child: Child) -> ServiceView:
+        """Measure a child since the last call."""
+        cpu, memory = 0.0, 0
+        if child.pid is not None:
+            with contextlib.suppress(psutil.Error):
+                family = self._known(psutil.Process(child.pid))
+                for process in [family, *map(self._known, family.children(recursive=True))]:
+                    cpu += process.cpu_percent() / 100
+                    memory += process.memory_info().rss
+        return ServiceView(child.name, child.state_text, cpu, memory, child.restarts)
+
+    def _known(self, process: psutil.Process) -> psutil.Process:
+        """Return the object used before: CPU use is measured between two calls on the same one."""
+        if len(self._processes) > 1000:
+            self._processes.clear()
+        known = self._processes.get(process.pid)
+        if known != process:  # compares the start time too, so a reused number is no confusion
+            known = self._processes[process.pid] = process
+        return known
+
+
+class _SayHandler(logging.Handler):
+    """Passes log lines to the user."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(f"{time.strftime('%H:%M:%S')} {record.getMessage()}")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,145 @@
+"""What a run looks like at one moment, the verdict on what limits it, and its plain one-line form."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_RATE_WINDOW_S = 60.0
+
+
+@dataclass(frozen=True)
+class ServiceView:
+    """One child process, as shown."""
+
+    name: str
+    state: str
+    cpu: float = 0.0  # cores in use
+    memory_bytes: int = 0
+    restarts: int = 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The run at one moment: the learner's status file, the processes, and rates measured here."""
+
+    total_steps: int
+    steps: int = 0
+    frames: int = 0
+    updates: int = 0
+    note: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+    services: Sequence[ServiceView] = ()
+    elapsed_s: float = 0.0
+    eta_s: float | None = None
+    min_items: int = 0
+    capacity_items: int = 0
+    cores: int = 1
+
+    @property
+    def share(self) -> float:
+        """Part of the run that is done, 0 to 1."""
+        return min(1.0, self.steps / max(1, self.total_steps))
+
+    @property
+    def last_evaluation(self) -> str:
+        """The last evaluation in words, or that there was none."""
+        score = self.metrics.get("eval/episode_return")
+        if score is None:
+            return "none yet"
+        details = []
+        normalised = self.metrics.get("eval/human_normalized")
+        if normalised is not None:
+            details.append(f"human-normalised {normalised:.2f}")
+        if "eval/version" in self.metrics:
+            details.append(f"version {self.metrics['eval/version']:.0f}")
+        return f"return {score:.2f}" + (f" ({', '.join(details)})" if details else "")
+
+
+class Estimator:
+    """The time left, from the steps of the last minute."""
+
+    def __init__(self) -> None:
+        self._history: deque[tuple[float, int]] = deque()
+
+    def eta_s(self, steps: int, total_steps: int) -> float | None:
+        """Take in the newest count and return the seconds left; None while there is nothing to go by."""
+        now = time.monotonic()
+        if self._history and steps < self._history[-1][1]:
+            self._history.clear()  # the learner went back to its checkpoint
+        self._history.append((now, steps))
+        while now - self._history[0][0] > _RATE_WINDOW_S:
+            self._history.popleft()
+        then, before = self._history[0]
+        if steps >= total_steps:
+            return 0.0
+        if now - then < 3.0 or steps <= before:
+            return None
+        return (total_steps - steps) * (now - then) / (steps - before)
+
+
+def snapshot_of(status: dict[str, Any], **values: Any) -> Snapshot:
+    """Combine the learner's status (possibly empty) with what the launcher knows."""
+    counters: dict[str, Any] = {name: int(status.get(name, 0)) for name in ("steps", "frames", "updates")}
+    metrics = {k: float(v) for k, v in status.get("metrics", {}).items() if isinstance(v, int | float)}
+    return Snapshot(**counters, note=str(status.get("note", "")), metrics=metrics, **values)
+
+
+def verdict(view: Snapshot) -> str:
+    """Say what limits the run, and what would help."""
+    troubled = [s for s in view.services if s.state not in ("running", "done", "stopped")]
+    if troubled:
+        return f"{troubled[0].name}: {troubled[0].state}"
+    if view.note:
+        return view.note
+    items = view.metrics.get("replay/items", 0.0)
+    if view.updates == 0 and items < view.min_items:
+        return f"filling replay before learning starts: {items:,.0f} of {view.min_items:,} items"
+    wait_share = view.metrics.get("learner/wait_share")
+    if wait_share is None:
+        return "starting"
+    learner, actors = _cores(view, "learner"), _cores(view, "actor")
+    busy = sum(service.cpu for service in view.services)
+    waits = f"the learner waits for batches {wait_share:.0%} of the time"
+    if busy > 0.9 * view.cores:
+        return (
+            f"bottleneck: the CPU, all {view.cores} cores are busy "
+            f"(learner {learner:.1f}, actors {actors:.1f}); {waits}"
+        )
+    if wait_share >= 0.3:
+        return f"bottleneck: actors and replay ({waits}); more actor.processes or actor.slots would help"
+    return f"bottleneck: the learner ({waits}); a smaller network or batch, or a GPU, would help"
+
+
+def plain_line(view: Snapshot) -> str:
+    """The run in one log line."""
+    metrics = view.metrics
+    parts = [f"steps {view.steps:,}/{view.total_steps:,} ({view.share:.1%})", f"frames {view.frames:,}"]
+    parts.append(f"updates {view.updates:,}")
+    for label, name, form in (
+        ("steps/s", "speed/steps_per_s", ",.0f"),
+        ("updates/s", "speed/updates_per_s", ".1f"),
+        ("replay", "replay/items", ",.0f"),
+        ("train return", "train/episode_return", ".2f"),
+        ("eval return", "eval/episode_return", ".2f"),
+        ("staleness", "params/staleness", ".1f"),
+    ):
+        if name in metrics:
+            parts.append(f"{label} {metrics[name]:{form}}")
+    parts.append(f"elapsed {duration(view.elapsed_s)}")
+    if view.eta_s is not None:
+        parts.append(f"ETA {duration(view.eta_s)}")
+    return " | ".join(parts) + f" | {verdict(view)}"
+
+
+def duration(seconds: float) -> str:
+    """`h:mm:ss`."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def _cores(view: Snapshot, kind: str) -> float:
+    return sum(service.cpu for service in view.services if service.name.split("-")[0] == kind)

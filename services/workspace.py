@@ -1,0 +1,142 @@
+"""What a local run needs before its first process: a directory of its own, sockets, a free port, a log."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import importlib.util
+import logging
+import os
+import shlex
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from common.errors import CheckpointError, ConfigError
+from common.runtime.checkpoint import newest_first
+from common.runtime.files import STATUS_FILE, make_directory
+
+CONFIG_FILE = "config.toml"
+_DIRECTORIES = ("logs", "checkpoints", "tensorboard", "videos", "replay")
+_MAX_SOCKET_PATH = 100  # the kernel's limit is 107 bytes
+_SOCKET_NAME_LENGTH = 40  # of the directory and the longest socket in it
+
+
+@contextlib.contextmanager
+def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[None]:
+    """Make the run directory, or check the one to resume, and hold it against a second launcher.
+
+    Raises:
+        ConfigError: it holds a run (or none, to resume), is in use, or cannot be written.
+        CheckpointError: there is nothing to resume from.
+    """
+    has_run = (run_dir / CONFIG_FILE).exists()
+    if resume and not has_run:
+        raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG_FILE}")
+    if has_run and not resume:
+        raise ConfigError(
+            f"{run_dir} holds a run already; `troupe resume {shell_path(run_dir)}` continues it, "
+            "or choose another --run-dir"
+        )
+    make_directory(run_dir, "run directory")
+    for name in _DIRECTORIES:
+        make_directory(run_dir / name, "directory")
+    with (run_dir / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"{run_dir} is in use by another launcher; stop that one first") from error
+        if resume and not has_checkpoint(run_dir):
+            raise CheckpointError(f"nothing to resume in {run_dir}: it has no checkpoint")
+        (run_dir / STATUS_FILE).unlink(missing_ok=True)  # an old one would look like progress
+        yield
+
+
+@contextlib.contextmanager
+def socket_directory() -> Iterator[Path]:
+    """Yield a private directory for the sockets, with a path that the kernel accepts; removed afterwards."""
+    short_enough = len(tempfile.gettempdir()) < _MAX_SOCKET_PATH - _SOCKET_NAME_LENGTH
+    try:
+        parent = None if short_enough else "/tmp"
+        path = Path(tempfile.mkdtemp(prefix=f"troupe-{os.getpid()}-", dir=parent))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make a directory for sockets ({error}); set TMPDIR to another place"
+        ) from error
+    _remove_abandoned(path.parent)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove socket directories of launchers that were killed and could not do it themselves."""
+    for path in parent.glob("troupe-*-*"):
+        pid = path.name.split("-")[1]
+        with contextlib.suppress(OSError):
+            if pid.isdigit() and not psutil.pid_exists(int(pid)) and path.stat().st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def launcher_log(run_dir: Path) -> Iterator[logging.Logger]:
+    """Keep what the launcher does in `logs/launcher.log`."""
+    try:
+        handler = logging.FileHandler(run_dir / "logs" / "launcher.log")
+    except OSError as error:
+        raise ConfigError(f"cannot write into {run_dir / 'logs'}: {error.strerror}") from error
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s launcher: %(message)s"))
+    logger = logging.getLogger("services")
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield logger
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+        handler.close()
+
+
+def check_tensorboard_port(port: int) -> None:
+    """Refuse a port that is taken: TensorBoard would die of it, or the user would look at another run.
+
+    Raises:
+        ConfigError: names the field and how to do without.
+    """
+    if not port:
+        return
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError(
+            "tensorboard is not installed; pip install 'troupe[learner]', or set net.tensorboard_port to 0"
+        )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            why = "in use" if error.errno == errno.EADDRINUSE else f"not usable ({error.strerror})"
+            raise ConfigError(
+                f"port {port} for TensorBoard is {why}; "
+                "set net.tensorboard_port to another one, or to 0 to do without"
+            ) from error
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether there is a checkpoint to try."""
+    return next(newest_first(run_dir / "checkpoints"), None) is not None
+
+
+def shell_path(path: Path) -> str:
+    """Write a path for a shell, relative where it lies below the working directory."""
+    with contextlib.suppress(ValueError):
+        return shlex.quote(str(path.relative_to(Path.cwd())))
+    return shlex.quote(str(path))
