@@ -1,0 +1,69 @@
+"""When a table may be sampled, and when writers should pause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Limiter:
+    """Holds a table to a minimum size and to a ratio of sampled to inserted items.
+
+    With ``samples_per_insert = r`` the table keeps ``r * inserted - sampled`` within ``error`` of what it is when
+    the minimum size has just been reached: samples wait below, writers pause above. Both totals count items over
+    the life of the table.
+
+    Attributes:
+        min_items: items that must be there before anything is sampled.
+        samples_per_insert: times an item is sampled on average, 0 for no limit.
+        error: samples by which the ratio may be off, either way; 0 chooses one (see ``auto_error``).
+        inserted: items inserted so far.
+        sampled: items sampled so far.
+        base: surplus that is forgiven, because the limits were others when it came about.
+    """
+
+    min_items: int = 1
+    samples_per_insert: float = 0.0
+    error: float = 0.0
+    inserted: int = 0
+    sampled: int = 0
+    base: float = 0.0
+
+    def sample_blocked(self, items: int, batch_size: int) -> str | None:
+        """Why ``batch_size`` of the ``items`` present may not be sampled now; None if they may."""
+        if items < self.min_items:
+            return f"min size: {items} of {self.min_items} items"
+        ratio = self.samples_per_insert
+        if ratio > 0 and self._surplus() - batch_size < -self.error:
+            return f"samples per insert: {self._current():.3g} would exceed {ratio:.3g}; waits for inserts"
+        return None
+
+    def insert_blocked(self, items: int) -> str | None:
+        """Why writers should pause; None if they need not."""
+        ratio = self.samples_per_insert
+        if ratio > 0 and items >= self.min_items and self._surplus() > self.error:
+            return f"samples per insert: {self._current():.3g} is below {ratio:.3g}; waits for samples"
+        return None
+
+    def impossible(self, batch_size: int) -> str | None:
+        """Why a batch of this size could wait for ever, both sides blocked; None if it cannot."""
+        if self.samples_per_insert > 0 and 2 * self.error < batch_size:
+            return f"a batch of {batch_size} is more than twice the limiter's error of {self.error:g} samples"
+        return None
+
+    def forgive(self) -> None:
+        """Start to count from here, after a change of the limits."""
+        self.base = self.samples_per_insert * max(self.inserted - self.min_items, 0) - self.sampled
+
+    def _surplus(self) -> float:
+        """Samples owed to the inserted items, less those that the minimum size brought."""
+        return self.samples_per_insert * (self.inserted - self.min_items) - self.sampled - self.base
+
+    def _current(self) -> float:
+        """Samples per insert so far, not counting the items of the minimum size."""
+        return self.sampled / max(self.inserted - self.min_items, 1)
+
+
+def auto_error(samples_per_insert: float, min_items: int, batch_size: int) -> float:
+    """An error that neither deadlocks nor lets the ratio wander: a tenth of the minimum size, or a few batches."""
+    return max(0.1 * samples_per_insert * min_items, 8.0 * batch_size, 200.0 * samples_per_insert)

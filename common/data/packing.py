@@ -1,0 +1,127 @@
+"""Compression of single entries in a form that a whole batch of them is one standard LZ4 frame.
+
+Every entry becomes one *data block* of the LZ4 frame format: four little-endian bytes with the size of the block
+(the top bit set where the entry would not shrink and stands uncompressed), then the block. Blocks do not refer to
+each other, so any selection of entries, end to end, between a frame header and an end mark, is a valid LZ4 frame:
+replay stores blocks, cuts windows out of them with plain copies, and a reader decompresses a batch of thousands of
+entries in one call that does not hold Python's interpreter lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import lz4.block
+import lz4.frame
+import numpy as np
+from numpy.typing import NDArray
+
+STORED = np.uint32(1 << 31)
+"""Top bit of a block's size: the block stands uncompressed."""
+
+END_MARK = b"\0\0\0\0"
+
+MAX_ENTRY_BYTES = 4 << 20
+"""Largest entry that one block can hold (the largest block size of the LZ4 frame format)."""
+
+_BLOCK_SIZES = (
+    (64 << 10, lz4.frame.BLOCKSIZE_MAX64KB),
+    (256 << 10, lz4.frame.BLOCKSIZE_MAX256KB),
+    (1 << 20, lz4.frame.BLOCKSIZE_MAX1MB),
+    (4 << 20, lz4.frame.BLOCKSIZE_MAX4MB),
+)
+
+
+class PackingError(ValueError):
+    """Blocks that are not what they are said to be."""
+
+
+def pack_entries(array: NDArray) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
+    """Compress each ``array[i]`` to one block; returns the blocks end to end and the bytes of each."""
+    array = np.ascontiguousarray(array)
+    count = array.shape[0]
+    entry_bytes = array[0].nbytes if count else 0
+    if entry_bytes > MAX_ENTRY_BYTES:
+        raise PackingError(f"an entry of {entry_bytes} bytes is more than a block holds ({MAX_ENTRY_BYTES})")
+    flat = memoryview(array.reshape(-1).view(np.uint8))
+    parts: list[bytes | memoryview] = []
+    lengths = np.empty(count, np.uint32)
+    compress = lz4.block.compress
+    for i in range(count):
+        raw = flat[i * entry_bytes : (i + 1) * entry_bytes]
+        block: bytes | memoryview = compress(raw, store_size=False)
+        size = len(block)
+        if size >= entry_bytes:
+            block, size = raw, entry_bytes | int(STORED)
+        parts.append(size.to_bytes(4, "little"))
+        parts.append(block)
+        lengths[i] = 4 + len(block)
+    return np.frombuffer(b"".join(parts), np.uint8), lengths
+
+
+def check_blocks(blocks: NDArray[np.uint8], lengths: NDArray[np.uint32], entry_bytes: int) -> None:
+    """Raises PackingError unless ``blocks`` are ``len(lengths)`` blocks that unpack to ``entry_bytes`` each.
+
+    The sizes are checked against the blocks one by one, what they unpack to as a whole.
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if not len(ends) or int(ends[-1]) != blocks.nbytes or int(lengths.min()) < 4:
+        raise PackingError("the lengths of the blocks do not add up")
+    starts = ends - lengths
+    bytes4 = blocks[starts[:, None] + np.arange(4)]
+    sizes = np.ascontiguousarray(bytes4).view("<u4")[:, 0]
+    stored = (sizes & STORED) != 0
+    sizes = sizes & ~STORED
+    if np.any(sizes + np.uint32(4) != lengths) or np.any(stored & (sizes != entry_bytes)):
+        raise PackingError("a block has another size than the lengths say")
+    unpack([blocks], (len(lengths), entry_bytes), "uint8")
+
+
+@lru_cache(maxsize=64)
+def frame_header(entry_bytes: int, total_bytes: int) -> bytes:
+    """The header of a frame of independent blocks that unpack to ``entry_bytes`` each, ``total_bytes`` in all."""
+    block_size = next((code for most, code in _BLOCK_SIZES if entry_bytes <= most), None)
+    if block_size is None:
+        raise PackingError(f"an entry of {entry_bytes} bytes is more than a block holds ({MAX_ENTRY_BYTES})")
+    context = lz4.frame.create_compression_context()
+    return bytes(
+        lz4.frame.compress_begin(
+            context,
+            source_size=total_bytes,
+            block_size=block_size,
+            block_linked=False,
+            content_checksum=False,
+            block_checksum=False,
+        )
+    )
+
+
+def join_frame(parts: Iterable[bytes | memoryview], entry_bytes: int, total_bytes: int) -> bytes:
+    """Put blocks between a header and the end mark."""
+    return b"".join([frame_header(entry_bytes, total_bytes), *parts, END_MARK])
+
+
+def unpack(parts: Iterable[NDArray[np.uint8]], shape: tuple[int, ...], dtype: str) -> NDArray:
+    """Unpack blocks end to end to an array ``shape`` whose first axis counts entries."""
+    entry_bytes = int(np.prod(shape[1:], dtype=np.int64) * np.dtype(dtype).itemsize)
+    views = [memoryview(np.ascontiguousarray(part)) for part in parts]
+    return unpack_frame(join_frame(views, entry_bytes, entry_bytes * shape[0]), shape, dtype)
+
+
+def unpack_frame(frame: bytes | memoryview, shape: tuple[int, ...], dtype: str) -> NDArray:
+    """Unpack one whole frame to a new array ``[*shape]``; raises PackingError if it does not fill it exactly."""
+    total_bytes = int(np.prod(shape, dtype=np.int64) * np.dtype(dtype).itemsize)
+    if total_bytes == 0:
+        return np.empty(shape, dtype)
+    try:
+        declared = lz4.frame.get_frame_info(frame[:32])["content_size"]
+        if declared != total_bytes:
+            raise PackingError(f"a frame of {declared} bytes, expected {total_bytes}")
+        # The content size in the header makes this one allocation, and the library refuses to exceed it.
+        data = lz4.frame.decompress(frame, return_bytearray=True)
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise PackingError(f"blocks that do not unpack: {error}") from None
+    if len(data) != total_bytes:
+        raise PackingError(f"blocks unpack to {len(data)} bytes, expected {total_bytes}")
+    return np.frombuffer(data, dtype).reshape(shape)
