@@ -118,7 +118,7 @@ def _default(info: FieldInfo) -> str:
 def _type(annotation: Any, info: FieldInfo) -> str:
     """Return a type as a user writes it, with the bounds of a number."""
     bounds = [
-        f"{sign} {getattr(constraint, name):g}"
+        f"{sign} {getattr(constraint, name)}"
         for constraint in info.metadata
         for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
         if getattr(constraint, name, None) is not None

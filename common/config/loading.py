@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from common.config.algorithms import DEFAULT_ALGORITHM, agent_model
 from common.config.fields import UntypedAgentConfig, role_of
-from common.config.presets import read_preset, read_toml
+from common.config.presets import preset_id, read_preset, read_toml
 from common.config.schema import SECTIONS, Config
 from common.config.text import format_value, parse_value
 from common.errors import ConfigError
@@ -81,9 +81,10 @@ def load_layers(
     if run_config is not None:
         resumed = read_config(run_config)
         layers.append(Layer(f"run {run_config.parent}", _resumable(resumed)))
-        preset = preset or resumed.run.preset or None
+        preset = preset or _still_there(resumed.run.preset)
     if preset is not None:
-        layers.append(Layer(f"preset {preset}", {**_flat(read_preset(preset), preset), "run.preset": preset}))
+        values = _flat(read_preset(preset), preset)
+        layers.append(Layer(f"preset {preset}", {**values, "run.preset": preset_id(preset)}))
     return merge(layers)
 
 
@@ -130,6 +131,15 @@ def config_from_dict(
         except ValidationError as error:
             raise ConfigError(f"{source}: {error.errors()[0]['msg']}") from None
     return merge([Layer(source, _flat(values, source))]).config
+
+
+def _still_there(preset: str) -> str | None:
+    """Return the preset of an earlier run, or None if it is gone: the run has all but the addresses."""
+    try:
+        read_preset(preset)
+    except ConfigError:
+        return None
+    return preset
 
 
 def _environment(environ: Mapping[str, str]) -> Layer:

@@ -17,9 +17,19 @@ def preset_names() -> list[str]:
     return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
 
 
+def is_path(preset: str) -> bool:
+    """Return whether a preset is given as the path of a file, not by its name."""
+    return preset.endswith(".toml") or "/" in preset
+
+
+def preset_id(preset: str) -> str:
+    """Return what finds a preset again from another directory: its name, or its absolute path."""
+    return str(Path(preset).resolve()) if is_path(preset) else preset
+
+
 def read_preset(name: str) -> dict[str, Any]:
     """Return a preset's tables. `name` is a preset's name or the path of a TOML file."""
-    if name.endswith(".toml") or "/" in name:
+    if is_path(name):
         return read_toml(Path(name))
     if name not in preset_names():
         near = difflib.get_close_matches(name, preset_names(), n=1, cutoff=0.0)

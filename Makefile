@@ -1,0 +1,69 @@
+# `make help` lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Extra words of a target's command: make train ARGS="--seed 3 --total-steps 500000"
+ARGS ?=
+# Index of torch wheels. PyPI's own are built for CUDA (gigabytes); on a machine without a GPU:
+#   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+
+# Every module of benchmarks/ but the ones that others import.
+BENCHMARKS := $(filter-out __init__ common plot, $(basename $(notdir $(wildcard benchmarks/*.py))))
+
+# Several processes share the cores: numeric libraries must not take all of them each.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup train test lint unit format bench docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo '  ARGS="..." adds words to train, bench and unit; TORCH_INDEX=URL chooses torch wheels (see README.md)'
+
+setup: $(STAMP) ## make .venv with everything, pinned (again only when the pins change)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "troupe: error: $(PYTHON) is older than Python 3.11; choose another with make PYTHON=python3.11" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+ifneq ($(TORCH_INDEX),)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --index-url $(TORCH_INDEX) --extra-index-url https://pypi.org/simple torch
+endif
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+train: setup ## learn Atari Pong on this machine (TensorBoard on port 6006; Ctrl-C stops, `troupe resume` continues)
+	$(BIN)/troupe train pong-apex $(ARGS)
+
+test: setup lint ## everything that CI checks
+	$(BIN)/python -m pytest $(ARGS)
+
+unit: setup ## the tests that need neither several processes nor much time
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: setup ## style, types, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## put the code into the one style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## measure: one JSON line per benchmark
+	@for name in $(BENCHMARKS); do \
+	  echo "== $$name" >&2; $(BIN)/python -m benchmarks.$$name --json $(ARGS) || exit 1; \
+	done
+
+docs: setup ## write the generated pages
+	$(BIN)/python -m common.config.docs > docs/configuration.md.new
+	mv docs/configuration.md.new docs/configuration.md
+
+clean: ## remove .venv and caches (runs stay)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

@@ -1,0 +1,70 @@
+"""Writes docs/configuration.md: `python -m common.config.docs > docs/configuration.md`."""
+
+from __future__ import annotations
+
+from common.config.explain import FieldText, sections
+from common.config.presets import preset_names, preset_summary
+
+_HEAD = """\
+# Configuration
+
+<!-- Written by `make docs` from common/config/schema.py and common/agents/: edit those, not this page. -->
+
+A run is described by one typed, validated configuration of nested sections. `troupe config show PRESET`
+prints every value and the layer that set it, `troupe config explain SECTION.FIELD` says what one field
+means, and `troupe config validate` checks presets, TOML files and run directories.
+
+## Where a value comes from
+
+Per field, the first of these that says something:
+
+1. the command line: `--replay.batch_size 64` or `--replay.batch-size=64` (`--seed` and `--total-steps` are
+   short for `--run.seed` and `--run.total_steps`),
+2. a sweep file: `--sweep FILE`, TOML in the form of a preset,
+3. the environment: `TROUPE_REPLAY__BATCH_SIZE=64`,
+4. on `troupe resume`: the `config.toml` of the run,
+5. the preset: a name from `troupe presets`, or the path of a TOML file,
+6. the default below.
+
+Text on the command line and in environment variables is taken as it stands where the field is text;
+elsewhere it is read as TOML: `5`, `1e-4`, `true`, `[256, 256]`, `{render_mode = "rgb_array"}`. `none` empties
+a field that may be empty. A field that is a table can be set key by key:
+`--env.kwargs.render_mode rgb_array`. A name or value that is not valid ends the command with exit code 2 and
+one line that names the nearest valid one.
+
+## What may change when a run is resumed
+
+| role | on `troupe resume` |
+|---|---|
+| structural | must be what the run began with: it shapes the stored data or the network |
+| tunable | comes from the run and may be changed; every change is printed |
+| operational | never comes from the run: it belongs to the machine |
+
+## Presets
+"""
+
+
+def markdown() -> str:
+    """Return the page."""
+    lines = [_HEAD, "| preset | what for |", "|---|---|"]
+    lines += [f"| `{name}` | {_cell(preset_summary(name))} |" for name in preset_names()]
+    lines += ["", "## Fields"]
+    for section in sections():
+        lines += ["", f"### `[{section.name}]` {section.summary}", ""]
+        lines += ["| field | type | default | role | meaning |", "|---|---|---|---|---|"]
+        lines += [_row(field) for field in section.fields]
+    return "\n".join(lines) + "\n"
+
+
+def _row(field: FieldText) -> str:
+    name = field.path.partition(".")[2]
+    cells = (f"`{name}`", field.type, f"`{field.default}`", field.role, field.description)
+    return "| " + " | ".join(map(_cell, cells)) + " |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,0 +1,230 @@
+"""The `troupe` command as a person types it: what it prints, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import services.__main__ as cli
+from common.config import Config, load_config, preset_names, read_config, to_toml
+from common.errors import PeerError
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path, bool, bool | None]]:
+    """Stand in for the launcher and record what it is asked to do."""
+    from services import local
+
+    calls: list[tuple[Config, Path, bool, bool | None]] = []
+
+    def run(config: Config, run_dir: Path, *, resume: bool, progress: bool | None) -> int:
+        calls.append((config, run_dir, resume, progress))
+        return 0
+
+    monkeypatch.setattr(local, "run", run)
+    return calls
+
+
+def make_run(folder: Path, **overrides: str) -> Path:
+    folder.mkdir()
+    fields = {key.replace("__", "."): value for key, value in overrides.items()}
+    (folder / "config.toml").write_text(to_toml(load_config("cartpole-apex", None, fields)))
+    return folder
+
+
+# What is typed, and what the one line on stderr must say. RUN is a run directory, FULL holds foreign files.
+BAD_INPUT = [
+    ("trian pong-apex", ["unknown command 'trian'", "nearest: train"]),
+    ("train", ["PRESET", "required"]),
+    ("train pong-apx", ["unknown preset 'pong-apx'", "nearest: pong-apex"]),
+    ("train missing.toml", ["cannot read missing.toml", "No such file"]),
+    ("train pong-apex extra", ["unrecognized arguments: extra"]),
+    ("train pong-apex --agent.learnig_rate 1", ["agent.learnig_rate", "nearest: agent.learning_rate"]),
+    ("train pong-apex --batch-size 5", ["batch_size", "nearest: replay.batch_size"]),
+    ("train pong-apex --replay.batch_size", ["--replay.batch_size needs a value"]),
+    ("train pong-apex --seed --no-progress", ["--seed needs a value"]),
+    ("train pong-apex --seed one", ["run.seed", "integer"]),
+    ("train pong-apex --inference.mode remote", ["inference.mode", "local"]),
+    ("train pong-apex --env.id atari:pnog", ["pnog", "atari:pong"]),
+    ("train cartpole-apex --env.id gym:CartPole-v99", ["CartPole"]),
+    ("train cartpole-apex --env.id nosuchpackage.envs:Maze-v0", ["nosuchpackage", "pip install"]),
+    ("train cartpole-apex --env.id Pong", ["Pong"]),
+    ("train cartpole-apex --run-dir RUN", ["RUN is not empty", "troupe resume RUN"]),
+    ("train cartpole-apex --run-dir FULL", ["FULL is not empty", "--run-dir"]),
+    ("train cartpole-apex --run-dir FULL/file/run", ["FULL/file/run", "cannot create"]),
+    ("train cartpole-apex --sweep nowhere.toml", ["cannot read nowhere.toml"]),
+    ("resume nowhere", ["nowhere is not a run directory", "does not exist"]),
+    ("resume FULL", ["FULL is not a run directory", "no config.toml"]),
+    ("resume RUN --env.frame_stack 3", ["cannot resume", "env.frame_stack: 1 -> 3"]),
+    ("config", ["command"]),
+    ("config shwo", ["shwo"]),
+    ("config show nothing", ["unknown preset 'nothing'"]),
+    ("config explain agent.gama", ["unknown field 'agent.gama'", "nearest: agent.gamma"]),
+    ("config validate pong-apex --env.id atari:nope", ["nope"]),
+    ("presets --yaml", ["--yaml"]),
+    ("--frobnicate", ["--frobnicate"]),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), BAD_INPUT, ids=[line for line, _ in BAD_INPUT])
+def test_bad_input_is_one_line_and_exit_code_2(
+    line: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "RUN")
+    (tmp_path / "FULL").mkdir()
+    (tmp_path / "FULL" / "file").write_text("something")
+    code = cli.main(line.split())
+    stdout, stderr = capsys.readouterr()
+    assert code == 2
+    assert stdout == ""
+    assert stderr.startswith("troupe: error: ")
+    assert stderr.count("\n") == 1
+    for word in words:
+        assert word in stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_bad_value_in_the_environment_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TROUPE_REPLAY__BATCH_SIZE", "lots")
+    assert cli.main(["config", "show", "pong-apex"]) == 2
+    assert "replay.batch_size" in capsys.readouterr().err
+
+
+def test_train_passes_the_layered_configuration_to_the_launcher(
+    launched: list[tuple[Config, Path, bool, bool | None]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sweep.toml").write_text("[agent]\nlearning_rate = 0.25\n[replay]\nbatch_size = 7\n")
+    monkeypatch.setenv("TROUPE_REPLAY__BATCH_SIZE", "8")
+    monkeypatch.setenv("TROUPE_LEARNER__PREFETCH", "9")
+    words = "train cartpole-apex --run-dir R --seed 3 --total-steps=1e3 --no-progress --sweep sweep.toml"
+    assert cli.main([*words.split(), "--agent.mlp_units", "[3, 4]", "--agent.double=false"]) == 0
+    [(config, run_dir, resume, progress)] = launched
+    assert (run_dir, resume, progress) == (Path("R"), False, False)
+    assert (config.run.seed, config.run.total_steps, config.run.preset) == (3, 1000, "cartpole-apex")
+    assert (config.agent.learning_rate, config.replay.batch_size, config.learner.prefetch) == (0.25, 7, 9)
+    assert (list(config.agent.mlp_units), config.agent.double) == ([3, 4], False)
+
+
+def test_train_names_a_run_directory_by_preset_and_time(
+    launched: list[tuple[Config, Path, bool, bool | None]],
+) -> None:
+    assert cli.main(["train", "cartpole-apex"]) == 0
+    [(_, run_dir, _, progress)] = launched
+    assert run_dir.parent == Path("runs")
+    assert run_dir.name.startswith("cartpole-apex-20")
+    assert progress is None
+
+
+def test_what_a_start_that_failed_leaves_behind_does_not_block_the_next(
+    launched: list[tuple[Config, Path, bool, bool | None]], tmp_path: Path
+) -> None:
+    (tmp_path / "R" / "logs").mkdir(parents=True)
+    (tmp_path / "R" / "logs" / "launcher.log").write_text("port 6006 is in use")
+    (tmp_path / "R" / ".lock").touch()
+    assert cli.main(["train", "cartpole-apex", "--run-dir", "R"]) == 0
+    assert len(launched) == 1
+
+
+def test_resume_keeps_the_run_and_says_what_changes(
+    launched: list[tuple[Config, Path, bool, bool | None]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make_run(tmp_path / "R", run__seed="5", net__control="tcp://10.1.1.1:1")
+    assert cli.main(["resume", "R", "--total-steps", "9000000"]) == 0
+    [(config, run_dir, resume, _)] = launched
+    assert (run_dir, resume, config.run.seed, config.run.total_steps) == (Path("R"), True, 5, 9_000_000)
+    assert config.net.control == Config().net.control
+    assert "run.total_steps: 150000 -> 9000000" in capsys.readouterr().err
+
+
+def test_exit_codes_of_what_goes_wrong_inside(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from services import local
+
+    outcomes: list[tuple[BaseException, int, str]] = [
+        (PeerError("no learner\nat tcp://x"), 3, "troupe: error: no learner at tcp://x\n"),
+        (RuntimeError("first\nsecond"), 70, "troupe: error: internal error, RuntimeError: first second\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ]
+    for error, code, line in outcomes:
+
+        def run(*_: object, error: BaseException = error, **__: object) -> int:
+            raise error
+
+        monkeypatch.setattr(local, "run", run)
+        assert cli.main(["train", "cartpole-apex", "--run-dir", "R"]) == code
+        assert capsys.readouterr().err == line
+
+
+def test_presets_lists_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["presets"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == preset_names()
+    assert cli.main(["presets", "--json"]) == 0
+    summaries = json.loads(capsys.readouterr().out)
+    assert all(summaries.values())
+
+
+def test_config_show_prints_toml_with_origins(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["config", "show", "pong-apex", "--seed", "4", "--env.kwargs.a", "1"]) == 0
+    out = capsys.readouterr().out
+    seed = next(line for line in out.splitlines() if line.startswith("seed = 4"))
+    assert seed.endswith("# command line")
+    (tmp_path / "shown.toml").write_text(out)
+    config = load_config("pong-apex", None, {"seed": "4", "env.kwargs.a": "1"})
+    assert read_config(tmp_path / "shown.toml") == config
+    assert tomllib.loads(out)["run"]["seed"] == 4
+    assert cli.main(["config", "show", "pong-apex", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["origins"]["env.id"] == "preset pong-apex"
+    assert cli.main(["config", "show", str(make_run(tmp_path / "R")), "--changed"]) == 0
+    assert "# run" in capsys.readouterr().out
+
+
+def test_config_validate_accepts_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "validate"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{name}: valid" for name in preset_names()]
+
+
+def test_config_explain_says_what_a_field_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "explain", "agent.n-steps"]) == 0
+    out = capsys.readouterr().out
+    assert "TROUPE_AGENT__N_STEPS" in out
+    assert "structural" in out
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--help"], ["train", "--help"], ["resume", "-h"], ["config", "show", "-h"]]
+)
+def test_help_is_complete(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert "usage: troupe" in out
+    if words and words[0] in ("train", "resume", "config"):
+        assert "--replay.batch_size" in out
+        assert "--agent.learning_rate" in out
+
+
+def test_cheap_commands_do_not_import_torch() -> None:
+    code = "import sys, services.__main__ as m; m.main(['presets']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import services.__main__ as m; sys.exit(m.main(['config', 'show', 'pong-apex']))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (shown.returncode, shown.stderr) == (0, b"")

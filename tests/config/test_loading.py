@@ -1,0 +1,267 @@
+"""Precedence, errors and resuming: which value wins and what a wrong one says."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.config import (
+    Config,
+    check_resumable,
+    config_from_dict,
+    load_config,
+    load_layers,
+    preset_names,
+    read_config,
+    structural_hash,
+    to_toml,
+)
+from common.config.docs import markdown
+from common.config.fields import role_of
+from common.config.schema import SECTIONS
+from common.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+# One field of each kind that text can mean: number, text, choice, boolean, list.
+VALUES = {
+    "replay.batch_size": st.integers(1, 4096),
+    "replay.samples_per_insert": st.floats(0, 100, allow_nan=False),
+    "env.id": st.sampled_from(["atari:pong", "gym:CartPole-v1", "a.b:C-v0"]),
+    "env.reward_clip": st.sampled_from(["none", "sign"]),
+    "agent.double": st.booleans(),
+    "agent.mlp_units": st.lists(st.integers(1, 512), max_size=3),
+    "run.name": st.text(st.characters(exclude_categories=("Cs",)), max_size=12),
+}
+LAYERS = ("command line", "sweep", "environment", "run", "preset")
+
+
+def layer_values() -> st.SearchStrategy[dict[str, object]]:
+    return st.fixed_dictionaries({}, optional=VALUES)
+
+
+def as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def value_at(config: Config, path: str) -> object:
+    section, _, name = path.partition(".")
+    value = getattr(getattr(config, section), name)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def as_toml(values: dict[str, object]) -> str:
+    from common.config.text import format_toml
+
+    tables: dict[str, dict[str, object]] = {}
+    for path, value in values.items():
+        section, _, name = path.partition(".")
+        tables.setdefault(section, {})[name] = value
+    return format_toml(tables)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layers=st.fixed_dictionaries({name: layer_values() for name in LAYERS}))
+def test_the_highest_layer_that_sets_a_field_wins(
+    layers: dict[str, dict[str, object]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("layers")
+    for name in ("sweep", "preset"):
+        (folder / f"{name}.toml").write_text(as_toml(layers[name]), "utf-8")
+    (folder / "config.toml").write_text(as_toml(layers["run"]), "utf-8")
+    resumed = bool(layers["run"])
+    loaded = load_layers(
+        str(folder / "preset.toml"),
+        folder / "sweep.toml",
+        {path: as_text(value) for path, value in layers["command line"].items()},
+        {
+            f"TROUPE_{path.replace('.', '__').upper()}": as_text(v)
+            for path, v in layers["environment"].items()
+        },
+        run_config=folder / "config.toml" if resumed else None,
+    )
+    for path in VALUES:
+        for name in LAYERS:
+            # A run's configuration is complete: what its file leaves out is the default.
+            if path in layers[name] or (name == "run" and resumed):
+                expected = layers[name].get(path, value_at(Config(), path))
+                break
+        else:
+            name, expected = "default", value_at(Config(), path)
+        assert value_at(loaded.config, path) == expected
+        word = {"sweep": "file", "preset": "preset", "run": "run"}.get(name, name)
+        assert loaded.origins[path].startswith(word)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=layer_values(),
+    kwargs=st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3),
+)
+def test_a_configuration_survives_its_toml(values: dict[str, object], kwargs: dict[str, object]) -> None:
+    tables = tomllib.loads(as_toml({**values, "env.kwargs": kwargs}))
+    config = config_from_dict(tables)
+    assert config.env.kwargs == kwargs
+    assert config_from_dict(tomllib.loads(to_toml(config))) == config
+    assert config_from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1e6", 1_000_000), ("500_000", 500_000), ("7", 7)],
+)
+def test_whole_numbers_may_be_written_as_people_do(text: str, expected: int) -> None:
+    assert load_config(overrides={"total-steps": text}).run.total_steps == expected
+
+
+def test_names_may_have_dashes_and_tables_be_set_by_key() -> None:
+    config = load_config(
+        overrides={"env.frame-stack": "2", "env.kwargs.depth.of_it": "3", "env.kwargs.b": "[1]"}
+    )
+    assert config.env.frame_stack == 2
+    assert config.env.kwargs == {"depth": {"of_it": 3}, "b": [1]}
+
+
+def test_none_empties_an_optional_field(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[replay]\nmax_bytes = 1000\n")
+    assert load_config(str(tmp_path / "a.toml")).replay.max_bytes == 1000
+    assert load_config(str(tmp_path / "a.toml"), None, {"replay.max_bytes": "none"}).replay.max_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"replay.capacity": "3"}, ["replay.capacity", "nearest: replay.capacity_items", "command line"]),
+        ({"batch_size": "3"}, ["batch_size", "nearest: replay.batch_size"]),
+        ({"learner.learning_rate": "3"}, ["learner.learning_rate", "nearest: agent.learning_rate"]),
+        ({"reply.shards": "3"}, ["reply", "nearest: replay.shards"]),
+        ({"agent.algorithm": "apx"}, ["apx", "nearest: apex"]),
+        ({"agent.gama": "0.9"}, ["agent.gama", "nearest: agent.gamma"]),
+        ({"agent.gamma": "2"}, ["agent.gamma = 2", "less than or equal to 1"]),
+        ({"replay.batch_size": "many"}, ["replay.batch_size", '"many"', "integer"]),
+        ({"replay.batch_size": "1.5"}, ["replay.batch_size", "1.5", "integer"]),
+        ({"replay.batch_size": "true"}, ["replay.batch_size", "number"]),
+        ({"replay.batch_size": "0"}, ["replay.batch_size", "greater than or equal to 1"]),
+        ({"agent.learning_rate": "nan"}, ["agent.learning_rate", "finite"]),
+        ({"agent.double": "perhaps"}, ["agent.double", "perhaps", "boolean"]),
+        ({"env.reward_clip": "sing"}, ["env.reward_clip", "nearest: sign"]),
+        ({"env.kwargs": "5"}, ["env.kwargs", "dict"]),
+        ({"env.id.x": "5"}, ["env.id", "no fields of its own"]),
+        ({"net.control": "localhost:1"}, ["net.control", "tcp://"]),
+        ({"net.control": "tcp://a:99999"}, ["net.control", "port"]),
+        ({"net.liveness_s": "1"}, ["liveness_s", "twice heartbeat_s"]),
+        ({"replay.min_items": "3", "replay.capacity_items": "2"}, ["replay.min_items", "capacity_items"]),
+        ({"learner.device": "tpu"}, ["learner.device", "cuda"]),
+    ],
+)
+def test_a_wrong_field_or_value_is_one_line_that_helps(overrides: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, None, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_an_error_names_the_layer_that_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[replay]\nbatch_size = 'x'\n")
+    with pytest.raises(ConfigError, match=r"a\.toml"):
+        load_config(str(tmp_path / "a.toml"))
+    with pytest.raises(ConfigError, match="environment"):
+        load_config(environ={"TROUPE_REPLAY__BATCH_SIZ": "3"})
+    (tmp_path / "a.toml").write_text("batch_size = 3\n")
+    with pytest.raises(ConfigError, match="outside any section"):
+        load_config(str(tmp_path / "a.toml"))
+    (tmp_path / "a.toml").write_text("[nowhere]\n")
+    with pytest.raises(ConfigError, match="unknown section 'nowhere'"):
+        load_config(str(tmp_path / "a.toml"))
+    (tmp_path / "a.toml").write_text("[[[")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(str(tmp_path / "a.toml"))
+
+
+def test_other_variables_of_the_environment_are_left_alone() -> None:
+    assert load_config(environ={"TROUPE_HOME": "/x", "PATH": "/bin"}) == Config()
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_valid(name: str) -> None:
+    config = load_config(name)
+    assert config.run.preset == name
+    assert config.replay.min_items <= config.replay.capacity_items
+
+
+def test_the_paper_preset_has_the_papers_values() -> None:
+    config = load_config("pong-apex-paper")
+    agent, replay = config.agent, config.replay
+    assert (config.total_slots, config.actor.chunk_steps, config.learner.prefetch) == (360, 50, 16)
+    assert (replay.capacity_items, replay.min_items, replay.batch_size) == (2_000_000, 50_000, 512)
+    assert (replay.priority_exponent, replay.importance_exponent) == (0.6, 0.4)
+    assert (agent.n_steps, agent.gamma, agent.double, agent.dueling) == (3, 0.99, True, True)
+    assert (agent.optimizer, agent.learning_rate) == ("rmsprop", 0.00025 / 4)
+    assert (agent.rmsprop_decay, agent.optimizer_epsilon, agent.max_grad_norm) == (0.95, 1.5e-7, 40)
+    assert (agent.epsilon_base, agent.epsilon_alpha) == (0.4, 7)
+    assert agent.target_update_period_updates == 2500
+    assert config.actor.params_period_steps * config.env.frame_skip == 400
+
+
+def resumed(tmp_path: Path, began: dict[str, str], overrides: dict[str, str]) -> tuple[Config, Config]:
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(load_config("pong-apex", None, began)))
+    return read_config(file), load_config(None, None, overrides, run_config=file)
+
+
+def test_on_resume_tunable_fields_may_change_and_operational_ones_stay_behind(tmp_path: Path) -> None:
+    old, new = resumed(
+        tmp_path,
+        {"net.control": "tcp://10.0.0.9:1", "learner.prefetch": "3"},
+        {"agent.learning_rate": "1e-3"},
+    )
+    assert new.net.control == Config().net.control
+    assert new.learner.prefetch == 3
+    assert [str(change) for change in check_resumable(old, new)] == [
+        f"agent.learning_rate: {old.agent.learning_rate} -> 0.001"
+    ]
+    assert structural_hash(old) == structural_hash(new)
+
+
+def test_on_resume_structural_fields_must_match(tmp_path: Path) -> None:
+    old, new = resumed(tmp_path, {}, {"env.frame_stack": "2", "agent.gamma": "0.9"})
+    with pytest.raises(ConfigError, match=r"env\.frame_stack: 4 -> 2; agent\.gamma"):
+        check_resumable(old, new)
+    assert structural_hash(old) != structural_hash(new)
+
+
+def test_a_run_whose_preset_file_is_gone_can_be_resumed(tmp_path: Path) -> None:
+    preset = tmp_path / "mine.toml"
+    preset.write_text("[run]\nseed = 9\n")
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(load_config(str(preset))))
+    assert read_config(file).run.preset == str(preset)
+    preset.unlink()
+    assert load_config(run_config=file).run.seed == 9
+
+
+def test_every_field_has_a_description_and_a_role() -> None:
+    for section, model in {**SECTIONS, "agent": type(Config().agent)}.items():
+        for name, info in model.model_fields.items():
+            assert info.description, f"{section}.{name}"
+            assert isinstance(info.json_schema_extra, dict), f"{section}.{name}"
+            assert info.json_schema_extra["role"] == role_of(model, name)
+
+
+def test_without_torch_the_agent_section_is_kept_as_it_is() -> None:
+    config = load_config("pong-apex")
+    untyped = config_from_dict(config.to_dict(), typed_agent=False)
+    assert untyped.replay == config.replay
+    assert untyped.agent.learning_rate == config.agent.learning_rate
+    with pytest.raises(ValueError, match="untyped"):
+        structural_hash(untyped)
+
+
+def test_the_page_of_all_fields_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "configuration.md").read_text("utf-8") == markdown(), "run `make docs`"
