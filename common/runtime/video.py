@@ -3,45 +3,89 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
+from typing import overload
 
+import lz4.frame
 import numpy as np
 
 _MAX_COLOURS = 256
 
 
-def encode_gif(frames: np.ndarray, frames_per_s: float = 15.0) -> bytes:
-    """Encode frames uint8 `[T, H, W, 3]`.
+class Recorder(Sequence[np.ndarray]):
+    """Frames of a game, thinned out, scaled down and compressed as they come; reads as a sequence."""
+
+    def __init__(self, *, every: int = 2, max_frames: int = 1000, max_side: int = 240) -> None:
+        """Create an empty recording.
+
+        Args:
+            every: keep one frame of so many.
+            max_frames: frames after which `add` ignores the rest.
+            max_side: larger frames are scaled down by a whole factor, in pixels.
+        """
+        self._every, self._max_frames, self._max_side = every, max_frames, max_side
+        self._seen = 0
+        self._shape: tuple[int, ...] = ()
+        self._frames: list[bytes] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether further frames are ignored."""
+        return len(self._frames) >= self._max_frames
+
+    def due(self) -> bool:
+        """Count a frame, and say whether it would be kept (to draw none in vain)."""
+        self._seen += 1
+        return not self.full and (self._seen - 1) % self._every == 0
+
+    def add(self, frame: np.ndarray) -> None:
+        """Keep a frame, uint8 `[H, W, 3]`; one of another size than the first is ignored."""
+        factor = -(-max(frame.shape[:2]) // self._max_side)
+        small = np.ascontiguousarray(frame[::factor, ::factor])
+        self._shape = self._shape or small.shape
+        if small.shape == self._shape and not self.full:
+            self._frames.append(lz4.frame.compress(small))
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
+    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return np.frombuffer(lz4.frame.decompress(self._frames[index]), np.uint8).reshape(self._shape)
+
+
+def encode_gif(frames: Sequence[np.ndarray] | np.ndarray, frames_per_s: float = 15.0) -> bytes:
+    """Encode frames uint8 `[H, W, 3]`, all of one size.
 
     Emulators draw with few colours: where 256 suffice, the palette is exact and shared by all frames.
 
     Raises:
-        ValueError: wrong shape or dtype.
+        ValueError: no frames, or wrong shape or dtype.
     """
     from PIL import Image
 
-    if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not frames.size:
-        raise ValueError(f"expected uint8 frames [T, H, W, 3], got {frames.dtype} {list(frames.shape)}")
-    packed = (frames.astype(np.uint32) << np.array([16, 8, 0], np.uint32)).sum(axis=-1, dtype=np.uint32)
-    colours = np.unique(packed)
-    if len(colours) <= _MAX_COLOURS:
-        palette = np.stack([colours >> 16, colours >> 8, colours], axis=-1).astype(np.uint8)
-        indices = np.searchsorted(colours, packed).astype(np.uint8)
-    else:  # six levels per channel, the classic web palette
-        levels = np.arange(6, dtype=np.uint8) * 51
-        palette = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
-        digits = (frames.astype(np.uint16) + 25) // 51
-        indices = (digits @ np.array([36, 6, 1], np.uint16)).astype(np.uint8)
-    images = []
-    for frame in indices:
-        image = Image.fromarray(frame)
-        image.putpalette(palette.tobytes())
-        images.append(image)
+    if len(frames) == 0 or any(f.ndim != 3 or f.shape[-1] != 3 or f.dtype != np.uint8 for f in frames):
+        raise ValueError("expected at least one frame, uint8 [H, W, 3]")
+    colours = _colours_of(frames)
+    palette = _WEB_PALETTE if colours is None else _unpacked(colours)
+
+    def image(frame: np.ndarray) -> Image.Image:
+        indices = _web_indices(frame) if colours is None else np.searchsorted(colours, _packed(frame))
+        picture = Image.fromarray(indices.astype(np.uint8))
+        picture.putpalette(palette.tobytes())
+        return picture
+
     buffer = io.BytesIO()
-    images[0].save(
+    image(frames[0]).save(
         buffer,
         format="GIF",
         save_all=True,
-        append_images=images[1:],
+        append_images=(image(frames[i]) for i in range(1, len(frames))),
         duration=round(1000 / frames_per_s),
         loop=0,
         optimize=False,
@@ -61,3 +105,34 @@ def as_gif(video: np.ndarray | bytes | bytearray | memoryview, frames_per_s: flo
     if len(data) < 10 or data[:4] != b"GIF8":
         raise ValueError("neither a GIF nor frames [T, H, W, 3]")
     return data, int.from_bytes(data[8:10], "little"), int.from_bytes(data[6:8], "little")
+
+
+def _colours_of(frames: Sequence[np.ndarray] | np.ndarray) -> np.ndarray | None:
+    """All colours that occur, packed and sorted; None if they are too many for a palette."""
+    colours = np.zeros(0, np.uint32)
+    for i in range(len(frames)):
+        colours = np.union1d(colours, _packed(frames[i]))
+        if len(colours) > _MAX_COLOURS:
+            return None
+    return colours
+
+
+def _packed(frame: np.ndarray) -> np.ndarray:
+    """uint32 `[H, W]`, 0xRRGGBB."""
+    wide = frame.astype(np.uint32)
+    return (wide[..., 0] << 16) | (wide[..., 1] << 8) | wide[..., 2]
+
+
+def _unpacked(colours: np.ndarray) -> np.ndarray:
+    """uint8 `[N, 3]` of packed colours `[N]`."""
+    return np.stack([colours >> 16, colours >> 8, colours], axis=-1).astype(np.uint8)
+
+
+# Six levels per channel.
+_LEVELS = np.arange(6, dtype=np.uint8) * 51
+_WEB_PALETTE = np.stack(np.meshgrid(_LEVELS, _LEVELS, _LEVELS, indexing="ij"), axis=-1).reshape(-1, 3)
+
+
+def _web_indices(frame: np.ndarray) -> np.ndarray:
+    """Index of the nearest colour of `_WEB_PALETTE`, `[H, W]`."""
+    return ((frame.astype(np.uint16) + 25) // 51) @ np.array([36, 6, 1], np.uint16)

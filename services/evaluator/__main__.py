@@ -1,0 +1,71 @@
+"""`python -m services.evaluator`: one evaluator process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+# Before numpy and torch are imported: evaluation is one core's work at most.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from common.errors import ConfigError
+from common.runtime.lifecycle import StopSignal, enable_stack_dumps, run_main
+from common.runtime.logging import add_logging_arguments, setup_logging
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser("troupe evaluator", description="Play full games with fresh parameters.")
+    parser.add_argument("--learner", required=True, metavar="ADDR", help="the learner's control address")
+    parser.add_argument("--name", default="evaluator", help="unique in the run (default: evaluator)")
+    parser.add_argument(
+        "--join-timeout-s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="patience with the learner (default: 60)",
+    )
+    add_logging_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate until the run is complete or a signal comes; returns the exit code."""
+    return run_main(lambda: _run(parse(argv)))
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    setup_logging(arguments.name, arguments.log_file, arguments.log_level)
+    enable_stack_dumps()
+    stop = StopSignal(force_after_s=30.0).install()
+    try:
+        import zmq
+
+        from common.config import config_from_dict
+        from common.wire.control_client import ControlClient, new_incarnation  # noqa: F811
+        from services.evaluator.service import Evaluator
+    except ImportError as error:
+        raise ConfigError(
+            f"the evaluator needs the package {error.name}: pip install 'troupe[evaluator]'"
+        ) from error
+    with zmq.Context() as context:
+        client = ControlClient(
+            context,
+            arguments.learner,
+            role="evaluator",
+            name=arguments.name,
+            incarnation=new_incarnation(),
+            connect_timeout_s=arguments.join_timeout_s,
+        )
+        try:
+            welcome = client.join()
+            config = config_from_dict(welcome.config, source="configuration of the run")
+            Evaluator(config, client, stop).run()
+        finally:
+            client.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

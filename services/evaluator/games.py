@@ -1,0 +1,99 @@
+"""Plays whole games: the one way in which scores are made, for the evaluator and for `troupe eval`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.agents import Agent
+from common.config import EnvConfig
+from common.envs import Episode, make_vector
+from common.runtime.video import Recorder
+
+
+@dataclass(frozen=True)
+class Result:
+    """Finished games, in the order slot by slot."""
+
+    returns: list[float]
+    steps: list[int]
+
+    @property
+    def mean_return(self) -> float:
+        """Mean unclipped return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def mean_steps(self) -> float:
+        """Mean length in agent steps."""
+        return float(np.mean(self.steps))
+
+
+def play(
+    agent: Agent,
+    env: EnvConfig,
+    *,
+    episodes: int,
+    slots: int,
+    seed: int,
+    epsilon: float,
+    threads: int = 1,
+    recorder: Recorder | None = None,
+    on_game: Callable[[Episode], None] = lambda game: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Result | None:
+    """Play `episodes` full games without reward clipping.
+
+    Every slot plays a number of games that is fixed beforehand. Taking the first games that finish, whichever
+    slot they come from, would prefer short games and so misjudge the mean.
+
+    Args:
+        agent: only acts; nothing of it changes.
+        env: the run's environment; lives and clipping are as in the real game.
+        episodes: games in all.
+        slots: games played side by side.
+        seed: of the games and of the exploration; the same seed gives the same games.
+        epsilon: chance of a random action.
+        threads: threads that step the games.
+        recorder: films the first game of slot 0.
+        on_game: called with every game that counts.
+        should_stop: looked at before every step.
+
+    Returns:
+        The games, or None if stopped early.
+    """
+    slots = min(slots, episodes)
+    game_seed, action_seed = np.random.SeedSequence(seed).generate_state(2)
+    rng = np.random.default_rng(action_seed)
+    vector = make_vector(env, slots, int(game_seed) >> 1, threads, evaluation=True)
+    quotas = [episodes // slots + (slot < episodes % slots) for slot in range(slots)]
+    games: list[list[Episode]] = [[] for _ in range(slots)]
+    try:
+        obs = vector.reset()
+        actions = np.zeros(slots, np.int64)
+        while busy := [slot for slot in range(slots) if len(games[slot]) < quotas[slot]]:
+            if should_stop():
+                return None
+            if recorder is not None and not games[0] and recorder.due():
+                frame = vector.render_frame(0)
+                if frame is not None:
+                    recorder.add(frame)
+            # Slots whose games are over are stepped with action 0, but no longer cost a forward pass.
+            actions[:] = 0
+            actions[busy] = agent.act(obs[busy], np.full(len(busy), epsilon, np.float32), rng).action
+            step = vector.step(actions)
+            obs = step.obs
+            for game in step.episodes:
+                if len(games[game.slot]) < quotas[game.slot]:
+                    games[game.slot].append(game)
+                    on_game(game)
+    finally:
+        vector.close()
+    return _result(games)
+
+
+def _result(games: Sequence[Sequence[Episode]]) -> Result:
+    flat = [game for of_slot in games for game in of_slot]
+    return Result([game.return_raw for game in flat], [game.steps for game in flat])
