@@ -1,0 +1,71 @@
+"""`python -m services.actor`: one actor process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+# Before numpy and torch are imported: one actor is one core, and OpenMP would take them all.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from common.errors import ConfigError
+from common.runtime.lifecycle import StopSignal, enable_stack_dumps, run_main
+from common.runtime.logging import add_logging_arguments, setup_logging
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser("troupe actor", description="Step environments and fill replay.")
+    parser.add_argument("--learner", required=True, metavar="ADDR", help="the learner's control address")
+    parser.add_argument("--name", default="actor-0", help="unique in the run (default: actor-0)")
+    parser.add_argument(
+        "--slots",
+        type=int,
+        default=0,
+        metavar="N",
+        help="environment copies (default: actor.slots of the run)",
+    )
+    parser.add_argument(
+        "--join-timeout-s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="patience with the learner (default: 60)",
+    )
+    add_logging_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run an actor until the run is done or a signal comes; the exit code."""
+    return run_main(lambda: _run(parse(argv)))
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    setup_logging(arguments.name, arguments.log_file, arguments.log_level)
+    enable_stack_dumps()
+    stop = StopSignal(force_after_s=30.0).install()
+    try:
+        import zmq
+
+        from services.actor.service import ActorService
+    except ImportError as error:
+        raise ConfigError(f"the actor needs the package {error.name}: pip install 'troupe[actor]'") from error
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        ActorService(
+            context,
+            arguments.learner,
+            arguments.name,
+            stop,
+            slots=arguments.slots,
+            join_timeout_s=arguments.join_timeout_s,
+        ).run()
+    finally:
+        context.destroy(linger=1000)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Spreads chunks over the replay shards, and holds those that no shard takes yet."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from common.data.fields import Chunk
+
+log = logging.getLogger(__name__)
+
+
+class ShardClient(Protocol):
+    """The part of `ReplayClient` that inserting needs."""
+
+    @property
+    def outstanding(self) -> int:
+        """Inserts that are not acknowledged yet."""
+
+    @property
+    def blocked_reason(self) -> str:
+        """Why an insert would be refused now; empty where it would not."""
+
+    def insert(self, chunk: Chunk) -> bool:
+        """Send, or return False where credit or the outstanding inserts do not permit it."""
+
+    def poll(self, timeout_ms: int) -> None:
+        """Handle what the shard sent, waiting for at most `timeout_ms`."""
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything is acknowledged."""
+
+    def close(self) -> None:
+        """Close the socket."""
+
+
+class Inserter:
+    """Chunk `k` goes to shard `k mod n`, or to the next one with credit.
+
+    Nothing is ever dropped: what no shard takes waits here, in order, and the actor pauses meanwhile.
+    """
+
+    def __init__(self, connect: Callable[[str], ShardClient]) -> None:
+        self.chunks_total = 0
+        self._connect = connect
+        self._clients: dict[str, ShardClient] = {}
+        self._waiting: deque[Chunk] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Chunks that no shard has taken yet."""
+        return len(self._waiting)
+
+    def set_shards(self, endpoints: list[str]) -> None:
+        """Connect to shards that are new. One that has gone keeps its client, which knows what to re-send."""
+        for endpoint in endpoints:
+            if endpoint not in self._clients:
+                log.info("inserts go to replay at %s", endpoint)
+                self._clients[endpoint] = self._connect(endpoint)
+
+    def put(self, chunks: list[Chunk]) -> None:
+        """Take over `chunks`, and send what can be sent."""
+        self._waiting.extend(chunks)
+        self.pump()
+
+    def pump(self, timeout_ms: int = 0) -> None:
+        """Handle acknowledgements, waiting for at most `timeout_ms` where nothing can be sent, and send."""
+        clients = list(self._clients.values())
+        for client in clients:
+            client.poll(0)
+        self._send(clients)
+        if self._waiting and timeout_ms:
+            if not clients:
+                time.sleep(timeout_ms / 1000)
+            for client in clients:
+                client.poll(max(1, timeout_ms // len(clients)))
+            self._send(clients)
+
+    def _send(self, clients: list[ShardClient]) -> None:
+        while self._waiting and clients:
+            first = self.chunks_total % len(clients)
+            if not any(client.insert(self._waiting[0]) for client in clients[first:] + clients[:first]):
+                return
+            self._waiting.popleft()
+            self.chunks_total += 1
+
+    def reason(self) -> str:
+        """Why chunks wait, for a log line."""
+        if not self._clients:
+            return "no replay shard has joined the run"
+        reasons = {client.blocked_reason for client in self._clients.values()} - {""}
+        return "; ".join(sorted(reasons)) or "inserts are not acknowledged"
+
+    def finish(self, timeout_s: float) -> int:
+        """Send and await as much as `timeout_s` permits; how many chunks were lost."""
+        deadline = time.monotonic() + timeout_s
+        while self._waiting and time.monotonic() < deadline:
+            self.pump(timeout_ms=50)
+        lost = self.waiting
+        for client in self._clients.values():
+            client.flush(max(0.0, deadline - time.monotonic()))
+            lost += client.outstanding
+        return lost
+
+    def close(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            client.close()

@@ -1,0 +1,109 @@
+"""The slots of one actor process: environments, exploration, and an accumulator for each."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.agents import Act, Agent
+from common.data.fields import Chunk
+from common.envs import Episode, Step, VectorEnv
+
+
+@dataclass
+class Timing:
+    """Seconds spent in each part of acting since the actor started."""
+
+    steps: int = 0
+    inference_s: float = 0.0
+    env_s: float = 0.0
+    accumulate_s: float = 0.0
+
+
+class Rollout:
+    """Acts in all slots at once and cuts what happened into chunks.
+
+    Attributes:
+        episodes: games that finished since the caller last cleared the list.
+        timing: running totals; `timing.steps` counts every slot.
+    """
+
+    def __init__(self, agent: Agent, env: VectorEnv, chunk_steps: int, rng: np.random.Generator) -> None:
+        self.env = env
+        self.episodes: list[Episode] = []
+        self.timing = Timing()
+        self._agent = agent
+        self._chunk_steps = chunk_steps
+        self._rng = rng
+        self._epsilons = np.zeros(env.num_slots, np.float32)
+        self._obs = env.reset()
+        self._accumulators = [agent.accumulator(chunk_steps) for _ in range(env.num_slots)]
+        for accumulator, obs in zip(self._accumulators, self._obs, strict=True):
+            accumulator.start(obs)
+
+    def explore(self, slots: list[int], total_slots: int) -> None:
+        """Take over the exploration of these `slots` of the run, one for each environment."""
+        self._epsilons = self._agent.slot_epsilons(slots, total_slots)
+
+    def step(self, version: int) -> list[Chunk]:
+        """One step of every slot with the current parameters, number `version`; the chunks it completed."""
+        start = time.perf_counter()
+        act = self._agent.act(self._obs, self._epsilons, self._rng)
+        acted = time.perf_counter()
+        step = self.env.step(act.action)
+        stepped = time.perf_counter()
+        chunks = self._accumulate(act, step, version)
+        self._obs = step.obs
+        self.episodes += step.episodes
+        timing = self.timing
+        timing.steps += self.env.num_slots
+        timing.inference_s += acted - start
+        timing.env_s += stepped - acted
+        timing.accumulate_s += time.perf_counter() - stepped
+        return chunks
+
+    def flush(self) -> list[Chunk]:
+        """What can be inserted of the running episodes."""
+        return [chunk for accumulator in self._accumulators for chunk in accumulator.flush()]
+
+    def _accumulate(self, act: Act, step: Step, version: int) -> list[Chunk]:
+        # Plain lists: indexing an array a thousand times a second for single numbers is most of the work.
+        actions, taken, best = act.action.tolist(), act.value_taken.tolist(), act.value_max.tolist()
+        rewards, terminated, truncated = (
+            step.reward.tolist(),
+            step.terminated.tolist(),
+            step.truncated.tolist(),
+        )
+        final_values = self._final_values(step)
+        chunks: list[Chunk] = []
+        for slot, accumulator in enumerate(self._accumulators):
+            if slot in step.discarded:
+                # The environment failed in this step: complete items stay valid, the unfinished ones do not.
+                chunks += accumulator.flush()
+                accumulator.start(step.obs[slot])
+                continue
+            ended = terminated[slot] or truncated[slot]
+            chunks += accumulator.add(
+                actions[slot],
+                rewards[slot],
+                taken[slot],
+                best[slot],
+                step.final_obs[slot] if ended else step.obs[slot],
+                terminated[slot],
+                truncated[slot],
+                final_values.get(slot, 0.0),
+                version,
+            )
+            if ended:
+                accumulator.start(step.obs[slot])
+        return chunks
+
+    def _final_values(self, step: Step) -> dict[int, float]:
+        """Values of the last observations of episodes that a time limit cut: one more, rare, forward."""
+        cut = np.flatnonzero(step.truncated & ~step.terminated).tolist()
+        if not cut:
+            return {}
+        values = self._agent.values(np.stack([step.final_obs[slot] for slot in cut]))
+        return dict(zip(cut, values.tolist(), strict=True))

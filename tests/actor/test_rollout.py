@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.agents import Act
+from common.config.schema import EnvConfig
+from common.data.fields import Chunk, check_chunk
+from common.envs import Step, VectorEnv, make_vector
+from services.actor.meter import Meter
+from services.actor.rollout import Rollout
+
+COUNTING = "tests.envs.counting:Counting-v0"
+
+
+class RecordingAccumulator:
+    """Keeps the calls that it gets."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def start(self, obs: np.ndarray) -> None:
+        self.calls.append(("start", *obs.tolist()))
+
+    def add(
+        self, action: int, reward: float, taken: float, best: float, next_obs: np.ndarray, *rest: Any
+    ) -> list:
+        self.calls.append(("add", *next_obs.tolist(), *rest))
+        return []
+
+    def flush(self) -> list[Chunk]:
+        self.calls.append(("flush",))
+        return []
+
+
+class CountingAgent:
+    """Values are the observation's second entry; actions are always 1."""
+
+    def __init__(self) -> None:
+        self.accumulators: list[RecordingAccumulator] = []
+
+    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
+        return np.asarray(indices, np.float32) / total_slots
+
+    def act(self, obs: np.ndarray, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        self.epsilon = epsilon
+        return Act(np.ones(len(obs), np.int64), obs[:, 1], obs[:, 1])
+
+    def values(self, obs: np.ndarray) -> np.ndarray:
+        return obs[:, 1] + 100
+
+    def accumulator(self, chunk_steps: int) -> RecordingAccumulator:
+        self.accumulators.append(RecordingAccumulator())
+        return self.accumulators[-1]
+
+
+def rollout_of(slots: int = 1, **kwargs: Any) -> tuple[Rollout, CountingAgent]:
+    env = make_vector(EnvConfig(id=COUNTING, kwargs=kwargs), slots, seed=1)
+    agent = CountingAgent()
+    return Rollout(agent, env, 50, np.random.default_rng(0)), agent  # type: ignore[arg-type]
+
+
+def test_termination_hands_over_the_last_observation_of_the_old_episode() -> None:
+    rollout, agent = rollout_of(length=2)
+    for _ in range(3):
+        assert rollout.step(7) == []
+    # (next_obs, terminated, truncated, final_value, version)
+    assert agent.accumulators[0].calls == [
+        ("start", 0, 0),
+        ("add", 0, 1, False, False, 0.0, 7),
+        ("add", 0, 2, True, False, 0.0, 7),
+        ("start", 1, 0),
+        ("add", 1, 1, False, False, 0.0, 7),
+    ]
+    assert [(e.return_raw, e.steps) for e in rollout.episodes] == [(5.0, 2)]
+    assert rollout.timing.steps == 3
+
+
+def test_truncation_is_bootstrapped_from_the_last_observation() -> None:
+    rollout, agent = rollout_of(slots=2, length=2, ends_by="truncation")
+    rollout.step(0)
+    rollout.step(0)
+    for accumulator in agent.accumulators:
+        assert accumulator.calls[-2:] == [("add", 0, 2, False, True, 102.0, 0), ("start", 1, 0)]
+
+
+def test_failed_environment_breaks_the_link_between_episodes() -> None:
+    rollout, agent = rollout_of(fail_at=(0, 2), length=9)
+    for _ in range(3):
+        rollout.step(0)
+    assert agent.accumulators[0].calls[-3:] == [
+        ("add", 0, 2, False, False, 0.0, 0),
+        ("flush",),
+        ("start", 0, 0),
+    ]
+
+
+def test_exploration_follows_the_slots() -> None:
+    rollout, agent = rollout_of(slots=2)
+    rollout.explore([3, 5], 8)
+    rollout.step(0)
+    assert agent.epsilon.tolist() == [0.375, 0.625]
+
+
+def test_real_agent_makes_valid_chunks() -> None:
+    pytest.importorskip("torch")
+    from common.agents import make_agent
+    from common.agents.apex import ApexConfig
+
+    env = make_vector(EnvConfig(id="gym:CartPole-v1"), 3, seed=1)
+    agent = make_agent(ApexConfig(mlp_units=(8,), hidden_units=8), env.spec)
+    rollout = Rollout(agent, env, 10, np.random.default_rng(0))
+    rollout.explore([0, 1, 2], 3)
+    chunks = [chunk for _ in range(60) for chunk in rollout.step(4)] + rollout.flush()
+    assert chunks
+    for chunk in chunks:
+        check_chunk(chunk, agent.fields)
+        assert chunk.version == 4
+        assert np.isfinite(chunk.priorities).all()
+    assert 180 - 3 * 3 <= sum(chunk.steps for chunk in chunks) <= 180
+
+
+class StillEnv(VectorEnv):
+    """Nothing ever happens."""
+
+    num_slots = 4
+
+    def reset(self) -> np.ndarray:
+        return np.zeros((4, 2), np.float32)
+
+    def step(self, actions: np.ndarray) -> Step:
+        no = np.zeros(4, bool)
+        return Step(self.reset(), np.zeros(4, np.float32), no, no)
+
+    def render_frame(self, slot: int) -> None:
+        return None
+
+
+def test_meter_reports_totals_and_rates() -> None:
+    rollout = Rollout(CountingAgent(), StillEnv(), 50, np.random.default_rng(0))  # type: ignore[arg-type]
+    meter = Meter(period_s=0.0)
+    assert meter.due()
+    for _ in range(5):
+        rollout.step(0)
+    meter.blocked_s = 1.5
+    metrics, fields = meter.report(rollout, staleness=2, chunks_total=9)
+    assert metrics["actor/steps"] == 20
+    assert metrics["actor/insert_blocked_s"] == 1.5
+    assert metrics["params/staleness"] == 2
+    assert metrics["actor/chunks_total"] == 9
+    assert metrics["actor/env_ms"] > 0
+    assert fields == {}
+    metrics, _ = meter.report(rollout, staleness=2, chunks_total=9)
+    assert metrics["actor/steps"] == 20
+    assert metrics["actor/steps_per_s"] == 0
+    assert metrics["actor/insert_blocked_share"] == 0
+
+
+def test_meter_sends_every_game_once() -> None:
+    rollout, _ = rollout_of(length=2)
+    for _ in range(4):
+        rollout.step(0)
+    meter = Meter(period_s=0.0)
+    assert meter.report(rollout, 0, 0)[1] == {"episodes": [[5.0, 2], [5.0, 2]]}
+    assert meter.report(rollout, 0, 0)[1] == {}

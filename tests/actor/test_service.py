@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import zmq
+
+from common.agents import make_agent
+from common.config import Config, load_config, structural_hash
+from common.data.fields import Chunk, check_chunk
+from common.envs import make_spec
+from common.errors import PeerError
+from common.runtime.lifecycle import StopSignal
+from common.wire.control import ControlServer, Telemetry
+from services.actor import service as module
+from services.actor.service import ActorService
+
+OVERRIDES = {
+    "env.id": "gym:CartPole-v1",
+    "agent.mlp_units": "[8]",
+    "agent.hidden_units": "8",
+    "actor.slots": "4",
+    "actor.processes": "2",
+    "actor.chunk_steps": "10",
+    "actor.params_period_steps": "5",
+    "net.connect_timeout_s": "3",
+}
+
+
+class FakeReplay:
+    """Takes every chunk, unless `closed_for_inserts`."""
+
+    chunks: list[Chunk]
+    closed_for_inserts = False
+    outstanding = 0
+    blocked_reason = "closed"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.endpoint = args[0]
+
+    def insert(self, chunk: Chunk) -> bool:
+        if FakeReplay.closed_for_inserts:
+            return False
+        FakeReplay.chunks.append(chunk)
+        return True
+
+    def poll(self, timeout_ms: int) -> None:
+        time.sleep(timeout_ms / 1000)
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+Replay: TypeAlias = type[FakeReplay]
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def replay(monkeypatch: pytest.MonkeyPatch) -> Replay:
+    FakeReplay.chunks = []
+    FakeReplay.closed_for_inserts = False
+    monkeypatch.setattr(module, "ReplayClient", FakeReplay)
+    monkeypatch.setattr("services.actor.meter.Meter.due", lambda self: time.monotonic() - self._last_s > 0.05)
+    return FakeReplay
+
+
+@pytest.fixture
+def control(context: Context) -> Iterator[ControlServer]:
+    server = server_of(context, load_config(overrides=OVERRIDES))
+    yield server
+    server.stop()
+
+
+def server_of(context: Context, config: Config, endpoint: str = "tcp://127.0.0.1:*") -> ControlServer:
+    server = ControlServer(
+        context,
+        endpoint,
+        "tcp://127.0.0.1:*",
+        config_dict=config.model_dump(mode="json"),
+        structural_hash=structural_hash(config),
+        total_slots=8,
+        heartbeat_s=0.1,
+        liveness_s=1.0,
+    )
+    server.start()
+    return server
+
+
+def publish(server: ControlServer, version: int = 0) -> None:
+    config = load_config(overrides=OVERRIDES)
+    server.publish(version, make_agent(config.agent, make_spec(config.env), seed=version).params())
+
+
+class Running:
+    """An actor in a thread of this process."""
+
+    def __init__(self, context: Context, server: ControlServer, name: str = "actor-0", **kwargs: Any) -> None:
+        self.stop = StopSignal()
+        self.error: BaseException | None = None
+        self.service = ActorService(context, server.control_endpoint, name, self.stop, **kwargs)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.service.run()
+        except BaseException as error:
+            self.error = error
+
+    def join(self) -> None:
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.01)
+
+
+def reports(server: ControlServer) -> list[Telemetry]:
+    taken = []
+    while not server.telemetry.empty():
+        taken.append(server.telemetry.get())
+    return taken
+
+
+@pytest.fixture(autouse=True)
+def _shard_for_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every actor hears of one shard."""
+    monkeypatch.setattr(module.ControlClient, "shards", property(lambda self: ["tcp://127.0.0.1:1"]))
+
+
+def test_acts_until_the_run_is_done(context: Context, control: ControlServer, replay: Replay) -> None:
+    publish(control)
+    actor = Running(context, control)
+    wait_for(lambda: len(replay.chunks) > 20)
+    assert [peer["slots"] for peer in control.peers()] == [[0, 1, 2, 3]]
+    control.set_state(stopping=True)
+    actor.join()
+    assert actor.error is None
+    wait_for(lambda: not control.peers())  # it said BYE
+    config = load_config(overrides=OVERRIDES)
+    agent = make_agent(config.agent, make_spec(config.env))
+    for chunk in replay.chunks:
+        check_chunk(chunk, agent.fields)
+    told = reports(control)
+    assert told[-1].metrics["actor/steps"] >= sum(chunk.steps for chunk in replay.chunks)
+    episodes = [episode for report in told for episode in report.fields.get("episodes", [])]
+    assert episodes
+    assert all(returned == steps for returned, steps in episodes)  # CartPole pays 1 a step
+
+
+def test_stop_signal_flushes_first(context: Context, control: ControlServer, replay: Replay) -> None:
+    publish(control)
+    actor = Running(context, control, slots=2)
+    wait_for(lambda: replay.chunks)
+    actor.stop.set()
+    actor.join()
+    assert actor.error is None
+    steps = reports(control)[-1].metrics["actor/steps"]
+    # Only the n newest steps of each running episode cannot be inserted.
+    assert steps - 2 * 3 <= sum(chunk.steps for chunk in replay.chunks) <= steps
+
+
+def test_takes_newer_parameters(context: Context, control: ControlServer, replay: Replay) -> None:
+    publish(control, 0)
+    actor = Running(context, control)
+    wait_for(lambda: replay.chunks)
+    publish(control, 7)
+    wait_for(lambda: replay.chunks[-1].version == 7)
+    wait_for(lambda: any(r.metrics["params/staleness"] == 0 for r in reports(control)))
+    actor.stop.set()
+    actor.join()
+
+
+def test_two_actors_share_the_slots(context: Context, control: ControlServer, replay: Replay) -> None:
+    publish(control)
+    actors = [Running(context, control, f"actor-{i}") for i in range(2)]
+    wait_for(lambda: sorted(s for peer in control.peers() for s in peer["slots"]) == list(range(8)))
+    wait_for(lambda: all(hasattr(a.service, "_rollout") for a in actors))
+    ladders = np.concatenate([a.service._rollout._epsilons for a in actors])
+    assert len(np.unique(ladders)) == 8
+    for actor in actors:
+        actor.stop.set()
+    for actor in actors:
+        actor.join()
+        assert actor.error is None
+
+
+def test_pauses_without_credit(context: Context, control: ControlServer, replay: Replay) -> None:
+    publish(control)
+    replay.closed_for_inserts = True
+    actor = Running(context, control)
+    wait_for(lambda: any(r.metrics["actor/insert_blocked_s"] > 0.3 for r in reports(control)))
+    paused_at = reports_after(control, 0.3)[-1].metrics["actor/steps"]
+    assert reports_after(control, 0.3)[-1].metrics["actor/steps"] == paused_at
+    replay.closed_for_inserts = False
+    wait_for(lambda: any(r.metrics["actor/steps"] > paused_at for r in reports(control)))
+    actor.stop.set()
+    actor.join()
+
+
+def reports_after(server: ControlServer, seconds: float) -> list[Telemetry]:
+    time.sleep(seconds)
+    return reports(server)
+
+
+def test_follows_a_restarted_learner_to_other_slots(
+    context: Context, control: ControlServer, replay: Replay
+) -> None:
+    publish(control)
+    actor = Running(context, control)
+    wait_for(lambda: replay.chunks)
+    endpoint = control.control_endpoint
+    control.stop()
+    config = load_config(overrides=OVERRIDES)
+    again = ControlServer(
+        context,
+        endpoint,
+        "tcp://127.0.0.1:*",
+        config_dict=config.model_dump(mode="json"),
+        structural_hash=structural_hash(config),
+        total_slots=3,  # fewer than the actor had
+        heartbeat_s=0.1,
+        liveness_s=1.0,
+    )
+    again.start()
+    publish(again, 1)
+    wait_for(lambda: any(peer["slots"] == [0, 1, 2] for peer in again.peers()))
+    wait_for(lambda: actor.service._rollout.env.num_slots == 3)
+    before = actor.service._rollout.timing.steps
+    wait_for(lambda: actor.service._rollout.timing.steps > before + 30)
+    wait_for(lambda: replay.chunks[-1].version == 1)
+    actor.stop.set()
+    actor.join()
+    assert actor.error is None
+    again.stop()
+
+
+def test_no_parameters_is_one_line(context: Context, control: ControlServer, replay: Replay) -> None:
+    actor = Running(context, control)
+    actor.join()
+    assert isinstance(actor.error, PeerError)
+    assert "no parameters" in str(actor.error)
+
+
+def test_no_learner_is_one_line(context: Context, replay: Replay) -> None:
+    service = ActorService(context, "tcp://127.0.0.1:9", "actor-0", StopSignal(), join_timeout_s=0.5)
+    with pytest.raises(PeerError, match="could not join"):
+        service.run()
+
+
+def test_stop_before_the_learner_comes(context: Context) -> None:
+    stop = StopSignal()
+    stop.set()
+    ActorService(context, "tcp://127.0.0.1:9", "actor-0", stop).run()
