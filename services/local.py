@@ -179,7 +179,8 @@ class _Launcher:
             cores=_cores(),
         )
         if self._panel is not None:
-            self._panel.show(self._view)
+            with contextlib.suppress(OSError):
+                self._panel.show(self._view)
         elif not final and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + config.run.log_every_s
             self._say(f"{time.strftime('%H:%M:%S')} {plain_line(self._view)}")
@@ -205,7 +206,7 @@ class _Launcher:
         self._say(f"  troupe resume {shell_path(self._run_dir)}{more}")
 
     def _say(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):  # the terminal has gone; what is left to do does not need it
             if self._panel is not None:
                 self._panel.say(line)
             else:

@@ -88,7 +88,11 @@ class Child:
         return self.state
 
     def start(self) -> None:
-        """Start the process in a process group of its own, so that Ctrl-C reaches only the launcher."""
+        """Start the process in a process group of its own, so that Ctrl-C reaches only the launcher.
+
+        It stays in the launcher's session: Linux shares the CPU between sessions first (autogroup), and `nice`
+        would count for nothing across them.
+        """
         prefix = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
         prefix += [str(int(self.spec.orphan_signal)), str(self.spec.nice)]
         with self._open_log() as log:
@@ -99,7 +103,7 @@ class Child:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.spec.environment},
-                start_new_session=True,
+                process_group=0,
             )
         self._swept = False
         self._started_at = time.monotonic()

@@ -52,7 +52,7 @@ class Deadline:
 
 
 class StopSignal:
-    """Turns SIGTERM and SIGINT into a flag that a main loop looks at.
+    """Turns SIGTERM, SIGINT and SIGHUP (the terminal has gone) into a flag that a main loop looks at.
 
     The first signal asks for a clean stop. A second one, or `force_after_s` seconds spent stopping, ends the
     process at once: a service that hangs while it stops must never become a process that nobody can stop.
@@ -70,9 +70,11 @@ class StopSignal:
         os.set_blocking(self._writer, False)
 
     def install(self) -> StopSignal:
-        """Handle SIGTERM and SIGINT from now on (main thread only); returns itself."""
+        """Handle the signals from now on (main thread only); returns itself."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else `nohup` wants us to go on
+            signal.signal(signal.SIGHUP, self._on_signal)
         return self
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:

@@ -58,9 +58,8 @@ def main(argv: Sequence[str]) -> int:
     def on_game(game: Episode) -> None:
         played.append(game)
         if not quiet:
-            print(
-                f"  game {len(played):3d} of {arguments.episodes}: return {game.return_raw:g}, {game.steps} steps"
-            )
+            counted = f"{len(played):3d} of {arguments.episodes}"
+            print(f"  game {counted}: return {game.return_raw:g}, {game.steps} steps", flush=True)
 
     result = play(
         agent,

@@ -78,7 +78,9 @@ def play(
                 return None
             if recorder is not None and not games[0] and recorder.due():
                 frame = vector.render_frame(0)
-                if frame is not None:
+                if frame is None:
+                    recorder = None  # this environment draws no pictures
+                else:
                     recorder.add(frame)
             # Slots whose games are over are stepped with action 0, but no longer cost a forward pass.
             actions[:] = 0
