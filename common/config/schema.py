@@ -202,6 +202,12 @@ class Config(Section):
                 f"replay.min_items ({self.replay.min_items}) should not exceed "
                 f"replay.capacity_items ({self.replay.capacity_items})"
             )
+        error, batch = self.replay.samples_per_insert_error, self.replay.batch_size
+        if self.replay.samples_per_insert > 0 and error is not None and 2 * error < batch:
+            raise ValueError(
+                f"replay.samples_per_insert_error ({error:g}) should be at least half of "
+                f"replay.batch_size ({batch}), or both sides would wait for ever"
+            )
         return self
 
     @property

@@ -66,6 +66,9 @@ BAD_INPUT = [
     ("resume nowhere", ["nowhere is not a run directory", "does not exist"]),
     ("resume FULL", ["FULL is not a run directory", "no config.toml"]),
     ("resume RUN --env.frame_stack 3", ["cannot resume", "env.frame_stack: 1 -> 3"]),
+    ("eval nowhere", ["nowhere is not a directory"]),
+    ("eval FULL", ["FULL is neither"]),
+    ("eval RUN --episodes none", ["--episodes"]),
     ("config", ["command"]),
     ("config shwo", ["shwo"]),
     ("config show nothing", ["unknown preset 'nothing'"]),
@@ -168,6 +171,19 @@ def test_exit_codes_of_what_goes_wrong_inside(
         monkeypatch.setattr(local, "run", run)
         assert cli.main(["train", "cartpole-apex", "--run-dir", "R"]) == code
         assert capsys.readouterr().err == line
+
+
+def test_a_run_without_a_whole_checkpoint_is_exit_code_5(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = make_run(tmp_path / "R") / "checkpoints" / "step-000000000001"
+    broken.mkdir(parents=True)
+    (broken / "arrays.safetensors").write_bytes(b"cut sho")
+    for command in (["eval", "R"], ["eval", str(broken)], ["resume", "R", "--net.tensorboard_port", "0"]):
+        assert cli.main(command) == 5
+        stderr = capsys.readouterr().err
+        assert stderr.count("\n") == 1
+        assert "checkpoint" in stderr
 
 
 def test_presets_lists_every_preset(capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,6 +155,10 @@ def test_none_empties_an_optional_field(tmp_path: Path) -> None:
         ({"net.control": "tcp://a:99999"}, ["net.control", "port"]),
         ({"net.liveness_s": "1"}, ["liveness_s", "twice heartbeat_s"]),
         ({"replay.min_items": "3", "replay.capacity_items": "2"}, ["replay.min_items", "capacity_items"]),
+        (
+            {"replay.samples_per_insert": "1", "replay.samples_per_insert_error": "9"},
+            ["samples_per_insert_error (9)", "replay.batch_size (512)"],
+        ),
         ({"learner.device": "tpu"}, ["learner.device", "cuda"]),
     ],
 )
