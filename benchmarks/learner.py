@@ -1,0 +1,101 @@
+"""Learner speed: one Ape-X update, against the plainest PyTorch version of the same arithmetic.
+
+`python -m benchmarks.learner --json [--seconds S] [--batch-size 512] [--torso nature]`
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.common import median_ms, parser, report
+from common.agents import make_agent
+from common.agents.apex import ApexConfig
+from common.envs import EnvSpec
+
+PONG = EnvSpec("atari:pong", (4, 84, 84), "uint8", 6, 4, 4, True)
+
+
+def random_batch(size: int) -> dict[str, np.ndarray]:
+    """A batch of 3-step items of random pixels, as replay gives it."""
+    rng = np.random.default_rng(0)
+    return {
+        "obs": rng.integers(0, 255, (size, 7, 84, 84), dtype=np.uint8),
+        "action": rng.integers(0, 6, (size, 1)).astype(np.int32),
+        "reward": rng.normal(size=(size, 1)).astype(np.float32),
+        "discount": np.full((size, 1), 0.97, np.float32),
+        "bootstrap_steps": np.full((size, 1), 3, np.uint8),
+    }
+
+
+class PlainNetwork(nn.Module):
+    """The dueling Nature network as papers draw it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.torso = nn.Sequential(
+            nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1),
+            nn.ReLU(), nn.Flatten(),
+        )  # fmt: skip
+        self.value = nn.Sequential(nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 1))
+        self.advantage = nn.Sequential(nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 6))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Q values `[B, 6]`."""
+        x = self.torso(obs.float() / 255.0)
+        advantage = self.advantage(x)
+        return self.value(x) + advantage - advantage.mean(1, keepdim=True)
+
+
+class PlainUpdate:
+    """The same update, fp32, eager, channels first, two stacks per transition."""
+
+    def __init__(self, batch: dict[str, np.ndarray]) -> None:
+        self.online, self.target = PlainNetwork(), PlainNetwork()
+        self.optimizer = torch.optim.RMSprop(
+            self.online.parameters(), 6.25e-5, alpha=0.95, eps=1.5e-7, centered=True
+        )
+        obs = torch.from_numpy(batch["obs"])
+        self.now, self.then = obs[:, :4].contiguous(), obs[:, 3:].contiguous()
+        self.action = torch.from_numpy(batch["action"]).long()
+        self.reward, self.discount = (torch.from_numpy(batch[k])[:, 0] for k in ("reward", "discount"))
+
+    def __call__(self) -> None:
+        """One update."""
+        with torch.no_grad():
+            best = self.online(self.then).argmax(1, keepdim=True)
+            goal = self.reward + self.discount * self.target(self.then).gather(1, best).squeeze(1)
+        q = self.online(self.now).gather(1, self.action).squeeze(1)
+        loss = nn.functional.smooth_l1_loss(q, goal)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.online.parameters(), 40.0)
+        self.optimizer.step()
+
+
+def main() -> None:
+    """The command line."""
+    args = parser(__doc__)
+    args.add_argument("--batch-size", type=int, default=512)
+    args.add_argument("--torso", choices=("nature", "small"), default="nature")
+    args.add_argument("--threads", type=int, default=2)
+    options = args.parse_args()
+    torch.set_num_threads(options.threads)
+    batch, weights = random_batch(options.batch_size), np.ones(options.batch_size, np.float32)
+    agent = make_agent(ApexConfig(torso=options.torso), PONG, seed=0)
+    ours = median_ms(lambda: agent.update(batch, weights, want_metrics=False), options.seconds)
+    figures: dict[str, float | int | str] = {
+        "batch_size": options.batch_size,
+        "torso": options.torso,
+        "threads": options.threads,
+        "update_ms": round(ours, 2),
+    }
+    if options.torso == "nature":
+        plain = median_ms(PlainUpdate(batch), options.seconds)
+        figures |= {"fp32_eager_ms": round(plain, 2), "vs_fp32_eager": round(plain / ours, 3)}
+    report("learner", figures)
+
+
+if __name__ == "__main__":
+    main()
