@@ -69,17 +69,17 @@ class Column(ABC):
     def gather(self, starts: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray:
         """Windows of ``entries [B]`` from ``starts [B]``; short ones repeat their last entry.
 
-        Returns an array ``[B, max(entries), *shape]``, or uint8 ``[bytes]``: one LZ4 frame that unpacks to it.
+        Returns ``[B, max(entries), *shape]``, or uint8 ``[bytes]``, one LZ4 frame that unpacks to it.
         """
 
 
 class RawColumn(Column):
     """Entries as they are, one after the other."""
 
-    def __init__(self, spec: FieldSpec, folder: Path, budget_bytes: int) -> None:
+    def __init__(self, spec: FieldSpec, folder: Path, budget_bytes: int, most_entries: int) -> None:
         super().__init__(spec)
         entry_bytes = max(spec.entry_bytes, 1)
-        most = max(budget_bytes // entry_bytes, 1)
+        most = max(min(budget_bytes // entry_bytes, most_entries), 1)
         self.rings = [Ring(most)]
         self.unit_bytes = [entry_bytes]
         self._data: NDArray = map_file(folder / f"{spec.name}.raw", spec.dtype, (most, *spec.shape)).view(
@@ -113,9 +113,10 @@ class RawColumn(Column):
 class Lz4Column(Column):
     """Entries as LZ4 blocks end to end in a ring of bytes, and a ring that says where each one is."""
 
-    def __init__(self, spec: FieldSpec, folder: Path, budget_bytes: int) -> None:
+    def __init__(self, spec: FieldSpec, folder: Path, budget_bytes: int, most_entries: int) -> None:
         super().__init__(spec)
-        entries = max(budget_bytes // LZ4_INDEX_BYTES // 4, 1)
+        entries = max(min(budget_bytes // LZ4_INDEX_BYTES, most_entries), 1)
+        budget_bytes = min(budget_bytes, entries * (spec.entry_bytes + 4))
         self.rings = [Ring(entries), Ring(budget_bytes)]
         self.unit_bytes = [LZ4_INDEX_BYTES, 1]
         self._offsets: NDArray[np.int64] = map_file(
@@ -127,7 +128,7 @@ class Lz4Column(Column):
         self._blocks: NDArray[np.uint8] = map_file(
             folder / f"{spec.name}.blocks", "uint8", (budget_bytes,)
         ).view(np.ndarray)
-        self._bytes = memoryview(self._blocks)
+        self._bytes = self._blocks.data
 
     def counts(self, payload: Payload) -> list[int]:
         return [payload.entries, payload.data.nbytes]
@@ -161,6 +162,6 @@ class Lz4Column(Column):
         return np.frombuffer(frame, np.uint8)
 
 
-def make_column(spec: FieldSpec, folder: Path, budget_bytes: int) -> Column:
-    """The storage that fits ``spec``, in files in ``folder`` that use up to ``budget_bytes``."""
-    return (Lz4Column if spec.compress else RawColumn)(spec, folder, budget_bytes)
+def make_column(spec: FieldSpec, folder: Path, budget_bytes: int, most_entries: int) -> Column:
+    """The storage that fits ``spec``: files in ``folder`` for ``most_entries`` or up to ``budget_bytes``."""
+    return (Lz4Column if spec.compress else RawColumn)(spec, folder, budget_bytes, most_entries)

@@ -44,7 +44,7 @@ def pack_entries(array: NDArray) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]
     entry_bytes = array[0].nbytes if count else 0
     if entry_bytes > MAX_ENTRY_BYTES:
         raise PackingError(f"an entry of {entry_bytes} bytes is more than a block holds ({MAX_ENTRY_BYTES})")
-    flat = memoryview(array.reshape(-1).view(np.uint8))
+    flat = array.reshape(-1).view(np.uint8).data
     parts: list[bytes | memoryview] = []
     lengths = np.empty(count, np.uint32)
     compress = lz4.block.compress
@@ -105,7 +105,7 @@ def join_frame(parts: Iterable[bytes | memoryview], entry_bytes: int, total_byte
 def unpack(parts: Iterable[NDArray[np.uint8]], shape: tuple[int, ...], dtype: str) -> NDArray:
     """Unpack blocks end to end to an array ``shape`` whose first axis counts entries."""
     entry_bytes = int(np.prod(shape[1:], dtype=np.int64) * np.dtype(dtype).itemsize)
-    views = [memoryview(np.ascontiguousarray(part)) for part in parts]
+    views = [np.ascontiguousarray(part).data for part in parts]
     return unpack_frame(join_frame(views, entry_bytes, entry_bytes * shape[0]), shape, dtype)
 
 

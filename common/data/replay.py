@@ -23,6 +23,9 @@ from common.errors import ConfigError
 PRODUCER = np.dtype([("incarnation", "u8"), ("sequence", "u8"), ("time_s", "f8")])
 MAX_PRODUCERS = 8192
 
+SPARE = 8
+"""Files have room for this many times the entries that the first chunk lets one expect."""
+
 
 class RefusedError(Exception):
     """An insert or a request that can never be served as it is. ``kind`` is a word to branch on and count by."""
@@ -85,6 +88,7 @@ class Sample:
         versions: int64 ``[B]``.
         lengths: int32 ``[B]``, steps of each item; shorter windows repeat their last entry.
         table_items: items in the table.
+        total_priority: sum of all weights of the table.
         arrays: by field.
     """
 
@@ -93,6 +97,7 @@ class Sample:
     versions: NDArray[np.int64]
     lengths: NDArray[np.int32]
     table_items: int
+    total_priority: float
     arrays: dict[str, NDArray]
 
 
@@ -150,12 +155,15 @@ class Replay:
         return self.store.specs if self.store else None
 
     def _restore(self, specs: tuple[FieldSpec, ...], layout: dict[str, Any]) -> None:
-        if layout != self.layout:
+        if layout["tables"] != self.layout["tables"]:
             raise ConfigError(
                 f"{self.folder} was made for the capacities {layout['tables']}, not {self.layout['tables']}: "
                 "use those, or another folder"
             )
-        store = ChunkStore(self.folder, specs, self.budget_bytes, self._max_chunks)
+        # Positions in the files depend on neither, but a store that shrinks would have to move chunks.
+        self.layout = layout
+        self.budget_bytes = layout["budget_bytes"]
+        store = ChunkStore(self.folder, specs, layout["budget_bytes"], self._max_chunks, layout["entries"])
         self.store = store
         for table in self.tables.values():
             np.add.at(store.references, table.restore(store.commits), 1)
@@ -182,7 +190,7 @@ class Replay:
             raise GapError(expected)
         try:
             self._check(insert)
-            store = self._opened(insert.specs)
+            store = self.store or self._create(insert)
             starts = self._make_room(store, insert.payloads)
         except RefusedError as error:
             # The producer gives it up: its next insert must not look like a gap.
@@ -212,7 +220,7 @@ class Replay:
 
     def _check(self, insert: Insert) -> None:
         """Raise RefusedError for whatever is wrong with ``insert`` in itself."""
-        if self.store is not None and insert.specs != self.store.specs:
+        if self.store is not None and not same_fields(insert.specs, self.store.specs):
             raise RefusedError("signature", _difference(insert.specs, self.store.specs))
         if not 0 < insert.steps < 2**31:
             raise RefusedError("bad_chunk", f"{insert.steps} steps")
@@ -228,14 +236,22 @@ class Replay:
                 raise RefusedError("no_table", f"{name!r}: the tables are {sorted(self.tables)}")
             _check_items(items, insert.steps, table.config.capacity)
 
-    def _opened(self, specs: tuple[FieldSpec, ...]) -> ChunkStore:
-        """The store, made for ``specs`` at the first insert."""
-        if self.store is None:
-            self.store = ChunkStore(self.folder, specs, self.budget_bytes, self._max_chunks)
-            for table in self.tables.values():
-                table.restore(self.store.commits)
-            save_signature(self.folder, specs, self.layout)
-        return self.store
+    def _create(self, insert: Insert) -> ChunkStore:
+        """Make the store for the fields of the first insert."""
+        items = sum(len(items.offsets) for items in insert.items.values())
+        capacity = sum(table.config.capacity for table in self.tables.values())
+        # The files are sparse, so this costs nothing but address space: the rings find their sizes themselves.
+        entries = {
+            spec.name: max(SPARE * capacity * spec.entries(insert.steps) // items, 1 << 16)
+            for spec in insert.specs
+        }
+        self.layout |= {"entries": entries, "budget_bytes": self.budget_bytes}
+        store = ChunkStore(self.folder, insert.specs, self.budget_bytes, self._max_chunks, entries)
+        for table in self.tables.values():
+            table.restore(store.commits)
+        save_signature(self.folder, insert.specs, self.layout)
+        self.store = store
+        return store
 
     def _make_room(self, store: ChunkStore, payloads: Mapping[str, Payload]) -> list[int]:
         try:
@@ -295,6 +311,7 @@ class Replay:
             versions=self.store.versions[rows],
             lengths=np.ascontiguousarray(items["length"]),
             table_items=table.size,
+            total_priority=table.sampler.total,
             arrays=arrays,
         )
 
@@ -367,12 +384,21 @@ def _check_items(items: Items, steps: int, capacity: int) -> None:
         raise RefusedError("bad_priority", "a priority is negative, NaN or infinite")
 
 
+def same_fields(a: Sequence[FieldSpec], b: Sequence[FieldSpec]) -> bool:
+    """Whether two lists of fields store the same, in whatever order; only the sum of the margins matters."""
+    return {_essence(spec) for spec in a} == {_essence(spec) for spec in b} and len(a) == len(b)
+
+
+def _essence(spec: FieldSpec) -> tuple[Any, ...]:
+    return spec.name, spec.dtype, spec.shape, spec.before + spec.after, spec.compress
+
+
 def _difference(theirs: tuple[FieldSpec, ...], ours: tuple[FieldSpec, ...]) -> str:
     """What is wrong with a signature, in one line."""
     if {spec.name for spec in theirs} != {spec.name for spec in ours}:
         return f"fields {[s.name for s in theirs]}, this server stores {[s.name for s in ours]}"
     known = {spec.name: spec for spec in ours}
     for spec in theirs:
-        if spec != known[spec.name]:
+        if _essence(spec) != _essence(known[spec.name]):
             return f"{spec}, this server stores {known[spec.name]}"
-    return "the fields come in another order"
+    return "a field twice"

@@ -15,6 +15,11 @@ Slots = NDArray[np.int64]
 class Selector(ABC):
     """Chooses among the slots of a table. Slots are inserted in the order of their items' age."""
 
+    @property
+    def total(self) -> float:
+        """Sum of all weights, where the selector has weights."""
+        return 0.0
+
     @abstractmethod
     def insert(self, slots: Slots, priorities: NDArray[np.float64]) -> None:
         """Add ``slots [n]``, none of them present, newest last."""

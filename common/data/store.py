@@ -38,11 +38,19 @@ class ChunkStore:
     that is not. Rows are for indexing, the commit tells whether a row still holds the same chunk.
     """
 
-    def __init__(self, folder: Path, specs: Sequence[FieldSpec], budget_bytes: int, max_chunks: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        specs: Sequence[FieldSpec],
+        budget_bytes: int,
+        max_chunks: int,
+        most_entries: Mapping[str, int],
+    ) -> None:
+        """Map the files in ``folder``; ``most_entries`` (by field) must be the same whenever they are opened."""
         self.specs = tuple(specs)
         self.budget_bytes = budget_bytes
         self.columns: dict[str, Column] = {
-            spec.name: make_column(spec, folder, budget_bytes) for spec in self.specs
+            spec.name: make_column(spec, folder, budget_bytes, most_entries[spec.name]) for spec in self.specs
         }
         self._rings: list[Ring] = [Ring(max_chunks)]
         for column in self.columns.values():

@@ -141,18 +141,20 @@ MESSAGES: dict[str, Spec] = {
         "actor -> replay; the request id is the sequence number of the insert, from 1 for each incarnation",
         {
             "incarnation": "u64, random, chosen once per process; (incarnation, request id) names the insert",
+            "oldest": "u64, smallest request id that the sender has not seen acknowledged",
             "name": "str, the sender, for logs",
             "table": "str, the table that gets the items",
             "steps": "int, length L of the chunk, without the margins",
             "version": "int, parameter version that acted",
+            "fields": "list of [name, dtype, shape, before, after, codec], codec raw or lz4",
         },
         {
             "items/offsets": "int32 [M], first step of each item in the chunk",
             "items/lengths": "int32 [M], steps of each item",
             "items/priorities": "float64 [M], initial priorities (before the exponent)",
-            "chunk/FIELD": "dtype [before + L + after, ...], one array per field; of a compressed field "
-            "uint8 [bytes], the entries' lz4 blocks end to end",
-            "lengths/FIELD": "uint32 [before + L + after], bytes of each block; compressed fields only",
+            "chunk/FIELD": "dtype [before + L + after, ...], one array per field; of an lz4 field uint8 [bytes], "
+            "each entry as one data block of the LZ4 frame format, end to end",
+            "lengths/FIELD": "uint32 [before + L + after], bytes of each block with its size; lz4 fields only",
         },
     ),
     INSERTED: Spec(
@@ -160,19 +162,33 @@ MESSAGES: dict[str, Spec] = {
         {"credit": "int, inserts the actor may have unacknowledged from now on"},
     ),
     CREDIT: Spec(
-        "replay -> actor, whenever the grant changes",
-        {"credit": "int, as in INSERTED", "reason": "str, why it is zero; empty otherwise"},
+        "actor -> replay, to ask; replay -> actor, the answer (same request id), and unasked (request id 0) "
+        "whenever the grant changes. The answer overtakes no INSERTED",
+        {
+            "incarnation": "u64, when asking",
+            "name": "str, when asking, for logs",
+            "credit": "int, as in INSERTED",
+            "reason": "str, why it is zero; empty otherwise",
+            "session": "u64, random number of this replay process; another one means a restarted shard",
+            "fields": "list as in INSERT, once the shard knows its fields",
+        },
     ),
     SAMPLE: Spec("learner -> replay", {"table": "str", "batch_size": "int, B"}),
     BATCH: Spec(
         "replay -> learner, answer to SAMPLE",
-        {"table": "str", "table_items": "int, items in the whole table, for importance weights"},
+        {
+            "table": "str",
+            "table_items": "int, items in the whole table, for importance weights",
+            "total_priority": "float, sum of priority ** alpha over the table",
+            "fields": "list as in INSERT",
+        },
         {
             "ids": "uint64 [B], item ids, never reused",
             "probabilities": "float64 [B], over the whole table",
             "versions": "int64 [B], parameter versions that acted",
-            "field/FIELD": "dtype [B, window, ...], or compressed blocks as in INSERT, row by row",
-            "lengths/FIELD": "uint32 [B * window], bytes of each block; compressed fields only",
+            "lengths": "int32 [B], steps of each item; shorter windows repeat their last entry",
+            "field/FIELD": "dtype [B, before + max(lengths) + after, ...]; of an lz4 field uint8 [bytes], one "
+            "whole LZ4 frame that unpacks to it",
         },
     ),
     WAIT: Spec(
@@ -192,6 +208,8 @@ MESSAGES: dict[str, Spec] = {
             "kind": "str, a word to branch on",
             "detail": "str, one line for people",
             "config": "map, the run's config; only where kind is hash",
+            "about": "str, type of the message that could not be served; replay only",
+            "expected": "u64, the request id to go on with; only where kind is gap",
         },
     ),
 }

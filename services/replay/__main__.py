@@ -1,0 +1,195 @@
+"""`python -m services.replay`: one replay shard."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+
+from common.config import Config, ReplayConfig, config_from_dict
+from common.data.limiter import auto_error
+from common.data.replay import Replay
+from common.data.table import TableConfig
+from common.errors import ConfigError
+from common.runtime.lifecycle import StopSignal, enable_stack_dumps, run_main
+from common.runtime.logging import add_logging_arguments, setup_logging
+from common.wire.control_client import ControlClient, new_incarnation
+from common.wire.replay_client import ReplayClient
+from common.wire.sockets import Context, Security, bound_endpoint, make_router
+from services.replay.plan import make_plan
+from services.replay.service import ReplayService
+
+_log = logging.getLogger(__name__)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    defaults = ReplayConfig()
+    parser = argparse.ArgumentParser(
+        prog="troupe replay",
+        description="Runs a replay shard: by itself, or as part of the run of the learner at ADDRESS, whose "
+        "configuration it takes then (the options about the table are for running by itself).",
+    )
+    parser.add_argument(
+        "--bind", metavar="ADDRESS", default="tcp://127.0.0.1:5560", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        type=Path,
+        default=Path("replay-data"),
+        help="holds the items; default: %(default)s",
+    )
+    parser.add_argument("--learner", metavar="ADDRESS", help="control address of a learner to join")
+    parser.add_argument(
+        "--advertise", metavar="ADDRESS", help="address that others use, if not that of --bind"
+    )
+    parser.add_argument("--index", type=int, default=0, help="number of this shard in its run")
+    parser.add_argument(
+        "--insecure", action="store_true", help="allow to bind other addresses than loopback without keys"
+    )
+    parser.add_argument(
+        "--status", metavar="ADDRESS", help="print the status of a running shard as JSON, and exit"
+    )
+    table = parser.add_argument_group("the table")
+    table.add_argument(
+        "--capacity", type=int, default=defaults.capacity_items, metavar="ITEMS", help="default: %(default)s"
+    )
+    table.add_argument(
+        "--min-items",
+        type=int,
+        default=1,
+        metavar="ITEMS",
+        help="items before sampling begins; default: %(default)s",
+    )
+    table.add_argument(
+        "--priority-exponent",
+        type=float,
+        default=defaults.priority_exponent,
+        metavar="ALPHA",
+        help="default: %(default)s",
+    )
+    table.add_argument(
+        "--samples-per-insert", type=float, default=0.0, metavar="RATIO", help="default: 0, no limit"
+    )
+    table.add_argument(
+        "--samples-per-insert-error", type=float, metavar="SAMPLES", help="default: a few batches"
+    )
+    table.add_argument(
+        "--max-bytes",
+        type=int,
+        metavar="BYTES",
+        help="most that chunks may take; default: 90 %% of what there is",
+    )
+    parser.add_argument("--volatile", action="store_true", help="start empty, whatever DIR holds")
+    parser.add_argument("--seed", type=int, help="of sampling")
+    add_logging_arguments(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a shard until it is told to stop or its run is over; return the exit code."""
+    args = parser().parse_args(argv)
+    if args.status:
+        return run_main(lambda: print_status(args.status))
+
+    def body() -> None:
+        setup_logging(f"replay-{args.index}", args.log_file, args.log_level)
+        enable_stack_dumps()
+        stop = StopSignal(force_after_s=60.0).install()
+        ctx: Context = zmq.Context()
+        try:
+            serve(args, ctx, stop)
+        finally:
+            ctx.destroy(linger=1000)
+
+    return run_main(body)
+
+
+def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:
+    """Bind, join the run if there is one, open the folder, and serve."""
+    # Bound before joining, for the learner passes the address on. Early requests wait in the socket.
+    socket = make_router(ctx, args.bind, Security(insecure=args.insecure))
+    endpoint = args.advertise or bound_endpoint(socket)
+    control = None
+    try:
+        if args.learner:
+            control = ControlClient(
+                ctx,
+                args.learner,
+                role="replay",
+                name=f"replay-{args.index}",
+                incarnation=new_incarnation(),
+                replay_endpoint=endpoint,
+            )
+            config = config_from_dict(control.join().config)
+            use_config(args, config)
+        replay = open_replay(args)
+        _log.info("serving at %s", endpoint)
+        ReplayService(replay, socket, stop, control).run()
+        replay.close()
+    finally:
+        if control is not None:
+            control.close()
+        socket.close(linger=1000)
+
+
+def use_config(args: argparse.Namespace, config: Config) -> None:
+    """Let the run's configuration replace the options about the table."""
+    replay = config.replay
+    args.capacity = -(-replay.capacity_items // replay.shards)
+    args.min_items = -(-replay.min_items // replay.shards)
+    args.priority_exponent = replay.priority_exponent
+    args.samples_per_insert = replay.samples_per_insert
+    args.samples_per_insert_error = replay.samples_per_insert_error
+    if args.samples_per_insert_error is None:
+        args.samples_per_insert_error = auto_error(
+            replay.samples_per_insert, args.min_items, replay.batch_size
+        )
+    args.max_bytes = replay.max_bytes
+    args.volatile = args.volatile or not replay.durable
+    args.seed = config.run.seed + args.index if args.seed is None else args.seed
+
+
+def open_replay(args: argparse.Namespace) -> Replay:
+    """Open the folder and say what is in it, and what it may grow to."""
+    if args.capacity < 1 or not 0 < args.min_items <= args.capacity:
+        raise ConfigError(f"--min-items {args.min_items} should be from 1 to --capacity ({args.capacity})")
+    error = args.samples_per_insert_error
+    if error is None:
+        error = auto_error(args.samples_per_insert, args.min_items, 512)
+    table = TableConfig(
+        capacity=args.capacity,
+        priority_exponent=args.priority_exponent,
+        min_items=args.min_items,
+        samples_per_insert=args.samples_per_insert,
+        samples_per_insert_error=error,
+    )
+    if args.volatile and args.data_dir.is_dir():
+        for file in args.data_dir.iterdir():
+            if file.is_file() and file.name != "lock":
+                file.unlink()
+    plan = make_plan(args.data_dir, [table], args.max_bytes)
+    _log.info("memory plan for %d items: %s", args.capacity, plan)
+    replay = Replay(args.data_dir, [table], budget_bytes=plan.store_bytes, seed=args.seed)
+    if replay.restored_items:
+        _log.info("restored %d items from %s", replay.restored_items, args.data_dir)
+    return replay
+
+
+def print_status(endpoint: str) -> None:
+    """Print the status of a shard."""
+    client = ReplayClient(endpoint, name="status")
+    try:
+        print(json.dumps(client.status(5.0), indent=2))
+    finally:
+        client.close(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

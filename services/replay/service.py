@@ -1,0 +1,90 @@
+"""The replay shard: one thread, one socket, one folder."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import zmq
+
+from common.data.replay import Replay
+from common.runtime.lifecycle import StallWatchdog, StopSignal
+from common.runtime.logging import Throttle
+from common.wire import sockets
+from common.wire.codec import Message, WireError, decode
+from common.wire.control_client import ControlClient
+from common.wire.member import new_incarnation
+from services.replay.meter import Meter
+from services.replay.requests import Requests
+
+_log = logging.getLogger(__name__)
+
+POLL_MS = 100
+BURST = 128
+"""Messages served before parked requests and credit get their turn."""
+
+STALL_LIMIT_S = 30.0
+
+
+class ReplayService:
+    """Serves a `Replay` on a bound ROUTER until `stop` is set or the run is over."""
+
+    def __init__(
+        self, replay: Replay, socket: sockets.Socket, stop: StopSignal, control: ControlClient | None = None
+    ) -> None:
+        self._replay = replay
+        self._socket = socket
+        self._stop = stop
+        self._control = control
+        self._meter = Meter(replay)
+        self._requests = Requests(replay, socket, new_incarnation(), self._status)
+        self._monitor = sockets.HandshakeMonitor(socket)
+        self._handshakes: Counter[str] = Counter()
+        self._throttle = Throttle(10.0)
+        self._poller = zmq.Poller()
+        for source in (socket, self._monitor.socket, stop.fileno()):
+            self._poller.register(source, zmq.POLLIN)
+
+    def run(self) -> None:
+        """The main loop."""
+        watchdog = StallWatchdog(STALL_LIMIT_S)
+        while not self._done():
+            self._poller.poll(POLL_MS)
+            self._serve_messages()
+            self._requests.serve_parked()
+            self._requests.grant_credit()
+            if self._meter.due():
+                self._report()
+            watchdog.beat()
+        watchdog.close()
+        self._monitor.close()
+
+    def _done(self) -> bool:
+        if self._control is not None:
+            self._control.check()
+            if self._control.state.stopping:
+                _log.info("the run is over")
+                return True
+        return self._stop.requested
+
+    def _serve_messages(self) -> None:
+        for _ in range(BURST):
+            frames = sockets.receive_frames(self._socket)
+            if frames is None:
+                return
+            peer, message = frames[0].bytes, Message("", request_id=0)
+            try:
+                message = decode(frames[1:])
+                self._requests.serve(peer, message)
+            except WireError as error:
+                self._requests.refuse(peer, message, error.kind, error.detail)
+                if self._throttle(error.kind):
+                    _log.warning("bad message from %.60r: %s", peer, error)
+
+    def _report(self) -> None:
+        self._monitor.drain(self._handshakes)
+        if self._control is not None:
+            self._control.send_telemetry(self._meter.metrics())
+
+    def _status(self) -> dict:
+        return {**self._meter.status(self._requests), "failed_handshakes": sum(self._handshakes.values())}
