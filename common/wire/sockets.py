@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import random
+import re
 import select
 import threading
 import time
@@ -98,7 +99,10 @@ def make_pub(ctx: Context, endpoint: str, security: Security | None = None) -> S
 
 
 def make_sub(ctx: Context, endpoint: str, security: Security | None = None) -> Socket:
-    """Connect a SUB that keeps the newest message only. Every message must be a single frame (CONFLATE)."""
+    """Connect a SUB that keeps the newest message only (CONFLATE): every message must be a single frame.
+
+    Polling takes a message out of the queue, so that one older message may precede the newest.
+    """
     socket = ctx.socket(zmq.SUB)
     _set_common(socket, 1 << 20, 100)
     socket.setsockopt(zmq.CONFLATE, 1)
@@ -272,11 +276,22 @@ def _set_common(socket: Socket, max_message_bytes: int, hwm: int) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20000)
-    socket.setsockopt(zmq.IPV6, 0)
+
+
+def _check_endpoint(endpoint: str) -> None:
+    """Be strict where libzmq is not: it takes port 99999 for 34463."""
+    if endpoint.startswith(("ipc://", "inproc://")) and not endpoint.endswith("://"):
+        return
+    match = re.fullmatch(r"tcp://([^/:\s]+|\[[0-9a-fA-F:.]+\]):(\d{1,5}|\*)", endpoint)
+    if match is None or (match[2] != "*" and int(match[2]) > 65535):
+        raise ConfigError(
+            f"{endpoint!r} is not an address: use tcp://HOST:PORT, or ipc://PATH on one machine"
+        )
 
 
 def _bind(socket: Socket, endpoint: str, security: Security | None) -> Socket:
     try:
+        _check_endpoint(endpoint)
         if not _is_local(endpoint) and not (security and security.insecure):
             raise ConfigError(f"will not bind {endpoint} without keys: use a loopback address, or --insecure")
         socket.bind(endpoint)
@@ -296,10 +311,14 @@ def _bind(socket: Socket, endpoint: str, security: Security | None) -> Socket:
 
 def _connect(socket: Socket, endpoint: str) -> Socket:
     try:
+        _check_endpoint(endpoint)
         socket.connect(endpoint)
     except zmq.ZMQError as error:
         socket.close(linger=0)
-        raise ConfigError(f"{endpoint!r} is not an address to connect to (tcp://HOST:PORT)") from error
+        raise ConfigError(f"cannot connect to {endpoint}: {os.strerror(error.errno or 0)}") from error
+    except BaseException:
+        socket.close(linger=0)
+        raise
     return socket
 
 

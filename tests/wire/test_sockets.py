@@ -1,0 +1,165 @@
+import socket
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import zmq
+
+from common.errors import ConfigError
+from common.wire import sockets
+from common.wire.codec import Message, decode
+from tests.wire.conftest import LOOPBACK, until
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_a_large_message_goes_there_and_back_unharmed(ctx, tmp_path, transport):
+    router = sockets.make_router(ctx, LOOPBACK if transport == "tcp" else f"ipc://{tmp_path}/socket")
+    dealer = sockets.make_dealer(ctx, sockets.bound_endpoint(router), b"me.1.1")
+    pixels = np.random.default_rng(1).integers(0, 255, (64, 84, 84), np.uint8)
+    until(lambda: sockets.send(dealer, Message("X", {"n": 1}, {"p": pixels, "s": np.arange(3.0)}, 9)))
+    identity, *frames = until(lambda: sockets.receive_frames(router))
+    assert identity.bytes == b"me.1.1"
+    message = decode(frames)
+    np.testing.assert_array_equal(message.array("p"), pixels)
+    assert sockets.send(router, message, identity.bytes)
+    back = until(lambda: sockets.receive(dealer))
+    assert back.request_id == 9
+    np.testing.assert_array_equal(back.array("p"), pixels)
+    np.testing.assert_array_equal(back.array("s"), np.arange(3.0))
+
+
+def test_a_router_says_when_the_peer_is_not_there(ctx):
+    router = sockets.make_router(ctx, LOOPBACK)
+    assert not sockets.send(router, Message("X"), b"nobody")
+
+
+def test_nothing_queues_for_a_server_that_is_not_there(ctx):
+    dealer = sockets.make_dealer(ctx, "tcp://127.0.0.1:1", b"me")
+    assert not sockets.send(dealer, Message("X"))
+
+
+def test_nothing_waits_means_none(ctx):
+    router = sockets.make_router(ctx, LOOPBACK)
+    assert sockets.receive_frames(router) is None
+    assert sockets.receive(sockets.make_dealer(ctx, sockets.bound_endpoint(router), b"me")) is None
+
+
+def test_a_port_in_use_is_one_line(ctx):
+    router = sockets.make_router(ctx, LOOPBACK)
+    endpoint = sockets.bound_endpoint(router)
+    with pytest.raises(ConfigError, match=f"cannot bind {endpoint}: another process has it"):
+        sockets.make_router(ctx, endpoint)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://nonsense", "nonsense", "tcp://127.0.0.1:99999"])
+def test_an_address_that_is_none_is_a_config_error(ctx, endpoint):
+    with pytest.raises(ConfigError, match=r"nonsense|99999"):
+        sockets.make_dealer(ctx, endpoint, b"me")
+    with pytest.raises(ConfigError, match=r"nonsense|99999"):
+        sockets.make_router(ctx, endpoint, sockets.Security(insecure=True))
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5550", "tcp://*:5550", "tcp://10.0.0.1:5550"])
+def test_other_than_loopback_needs_a_decision(ctx, endpoint):
+    with pytest.raises(ConfigError, match="without keys"):
+        sockets.make_router(ctx, endpoint)
+    with pytest.raises(ConfigError, match="without keys"):
+        sockets.make_pub(ctx, endpoint)
+
+
+def test_every_interface_can_be_bound_on_request(ctx):
+    pub = sockets.make_pub(ctx, "tcp://0.0.0.0:*", sockets.Security(insecure=True))
+    assert sockets.bound_endpoint(pub).startswith("tcp://0.0.0.0:")
+
+
+def test_a_slow_subscriber_finds_the_newest_message_only(ctx):
+    pub = sockets.make_pub(ctx, LOOPBACK)
+    sub = sockets.make_sub(ctx, sockets.bound_endpoint(pub))
+    number = 0
+
+    def arrives():
+        sockets.send(pub, Message("ANNOUNCE", {"version": number}))
+        return sub.poll(20)
+
+    until(arrives)
+    for number in range(1, 50):
+        sockets.send(pub, Message("ANNOUNCE", {"version": number}))
+    time.sleep(0.2)
+    received = [sockets.receive(sub) for _ in range(3)]
+    # Polling takes one message out of the queue, so an old one may precede the newest. Nothing else does.
+    assert [message.fields["version"] for message in received if message][-1] == 49
+    assert received[2] is None
+
+
+def test_no_socket_waits_for_ever_at_its_end(ctx):
+    router = sockets.make_router(ctx, LOOPBACK)
+    endpoint = sockets.bound_endpoint(router)
+    for each in (
+        router,
+        sockets.make_dealer(ctx, endpoint, b"me"),
+        sockets.make_pub(ctx, LOOPBACK),
+        sockets.make_sub(ctx, endpoint),
+    ):
+        assert 0 <= each.getsockopt(zmq.LINGER) <= 5000
+        assert each.getsockopt(zmq.MAXMSGSIZE) > 0
+
+
+@pytest.mark.parametrize(
+    ("advertised", "via", "expected"),
+    [
+        ("tcp://0.0.0.0:5551", "tcp://learner:5550", "tcp://learner:5551"),
+        ("tcp://*:5551", "tcp://10.0.0.5:5550", "tcp://10.0.0.5:5551"),
+        ("tcp://[::]:5551", "tcp://[fe80::1]:5550", "tcp://[fe80::1]:5551"),
+        ("tcp://10.0.0.9:5551", "tcp://learner:5550", "tcp://10.0.0.9:5551"),
+        ("ipc:///tmp/a", "tcp://learner:5550", "ipc:///tmp/a"),
+    ],
+)
+def test_a_wildcard_stands_for_the_host_that_works(advertised, via, expected):
+    assert sockets.reachable_endpoint(advertised, via) == expected
+
+
+def test_backoff_doubles_to_its_limit_and_starts_again():
+    backoff = sockets.Backoff(0.1, 1.0)
+    pauses = [backoff.next_s() for _ in range(8)]
+    for pause, middle in zip(pauses, [0.1, 0.2, 0.4, 0.8, 1, 1, 1, 1], strict=True):
+        assert 0.74 * middle <= pause <= 1.26 * middle
+    backoff.reset()
+    assert backoff.next_s() < 0.13
+
+
+def test_a_waker_wakes_and_may_be_used_after_its_end():
+    waker = sockets.Waker()
+    waker.wake()
+    start = time.monotonic()
+    waker.wait(5)
+    assert time.monotonic() - start < 1
+    waker.wait(0.01)  # the first wake-up is used up
+    for _ in range(100_000):
+        waker.wake()  # a full pipe does no harm
+    waker.close()
+    waker.wake()
+    waker.clear()
+    waker.close()
+
+
+def test_a_wait_is_logged_after_a_moment_and_then_now_and_then():
+    log = sockets.WaitLog(period_s=0.05, first_s=0.02)
+    assert not log.due()
+    time.sleep(0.03)
+    assert log.due()
+    assert not log.due()
+    time.sleep(0.06)
+    assert log.due()
+    assert log.waited_s > 0.08
+
+
+def test_what_is_no_zeromq_peer_is_counted(ctx):
+    router = sockets.make_router(ctx, LOOPBACK)
+    monitor = sockets.HandshakeMonitor(router)
+    counts: Counter[str] = Counter()
+    port = int(sockets.bound_endpoint(router).rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a TLS client" * 40)
+    until(lambda: monitor.drain(counts) or counts.total())
+    monitor.close()
