@@ -87,12 +87,15 @@ class RawColumn(Column):
         )
 
     def counts(self, payload: Payload) -> list[int]:
+        """See `Column`."""
         return [payload.entries]
 
     def write(self, starts: list[int], payload: Payload) -> None:
+        """See `Column`."""
         self._data[starts[0] : starts[0] + payload.entries] = payload.data
 
     def gather(self, starts: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray:
+        """See `Column`."""
         longest = int(entries.max())
         if longest == 1:
             return self._data[starts][:, None]
@@ -131,9 +134,11 @@ class Lz4Column(Column):
         self._bytes = self._blocks.data
 
     def counts(self, payload: Payload) -> list[int]:
+        """See `Column`."""
         return [payload.entries, payload.data.nbytes]
 
     def write(self, starts: list[int], payload: Payload) -> None:
+        """See `Column`."""
         assert payload.lengths is not None
         entry, byte = starts
         ends = np.cumsum(payload.lengths, dtype=np.int64)
@@ -142,6 +147,7 @@ class Lz4Column(Column):
         self._blocks[byte : byte + payload.data.nbytes] = payload.data
 
     def gather(self, starts: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray:
+        """See `Column`."""
         longest = int(entries.max())
         last = starts + entries - 1
         begins = self._offsets[starts].tolist()

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Limiter:
     """Holds a table to a minimum size and to a ratio of sampled to inserted items.
 
-    With ``samples_per_insert = r`` the table keeps ``r * inserted - sampled`` within ``error`` of what it is when
-    the minimum size has just been reached: samples wait below, writers pause above. Both totals count items over
-    the life of the table.
+    With ``samples_per_insert = r`` the table keeps ``r * inserted - sampled`` within ``error`` of what it is
+    when the minimum size has just been reached: samples wait below, writers pause above. Both totals count
+    items over the life of the table.
 
     Attributes:
         min_items: items that must be there before anything is sampled.
@@ -65,5 +65,5 @@ class Limiter:
 
 
 def auto_error(samples_per_insert: float, min_items: int, batch_size: int) -> float:
-    """An error that neither deadlocks nor lets the ratio wander: a tenth of the minimum size, or a few batches."""
+    """An error that neither deadlocks nor lets the ratio wander: a tenth of the minimum, or a few batches."""
     return max(0.1 * samples_per_insert * min_items, 8.0 * batch_size, 200.0 * samples_per_insert)

@@ -1,10 +1,10 @@
 """Compression of single entries in a form that a whole batch of them is one standard LZ4 frame.
 
-Every entry becomes one *data block* of the LZ4 frame format: four little-endian bytes with the size of the block
-(the top bit set where the entry would not shrink and stands uncompressed), then the block. Blocks do not refer to
-each other, so any selection of entries, end to end, between a frame header and an end mark, is a valid LZ4 frame:
-replay stores blocks, cuts windows out of them with plain copies, and a reader decompresses a batch of thousands of
-entries in one call that does not hold Python's interpreter lock.
+Every entry becomes one *data block* of the LZ4 frame format: four little-endian bytes with the size of the
+block (the top bit set where the entry would not shrink and stands uncompressed), then the block. Blocks do not
+refer to each other, so any selection of entries, end to end, between a frame header and an end mark, is a valid
+LZ4 frame: replay stores blocks, cuts windows out of them with plain copies, and a reader decompresses a batch of
+thousands of entries in one call that does not hold Python's interpreter lock.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def check_blocks(blocks: NDArray[np.uint8], lengths: NDArray[np.uint32], entry_b
 
 @lru_cache(maxsize=64)
 def frame_header(entry_bytes: int, total_bytes: int) -> bytes:
-    """The header of a frame of independent blocks that unpack to ``entry_bytes`` each, ``total_bytes`` in all."""
+    """The header of a frame of independent blocks, ``entry_bytes`` each and ``total_bytes`` in all."""
     block_size = next((code for most, code in _BLOCK_SIZES if entry_bytes <= most), None)
     if block_size is None:
         raise PackingError(f"an entry of {entry_bytes} bytes is more than a block holds ({MAX_ENTRY_BYTES})")
@@ -110,7 +110,7 @@ def unpack(parts: Iterable[NDArray[np.uint8]], shape: tuple[int, ...], dtype: st
 
 
 def unpack_frame(frame: bytes | memoryview, shape: tuple[int, ...], dtype: str) -> NDArray:
-    """Unpack one whole frame to a new array ``[*shape]``; raises PackingError if it does not fill it exactly."""
+    """Unpack one whole frame to a new array; raises PackingError if it does not fill ``shape`` exactly."""
     total_bytes = int(np.prod(shape, dtype=np.int64) * np.dtype(dtype).itemsize)
     if total_bytes == 0:
         return np.empty(shape, dtype)

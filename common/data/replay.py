@@ -28,7 +28,7 @@ SPARE = 8
 
 
 class RefusedError(Exception):
-    """An insert or a request that can never be served as it is. ``kind`` is a word to branch on and count by."""
+    """An insert or a request that can never be served as it is. ``kind`` is a word to branch on."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -80,7 +80,7 @@ class Insert:
 
 @dataclass
 class Sample:
-    """A batch. ``arrays`` holds windows ``[B, window, *shape]``, or one LZ4 frame of them where a field is compressed.
+    """A batch. ``arrays`` holds windows ``[B, window, *shape]``, as one LZ4 frame where a field is compressed.
 
     Attributes:
         ids: uint64 ``[B]``.
@@ -240,7 +240,7 @@ class Replay:
         """Make the store for the fields of the first insert."""
         items = sum(len(items.offsets) for items in insert.items.values())
         capacity = sum(table.config.capacity for table in self.tables.values())
-        # The files are sparse, so this costs nothing but address space: the rings find their sizes themselves.
+        # The files are sparse, so this costs nothing but address space: rings find their sizes themselves.
         entries = {
             spec.name: max(SPARE * capacity * spec.entries(insert.steps) // items, 1 << 16)
             for spec in insert.specs
@@ -271,7 +271,7 @@ class Replay:
         self.store.release(rows)
 
     def _place(self, incarnation: int) -> int:
-        """Where a producer is noted; a new one takes the place of the one that has been silent for longest."""
+        """Where a producer is noted; a new one takes the place of the one that was silent for longest."""
         place = self._places.get(incarnation)
         if place is None:
             place = len(self._places)

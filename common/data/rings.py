@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 class Ring:
     """Allocates contiguous runs of units; the oldest run is always the next to be freed.
 
-    The ring starts empty and grows while its front is still in use, so that it ends a little larger than what is
-    alive at one time, whatever that turns out to be. Nothing is stored here: these are positions only.
+    The ring starts empty and grows while its front is still in use, so that it ends a little larger than what
+    is alive at one time, whatever that turns out to be. Nothing is stored here: these are positions only.
 
     Attributes:
         most: units that the backing storage has room for.
@@ -18,7 +18,7 @@ class Ring:
     """
 
     SLACK = 16
-    """The front counts as free when a sixteenth of the ring is; until then growing is better than wrapping."""
+    """The front counts as free when a sixteenth of the ring is; until then growing beats wrapping."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -36,7 +36,7 @@ class Ring:
         return span if span > 0 else span + self.limit
 
     def place(self, count: int, growth: int) -> int | None:
-        """Where ``count`` units would go, growing by ``growth`` units at most; None while the ring is full."""
+        """Where ``count`` units would go, growing by at most ``growth`` units; None while there is no room."""
         if not self._runs:
             return 0 if count <= max(self.limit, min(self.limit + growth, self.most)) else None
         if self._head <= self._tail:  # the newest run has wrapped behind the oldest

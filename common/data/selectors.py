@@ -1,4 +1,4 @@
-"""Which items are sampled, and which one goes when a table is full: the same choice, so one interface for both."""
+"""Which items are sampled, and which go when a table is full: the same choice, so one interface for both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Selector(ABC):
         """Take out ``slots [n]``, all of them present."""
 
     def update(self, slots: Slots, priorities: NDArray[np.float64]) -> None:  # noqa: B027
-        """Change the priorities of ``slots [n]``, all of them present; where one is repeated the last counts."""
+        """Change the priorities of ``slots [n]``, all present; where one is repeated the last counts."""
 
     @abstractmethod
     def select(self, count: int, rng: np.random.Generator) -> tuple[Slots, NDArray[np.float64]]:
@@ -49,12 +49,15 @@ class Prioritized(Selector):
         return self._tree.total
 
     def insert(self, slots: Slots, priorities: NDArray[np.float64]) -> None:
+        """See `Selector`."""
         self._tree.set(slots, self._weights(priorities))
 
     def delete(self, slots: Slots) -> None:
+        """See `Selector`."""
         self._tree.set(slots, 0.0)
 
     def update(self, slots: Slots, priorities: NDArray[np.float64]) -> None:
+        """See `Selector`."""
         self._tree.set(slots, self._weights(priorities))
 
     def fill(self, priorities: NDArray[np.float64]) -> None:
@@ -62,6 +65,7 @@ class Prioritized(Selector):
         self._tree.fill(self._weights(priorities))
 
     def select(self, count: int, rng: np.random.Generator) -> tuple[Slots, NDArray[np.float64]]:
+        """See `Selector`."""
         total = self._tree.total
         if not total > 0:
             return np.empty(0, np.int64), np.empty(0)
@@ -87,6 +91,7 @@ class Fifo(Selector):
         self._head = self._tail = 0
 
     def insert(self, slots: Slots, priorities: NDArray[np.float64]) -> None:
+        """See `Selector`."""
         if self._head - self._tail + len(slots) > len(self._queue):
             self._close_holes()
         positions = np.arange(self._head, self._head + len(slots))
@@ -95,9 +100,11 @@ class Fifo(Selector):
         self._head += len(slots)
 
     def delete(self, slots: Slots) -> None:
+        """See `Selector`."""
         self._position[slots] = -1
 
     def select(self, count: int, rng: np.random.Generator) -> tuple[Slots, NDArray[np.float64]]:
+        """See `Selector`."""
         found: list[Slots] = []
         missing, at, leading_holes = count, self._tail, True
         while missing > 0 and at < self._head:
@@ -116,7 +123,7 @@ class Fifo(Selector):
         return chosen, np.ones(len(chosen))
 
     def _close_holes(self) -> None:
-        """Move what is alive to the start. Half of the queue is holes by then, so this is cheap on average."""
+        """Move what is alive to the start. Half of the queue is holes by then: cheap on average."""
         positions = np.arange(self._tail, self._head)
         slots = self._queue[positions & self._mask]
         slots = slots[self._position[slots] == positions]

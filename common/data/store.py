@@ -1,8 +1,8 @@
 """Chunks in memory-mapped files: stored once, freed oldest first, all there again after ``kill -9``.
 
-Every bit of state is in the page cache, which belongs to the kernel and outlives the process. What makes a chunk
-exist is one aligned 8-byte word, the ``commit`` of its record: it is written after everything else of the chunk
-(the entries and the items in every table), and cleared before anything of it is reused.
+Every bit of state is in the page cache, which belongs to the kernel and outlives the process. What makes a
+chunk exist is one aligned 8-byte word, the ``commit`` of its record: it is written after everything else of the
+chunk (the entries and the items in every table), and cleared before anything of it is reused.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class StoreFullError(ValueError):
 class ChunkStore:
     """Chunks of one signature (a list of fields) within a budget of bytes.
 
-    A chunk is known by its *row*, the place of its record, which is reused, and by its *commit*, a 64-bit number
-    that is not. Rows are for indexing, the commit tells whether a row still holds the same chunk.
+    A chunk is known by its *row*, the place of its record, which is reused, and by its *commit*, a 64-bit
+    number that is not. Rows are for indexing, the commit tells whether a row still holds the same chunk.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ChunkStore:
         max_chunks: int,
         most_entries: Mapping[str, int],
     ) -> None:
-        """Map the files in ``folder``; ``most_entries`` (by field) must be the same whenever they are opened."""
+        """Map the files in ``folder``; ``most_entries``, by field, may not change while they exist."""
         self.specs = tuple(specs)
         self.budget_bytes = budget_bytes
         self.columns: dict[str, Column] = {
@@ -182,7 +182,7 @@ class ChunkStore:
         self.commits[row] = commit
 
     def release(self, rows: NDArray[np.int64]) -> None:
-        """Count one item less for each of ``rows`` (repeats allowed), and free the oldest chunks that have none."""
+        """Count one item less for each of ``rows`` (repeats allowed), and free what is empty then."""
         np.subtract.at(self.references, rows, 1)
         self.trim()
 

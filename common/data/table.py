@@ -16,7 +16,7 @@ from common.data.selectors import Fifo, Prioritized, Selector, Slots
 ITEM = np.dtype(
     [("commit", "u8"), ("id", "u8"), ("row", "i4"), ("offset", "i4"), ("length", "i4"), ("sampled", "i4")]
 )
-"""One item: the chunk that it is cut from (``commit`` is zero where the slot is empty), its window, its counts."""
+"""One item: the chunk that it is cut from (``commit`` is zero where the slot is empty), and its window."""
 
 MAX_PRIORITY = 1e30
 """Larger priorities are refused: sums of them could become infinite."""
@@ -49,7 +49,7 @@ def valid_priorities(priorities: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 class Table:
-    """Items of one name. Their chunks belong to the store, which ``release`` tells of every item that goes."""
+    """Items of one name. Their chunks belong to the store, which hears of every item that goes."""
 
     def __init__(
         self, config: TableConfig, folder: Path, release: Callable[[NDArray[np.int64]], None]
@@ -127,7 +127,7 @@ class Table:
         lengths: NDArray[np.int32],
         priorities: NDArray[np.float64],
     ) -> None:
-        """Add ``n`` items of one chunk, removing others where the table is full. They exist once it commits."""
+        """Add items of one chunk, removing others where the table is full. They exist once it commits."""
         count = len(offsets)
         excess = self.size + count - self.config.capacity
         if excess > 0:

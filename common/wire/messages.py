@@ -152,9 +152,9 @@ MESSAGES: dict[str, Spec] = {
             "items/offsets": "int32 [M], first step of each item in the chunk",
             "items/lengths": "int32 [M], steps of each item",
             "items/priorities": "float64 [M], initial priorities (before the exponent)",
-            "chunk/FIELD": "dtype [before + L + after, ...], one array per field; of an lz4 field uint8 [bytes], "
-            "each entry as one data block of the LZ4 frame format, end to end",
-            "lengths/FIELD": "uint32 [before + L + after], bytes of each block with its size; lz4 fields only",
+            "chunk/FIELD": "dtype [before + L + after, ...], one array per field; of an lz4 field uint8 "
+            "[bytes], each entry as one data block of the LZ4 frame format, end to end",
+            "lengths/FIELD": "uint32 [before + L + after], bytes of each block with its size; lz4 only",
         },
     ),
     INSERTED: Spec(
@@ -187,8 +187,8 @@ MESSAGES: dict[str, Spec] = {
             "probabilities": "float64 [B], over the whole table",
             "versions": "int64 [B], parameter versions that acted",
             "lengths": "int32 [B], steps of each item; shorter windows repeat their last entry",
-            "field/FIELD": "dtype [B, before + max(lengths) + after, ...]; of an lz4 field uint8 [bytes], one "
-            "whole LZ4 frame that unpacks to it",
+            "field/FIELD": "dtype [B, before + max(lengths) + after, ...]; of an lz4 field uint8 [bytes], "
+            "one whole LZ4 frame that unpacks to it",
         },
     ),
     WAIT: Spec(
