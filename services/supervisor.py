@@ -90,7 +90,7 @@ class Child:
     def start(self) -> None:
         """Start the process in a process group of its own, so that Ctrl-C reaches only the launcher.
 
-        It stays in the launcher's session: Linux shares the CPU between sessions first (autogroup), and `nice`
+        It stays in the launcher's session: Linux shares the CPU among sessions first (autogroup), and `nice`
         would count for nothing across them.
         """
         prefix = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]

@@ -1,0 +1,163 @@
+"""Checkpoints are whole or absent, and loading finds the newest whole one."""
+
+import errno
+import itertools
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from common.errors import CheckpointError
+from common.runtime import checkpoint
+from common.runtime.checkpoint import LATEST, load_checkpoint, load_newest, newest_first, save_checkpoint
+
+OLD = {"weights": np.arange(6, dtype=np.float32).reshape(2, 3), "count": np.array(7, np.int64)}
+NEW = {"weights": np.full((2, 3), 9, np.float32), "count": np.array(8, np.int64)}
+
+
+def save(directory, arrays, steps, **options):
+    return save_checkpoint(directory, arrays, {"steps": steps, "note": "é"}, **options)
+
+
+def test_round_trip_keeps_values_dtypes_and_meta(tmp_path):
+    arrays = {**OLD, "transposed": np.arange(6).reshape(2, 3).T, "empty": np.zeros((0, 4), np.uint8)}
+    path = save(tmp_path, arrays, 123)
+    loaded = load_newest(tmp_path)
+    assert loaded.path == path
+    assert path.name == "step-000000000123"
+    assert loaded.meta == {"steps": 123, "note": "é"}
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(loaded.arrays[name], array)
+        assert loaded.arrays[name].dtype == array.dtype
+    assert (tmp_path / LATEST).read_text().strip() == path.name
+
+
+def test_keeps_the_newest_and_orders_them(tmp_path):
+    for steps in (10, 200, 30_000):
+        save(tmp_path, OLD, steps, keep=2)
+    assert [p.name for p in newest_first(tmp_path)] == ["step-000000030000", "step-000000000200"]
+
+
+def test_the_same_step_again_is_a_new_checkpoint(tmp_path):
+    save(tmp_path, OLD, 5)
+    again = save(tmp_path, NEW, 5)
+    assert again.name == "step-000000000005.1"
+    assert load_newest(tmp_path).arrays["count"] == 8
+
+
+def test_a_run_that_went_back_resumes_from_what_it_wrote_last(tmp_path):
+    save(tmp_path, OLD, 900)
+    save(tmp_path, NEW, 100)
+    assert load_newest(tmp_path).arrays["count"] == 8
+    (tmp_path / LATEST).unlink()  # without the hint the largest step wins
+    assert load_newest(tmp_path).arrays["count"] == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *itertools.product(["arrays.safetensors", "meta.json"], ["truncate", "empty", "flip", "remove"]),
+        *itertools.product(["MANIFEST.json"], ["truncate", "empty", "remove"]),
+    ],
+)
+def test_damage_is_found_and_the_one_before_is_used(tmp_path, caplog, name, damage):
+    good = save(tmp_path, OLD, 1)
+    bad = save(tmp_path, NEW, 2)
+    file = bad / name
+    data = bytearray(file.read_bytes())
+    if damage == "remove":
+        file.unlink()
+    else:
+        data[len(data) // 2] ^= 0x10
+        file.write_bytes({"truncate": data[: len(data) // 2], "empty": b"", "flip": data}[damage])
+    with pytest.raises(CheckpointError, match="step-000000000002"):
+        load_checkpoint(bad)
+    loaded = load_newest(tmp_path)
+    assert loaded.path == good
+    np.testing.assert_array_equal(loaded.arrays["weights"], OLD["weights"])
+    assert "trying the one before it" in caplog.text
+    assert "step-000000000002" in caplog.text
+
+
+def test_errors_are_one_line_and_say_what_is_wrong(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no checkpoint") as absent:
+        load_newest(tmp_path / "nowhere")
+    path = save(tmp_path, OLD, 1)
+    (path / "arrays.safetensors").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged") as damaged:
+        load_newest(tmp_path)
+    manifest = json.loads((path / "MANIFEST.json").read_text())
+    (path / "MANIFEST.json").write_text(json.dumps({**manifest, "format": 99}))
+    with pytest.raises(CheckpointError, match="format 99"):
+        load_checkpoint(path)
+    assert absent.value.exit_code == damaged.value.exit_code == 5
+    assert "\n" not in f"{absent.value}{damaged.value}"
+
+
+def test_a_full_disk_leaves_the_old_one_and_a_clear_error(tmp_path, monkeypatch):
+    save(tmp_path, OLD, 1)
+
+    def full(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "fsync_path", full)
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            save(tmp_path, NEW, 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [LATEST, "step-000000000001"]
+    save(tmp_path, NEW, 2)
+    assert load_newest(tmp_path).arrays["count"] == 8
+
+
+def test_killed_at_every_operation(tmp_path):
+    """A process that is killed before its n-th file operation, for every n, leaves the old or the new state."""
+    import safetensors.numpy  # noqa: F401  (in the parent, so that importing it is no operation of the child)
+
+    save(tmp_path, OLD, 1)
+    outcomes = []
+    for limit in range(1, 500):
+        child = os.fork()
+        if child == 0:
+            _die_at_operation(limit)
+            save(tmp_path, NEW, 2, keep=1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        loaded = load_newest(tmp_path)
+        expected = NEW if loaded.meta["steps"] == 2 else OLD
+        np.testing.assert_array_equal(loaded.arrays["weights"], expected["weights"])
+        outcomes.append(loaded.meta["steps"])
+        if os.waitstatus_to_exitcode(status) == 0:
+            break
+        if loaded.meta["steps"] == 2:  # begin the next round from the old state again
+            for path in newest_first(tmp_path):
+                for file in path.iterdir():
+                    file.unlink()
+                path.rmdir()
+            save(tmp_path, OLD, 1)
+    assert len(outcomes) > 15, "the faults were not injected"
+    assert outcomes[0] == 1
+    assert outcomes[-1] == 2
+    assert [p.name for p in newest_first(tmp_path)] == ["step-000000000002"]
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+def _die_at_operation(limit):
+    operations = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.fsync"}
+    count = [0]
+
+    def hook(event, _arguments):
+        if event in operations:
+            count[0] += 1
+            if count[0] == limit:
+                os._exit(9)
+
+    fsync = os.fsync
+
+    def audited_fsync(descriptor):
+        hook("os.fsync", ())
+        fsync(descriptor)
+
+    os.fsync = audited_fsync
+    sys.addaudithook(hook)

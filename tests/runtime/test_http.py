@@ -1,0 +1,41 @@
+"""Health and metrics over HTTP."""
+
+import urllib.error
+import urllib.request
+
+import pytest
+
+from common.errors import ConfigError
+from common.runtime.http import StatusServer
+
+
+def get(server, path):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_probes_and_metrics():
+    state = {"ready": False}
+    server = StatusServer(
+        "replay", 0, ready=lambda: (state["ready"], "ok" if state["ready"] else "waits for the learner")
+    )
+    try:
+        server.update({"replay/items": 12, "replay/samples_total": 3})
+        assert get(server, "/healthz") == (200, "ok\n")
+        assert get(server, "/readyz") == (503, "waits for the learner\n")
+        state["ready"] = True
+        assert get(server, "/readyz?x=1") == (200, "ok\n")
+        status, text = get(server, "/metrics")
+        assert status == 200
+        assert 'troupe_replay_items{service="replay"} 12.0' in text
+        assert 'troupe_replay_samples_total{service="replay"} 3.0' in text
+        assert "process_resident_memory_bytes" in text
+        assert get(server, "/etc/passwd")[0] == 404
+        with pytest.raises(ConfigError, match=f"port {server.port} for metrics is in use"):
+            StatusServer("other", server.port)
+    finally:
+        server.close()
+    StatusServer("other", server.port).close()  # the port is free again

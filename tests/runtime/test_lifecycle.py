@@ -1,0 +1,218 @@
+"""Signals, deadlines, exit codes, logs: mostly in real processes."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
+from common.runtime import Deadline, StopSignal, guard, run_main
+from common.runtime.files import atomic_write, make_directory, read_status, write_status
+from common.runtime.logging import Throttle, setup_logging
+
+
+def python(code, **options):
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def started(process):
+    """Wait for the process to say that it is ready."""
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_deadline():
+    deadline = Deadline(0.05)
+    assert 0 < deadline.remaining_s <= 0.05
+    assert deadline.slice_s(0.01) == 0.01
+    time.sleep(0.06)
+    assert deadline.expired
+    assert deadline.remaining_s == 0
+    assert Deadline(None).remaining_s == float("inf")
+
+
+STOPPABLE = """
+    import sys, time
+    from common.runtime import StopSignal
+    stop = StopSignal(force_after_s={force}).install()
+    print("ready", flush=True)
+    while not stop.wait(10): pass
+    {then}
+    sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_a_wait_at_once(number):
+    process = started(python(STOPPABLE.format(force=60, then="")))
+    begin = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(10) == 0
+    assert time.monotonic() - begin < 5
+
+
+def test_a_second_signal_ends_a_process_that_hangs_while_it_stops():
+    process = started(python(STOPPABLE.format(force=60, then="print('ready', flush=True); time.sleep(60)")))
+    process.send_signal(signal.SIGINT)
+    started(process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+
+
+def test_a_process_that_hangs_while_it_stops_ends_itself_and_says_where():
+    process = started(python(STOPPABLE.format(force=0.3, then="time.sleep(60)")))
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert "Timeout" in stderr
+    assert 'File "<string>", line' in stderr
+
+
+def test_stop_from_inside():
+    stop = StopSignal()
+    assert not stop
+    assert not stop.wait(0)
+    stop.set()
+    stop.set()
+    assert stop.wait(10)
+    assert stop.signals == 0
+
+
+def test_watchdog_writes_stacks_of_a_stuck_loop():
+    process = python(
+        """
+        import time
+        from common.runtime import StallWatchdog
+        dog = StallWatchdog(limit_s=0.4)
+        for _ in range(10): dog.beat(); time.sleep(0.1)
+        print("ready", flush=True)
+        def stuck_here(): time.sleep(1.0)
+        stuck_here()
+        dog.close()
+        """
+    )
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert stderr.count("Timeout") in (1, 2)
+    assert "stuck_here" in stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ConfigError, 2), (PeerError, 3), (AuthError, 4), (CheckpointError, 5), (TroupeError, 70)],
+)
+def test_expected_errors_are_one_line(capsys, error, code):
+    def body():
+        raise error("first\n  second")
+
+    assert run_main(body) == code
+    assert capsys.readouterr().err == "troupe: error: first second\n"
+
+
+def test_defects_keep_their_traceback(capsys):
+    setup_logging("test")
+    assert run_main(lambda: 1 // 0) == 70
+    lines = capsys.readouterr().err.splitlines()
+    assert any("Traceback" in line for line in lines)
+    assert lines[-1] == "troupe: error: internal error, ZeroDivisionError: integer division or modulo by zero"
+    logging.getLogger().handlers.clear()
+
+
+def test_exit_codes_of_a_body():
+    assert run_main(lambda: None) == 0
+    assert run_main(lambda: 4) == 4
+
+
+def test_log_file_and_level(tmp_path):
+    setup_logging("actor-3", tmp_path / "logs" / "a.log", "warning")
+    logging.info("not this")
+    logging.warning("but this")
+    (line,) = (tmp_path / "logs" / "a.log").read_text().splitlines()
+    assert line.endswith("WARNING actor-3: but this")
+    with pytest.raises(ConfigError, match="unknown log level"):
+        setup_logging("x", None, "loud")
+    with pytest.raises(ConfigError, match="cannot write the log file"):
+        setup_logging("x", tmp_path / "logs" / "a.log" / "b")
+    setup_logging("test")
+    logging.getLogger().handlers.clear()
+
+
+def test_throttle():
+    throttle = Throttle(60)
+    assert [throttle("a"), throttle("a"), throttle("b")] == [True, False, True]
+
+
+def test_status_file(tmp_path):
+    assert read_status(tmp_path) == {}
+    write_status(tmp_path, {"steps": 3, "metrics": {"x": 1.5}})
+    assert read_status(tmp_path)["metrics"]["x"] == 1.5
+    (tmp_path / "status.json").write_text("[1")
+    assert read_status(tmp_path) == {}
+    assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_atomic_write_replaces_or_leaves(tmp_path, monkeypatch):
+    file = tmp_path / "x"
+    atomic_write(file, b"old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        atomic_write(file, b"new")
+    assert file.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_directories_that_cannot_be_used_are_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot create the run directory"):
+        make_directory(tmp_path / "file" / "run", "run directory")
+    if os.getuid():  # root may write anywhere
+        (tmp_path / "closed").mkdir(mode=0o500)
+        with pytest.raises(ConfigError, match="cannot write into"):
+            make_directory(tmp_path / "closed", "run directory")
+
+
+def test_a_guarded_process_dies_with_its_parent():
+    """Kill -9 the parent: the guarded child, and what it became by exec, is gone too."""
+    parent = python(
+        f"""
+        import os, subprocess, sys, time
+        child = subprocess.Popen([sys.executable, "-I", "-S", {guard.__file__!r}, str(os.getpid()), "9", "5",
+                                  sys.executable, "-c", "import os, time; print(os.nice(0), flush=True); time.sleep(60)"],
+                                 stdout=subprocess.PIPE, text=True)
+        print(child.stdout.readline().strip(), child.pid, flush=True)
+        time.sleep(60)
+        """
+    )
+    nice, pid = map(int, parent.stdout.readline().split())
+    assert nice == os.nice(0) + 5
+    parent.kill()
+    parent.wait()
+    deadline = Deadline(10)
+    while _alive(pid) and not deadline.expired:
+        time.sleep(0.02)
+    assert not _alive(pid)
+
+
+def test_a_guarded_process_does_not_start_without_its_parent(tmp_path):
+    command = [sys.executable, "-I", "-S", guard.__file__, "1", "9", "0", "touch", str(tmp_path / "x")]
+    assert subprocess.run(command, check=False, timeout=10).returncode == 0
+    assert not (tmp_path / "x").exists()
+
+
+def _alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

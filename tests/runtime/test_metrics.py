@@ -1,0 +1,153 @@
+"""The record of a run: exact CSV, TensorBoard events, continuation."""
+
+import csv
+import logging
+import time
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from common.errors import ConfigError
+from common.runtime.metrics import MetricsWriter, tensorboard_tag
+from common.runtime.video import Recorder, encode_gif
+
+AT = {"steps": 100, "frames": 400, "updates": 7}
+
+
+def rows(run_dir):
+    with (run_dir / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def events(run_dir):
+    accumulator = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "images": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def test_header_and_rows_are_exact_and_visible_at_once(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    writer.add("actor-0", {"train/episode_return": -20.5, "nan": float("nan")}, **AT)
+    header, first, second = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert header == "wall_s,steps,frames,updates,source,name,value"
+    assert first.split(",")[1:] == ["100", "400", "7", "actor-0", "train/episode_return", "-20.5"]
+    assert second.endswith(",nan")
+    assert writer.last["train/episode_return"] == -20.5
+    writer.close()
+
+
+def test_names_from_peers_cannot_break_the_table(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    writer.add('evil,"\n', {"a,b\nc": 1}, **AT)
+    writer.close()
+    (row,) = rows(tmp_path)
+    assert row["source"] == "evil___"
+    assert row["name"] == "a_b_c"
+    assert row["value"] == "1"
+
+
+def test_tensorboard_shows_scalars_text_and_film(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    writer.add("learner", {"speed/updates_per_s": 12.5}, **AT)
+    writer.add("actor-1", {"actor/env_ms": 3, "train/episode_return": 1}, **AT)
+    film = writer.add_video("evaluator", "eval/video", np.zeros((3, 8, 6, 3), np.uint8), steps=100)
+    writer.add_text("config", "seed = 1")
+    writer.close()
+    shown = events(tmp_path)
+    assert {"speed/updates_per_s", "actor/env_ms/actor-1", "train/episode_return"} == set(
+        shown.Tags()["scalars"]
+    )
+    (point,) = shown.Scalars("speed/updates_per_s")
+    assert (point.step, point.value) == (100, 12.5)
+    (image,) = shown.Images("eval/video")
+    assert (image.width, image.height) == (6, 8)
+    assert image.encoded_image_string == film.read_bytes()
+    assert film.name == "eval-video-000000000100.gif"
+    assert "config/text_summary" in shown.Tags()["tensors"]
+
+
+def test_a_film_arrives_encoded_or_not_at_all(tmp_path, caplog):
+    writer = MetricsWriter(tmp_path, keep_videos=2)
+    gif = np.frombuffer(encode_gif(np.zeros((2, 4, 4, 3), np.uint8)), np.uint8)
+    for steps in (1, 2, 3):
+        assert writer.add_video("evaluator", "eval/video", gif, steps=steps) is not None
+        time.sleep(0.01)
+    assert sorted(p.name[-6:] for p in (tmp_path / "videos").iterdir()) == ["02.gif", "03.gif"]
+    with caplog.at_level(logging.WARNING):
+        assert writer.add_video("evil", "eval/video", np.zeros(100, np.uint8), steps=4) is None
+    assert "ignored a video from evil" in caplog.text
+    writer.close()
+
+
+def test_a_resumed_run_continues_its_clock_and_hides_what_is_past(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    writer._started -= 1000.0  # as if it had run so long
+    for steps in (100, 200, 300):
+        writer.add("learner", {"x": steps}, steps=steps, frames=0, updates=0)
+    writer.close()
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("1005.0,400,16")  # killed while it wrote
+    writer = MetricsWriter(tmp_path, resumed_steps=200)
+    assert 1000 <= writer.wall_s < 1100
+    writer.add("learner", {"x": -1}, steps=210, frames=0, updates=0)
+    writer.close()
+    assert [row["steps"] for row in rows(tmp_path)] == ["100", "200", "300", "210"]
+    walls = [float(row["wall_s"]) for row in rows(tmp_path)]
+    assert walls == sorted(walls)
+    assert (tmp_path / "metrics.csv").read_text().count("wall_s") == 1
+    assert [(p.step, p.value) for p in events(tmp_path).Scalars("x")] == [(100, 100), (210, -1)]
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+
+
+def test_a_directory_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "metrics.csv").mkdir()
+    with pytest.raises(ConfigError, match="cannot write metrics"):
+        MetricsWriter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "tag"),
+    [
+        ("actor-0", "actor/env_ms", "actor/env_ms"),
+        ("actor-12", "actor/env_ms", "actor/env_ms/actor-12"),
+        ("actor-12", "train/episode_return", "train/episode_return"),
+        ("replay", "replay/items", "replay/items"),
+        ("replay-1", "replay/items", "replay/items/replay-1"),
+    ],
+)
+def test_tags(source, name, tag):
+    assert tensorboard_tag(source, name) == tag
+
+
+def test_gif_is_exact_with_few_colours_and_close_with_many():
+    from PIL import Image, ImageSequence
+
+    rng = np.random.default_rng(0)
+    palette = rng.integers(0, 256, (200, 3), np.uint8)
+    few = palette[rng.integers(0, 200, (4, 20, 30))]
+    many = rng.integers(0, 256, (2, 40, 40, 3), np.uint8)
+    for frames, tolerance in ((few, 0), (many, 26)):
+        import io
+
+        image = Image.open(io.BytesIO(encode_gif(frames)))
+        shown = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)]
+        assert len(shown) == len(frames)
+        assert np.abs(np.stack(shown).astype(int) - frames).max() <= tolerance
+
+
+def test_recorder_thins_scales_and_bounds():
+    recorder = Recorder(every=2, max_frames=3, max_side=100)
+    for i in range(20):
+        if recorder.due():
+            recorder.add(np.full((210, 160, 3), i, np.uint8))
+    assert [int(frame[0, 0, 0]) for frame in recorder] == [0, 2, 4]
+    assert recorder[0].shape == (70, 54, 3)
+    assert recorder.full
+    assert not Recorder()
+
+
+def test_gif_refuses_what_is_no_film():
+    for frames in (np.zeros((0, 4, 4, 3), np.uint8), np.zeros((2, 4, 4), np.uint8), np.zeros((2, 4, 4, 3))):
+        with pytest.raises(ValueError, match="frame"):
+            encode_gif(frames)
