@@ -1,10 +1,10 @@
 """Compression of single entries in a form that a whole batch of them is one standard LZ4 frame.
 
 Every entry becomes one *data block* of the LZ4 frame format: four little-endian bytes with the size of the
-block (the top bit set where the entry would not shrink and stands uncompressed), then the block. Blocks do not
-refer to each other, so any selection of entries, end to end, between a frame header and an end mark, is a valid
-LZ4 frame: replay stores blocks, cuts windows out of them with plain copies, and a reader decompresses a batch of
-thousands of entries in one call that does not hold Python's interpreter lock.
+block (the top bit set where the entry would not shrink and stands uncompressed), then the block. Blocks do
+not refer to each other, so any selection of entries, end to end, between a frame header and an end mark, is a
+valid LZ4 frame: replay stores blocks, cuts windows out of them with plain copies, and a reader decompresses a
+batch of thousands of entries in one call that does not hold Python's interpreter lock.
 """
 
 from __future__ import annotations

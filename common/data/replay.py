@@ -80,7 +80,7 @@ class Insert:
 
 @dataclass
 class Sample:
-    """A batch. ``arrays`` holds windows ``[B, window, *shape]``, as one LZ4 frame where a field is compressed.
+    """A batch. ``arrays`` holds windows ``[B, window, *shape]``, one LZ4 frame where a field is compressed.
 
     Attributes:
         ids: uint64 ``[B]``.

@@ -36,7 +36,7 @@ class Ring:
         return span if span > 0 else span + self.limit
 
     def place(self, count: int, growth: int) -> int | None:
-        """Where ``count`` units would go, growing by at most ``growth`` units; None while there is no room."""
+        """Where ``count`` units would go, growing by at most ``growth`` units; None without room."""
         if not self._runs:
             return 0 if count <= max(self.limit, min(self.limit + growth, self.most)) else None
         if self._head <= self._tail:  # the newest run has wrapped behind the oldest

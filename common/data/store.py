@@ -1,8 +1,8 @@
 """Chunks in memory-mapped files: stored once, freed oldest first, all there again after ``kill -9``.
 
 Every bit of state is in the page cache, which belongs to the kernel and outlives the process. What makes a
-chunk exist is one aligned 8-byte word, the ``commit`` of its record: it is written after everything else of the
-chunk (the entries and the items in every table), and cleared before anything of it is reused.
+chunk exist is one aligned 8-byte word, the ``commit`` of its record: it is written after everything else of
+the chunk (the entries and the items in every table), and cleared before anything of it is reused.
 """
 
 from __future__ import annotations

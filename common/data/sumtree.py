@@ -1,8 +1,8 @@
 """Weights that can be changed and sampled in proportion, a batch at a time.
 
-Two levels are enough: leaves in rows of ``WIDTH``, and the sum of each row. A changed row is summed again from
-its leaves, so sums never drift away from them. At a million leaves a batch of 512 costs about as much as with a
-binary tree that is walked level by level, with far fewer calls.
+Two levels are enough: leaves in rows of ``WIDTH``, and the sum of each row. A changed row is summed again
+from its leaves, so sums never drift away from them. At a million leaves a batch of 512 costs about as much as
+with a binary tree that is walked level by level, with far fewer calls.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SumTree:
         self._sums[:] = self._leaves.sum(axis=1)
 
     def set(self, slots: NDArray[np.int64], weights: NDArray[np.float64] | float) -> None:
-        """Set the weights of ``slots [n]``, finite and not negative; where one is repeated the last counts."""
+        """Set the weights of ``slots [n]``, finite, not negative; where one is repeated the last counts."""
         self._flat[slots] = weights
         rows = np.asarray(slots) // WIDTH
         if len(rows) > 32:
