@@ -8,10 +8,11 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import zmq
 
-from common.config import Config, ReplayConfig, config_from_dict
+from common.config import ReplayConfig
 from common.data.limiter import auto_error
 from common.data.replay import Replay
 from common.data.table import TableConfig
@@ -127,8 +128,7 @@ def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:
                 incarnation=new_incarnation(),
                 replay_endpoint=endpoint,
             )
-            config = config_from_dict(control.join().config)
-            use_config(args, config)
+            use_config(args, control.join().config)
         replay = open_replay(args)
         _log.info("serving at %s", endpoint)
         ReplayService(replay, socket, stop, control).run()
@@ -139,9 +139,11 @@ def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:
         socket.close(linger=1000)
 
 
-def use_config(args: argparse.Namespace, config: Config) -> None:
+def use_config(args: argparse.Namespace, config: dict[str, Any]) -> None:
     """Let the run's configuration replace the options about the table."""
-    replay = config.replay
+    # Only these sections: to read that of the agent would import its algorithm, and torch with it.
+    replay = ReplayConfig.model_validate(config["replay"])
+    seed = int(config["run"]["seed"])
     args.capacity = -(-replay.capacity_items // replay.shards)
     args.min_items = -(-replay.min_items // replay.shards)
     args.priority_exponent = replay.priority_exponent
@@ -153,7 +155,7 @@ def use_config(args: argparse.Namespace, config: Config) -> None:
         )
     args.max_bytes = replay.max_bytes
     args.volatile = args.volatile or not replay.durable
-    args.seed = config.run.seed + args.index if args.seed is None else args.seed
+    args.seed = seed + args.index if args.seed is None else args.seed
 
 
 def open_replay(args: argparse.Namespace) -> Replay:
