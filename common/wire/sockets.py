@@ -95,6 +95,7 @@ def make_pub(ctx: Context, endpoint: str, security: Security | None = None) -> S
     """Bind a PUB. It may lose any message for a slow subscriber: repeat what must not be lost."""
     socket = ctx.socket(zmq.PUB)
     _set_common(socket, 1 << 20, 100)
+    socket.setsockopt(zmq.LINGER, 200)  # what it says is said again elsewhere
     return _bind(socket, endpoint, security)
 
 
