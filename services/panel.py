@@ -44,8 +44,8 @@ class LivePanel:
 def render(view: Snapshot, title: str, footer: str) -> Panel:
     """Build the panel of one snapshot."""
     parts: list[RenderableType] = [_progress(view), Text(), _figures(view), Text(), _services(view), Text()]
-    line = verdict(view)
-    parts.append(Text(line, style="yellow" if line.startswith("bottleneck") else "bold yellow"))
+    what, advice = verdict(view)
+    parts.append(Text(f"{what}: {advice}" if advice else what, style="yellow"))
     parts.append(Text(footer, style="dim", overflow="fold"))
     return Panel(Group(*parts), title=Text(title, style="bold"), title_align="left", border_style="blue")
 

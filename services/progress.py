@@ -88,30 +88,28 @@ def snapshot_of(status: dict[str, Any], **values: Any) -> Snapshot:
     return Snapshot(**counters, note=str(status.get("note", "")), metrics=metrics, **values)
 
 
-def verdict(view: Snapshot) -> str:
-    """Say what limits the run, and what would help."""
+def verdict(view: Snapshot) -> tuple[str, str]:
+    """Say what limits the run, and what would help (empty: nothing, or it will pass)."""
     troubled = [s for s in view.services if s.state not in ("running", "done", "stopped")]
     if troubled:
-        return f"{troubled[0].name}: {troubled[0].state}"
+        return f"{troubled[0].name}: {troubled[0].state}", ""
     if view.note:
-        return view.note
+        return view.note, ""
+    if not view.metrics:
+        return "starting", ""
     items = view.metrics.get("replay/items", 0.0)
     if view.updates == 0 and items < view.min_items:
-        return f"filling replay before learning starts: {items:,.0f} of {view.min_items:,} items"
-    wait_share = view.metrics.get("learner/wait_share")
-    if wait_share is None:
-        return "starting"
+        return f"filling replay before learning starts: {items:,.0f} of {view.min_items:,} items", ""
+    wait_share = view.metrics.get("learner/wait_share", 0.0)
     learner, actors = _cores(view, "learner"), _cores(view, "actor")
     busy = sum(service.cpu for service in view.services)
-    waits = f"the learner waits for batches {wait_share:.0%} of the time"
+    waits = f"learner waits for batches {wait_share:.0%} of the time"
     if busy > 0.9 * view.cores:
-        return (
-            f"bottleneck: the CPU, all {view.cores} cores are busy "
-            f"(learner {learner:.1f}, actors {actors:.1f}); {waits}"
-        )
+        shares = f"learner {learner:.1f}, actors {actors:.1f} of {view.cores} cores"
+        return f"bottleneck: CPU ({shares}; {waits})", "more cores, or actors on other machines, would help"
     if wait_share >= 0.3:
-        return f"bottleneck: actors and replay ({waits}); more actor.processes or actor.slots would help"
-    return f"bottleneck: the learner ({waits}); a smaller network or batch, or a GPU, would help"
+        return f"bottleneck: actors ({waits})", "more actor.processes or actor.slots would help"
+    return f"bottleneck: learner ({waits})", "a smaller network or batch, or a GPU, would help"
 
 
 def plain_line(view: Snapshot) -> str:
@@ -132,7 +130,7 @@ def plain_line(view: Snapshot) -> str:
     parts.append(f"elapsed {duration(view.elapsed_s)}")
     if view.eta_s is not None:
         parts.append(f"ETA {duration(view.eta_s)}")
-    return " | ".join(parts) + f" | {verdict(view)}"
+    return " | ".join(parts) + f" | {verdict(view)[0]}"
 
 
 def duration(seconds: float) -> str:

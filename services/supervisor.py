@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,11 @@ MAX_BACKOFF_S = 15.0
 # Trying again cannot help against a wrong configuration, a refused key or a run that has no whole checkpoint.
 _FINAL_EXIT_CODES = {error.exit_code: error for error in (ConfigError, AuthError, CheckpointError)}
 _ERROR_TYPES: dict[int, type[TroupeError]] = {**_FINAL_EXIT_CODES, PeerError.exit_code: PeerError}
+_WITHOUT_A_WORD = {
+    signal.SIGKILL: "killed from outside, perhaps for want of memory",
+    signal.SIGTERM: "told to stop from outside",
+}
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt|Fault|Fatal)\b")
 _TAIL_BYTES = 8192
 
 Command = Callable[[int], Sequence[str]]
@@ -159,7 +165,10 @@ class Child:
                 lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines()]
         except OSError:
             return "its log cannot be read"
-        return best_error_line([line for line in lines if line])
+        code = self.exit_code if self.exit_code is not None else 0
+        return best_error_line(
+            [line for line in lines if line], _WITHOUT_A_WORD.get(-code, "it gave no reason")
+        )
 
     def signal(self, number: int) -> None:
         """Send a signal, if it runs."""
@@ -233,15 +242,15 @@ def describe_exit(code: int) -> str:
         return f"signal {-code}"
 
 
-def best_error_line(lines: Sequence[str]) -> str:
-    """Choose the last `troupe: error:` line, else the last that looks like an exception, else the last."""
+def best_error_line(lines: Sequence[str], otherwise: str) -> str:
+    """Choose the last `troupe: error:` line, else the last that looks like an exception, else `otherwise`."""
     for line in reversed(lines):
         if "troupe: error:" in line:
             return line.split("troupe: error:", 1)[1].strip()
     for line in reversed(lines):
-        if "Error" in line or " ERROR " in line:
+        if _EXCEPTION.match(line) or " ERROR " in line:
             return line
-    return lines[-1] if lines else "it wrote nothing"
+    return otherwise
 
 
 def _error_for(code: int, message: str) -> TroupeError:

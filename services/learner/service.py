@@ -213,6 +213,7 @@ class Learner:
 
     def _close(self) -> None:
         self.prefetch.stop()
+        self._collect()  # what a service sent just before it left
         self.reporter.tick(self.control, self.prefetch.waited_s, note="stopped", force=True)
         self.reporter.close()
         self.control.stop()
