@@ -26,7 +26,7 @@ MAX_BACKOFF_S = 15.0
 # Trying again cannot help against a wrong configuration, a refused key or a run that has no whole checkpoint.
 _FINAL_EXIT_CODES = {error.exit_code: error for error in (ConfigError, AuthError, CheckpointError)}
 _ERROR_TYPES: dict[int, type[TroupeError]] = {**_FINAL_EXIT_CODES, PeerError.exit_code: PeerError}
-_WITHOUT_A_WORD = {
+_WITHOUT_A_WORD: dict[int, str] = {
     signal.SIGKILL: "killed from outside, perhaps for want of memory",
     signal.SIGTERM: "told to stop from outside",
 }

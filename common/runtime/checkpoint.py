@@ -127,7 +127,7 @@ def load_newest(directory: str | Path) -> Checkpoint:
             damaged += 1
             _log.warning("%s; trying the one before it", error)
     detail = f"all {damaged} checkpoints are damaged" if damaged else "there is no checkpoint"
-    raise CheckpointError(f"nothing to resume in {directory}: {detail}")
+    raise CheckpointError(f"no checkpoint to load in {directory}: {detail}")
 
 
 def check(path: Path) -> None:
