@@ -65,6 +65,7 @@ class ReplayClient:
         incarnation: number that names this client's inserts.
         blocked_reason: why the next insert would be refused, empty where it would not.
         wait_reason: why the server had nothing to sample lately, empty where it had.
+        batch_bytes: bytes of the arrays of the batch received last, as they were on the wire.
         counters: what happened, by name.
     """
 
@@ -96,6 +97,7 @@ class ReplayClient:
         self.incarnation = incarnation or new_incarnation()
         self.blocked_reason = "no answer yet"
         self.wait_reason = ""
+        self.batch_bytes = 0
         self.counters = dict.fromkeys(
             ("inserts", "resends", "batches", "waits", "reconnects", "bad_messages", "lost_updates"), 0
         )
@@ -187,6 +189,7 @@ class ReplayClient:
                 self._count_bad(error)
                 continue
             self.counters["batches"] += 1
+            self.batch_bytes = sum(array.nbytes for array in message.arrays.values())
             self.wait_reason = ""
             return batch
         return None

@@ -70,6 +70,7 @@ class Meter:
             }
         status = {
             "uptime_s": time.monotonic() - self._start_s,
+            "cpu_s": time.process_time(),
             "chunks": len(replay.store) if replay.store else 0,
             "bytes": replay.store.used_bytes if replay.store else 0,
             "bytes_limit": replay.budget_bytes,
