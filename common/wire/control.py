@@ -271,10 +271,9 @@ class ControlServer:
 
     def _answer(self, identity: bytes, frames: list[zmq.Frame]) -> Message | None:
         """Serve one message; whatever is wrong with it ends here."""
-        request_id = 0
+        message = Message("")
         try:
             message = decode(frames, limits=messages.CONTROL_LIMITS)
-            request_id = message.request_id
             with self._changed:
                 if message.type == messages.HELLO:
                     answer: Message | None = self._on_hello(identity, message)
@@ -282,28 +281,29 @@ class ControlServer:
                     peer = self._roster.seen(identity, time.monotonic())
                     handler = self._handlers.get(message.type)
                     if handler is None:
-                        raise WireError("unknown_type", f"the learner does not know {message.type}")
+                        raise WireError("bad_type", f"the learner does not know {message.type}")
                     if peer is None:
                         raise RefusedError(messages.UNKNOWN_PEER, "say HELLO first")
                     answer = handler(identity, peer, message)
         except RefusedError as refusal:
-            return self._refuse(request_id, refusal)
+            return self._refuse(message, refusal)
         except WireError as error:
             self._count(error.kind, identity, error.detail)
             # Garbage gets no answer: its sender would not understand, or is not one that waits.
-            if request_id == 0 and error.kind != messages.REFUSED_VERSION:
+            if message.request_id == 0 and error.kind != messages.REFUSED_VERSION:
                 return None
-            return Message(messages.ERROR, {"kind": error.kind, "detail": error.detail}, {}, request_id)
+            fields = {"kind": error.kind, "detail": error.detail, "about": message.type}
+            return Message(messages.ERROR, fields, {}, message.request_id)
         if answer is not None:
-            answer.request_id = request_id
+            answer.request_id = message.request_id
         return answer
 
-    def _refuse(self, request_id: int, refusal: RefusedError) -> Message:
+    def _refuse(self, message: Message, refusal: RefusedError) -> Message:
         self._count(refusal.kind, detail=refusal.detail)
-        fields: dict[str, Any] = {"kind": refusal.kind, "detail": refusal.detail}
+        fields: dict[str, Any] = {"kind": refusal.kind, "detail": refusal.detail, "about": message.type}
         if refusal.kind == messages.REFUSED_HASH:
             fields["config"] = self._config
-        return Message(messages.ERROR, fields, {}, request_id)
+        return Message(messages.ERROR, fields, {}, message.request_id)
 
     def _count(self, kind: str, identity: bytes = b"", detail: str = "") -> None:
         with self._changed:

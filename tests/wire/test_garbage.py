@@ -68,7 +68,7 @@ def test_frames_that_are_no_message_are_counted_by_kind(server, stranger, connec
         "header_too_large": 1,
         "frame_count": 1,
         "bad_dtype": 1,
-        "unknown_type": 1,
+        "bad_type": 1,
         "bad_field": 3,
     }
     until(lambda: sum(server.rejected().values()) == sum(expected.values()))
@@ -80,7 +80,7 @@ def test_frames_that_are_no_message_are_counted_by_kind(server, stranger, connec
 
 def test_who_waits_for_an_answer_is_told_what_is_wrong(server, stranger):
     for message, kind in (
-        (Message("SURPRISE", {}, {}, 5), "unknown_type"),
+        (Message("SURPRISE", {}, {}, 5), "bad_type"),
         (Message(messages.HEARTBEAT, {"version": []}, {}, 5), "bad_field"),
         (Message(messages.PARAMS_GET, {"version": "x"}, {}, 5), "bad_field"),
         (hello(incarnation="me"), "bad_field"),
