@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from common.config.algorithms import ALGORITHMS, agent_model
 from common.config.fields import Role, UntypedAgentConfig, role_of
-from common.config.loading import Loaded, nearest_field
+from common.config.loading import Loaded, config_from_dict, nearest_field
 from common.config.schema import SECTIONS
 from common.config.text import format_value
 from common.errors import ConfigError
@@ -78,13 +78,17 @@ def help_text() -> str:
 
 
 def show_toml(loaded: Loaded, *, changed_only: bool = False) -> str:
-    """Return the configuration as TOML in which a comment after each value names the layer that set it."""
+    """Return the configuration as TOML in which a comment after each value names the layer that set it.
+
+    `changed_only` leaves out what is at its default.
+    """
+    defaults = config_from_dict({"agent": {"algorithm": loaded.config.agent.algorithm}}).to_dict()
     parts = []
     for section, values in loaded.config.to_dict().items():
         lines = []
         for name, value in values.items():
             origin = loaded.origins.get(f"{section}.{name}", "default")
-            if changed_only and origin == "default":
+            if changed_only and name in defaults[section] and defaults[section][name] == value:
                 continue
             line = f"# {name} = none" if value is None else f"{name} = {format_value(value)}"
             lines.append(f"{line:<44}  # {origin}")

@@ -1,0 +1,32 @@
+"""The pages that a reader is sent to exist, and say what is true of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from common.config import preset_names
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_readme_has_every_preset() -> None:
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(rows) == preset_names()
+
+
+def test_every_target_of_the_makefile_is_documented() -> None:
+    text = (ROOT / "Makefile").read_text("utf-8")
+    phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert phony is not None
+    assert set(phony.group(1).split()) == set(re.findall(r"^([a-z-]+):.* ## ", text, re.MULTILINE))
