@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-WIDTH = 128
+WIDTH = 64
 
 
 class SumTree:
