@@ -12,11 +12,21 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from common.errors import TroupeError
+from common.errors import ConfigError, TroupeError
 
 _log = logging.getLogger(__name__)
 
 INTERNAL_ERROR = 70
+# Packages that only some installations have, and the extra that brings each.
+_EXTRAS = {
+    "torch": "learner,actor",
+    "gymnasium": "actor",
+    "ale_py": "actor",
+    "cv2": "actor",
+    "safetensors": "learner",
+    "tensorboardX": "learner",
+    "PIL": "evaluator",
+}
 
 
 class Deadline:
@@ -171,11 +181,22 @@ def run_main(body: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # `troupe presets | head`: the reader has gone, which is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            return _report_defect(error)
+        line = f"the package {error.name} is not installed: pip install 'troupe[{extra}]'"
+        print(f"troupe: error: {line}", file=sys.stderr, flush=True)
+        return ConfigError.exit_code
     except Exception as error:
-        _log.exception("stopped by an unexpected error")
-        summary = one_line(f"{type(error).__name__}: {error}")
-        print(f"troupe: error: internal error, {summary}", file=sys.stderr, flush=True)
-        return INTERNAL_ERROR
+        return _report_defect(error)
+
+
+def _report_defect(error: Exception) -> int:
+    _log.exception("stopped by an unexpected error")
+    summary = one_line(f"{type(error).__name__}: {error}")
+    print(f"troupe: error: internal error, {summary}", file=sys.stderr, flush=True)
+    return INTERNAL_ERROR
 
 
 def one_line(text: str) -> str:

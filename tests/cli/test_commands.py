@@ -238,6 +238,19 @@ def test_help_is_complete(words: list[str], capsys: pytest.CaptureFixture[str]) 
         assert "--agent.learning_rate" in out
 
 
+def test_a_service_without_its_packages_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import services.__main__ as m; sys.exit(m.main(['learner', '--run-dir', 'R']))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 2
+    assert (
+        run.stderr
+        == "troupe: error: the package torch is not installed: pip install 'troupe[learner,actor]'\n"
+    )
+
+
 def test_cheap_commands_do_not_import_torch() -> None:
     code = "import sys, services.__main__ as m; m.main(['presets']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
