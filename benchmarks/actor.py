@@ -2,6 +2,7 @@
 
 `python -m benchmarks.actor --json [--seconds S]`. `raw_emulator_steps_per_s` is what as many processes reach
 that only step ale-py's vectoriser with random actions: no network, no chunks, no replay.
+The figures per CPU-second (of actors and replay together) hold on a machine that is busy otherwise, too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import psutil
 import zmq
 
 from benchmarks import common
@@ -41,23 +43,24 @@ env.reset(seed=1)
 actions = np.random.default_rng(0).integers(0, 6, (1000, slots))
 for step in range(20):
     env.step(actions[step])
-began, steps = time.perf_counter(), 0
+began, cpu, steps = time.perf_counter(), time.process_time(), 0
 while time.perf_counter() - began < seconds:
     env.step(actions[steps % 1000])
     steps += 1
-print(steps * slots / (time.perf_counter() - began))
+print(steps * slots / (time.perf_counter() - began), steps * slots / (time.process_time() - cpu))
 """
 
 
-def raw_emulator(processes: int, slots: int, threads: int, seconds: float) -> float:
-    """Steps/s of `processes` bare vectorisers side by side."""
+def raw_emulator(processes: int, slots: int, threads: int, seconds: float) -> tuple[float, float]:
+    """Steps/s, and steps per CPU-second, of `processes` bare vectorisers side by side."""
     command = [sys.executable, "-c", RAW_LOOP, str(slots), str(threads), str(seconds)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
-    return sum(float(process.communicate(timeout=seconds + 60)[0]) for process in running)
+    rates = [process.communicate(timeout=seconds + 60)[0].split() for process in running]
+    return sum(float(rate[0]) for rate in rates), sum(float(rate[1]) for rate in rates) / processes
 
 
 @contextlib.contextmanager
-def services(config: Config, directory: Path) -> Iterator[ControlServer]:
+def services(config: Config, directory: Path) -> Iterator[tuple[ControlServer, list[psutil.Process]]]:
     """Control server here, replay and actors as processes of their own; all stopped at the end."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     control = ControlServer(
@@ -81,7 +84,7 @@ def services(config: Config, directory: Path) -> Iterator[ControlServer]:
         start("services.replay", *learner, *bind, "--data-dir", str(directory / "replay"), "--index", "0")
         for index in range(config.actor.processes):
             start("services.actor", *learner, "--name", f"actor-{index}")
-        yield control
+        yield control, [psutil.Process(child.pid) for child in children]
     finally:
         control.set_state(stopping=True)
         for child in children:
@@ -100,6 +103,7 @@ class StepCounter:
     def __init__(self) -> None:
         self.reports: dict[str, list[tuple[float, float]]] = {}
         self.last: dict[str, dict[str, float]] = {}
+        self.steps_per_cpu_s = 0.0
 
     def take(self, telemetry: Telemetry) -> None:
         """Note a report of an actor."""
@@ -111,6 +115,10 @@ class StepCounter:
     def complete(self, actors: int) -> bool:
         """Whether there is a rate of every actor."""
         return len(self.reports) == actors and all(len(points) > 1 for points in self.reports.values())
+
+    def steps(self) -> float:
+        """All steps so far."""
+        return sum(metrics["actor/steps"] for metrics in self.last.values())
 
     def steps_per_s(self) -> float:
         """The actors' rates added up, each between its first and its last report."""
@@ -125,7 +133,8 @@ def measure(config: Config, seconds: float) -> StepCounter:
     """Let the services run; publishes parameters as a learner would."""
     agent = make_agent(config.agent, make_spec(config.env))
     counter = StepCounter()
-    with tempfile.TemporaryDirectory(prefix="troupe-bench-") as name, services(config, Path(name)) as control:
+    directory = tempfile.TemporaryDirectory(prefix="troupe-bench-")
+    with directory as name, services(config, Path(name)) as (control, processes):
         version = 0
         control.publish(version, agent.params())
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -136,12 +145,19 @@ def measure(config: Config, seconds: float) -> StepCounter:
             _collect(control, counter, 0.5)
         _collect(control, counter, WARM_UP_S)
         counter.reports.clear()
+        cpu_s, steps = _cpu_s(processes), counter.steps()
         end = time.monotonic() + seconds
         while time.monotonic() < end or not counter.complete(config.actor.processes):
             _collect(control, counter, min(PUBLISH_PERIOD_S, max(1.0, end - time.monotonic())))
             version += 1
             control.publish(version, agent.params())
+        counter.steps_per_cpu_s = (counter.steps() - steps) / (_cpu_s(processes) - cpu_s)
     return counter
+
+
+def _cpu_s(processes: list[psutil.Process]) -> float:
+    times = [process.cpu_times() for process in processes]
+    return sum(t.user + t.system for t in times)
 
 
 def _collect(control: ControlServer, counter: StepCounter, seconds: float) -> None:
@@ -175,13 +191,15 @@ def main() -> None:
     arguments = parser.parse_args()
     config = config_of(arguments)
     shape = (arguments.processes, arguments.slots, arguments.env_threads)
-    raw = raw_emulator(*shape, seconds=max(3.0, arguments.seconds / 3))
+    raw, raw_per_cpu_s = raw_emulator(*shape, seconds=max(3.0, arguments.seconds / 3))
     counter = measure(config, arguments.seconds)
     steps_per_s = counter.steps_per_s()
     figures = {
         "steps_per_s": round(steps_per_s, 1),
         "raw_emulator_steps_per_s": round(raw, 1),
         "vs_raw_emulator": round(steps_per_s / raw, 3),
+        "steps_per_cpu_s": round(counter.steps_per_cpu_s, 1),
+        "raw_emulator_steps_per_cpu_s": round(raw_per_cpu_s, 1),
         "processes": arguments.processes,
         "slots": arguments.slots,
         "env_ms": round(counter.mean("actor/env_ms"), 2),

@@ -84,7 +84,7 @@ class AtariVector(VectorEnv):
         self._clip = "none" if evaluation else config.reward_clip
         self._lives_end_episodes = config.episodic_life and not evaluation
         self._threads = threads
-        self._seed = seed
+        self._seed: int | None = seed  # of the next reset
         self._rebuilder = Rebuilder(f"{config.id} ({num_slots} slots)")
         self._games = GameTracker(num_slots)
         self._env = self._build()
@@ -118,9 +118,11 @@ class AtariVector(VectorEnv):
             reward_clipping=False,
         )
 
-    def reset(self) -> np.ndarray:
-        """New games everywhere, seeded; uint8 `[S, stack, size, size]`."""
-        obs, info = self._env.reset(seed=slot_seeds(self._seed, self.num_slots))
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        """New games everywhere; uint8 `[S, stack, size, size]`."""
+        seed, self._seed = self._seed if seed is None else seed, None
+        # A seed makes the emulator load its ROM again, which takes a tenth of a second per slot.
+        obs, info = self._env.reset(seed=None if seed is None else slot_seeds(seed, self.num_slots))
         self._games = GameTracker(self.num_slots)
         self._obs = self._oriented(obs)
         self._game_frames = info["episode_frame_number"].astype(np.int64)
@@ -159,10 +161,9 @@ class AtariVector(VectorEnv):
         """The vectoriser is one object: when it fails, every slot starts again."""
         self._rebuilder.failed(error)
         self.restarts_total += 1
-        self._seed = int(slot_seeds(self._seed + self.restarts_total, 1)[0])
         self._env = self._build()
         zeros = np.zeros(self.num_slots, bool)
-        obs = self.reset()
+        obs = self.reset(seed=int(np.random.SeedSequence().generate_state(1)[0]))
         reward = np.zeros(self.num_slots, np.float32)
         return Step(obs, reward, zeros, zeros.copy(), discarded=list(range(self.num_slots)))
 

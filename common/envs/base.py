@@ -97,8 +97,11 @@ class VectorEnv(abc.ABC):
     """How many times an environment failed and was rebuilt."""
 
     @abc.abstractmethod
-    def reset(self) -> np.ndarray:
-        """Start a new game in every slot; the first observations, `[S, *obs_shape]`."""
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        """Start a new game in every slot; the first observations, `[S, *obs_shape]`.
+
+        Without a `seed`, the first reset takes the one given at construction and later ones go on from there.
+        """
 
     @abc.abstractmethod
     def step(self, actions: np.ndarray) -> Step:

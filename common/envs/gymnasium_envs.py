@@ -53,9 +53,9 @@ class _Slot:
         self._first_action = int(self.env.action_space.start)
         self.obs = np.zeros(spec.obs_shape, spec.obs_dtype)
 
-    def reset(self) -> np.ndarray:
-        """First observation of a new episode; only the first reset after building is seeded."""
-        raw, _ = self.env.reset(seed=self._seed)
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        """First observation of a new episode; the first one after building is seeded in any case."""
+        raw, _ = self.env.reset(seed=self._seed if seed is None else seed)
         self._seed = None
         self.obs = np.zeros(self._spec.obs_shape, self._spec.obs_dtype)
         return self._observe(raw)
@@ -101,11 +101,12 @@ class GymnasiumVector(VectorEnv):
         self._games = GameTracker(num_slots)
         self._pool = ThreadPoolExecutor(threads, "env") if threads > 1 else None
 
-    def reset(self) -> np.ndarray:
+    def reset(self, seed: int | None = None) -> np.ndarray:
         """New episodes everywhere, `[S, *obs_shape]`."""
         self._games = GameTracker(self.num_slots)
+        seeds: list[int] | None = None if seed is None else slot_seeds(seed, self.num_slots).tolist()
         for slot in range(self.num_slots):
-            self._reset_slot(slot)
+            self._reset_slot(slot, None if seeds is None else seeds[slot])
         return np.stack([s.obs for s in self._slots])
 
     def step(self, actions: np.ndarray) -> Step:
@@ -148,9 +149,9 @@ class GymnasiumVector(VectorEnv):
         slots = range(self.num_slots)
         return list(self._pool.map(attempt, slots) if self._pool else map(attempt, slots))
 
-    def _reset_slot(self, slot: int) -> None:
+    def _reset_slot(self, slot: int, seed: int | None = None) -> None:
         try:
-            self._slots[slot].reset()
+            self._slots[slot].reset(seed)
         except Exception as error:
             self._recover(slot, error)
 

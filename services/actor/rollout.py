@@ -30,15 +30,16 @@ class Rollout:
         timing: running totals; `timing.steps` counts every slot.
     """
 
-    def __init__(self, agent: Agent, env: VectorEnv, chunk_steps: int, rng: np.random.Generator) -> None:
+    def __init__(self, agent: Agent, env: VectorEnv, chunk_steps: int, seed: int) -> None:
         self.env = env
         self.episodes: list[Episode] = []
         self.timing = Timing()
         self._agent = agent
         self._chunk_steps = chunk_steps
-        self._rng = rng
+        seeds = np.random.SeedSequence(seed).generate_state(2)
+        self._rng = np.random.default_rng(int(seeds[0]))
         self._epsilons = np.zeros(env.num_slots, np.float32)
-        self._obs = env.reset()
+        self._obs = env.reset(int(seeds[1]))
         self._accumulators = [agent.accumulator(chunk_steps) for _ in range(env.num_slots)]
         for accumulator, obs in zip(self._accumulators, self._obs, strict=True):
             accumulator.start(obs)

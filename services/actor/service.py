@@ -11,7 +11,7 @@ import torch
 
 from common.agents import make_agent
 from common.config import config_from_dict
-from common.envs import make_vector
+from common.envs import VectorEnv, make_vector
 from common.errors import PeerError
 from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from common.wire.control_client import ControlClient, Params, Welcome, new_incarnation
@@ -75,7 +75,7 @@ class ActorService:
         reason = "failed"
         self._watchdog = StallWatchdog(STALL_LIMIT_S)
         try:
-            self._set_up(welcome)
+            self._take_slots(welcome)
             self._wait_for_params(self._config.net.connect_timeout_s)
             while not self._done():
                 self._watchdog.beat()
@@ -95,21 +95,26 @@ class ActorService:
     # -- joining --
 
     def _join(self) -> Welcome:
-        """Join with as many slots as wanted. Who does not know how many asks for the config first."""
-        welcome = self._hello(self._slots_wanted)
-        if not welcome.slots:
-            config = config_from_dict(welcome.config)
-            self._control.close("joins again with slots")
-            welcome = self._hello(config.actor.slots)
-        return welcome
+        """Join with as many slots as there are environments.
 
-    def _hello(self, slots: int) -> Welcome:
+        These are made first, for which the run's config has to be looked up: making emulators may keep the
+        whole process busy, its heartbeats included, for longer than a lease lasts.
+        """
+        self._config = config_from_dict(self._hello("viewer", f"{self._name[:56]}-config", 0).config)
+        self._control.close("has seen the config")
+        torch.set_num_threads(self._config.actor.torch_threads)
+        wanted = self._slots_wanted or self._config.actor.slots
+        self._env = self._make_env(wanted)
+        self._agent = make_agent(self._config.agent, self._env.spec, seed=self._config.run.seed)
+        return self._hello("actor", self._name, wanted)
+
+    def _hello(self, role: str, name: str, slots: int) -> Welcome:
         self._incarnation = new_incarnation()
         self._control = ControlClient(
             self._ctx,
             self._learner,
-            role="actor",
-            name=self._name,
+            role=role,
+            name=name,
             incarnation=self._incarnation,
             slots_wanted=slots,
             connect_timeout_s=self._join_timeout_s,
@@ -118,23 +123,40 @@ class ActorService:
         while not self._stop:
             try:
                 return self._control.join(deadline.slice_s(WAIT_SLICE_S))
-            except PeerError:
+            except PeerError as error:
                 if deadline.expired:
                     self._control.close("gives up")
-                    raise
+                    detail = str(error).partition("(")[2].rstrip(")")
+                    waited = f"within {self._join_timeout_s:.0f} s ({detail})"
+                    raise PeerError(
+                        f"{self._name} could not join the learner at {self._learner} {waited}"
+                    ) from error
         self._control.close("stopped")
         raise Stopped
 
-    def _set_up(self, welcome: Welcome) -> None:
-        config = self._config = config_from_dict(welcome.config)
-        torch.set_num_threads(config.actor.torch_threads)
+    def _make_env(self, slots: int) -> VectorEnv:
+        # The seed is given when the slots are known, at reset.
+        return make_vector(self._config.env, slots, self._config.run.seed, self._config.actor.env_threads)
+
+    def _take_slots(self, welcome: Welcome) -> None:
+        """Act in the slots that were granted, which may be fewer than there are environments."""
         self._joins = self._control.joins
         self._slots = welcome.slots
-        self._rollout = self._make_rollout()
+        if self._env.num_slots != len(welcome.slots):
+            self._env.close()
+            self._env = self._make_env(len(welcome.slots))
+        self._rollout = self._make_rollout(welcome)
         log.info(
             "%s acts in %d slots of %d with %d torch threads, incarnation %x",
             *(self._name, len(self._slots), welcome.total_slots, torch.get_num_threads(), self._incarnation),
         )
+
+    def _make_rollout(self, welcome: Welcome) -> Rollout:
+        # The slot decides the seed: whoever takes over a slot goes on with its kind of games.
+        seed = int(np.random.SeedSequence([self._config.run.seed, welcome.slots[0]]).generate_state(1)[0])
+        rollout = Rollout(self._agent, self._env, self._config.actor.chunk_steps, seed)
+        rollout.explore(welcome.slots, welcome.total_slots)
+        return rollout
 
     def _connect_shard(self, endpoint: str) -> ReplayClient:
         replay, actor = self._config.replay, self._config.actor
@@ -147,16 +169,6 @@ class ActorService:
             specs=[dataclasses.replace(s, compress=s.compress and compress) for s in self._agent.fields],
             max_outstanding=max(1, actor.max_outstanding_inserts // replay.shards),
         )
-
-    def _make_rollout(self) -> Rollout:
-        config = self._config
-        # The slot decides the seed: whoever takes over a slot goes on with its kind of games.
-        seeds = np.random.SeedSequence([config.run.seed, self._slots[0]]).generate_state(2)
-        env = make_vector(config.env, len(self._slots), int(seeds[0]), config.actor.env_threads)
-        self._agent = make_agent(config.agent, env.spec, seed=config.run.seed)
-        rollout = Rollout(self._agent, env, config.actor.chunk_steps, np.random.default_rng(int(seeds[1])))
-        rollout.explore(self._slots, self._control.join().total_slots)
-        return rollout
 
     def _wait_for_params(self, timeout_s: float) -> None:
         deadline, wait_log = Deadline(timeout_s), WaitLog()
@@ -224,22 +236,19 @@ class ActorService:
 
     def _follow_slots(self) -> None:
         """After joining again: other slots mean other exploration, and possibly fewer environments."""
+        welcome = self._control.join()
         self._joins = self._control.joins
-        slots = self._control.slots
-        if slots == self._slots:
+        if welcome.slots == self._slots:
             return
-        log.info("%s now has slots %s instead of %s", self._name, slots, self._slots)
-        same_number = len(slots) == len(self._slots)
-        self._slots = slots
-        if same_number:
-            self._rollout.explore(slots, self._control.join().total_slots)
+        log.info("%s now has slots %s instead of %s", self._name, welcome.slots, self._slots)
+        if len(welcome.slots) == len(self._slots):
+            self._slots = welcome.slots
+            self._rollout.explore(welcome.slots, welcome.total_slots)
             return
         old = self._rollout
         self._inserter.put(old.flush())
-        old.env.close()
-        self._rollout = self._make_rollout()
+        self._take_slots(welcome)
         self._rollout.timing, self._rollout.episodes = old.timing, old.episodes
-        self._wait_for_params(self._config.net.connect_timeout_s)
 
     # -- the end --
 
@@ -250,5 +259,5 @@ class ActorService:
         if lost:
             log.warning("%s ends with %d chunks that replay did not take", self._name, lost)
         self._report()
-        self._rollout.env.close()
+        self._env.close()
         log.info("%s ends after %d steps", self._name, self._rollout.timing.steps)

@@ -59,7 +59,7 @@ class CountingAgent:
 def rollout_of(slots: int = 1, **kwargs: Any) -> tuple[Rollout, CountingAgent]:
     env = make_vector(EnvConfig(id=COUNTING, kwargs=kwargs), slots, seed=1)
     agent = CountingAgent()
-    return Rollout(agent, env, 50, np.random.default_rng(0)), agent  # type: ignore[arg-type]
+    return Rollout(agent, env, 50, 0), agent  # type: ignore[arg-type]
 
 
 def test_termination_hands_over_the_last_observation_of_the_old_episode() -> None:
@@ -111,7 +111,7 @@ def test_real_agent_makes_valid_chunks() -> None:
 
     env = make_vector(EnvConfig(id="gym:CartPole-v1"), 3, seed=1)
     agent = make_agent(ApexConfig(mlp_units=(8,), hidden_units=8), env.spec)
-    rollout = Rollout(agent, env, 10, np.random.default_rng(0))
+    rollout = Rollout(agent, env, 10, 0)
     rollout.explore([0, 1, 2], 3)
     chunks = [chunk for _ in range(60) for chunk in rollout.step(4)] + rollout.flush()
     assert chunks
@@ -127,7 +127,7 @@ class StillEnv(VectorEnv):
 
     num_slots = 4
 
-    def reset(self) -> np.ndarray:
+    def reset(self, seed: int | None = None) -> np.ndarray:
         return np.zeros((4, 2), np.float32)
 
     def step(self, actions: np.ndarray) -> Step:
@@ -139,7 +139,7 @@ class StillEnv(VectorEnv):
 
 
 def test_meter_reports_totals_and_rates() -> None:
-    rollout = Rollout(CountingAgent(), StillEnv(), 50, np.random.default_rng(0))  # type: ignore[arg-type]
+    rollout = Rollout(CountingAgent(), StillEnv(), 50, 0)  # type: ignore[arg-type]
     meter = Meter(period_s=0.0)
     assert meter.due()
     for _ in range(5):
