@@ -172,15 +172,17 @@ class ControlServer:
         with self._changed:
             return self._roster.shards()
 
-    def wait_for_shards(self, count: int, timeout_s: float, stop: threading.Event | None = None) -> list[str]:
-        """Wait until `count` replay shards have joined; an empty list where `stop` was set meanwhile.
+    def wait_for_shards(
+        self, count: int, timeout_s: float, stop: Callable[[], bool] | None = None
+    ) -> list[str]:
+        """Wait until `count` replay shards have joined; an empty list where `stop` says so meanwhile.
 
         Raises `PeerError` after `timeout_s`.
         """
         wait_log = sockets.WaitLog()
         with self._changed:
             while len(shards := self._roster.shards()) < count:
-                if stop is not None and stop.is_set():
+                if stop is not None and stop():
                     return []
                 if wait_log.waited_s > timeout_s:
                     raise PeerError(

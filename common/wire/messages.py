@@ -140,10 +140,10 @@ MESSAGES: dict[str, Spec] = {
     INSERT: Spec(
         "actor -> replay; the request id is the number of the insert, 1, 2, 3, ... in each incarnation",
         {
-            "incarnation": "u64, random, not zero, chosen once per process; with the request id it names the insert",
+            "incarnation": "u64, random, not zero, chosen once per process; names the insert with its number",
             "name": "str, the sender, for logs",
-            "oldest": "u64, smallest number that the sender has not seen acknowledged; the request id if absent",
-            "table": "str, the table that gets the items; default if absent",
+            "oldest": "u64, smallest number not seen acknowledged by the sender; the request id if absent",
+            "table": 'str, the table that gets the items; "default" if absent',
             "steps": "int, length L of the chunk, without the margins",
             "version": "int, parameter version that acted; 0 if absent",
             "fields": "list of [name, dtype, shape of one entry, before, after, codec], codec raw or lz4",
@@ -171,7 +171,7 @@ MESSAGES: dict[str, Spec] = {
             "fields": "list as in INSERT, what the shard stores, once it knows (answer only)",
         },
     ),
-    SAMPLE: Spec("learner -> replay", {"table": "str; default if absent", "batch_size": "int, B"}),
+    SAMPLE: Spec("learner -> replay", {"table": 'str; "default" if absent', "batch_size": "int, B"}),
     BATCH: Spec(
         "replay -> learner, answer to SAMPLE",
         {
@@ -195,7 +195,7 @@ MESSAGES: dict[str, Spec] = {
     ),
     PRIORITIES: Spec(
         "learner -> replay, not answered; unknown ids and invalid priorities are counted and skipped",
-        {"table": "str; default if absent"},
+        {"table": 'str; "default" if absent'},
         {"ids": "uint64 [N]", "priorities": "float64 [N], new priorities (before the exponent)"},
     ),
     STATUS: Spec("anyone -> replay"),
