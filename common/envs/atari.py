@@ -87,7 +87,7 @@ class AtariVector(VectorEnv):
         self._seed: int | None = seed  # of the next reset
         self._rebuilder = Rebuilder(f"{config.id} ({num_slots} slots)")
         self._games = GameTracker(num_slots)
-        self._env = self._build()
+        self._env: Any = self._build()
         self._obs = np.zeros((num_slots, *self.spec.obs_shape), np.uint8)
         # Frame counters of the emulator, of the current game and of its whole life, as of the last step.
         self._game_frames = np.zeros(num_slots, np.int64)
@@ -170,6 +170,10 @@ class AtariVector(VectorEnv):
     def _oriented(self, obs: np.ndarray) -> np.ndarray:
         """Colour frames come as `[S, stack, H, W, 3]` and are handed on channel-first."""
         return obs if self._config.grayscale else np.ascontiguousarray(np.moveaxis(obs, -1, 2))
+
+    def close(self) -> None:
+        """Stop the emulator's threads. A vectoriser that lives until the interpreter ends prints warnings."""
+        self._env = None
 
     def render_frame(self, slot: int) -> np.ndarray | None:
         """The newest frame that the agent sees, enlarged; the vectoriser keeps no other picture."""

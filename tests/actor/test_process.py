@@ -33,15 +33,6 @@ def start(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-m", *words], stderr=subprocess.PIPE, text=True)
 
 
-@pytest.fixture
-def children() -> Iterator[list[subprocess.Popen[str]]]:
-    running: list[subprocess.Popen[str]] = []
-    yield running
-    for child in running:
-        child.kill()
-        child.wait()
-
-
 @pytest.mark.slow
 def test_no_learner_is_one_line_and_exit_code_3() -> None:
     actor = start("services.actor", "--learner", "tcp://127.0.0.1:9", "--join-timeout-s", "0.5")
@@ -51,50 +42,98 @@ def test_no_learner_is_one_line_and_exit_code_3() -> None:
     assert "Traceback" not in errors
 
 
-@pytest.mark.slow
-def test_fills_replay_and_flushes_on_sigterm(tmp_path: Path, children: list[subprocess.Popen[str]]) -> None:
-    config = load_config(overrides=OVERRIDES)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    control = ControlServer(
-        context,
-        f"ipc://{tmp_path}/control",
-        f"ipc://{tmp_path}/announce",
-        config_dict=config.model_dump(mode="json"),
-        structural_hash=structural_hash(config),
-        total_slots=8,
-    )
-    control.start()
-    control.publish(3, make_agent(config.agent, make_spec(config.env)).params())
-    learner, bind = control.control_endpoint, f"ipc://{tmp_path}/replay-0"
-    data = str(tmp_path / "replay")
-    try:
-        children.append(
-            start("services.replay", "--learner", learner, "--bind", bind, "--data-dir", data, "--index", "0")
+class Run:
+    """A control server in this process, and replay and actor as processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config = load_config(overrides=OVERRIDES)
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.control = ControlServer(
+            self.context,
+            f"ipc://{directory}/control",
+            f"ipc://{directory}/announce",
+            config_dict=self.config.model_dump(mode="json"),
+            structural_hash=structural_hash(self.config),
+            total_slots=8,
         )
-        actor = start("services.actor", "--learner", learner, "--name", "actor-0")
-        children.append(actor)
-        replay = ReplayClient(bind, ctx=context, name="test")
-        batch = replay.sample(32, timeout_s=60)
-        assert set(batch.versions) == {3}
-        assert batch.fields["obs"].shape == (32, 4, 4)  # the observation and three that follow
-        time.sleep(1)
-        actor.send_signal(signal.SIGTERM)
-        assert actor.wait(20) == 0
+        self.control.start()
+        params = make_agent(self.config.agent, make_spec(self.config.env)).params()
+        self.control.publish(3, params)
+        self.bind = f"ipc://{directory}/replay-0"
+        self.data_dir = str(directory / "replay")
+        self.children: list[subprocess.Popen[str]] = []
+        self.client = ReplayClient(self.bind, ctx=self.context, name="test")
+
+    def start_replay(self) -> subprocess.Popen[str]:
+        where = ("--bind", self.bind, "--data-dir", self.data_dir, "--index", "0")
+        return self._start("services.replay", "--learner", self.control.control_endpoint, *where)
+
+    def start_actor(self) -> subprocess.Popen[str]:
+        return self._start("services.actor", "--learner", self.control.control_endpoint, "--name", "actor-0")
+
+    def _start(self, *words: str) -> subprocess.Popen[str]:
+        self.children.append(start(*words))
+        return self.children[-1]
+
+    def stored_steps(self) -> int:
+        return int(self.client.status(20)["inserted_steps"])
+
+    def acted_steps(self) -> float:
         told = []
+        while not self.control.telemetry.empty():
+            told.append(self.control.telemetry.get())
+        return [t.metrics["actor/steps"] for t in told if t.source == "actor-0"][-1]
+
+    def wait_until_gone(self, name: str) -> None:
         deadline = time.monotonic() + 10
-        while "actor-0" in {peer["name"] for peer in control.peers()}:
+        while name in {peer["name"] for peer in self.control.peers()}:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        while not control.telemetry.empty():
-            told.append(control.telemetry.get())
-        steps = [t for t in told if t.source == "actor-0"][-1].metrics["actor/steps"]
-        # Everything but the n newest steps of each running episode was stored before the actor said BYE.
-        stored = replay.status()["inserted_steps"]
-        assert steps - 4 * 3 <= stored <= steps
-        replay.close()
-    finally:
-        control.stop()
-        for child in children:
+
+    def close(self) -> None:
+        self.control.stop()
+        for child in self.children:
             child.kill()
-            child.wait()
-        context.destroy(linger=0)
+            child.communicate()
+        self.client.close()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    run.close()
+
+
+@pytest.mark.slow
+def test_fills_replay_and_flushes_on_sigterm(run: Run) -> None:
+    run.start_replay()
+    actor = run.start_actor()
+    batch = run.client.sample(32, timeout_s=90)
+    assert set(batch.versions) == {3}
+    assert batch.fields["obs"].shape == (32, 4, 4)  # the observation and three that follow
+    time.sleep(1)
+    actor.send_signal(signal.SIGTERM)
+    assert actor.wait(20) == 0
+    run.wait_until_gone("actor-0")
+    # Everything but the n newest steps of each running episode was stored before the actor said BYE.
+    steps = run.acted_steps()
+    assert steps - 4 * 3 <= run.stored_steps() <= steps
+
+
+@pytest.mark.slow
+def test_outlives_replay(run: Run) -> None:
+    replay = run.start_replay()
+    actor = run.start_actor()
+    run.client.sample(32, timeout_s=90)
+    replay.kill()
+    replay.wait()
+    time.sleep(1)
+    run.start_replay()
+    after = run.stored_steps()
+    deadline = time.monotonic() + 60
+    while run.stored_steps() <= after + 50:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert actor.poll() is None
