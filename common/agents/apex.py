@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,6 +18,9 @@ from common.rl import returns
 
 if TYPE_CHECKING:
     from common.envs import EnvSpec
+
+# Batches and parameters are views of received messages, which are read-only; nothing here writes to them.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 PRIORITY_FLOOR = 1e-6
 """Added to |TD| so that a perfectly predicted item can still be drawn."""
