@@ -23,7 +23,7 @@ from common.config import Config, to_toml
 from common.errors import TroupeError
 from common.runtime import StopSignal
 from common.runtime.files import atomic_write, read_status
-from services.panel import LivePanel
+from services.panel import LivePanel, lost_terminal_tolerated
 from services.progress import Estimator, ServiceView, Snapshot, plain_line, snapshot_of
 from services.supervisor import Child, ChildSpec, Command, stop
 from services.workspace import (
@@ -32,6 +32,7 @@ from services.workspace import (
     claimed_run_dir,
     has_checkpoint,
     launcher_log,
+    saved_steps,
     shell_path,
     socket_directory,
 )
@@ -167,20 +168,21 @@ class _Launcher:
     def _show(self, *, final: bool = False) -> None:
         config = self._config
         status = read_status(self._run_dir)
-        steps = int(status.get("steps", 0))
+        if "steps" not in status:  # the learner is not up yet
+            status = {"steps": saved_steps(self._run_dir)}
+        steps = int(status["steps"])
         self._view = snapshot_of(
             status,
             total_steps=config.run.total_steps,
             services=[self._usage.view(child) for child in self._children],
             elapsed_s=time.monotonic() - self._started_at,
-            eta_s=self._estimator.eta_s(steps, config.run.total_steps),
+            eta_s=self._estimator.eta_s(steps, config.run.total_steps) if "metrics" in status else None,
             min_items=config.replay.min_items,
             capacity_items=config.replay.capacity_items,
             cores=_cores(),
         )
         if self._panel is not None:
-            with contextlib.suppress(OSError):
-                self._panel.show(self._view)
+            self._panel.show(self._view)
         elif not final and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + config.run.log_every_s
             self._say(f"{time.strftime('%H:%M:%S')} {plain_line(self._view)}")
@@ -206,10 +208,10 @@ class _Launcher:
         self._say(f"  troupe resume {shell_path(self._run_dir)}{more}")
 
     def _say(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # the terminal has gone; what is left to do does not need it
-            if self._panel is not None:
-                self._panel.say(line)
-            else:
+        if self._panel is not None:
+            self._panel.say(line)
+        else:
+            with lost_terminal_tolerated():
                 print(line, flush=True)
 
     def _connect_log(self, off: bool = False) -> None:

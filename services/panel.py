@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
+
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -12,6 +16,18 @@ from rich.text import Text
 from services.progress import Snapshot, duration, verdict
 
 _STATE_STYLES = {"running": "green", "done": "cyan", "failed": "bold red", "stopped": "dim"}
+
+
+@contextlib.contextmanager
+def lost_terminal_tolerated() -> Iterator[None]:
+    """Go on without output when the terminal, or the reader of a pipe, has gone."""
+    try:
+        yield
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):  # replaced for good: what is buffered would fail again when the process ends
+            os.dup2(nowhere, stream)
+        os.close(nowhere)
 
 
 class LivePanel:
@@ -26,19 +42,23 @@ class LivePanel:
 
     def start(self) -> None:
         """Begin to draw."""
-        self._live.start()
+        with lost_terminal_tolerated():
+            self._live.start()
 
     def show(self, view: Snapshot) -> None:
         """Draw a snapshot."""
-        self._live.update(render(view, self._title, self._footer), refresh=True)
+        with lost_terminal_tolerated():
+            self._live.update(render(view, self._title, self._footer), refresh=True)
 
     def say(self, line: str) -> None:
         """Print a line above the panel."""
-        self._console.print(line, highlight=False, markup=False)
+        with lost_terminal_tolerated():
+            self._console.print(line, highlight=False, markup=False)
 
     def stop(self) -> None:
         """Leave the last drawing on the screen."""
-        self._live.stop()
+        with lost_terminal_tolerated():
+            self._live.stop()
 
 
 def render(view: Snapshot, title: str, footer: str) -> Panel:

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from common.errors import CheckpointError, ConfigError
-from common.runtime.checkpoint import newest_first
+from common.runtime.checkpoint import newest_first, steps_of
 from common.runtime.files import STATUS_FILE, make_directory
 
 CONFIG_FILE = "config.toml"
@@ -133,6 +133,12 @@ def check_tensorboard_port(port: int) -> None:
 def has_checkpoint(run_dir: Path) -> bool:
     """Whether there is a checkpoint to try."""
     return next(newest_first(run_dir / "checkpoints"), None) is not None
+
+
+def saved_steps(run_dir: Path) -> int:
+    """Return the steps that a resumed run begins with, as far as names of checkpoints tell."""
+    newest = next(newest_first(run_dir / "checkpoints"), None)
+    return 0 if newest is None else steps_of(newest)
 
 
 def shell_path(path: Path) -> str:

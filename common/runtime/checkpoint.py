@@ -174,6 +174,11 @@ def newest_first(directory: Path) -> Iterator[Path]:
     yield from sorted(found.values(), key=_order, reverse=True)
 
 
+def steps_of(path: Path) -> int:
+    """Return the step count in a checkpoint directory's name, without opening it."""
+    return _order(path)[0]
+
+
 def prune(directory: Path, keep: int) -> None:
     """Remove all but the `keep` newest checkpoints (0 keeps all)."""
     if keep <= 0:

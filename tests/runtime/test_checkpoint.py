@@ -112,7 +112,7 @@ def test_a_full_disk_leaves_the_old_one_and_a_clear_error(tmp_path, monkeypatch)
 
 
 def test_killed_at_every_operation(tmp_path):
-    """A process that is killed before its n-th file operation, for every n, leaves the old or the new state."""
+    """Killed before its n-th file operation, for every n, a process leaves the old or the new state."""
     import safetensors.numpy  # noqa: F401  (in the parent, so that importing it is no operation of the child)
 
     save(tmp_path, OLD, 1)

@@ -187,9 +187,9 @@ def test_a_guarded_process_dies_with_its_parent():
     parent = python(
         f"""
         import os, subprocess, sys, time
-        child = subprocess.Popen([sys.executable, "-I", "-S", {guard.__file__!r}, str(os.getpid()), "9", "5",
-                                  sys.executable, "-c", "import os, time; print(os.nice(0), flush=True); time.sleep(60)"],
-                                 stdout=subprocess.PIPE, text=True)
+        code = "import os, time; print(os.nice(0), flush=True); time.sleep(60)"
+        guarded = [sys.executable, "-I", "-S", {guard.__file__!r}, str(os.getpid()), "9", "5"]
+        child = subprocess.Popen([*guarded, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         print(child.stdout.readline().strip(), child.pid, flush=True)
         time.sleep(60)
         """

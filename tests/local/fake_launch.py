@@ -1,0 +1,40 @@
+"""Runs the launcher with stand-ins for the services: `python fake_launch.py RUN_DIR BEHAVIOUR [panel]`."""
+
+import sys
+from pathlib import Path
+
+from common.config import load_config
+from common.runtime import run_main
+from services import local
+from services.supervisor import ChildSpec
+
+SERVICE = Path(__file__).with_name("fake_service.py")
+TOTAL_STEPS = 2000
+
+
+def child_specs(config, run_dir, sockets, *, resume):
+    """As many processes as a real run has, under the same names."""
+    (run_dir / "sockets.txt").write_text(str(sockets))
+
+    def spec(name, **options):
+        def command(restarts):
+            words = [sys.executable, str(SERVICE), str(run_dir), name, sys.argv[2], str(restarts)]
+            return [*words, "--resume"] if resume else words
+
+        return ChildSpec(name, command, run_dir / "logs" / f"{name}.log", **options)
+
+    names = ["learner", "replay", "actor-0", "actor-1"]
+    return [*(spec(name) for name in names), spec("evaluator", essential=False)]
+
+
+if __name__ == "__main__":
+    local.child_specs = child_specs
+    config = load_config(
+        "cartpole-apex",
+        None,
+        {"run.total_steps": str(TOTAL_STEPS), "run.log_every_s": "0.2", "net.tensorboard_port": "0"},
+        {},
+    )
+    run_dir, panel = Path(sys.argv[1]), "panel" in sys.argv
+    resume = (run_dir / "config.toml").exists()
+    sys.exit(run_main(lambda: local.run(config, run_dir, resume=resume, progress=panel)))

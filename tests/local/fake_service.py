@@ -1,0 +1,50 @@
+"""A service that only pretends: `python fake_service.py RUN_DIR NAME BEHAVIOUR RESTARTS [--resume]`."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+run_dir, name, behaviour, restarts = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+
+
+def write_status(steps):
+    metrics = {"speed/steps_per_s": 1000.0, "replay/items": float(steps), "learner/wait_share": 0.5}
+    metrics |= {"eval/episode_return": 12.5, "eval/version": 4.0}
+    text = json.dumps({"steps": steps, "frames": steps, "updates": steps // 4, "metrics": metrics})
+    temporary = run_dir / f".status.{os.getpid()}"
+    temporary.write_text(text)
+    temporary.replace(run_dir / "status.json")
+
+
+def stop(*_):
+    with (run_dir / "stopped.txt").open("a") as file:
+        file.write(f"{name}\n")
+    if name == "learner":
+        (run_dir / "checkpoints" / "step-000000000123").mkdir(exist_ok=True)
+    sys.exit(0)
+
+
+def learner():
+    if behaviour == "bad-config":
+        print("troupe: error: no such game: pongg; nearest: pong", file=sys.stderr)
+        sys.exit(2)
+    steps = 0
+    while behaviour != "finish" or steps < 2000:
+        steps = min(steps + 100, 1900 if behaviour != "finish" else 2000)
+        write_status(steps)
+        time.sleep(0.05)
+
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "deaf" else stop)
+with (run_dir / "pids.txt").open("a") as file:
+    file.write(f"{os.getpid()} {name}\n")
+print("up", restarts, sys.argv[5:], flush=True)
+if name == "learner":
+    learner()
+elif name == "actor-1" and behaviour == "crash" and restarts < 2:
+    raise RuntimeError("emulator exploded")
+else:
+    time.sleep(120)

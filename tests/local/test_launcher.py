@@ -1,0 +1,200 @@
+"""The launcher as a process of its own, with stand-ins for the services."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+LAUNCH = Path(__file__).with_name("fake_launch.py")
+ALL = ["learner", "replay", "actor-0", "actor-1", "evaluator"]
+
+
+class Launched:
+    """A launcher under test."""
+
+    def __init__(self, run_dir, behaviour, *words, **options):
+        self.run_dir = run_dir
+        self.output = run_dir.with_suffix(".out")
+        with self.output.open("w") as out:
+            options = {"stdout": out, "stderr": subprocess.STDOUT} | options
+            self.process = subprocess.Popen(
+                [sys.executable, str(LAUNCH), str(run_dir), behaviour, *words],
+                env={**os.environ, "PYTHONPATH": str(LAUNCH.parents[2])},
+                **options,
+            )
+
+    def text(self, name):
+        try:
+            return (self.run_dir / name).read_text()
+        except FileNotFoundError:
+            return ""
+
+    def children(self):
+        return [
+            (int(pid), name) for pid, name in (line.split() for line in self.text("pids.txt").splitlines())
+        ]
+
+    def wait_until(self, condition, timeout_s=30.0):
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, self.output.read_text()
+            time.sleep(0.02)
+
+    def wait_all_up(self):
+        self.wait_until(lambda: {name for _, name in self.children()} == set(ALL))
+
+    def wait(self, timeout_s=60.0):
+        code = self.process.wait(timeout_s)
+        return code, self.output.read_text()
+
+    def assert_nothing_is_left(self, timeout_s=10.0):
+        pids = [pid for pid, _ in self.children()]
+        assert pids
+        self.wait_until(lambda: not any(_alive(pid) for pid in pids), timeout_s)
+        assert not Path(self.text("sockets.txt")).exists()
+
+
+def _alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def launch(tmp_path):
+    launched = []
+
+    def launch(behaviour, *words, **options):
+        launched.append(Launched(tmp_path / "run", behaviour, *words, **options))
+        return launched[-1]
+
+    yield launch
+    for one in launched:
+        one.process.kill()
+        one.process.wait()
+        for pid, _ in one.children():
+            if _alive(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_complete_run_ends_by_itself(launch):
+    run = launch("finish")
+    code, output = run.wait()
+    assert code == 0, output
+    assert f"run directory: {run.run_dir}" in output
+    assert "last evaluation: return 12.50 (version 4)" in output
+    assert "complete at 2,000 steps" in output
+    assert f"troupe resume {run.run_dir} --total-steps 4000" in output
+    assert "steps/s 1,000" in output
+    run.assert_nothing_is_left()
+    assert 'id = "gym:CartPole-v1"' in run.text("config.toml")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_cleanly_learner_first(launch, number):
+    run = launch("run")
+    run.wait_all_up()
+    run.process.send_signal(number)
+    code, output = run.wait()
+    assert code == 0, output
+    stopped = run.text("stopped.txt").split()
+    assert stopped[0] == "learner"
+    assert stopped[-1] == "replay"
+    assert sorted(stopped) == sorted(ALL)
+    assert f"troupe resume {run.run_dir}\n" in output
+    run.assert_nothing_is_left()
+
+
+def test_resume_passes_the_word_on(launch):
+    run = launch("run")
+    run.wait_all_up()
+    run.process.send_signal(signal.SIGINT)
+    run.wait()
+    again = launch("finish")
+    code, output = again.wait()
+    assert code == 0, output
+    assert "up 0 ['--resume']" in again.text("logs/learner.log")
+
+
+def test_ctrl_c_twice_does_not_wait_for_the_deaf(launch):
+    run = launch("deaf")
+    run.wait_all_up()
+    run.process.send_signal(signal.SIGINT)
+    run.wait_until(lambda: "stopping on request" in run.output.read_text())
+    begin = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    code, output = run.wait()
+    assert time.monotonic() - begin < 8
+    assert code == 0
+    assert "killed learner, which did not stop in time" in output
+    run.assert_nothing_is_left()
+
+
+def test_kill_9_of_the_launcher_leaves_no_orphans(launch):
+    run = launch("deaf")
+    run.wait_all_up()
+    run.process.kill()
+    run.process.wait()
+    pids = [pid for pid, _ in run.children()]
+    run.wait_until(lambda: not any(_alive(pid) for pid in pids), 10)
+
+
+def test_what_dies_is_started_again(launch):
+    run = launch("crash")
+    run.wait_until(lambda: "up 2" in run.text("logs/actor-1.log"))
+    output = run.output.read_text()
+    assert "actor-1 died (exit code 1): RuntimeError: emulator exploded; restarting in 1 s" in output
+    assert "up 0" in run.text("logs/actor-0.log")
+    assert run.text("logs/actor-0.log").count("up") == 1
+    victim = next(pid for pid, name in run.children() if name == "evaluator")
+    os.kill(victim, signal.SIGKILL)
+    run.wait_until(lambda: "up 1" in run.text("logs/evaluator.log"))
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait()[0] == 0
+    assert "actor-1 died" in run.text("logs/launcher.log")
+    run.assert_nothing_is_left()
+
+
+def test_a_config_error_of_a_service_is_the_launchers(launch):
+    run = launch("bad-config")
+    code, output = run.wait()
+    assert code == 2
+    (line,) = [line for line in output.splitlines() if line.startswith("troupe: error:")]
+    assert line == (
+        "troupe: error: learner died (exit code 2): no such game: pongg; nearest: pong "
+        f"(log: {run.run_dir / 'logs' / 'learner.log'})"
+    )
+    assert "Traceback" not in output
+    run.assert_nothing_is_left()
+
+
+def test_two_launchers_do_not_share_a_run(launch):
+    run = launch("run")
+    run.wait_all_up()
+    second = launch("run")
+    code, _ = second.wait()
+    assert code == 2
+    assert "in use by another launcher" in second.output.read_text()
+    assert run.process.poll() is None
+
+
+def test_the_panel_on_a_terminal_that_goes_away(launch):
+    main, side = pty.openpty()
+    run = launch("run", "panel", stdout=side, stderr=side)
+    os.close(side)
+    shown = b""
+    while b"bottleneck" not in shown or b"actor-1" not in shown:
+        shown += os.read(main, 65536)
+    run.wait_all_up()
+    os.close(main)  # nobody reads on: every write fails from now on
+    run.process.send_signal(signal.SIGHUP)
+    assert run.process.wait(60) == 0
+    assert sorted(run.text("stopped.txt").split()) == sorted(ALL)
+    run.assert_nothing_is_left()

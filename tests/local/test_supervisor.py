@@ -1,0 +1,185 @@
+"""Children are restarted, given up, and stopped for certain. Real processes, small ones."""
+
+import logging
+import os
+import signal
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from common.errors import CheckpointError, ConfigError, PeerError, TroupeError
+from services import supervisor
+from services.supervisor import Child, ChildSpec, best_error_line, describe_exit, stop
+
+NO_BACKOFF = 0.001
+
+
+@pytest.fixture
+def make(tmp_path):
+    children = []
+
+    def make(code, name="actor-0", **options):
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        spec = ChildSpec(
+            name, lambda restarts: [*command, str(restarts)], tmp_path / f"{name}.log", **options
+        )
+        children.append(Child(spec, backoff_s=NO_BACKOFF))
+        return children[-1]
+
+    yield make
+    for child in children:
+        child.kill()
+
+
+def poll_until(child, condition, timeout_s=20.0, *, may_be_done=False):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        child.poll(may_be_done=may_be_done)
+        assert time.monotonic() < deadline, f"{child.state}, restarts {child.restarts}"
+        time.sleep(0.01)
+
+
+def log_of(child):
+    return child.spec.log_path.read_text()
+
+
+def test_a_dead_child_is_started_again_and_told_so(make, caplog):
+    child = make("import sys, time; print('life', sys.argv[1], flush=True); time.sleep(60)")
+    child.start()
+    poll_until(child, lambda: "life 0" in log_of(child))
+    with caplog.at_level(logging.WARNING):
+        os.kill(child.pid, signal.SIGKILL)
+        poll_until(child, lambda: "life 1" in log_of(child))
+    assert child.state == "running"
+    assert child.restarts == 1
+    assert "actor-0 died (SIGKILL): killed from outside" in caplog.text
+
+
+def test_gives_up_after_five_quick_deaths_and_says_why_and_where(make):
+    child = make("import sys; print('trying', sys.argv[1]); raise ValueError('no such game')")
+    child.start()
+    with pytest.raises(TroupeError) as caught:
+        poll_until(child, lambda: False)
+    message = str(caught.value)
+    assert message == (
+        f"actor-0 died (exit code 1) 5 times in a row: ValueError: no such game (log: {child.spec.log_path})"
+    )
+    assert caught.value.exit_code == 70
+    assert child.state == "failed"
+    assert log_of(child).count("trying") == 5
+
+
+@pytest.mark.parametrize(("code", "error"), [(2, ConfigError), (5, CheckpointError)])
+def test_errors_that_trying_again_cannot_mend_end_at_once(make, code, error):
+    child = make(f"import sys; print('troupe: error: do that', file=sys.stderr); sys.exit({code})", "learner")
+    child.start()
+    with pytest.raises(error, match=rf"learner died \(exit code {code}\): do that \(log: ") as caught:
+        poll_until(child, lambda: False)
+    assert caught.value.exit_code == code
+    assert child.restarts == 0
+
+
+def test_the_exit_code_of_an_unreachable_peer_is_kept(make):
+    child = make("raise SystemExit(3)")
+    child.start()
+    with pytest.raises(PeerError, match="5 times in a row: it gave no reason"):
+        poll_until(child, lambda: False)
+
+
+def test_a_child_that_is_not_essential_fails_alone(make, caplog):
+    child = make("raise SystemExit(2)", "evaluator", essential=False)
+    child.start()
+    poll_until(child, lambda: child.state == "failed")
+    child.poll(may_be_done=False)
+    assert "the run goes on without it" in caplog.text
+
+
+def test_long_life_forgives_earlier_deaths(make, monkeypatch):
+    monkeypatch.setattr(supervisor, "QUICK_DEATH_S", 0.0)
+    child = make("raise SystemExit(1)")
+    child.start()
+    poll_until(child, lambda: child.restarts > supervisor.MAX_QUICK_DEATHS + 2)
+
+
+def test_exit_code_0_is_the_end_only_when_the_run_is_complete(make):
+    child = make("import sys; print('life', sys.argv[1])", "learner")
+    child.start()
+    poll_until(child, lambda: child.restarts == 1)
+    poll_until(child, lambda: child.state == "done", may_be_done=True)
+    assert child.restarts <= 2
+
+
+def test_what_a_dead_child_had_started_goes_too(make):
+    child = make(
+        """
+        import subprocess, sys
+        other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        print("started", other.pid, flush=True)
+        other.wait()
+        """
+    )
+    child.start()
+    poll_until(child, lambda: "started" in log_of(child))
+    grandchild = psutil.Process(int(log_of(child).split()[1]))
+    os.kill(child.pid, signal.SIGKILL)
+    poll_until(child, lambda: child.state == "waiting")
+    gone, _ = psutil.wait_procs([grandchild], timeout=5)
+    assert gone or grandchild.status() == psutil.STATUS_ZOMBIE
+
+
+def test_stop_asks_first_and_kills_what_does_not_listen(make):
+    polite = make(
+        "import signal, time; signal.signal(15, lambda *a: exit(0)); print('up', flush=True); time.sleep(60)"
+    )
+    deaf = make(
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)",
+        "deaf",
+    )
+    for child in (polite, deaf):
+        child.start()
+        poll_until(child, lambda child=child: "up" in log_of(child))
+    begin = time.monotonic()
+    assert stop([polite, deaf], 1.0) == ["deaf"]
+    assert 0.9 < time.monotonic() - begin < 5
+    assert polite.returncode() == 0
+    assert deaf.returncode() == -signal.SIGKILL
+    assert {polite.state, deaf.state} == {"stopped"}
+    assert stop([polite, deaf], 10.0) == []
+
+
+def test_stop_hurries_when_asked(make):
+    deaf = make(
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    )
+    deaf.start()
+    poll_until(deaf, lambda: "up" in log_of(deaf))
+    begin = time.monotonic()
+    assert stop([deaf], 60.0, hurry=lambda: True) == ["actor-0"]
+    assert time.monotonic() - begin < 5
+
+
+def test_a_log_that_cannot_be_written_is_a_config_error(tmp_path):
+    child = Child(ChildSpec("actor-0", lambda _: ["true"], tmp_path / "absent" / "a.log"))
+    with pytest.raises(ConfigError, match="cannot write the log"):
+        child.start()
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        (["troupe: error: a", "ValueError: b", "bye"], "a"),
+        (["Traceback", "zmq.error.ZMQError: b", "bye"], "zmq.error.ZMQError: b"),
+        (["2026 ERROR actor: c", "bye"], "2026 ERROR actor: c"),
+        (["nothing about an Error: here"], "otherwise"),
+        ([], "otherwise"),
+    ],
+)
+def test_best_error_line(lines, line):
+    assert best_error_line(lines, "otherwise") == line
+
+
+def test_describe_exit():
+    assert [describe_exit(code) for code in (3, -9, -999)] == ["exit code 3", "SIGKILL", "signal 999"]

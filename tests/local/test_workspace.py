@@ -1,0 +1,124 @@
+"""Directories, sockets, ports: each trouble is one line that says what to do."""
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import CheckpointError, ConfigError
+from common.runtime.checkpoint import save_checkpoint
+from services import workspace
+from services.workspace import (
+    check_tensorboard_port,
+    claimed_run_dir,
+    saved_steps,
+    shell_path,
+    socket_directory,
+)
+
+
+def test_a_new_run_gets_its_directories(tmp_path):
+    with claimed_run_dir(tmp_path / "a" / "run", resume=False):
+        assert {p.name for p in (tmp_path / "a" / "run").iterdir() if p.is_dir()} == {
+            "logs",
+            "checkpoints",
+            "tensorboard",
+            "videos",
+            "replay",
+        }
+
+
+def test_a_directory_is_held_by_one_launcher(tmp_path):
+    with (
+        claimed_run_dir(tmp_path, resume=False),
+        pytest.raises(ConfigError, match="in use by another launcher"),
+        claimed_run_dir(tmp_path, resume=False),
+    ):
+        pass
+    with claimed_run_dir(tmp_path, resume=False):
+        pass
+
+
+def test_training_never_overwrites_a_run(tmp_path):
+    (tmp_path / "config.toml").touch()
+    with (
+        pytest.raises(ConfigError, match=r"holds a run already; `troupe resume .*` continues it"),
+        claimed_run_dir(tmp_path, resume=False),
+    ):
+        pass
+
+
+def test_resuming_needs_a_run_with_a_checkpoint(tmp_path):
+    with pytest.raises(ConfigError, match=r"has no config\.toml"), claimed_run_dir(tmp_path, resume=True):
+        pass
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(CheckpointError, match="nothing to resume"), claimed_run_dir(tmp_path, resume=True):
+        pass
+    save_checkpoint(tmp_path / "checkpoints", {"x": np.zeros(1)}, {"steps": 77})
+    (tmp_path / "status.json").write_text('{"steps": 999}')
+    with claimed_run_dir(tmp_path, resume=True):
+        assert not (tmp_path / "status.json").exists()
+    assert saved_steps(tmp_path) == 77
+
+
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match="cannot create the run directory"),
+        claimed_run_dir(tmp_path / "file" / "run", resume=False),
+    ):
+        pass
+
+
+def test_socket_paths_are_short_private_and_go_away(tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with socket_directory() as path:
+        assert len(str(path / "replay-63")) < 100
+        assert path.stat().st_mode & 0o777 == 0o700
+        with socket.socket(socket.AF_UNIX) as unix:
+            unix.bind(str(path / "replay-63"))
+    assert not path.exists()
+
+
+def test_socket_directories_of_the_dead_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(workspace, "_MAX_SOCKET_PATH", 1000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, alive, other = (
+        tmp_path / n for n in ("troupe-999999999-x", f"troupe-{os.getpid()}-x", "troupe-notes-x")
+    )
+    for path in (dead, alive, other):
+        path.mkdir()
+    with socket_directory():
+        assert not dead.exists()
+        assert alive.exists()
+        assert other.exists()
+
+
+def test_a_port_in_use_names_the_field():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=f"port {port} for TensorBoard is in use; set net.tensorboard_port"
+        ):
+            check_tensorboard_port(port)
+    check_tensorboard_port(port)
+    check_tensorboard_port(0)
+
+
+def test_missing_tensorboard(monkeypatch):
+    monkeypatch.setattr(workspace.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="tensorboard is not installed"):
+        check_tensorboard_port(6006)
+
+
+def test_shell_path(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert shell_path(tmp_path / "runs" / "a b") == "'runs/a b'"
+    assert shell_path(Path("/elsewhere")) == "/elsewhere"
