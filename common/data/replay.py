@@ -138,14 +138,23 @@ class Replay:
         self.store: ChunkStore | None = None
         self.restored_items = 0
         self._lock = _lock_folder(folder)
+        try:
+            self._open(tables)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, tables: Sequence[TableConfig]) -> None:
         self._max_chunks = sum(table.capacity for table in tables) + 1024
         self.layout: dict[str, Any] = {"tables": {table.name: table.capacity for table in tables}}
-        self.tables = {table.name: Table(table, folder, self._release) for table in tables}
-        self._producers: NDArray = map_file(folder / "producers", PRODUCER, (MAX_PRODUCERS,)).view(np.ndarray)
+        self.tables = {table.name: Table(table, self.folder, self._release) for table in tables}
+        self._producers: NDArray = map_file(self.folder / "producers", PRODUCER, (MAX_PRODUCERS,)).view(
+            np.ndarray
+        )
         self._places = {
             int(row["incarnation"]): i for i, row in enumerate(self._producers) if row["incarnation"]
         }
-        saved = load_signature(folder)
+        saved = load_signature(self.folder)
         if saved is not None:
             self._restore(*saved)
 
@@ -158,7 +167,7 @@ class Replay:
         if layout["tables"] != self.layout["tables"]:
             raise ConfigError(
                 f"{self.folder} was made for the capacities {layout['tables']}, not {self.layout['tables']}: "
-                "use those, or another folder"
+                "use those, or another self.folder"
             )
         # Positions in the files depend on neither, but a store that shrinks would have to move chunks.
         self.layout = layout

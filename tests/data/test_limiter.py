@@ -1,0 +1,66 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.data.limiter import Limiter, auto_error
+
+
+def test_minimum_size():
+    limiter = Limiter(min_items=10)
+    assert "min size: 9 of 10" in limiter.sample_blocked(9, 4)
+    assert limiter.sample_blocked(10, 4) is None
+    assert limiter.insert_blocked(10**9) is None
+
+
+@given(
+    st.floats(0.1, 16),
+    st.integers(1, 500),
+    st.integers(1, 64),
+    st.integers(1, 60),
+    st.lists(st.booleans(), max_size=300),
+)
+@settings(max_examples=150, deadline=None)
+def test_ratio_holds_and_one_side_can_always_move(ratio, min_items, batch, chunk, moves):
+    error = auto_error(ratio, min_items, batch)
+    limiter = Limiter(min_items, ratio, error)
+    items = 0
+    for sampling in moves:
+        may_sample = limiter.sample_blocked(items, batch) is None
+        may_insert = limiter.insert_blocked(items) is None
+        assert may_sample or may_insert
+        if sampling and may_sample:
+            limiter.sampled += batch
+        elif may_insert:
+            limiter.inserted += chunk
+            items += chunk
+        if items >= min_items:
+            surplus = ratio * (limiter.inserted - min_items) - limiter.sampled
+            assert -error <= surplus <= error + ratio * chunk
+
+
+def test_reasons_say_which_side_waits():
+    limiter = Limiter(min_items=100, samples_per_insert=2.0, error=64, inserted=200, sampled=260)
+    assert limiter.sample_blocked(200, 4) is None
+    assert "waits for inserts" in limiter.sample_blocked(200, 5)
+    limiter.sampled = 100
+    assert "waits for samples" in limiter.insert_blocked(200)
+
+
+def test_batch_that_would_wait_for_ever_is_named():
+    assert "twice" in Limiter(1, 1.0, 10).impossible(21)
+    assert Limiter(1, 1.0, 10).impossible(20) is None
+    assert Limiter(1, 0.0, 0).impossible(10**6) is None
+
+
+def test_change_of_limits_starts_to_count_anew():
+    limiter = Limiter(10, 4.0, 100, inserted=1000, sampled=5)
+    assert limiter.insert_blocked(1000)
+    limiter.forgive()
+    assert limiter.insert_blocked(1000) is None
+    assert limiter.sample_blocked(1000, 100) is None
+    assert limiter.sample_blocked(1000, 101)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 8.0])
+def test_automatic_error_admits_the_batch(ratio):
+    assert Limiter(1, ratio, auto_error(ratio, 1, 512)).impossible(512) is None

