@@ -1,0 +1,75 @@
+"""`troupe eval`: from a run, a directory of checkpoints or one checkpoint."""
+
+import json
+
+import pytest
+
+from common.agents import make_agent
+from common.config import load_config
+from common.envs import make_spec
+from common.errors import CheckpointError, ConfigError
+from common.runtime.checkpoint import save_checkpoint
+from services.evaluator import evaluate
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    config = load_config("cartpole-apex", None, {}, {})
+    for steps in (100, 200):
+        agent = make_agent(config.agent, make_spec(config.env), seed=steps)
+        arrays, meta = agent.state()
+        whole = {"steps": steps, "updates": steps // 4, "config": config.to_dict(), "agent": meta}
+        save_checkpoint(tmp_path / "checkpoints", arrays, whole)
+    return tmp_path
+
+
+def json_of(capsys, *words):
+    assert evaluate.main([*map(str, words), "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    return json.loads(line)
+
+
+def test_json_line(run_dir, capsys):
+    report = json_of(capsys, run_dir, "--episodes", 3, "--seed", 5)
+    assert report["episodes"] == len(report["returns"]) == 3
+    assert report["mean_return"] == pytest.approx(sum(report["returns"]) / 3)
+    assert report["ci95"][0] <= report["mean_return"] <= report["ci95"][1]
+    assert report["human_normalized"] is None
+    assert report["steps"] == 200
+    assert report["epsilon"] == 0.001
+    assert json_of(capsys, run_dir, "--episodes", 3, "--seed", 5) == report
+    other = json_of(capsys, run_dir / "checkpoints" / "step-000000000100", "--episodes", 3, "--seed", 5)
+    assert other["steps"] == 100
+    assert json_of(capsys, run_dir / "checkpoints", "--episodes", 1)["steps"] == 200
+
+
+def test_table(run_dir, capsys):
+    assert evaluate.main([str(run_dir), "--episodes", "2"]) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "step-000000000200",
+        "gym:CartPole-v1",
+        "game   2 of 2",
+        "200 steps, 50 updates",
+        "95 % interval",
+    ):
+        assert part in text
+
+
+def test_a_damaged_newest_checkpoint_falls_back(run_dir, capsys):
+    (run_dir / "checkpoints" / "step-000000000200" / "arrays.safetensors").write_bytes(b"short")
+    assert json_of(capsys, run_dir, "--episodes", 1)["steps"] == 100
+    with pytest.raises(CheckpointError, match="damaged"):
+        evaluate.main([str(run_dir / "checkpoints" / "step-000000000200")])
+
+
+def test_wrong_paths_and_words_are_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="is not a directory"):
+        evaluate.main([str(tmp_path / "absent")])
+    with pytest.raises(ConfigError, match="neither a run directory nor a checkpoint"):
+        evaluate.main([str(tmp_path)])
+    with pytest.raises(ConfigError, match="should be at least 1"):
+        evaluate.main([str(tmp_path), "--episodes", "0"])
+    save_checkpoint(tmp_path / "checkpoints", {}, {"steps": 1})
+    with pytest.raises(CheckpointError, match="has no 'config'"):
+        evaluate.main([str(tmp_path)])

@@ -1,0 +1,105 @@
+"""Which games count, and that the same seed plays the same games."""
+
+import numpy as np
+import pytest
+
+from common.agents import Act, make_agent
+from common.config import load_config
+from common.envs import Episode, Step, make_spec
+from common.runtime.video import Recorder
+from services.evaluator import games
+from services.evaluator.games import play
+
+
+class FakeAgent:
+    """Remembers what it was asked."""
+
+    eval_epsilon = 0.0
+
+    def __init__(self):
+        self.batches = []
+
+    def act(self, obs, epsilon, rng):
+        self.batches.append(len(obs))
+        assert epsilon.shape == (len(obs),)
+        return Act(np.ones(len(obs), np.int64), np.zeros(len(obs)), np.zeros(len(obs)))
+
+
+class FakeVector:
+    """Slot s plays games of (s + 1) * 3 steps that return their length."""
+
+    def __init__(self, config, num_slots, seed, threads=1, *, evaluation=False):
+        assert evaluation
+        self.num_slots = num_slots
+        self.time = np.zeros(num_slots, int)
+        self.closed = False
+        FakeVector.last = self
+
+    def reset(self):
+        return np.zeros((self.num_slots, 1), np.float32)
+
+    def step(self, actions):
+        self.time += 1
+        ended = [s for s in range(self.num_slots) if self.time[s] % ((s + 1) * 3) == 0]
+        episodes = [Episode(s, float((s + 1) * 3), (s + 1) * 3, 0) for s in ended]
+        none = np.zeros(self.num_slots, bool)
+        return Step(self.reset(), np.zeros(self.num_slots, np.float32), none, none, {}, episodes)
+
+    def render_frame(self, slot):
+        return np.full((10, 10, 3), self.time[slot], np.uint8)
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    monkeypatch.setattr(games, "make_vector", FakeVector)
+    return FakeAgent()
+
+
+def run(agent, **options):
+    defaults = {"episodes": 4, "slots": 2, "seed": 0, "epsilon": 0.0}
+    return play(agent, None, **(defaults | options))
+
+
+def test_every_slot_plays_its_share_so_long_games_count_as_much_as_short_ones(fake):
+    assert run(fake).returns == [3.0, 3.0, 6.0, 6.0]
+    assert run(fake, episodes=5).returns == [3.0, 3.0, 3.0, 6.0, 6.0]
+    assert run(fake, episodes=1).returns == [3.0]
+    assert FakeVector.last.num_slots == 1
+    assert FakeVector.last.closed
+
+
+def test_slots_that_are_done_cost_no_forward_pass(fake):
+    run(fake)
+    assert fake.batches == [2] * 6 + [1] * 6
+
+
+def test_stops_when_told(fake):
+    assert run(fake, should_stop=lambda: len(fake.batches) >= 3) is None
+    assert len(fake.batches) == 3
+    assert FakeVector.last.closed
+
+
+def test_films_the_first_game_only(fake):
+    recorder = Recorder(every=1)
+    run(fake, recorder=recorder)
+    assert [int(frame[0, 0, 0]) for frame in recorder] == [0, 1, 2]
+
+
+def test_on_game_sees_what_counts(fake):
+    seen = []
+    run(fake, on_game=seen.append)
+    assert [game.slot for game in seen] == [0, 0, 1, 1]
+
+
+def test_the_same_seed_gives_the_same_games():
+    config = load_config("cartpole-apex", None, {}, {})
+    agent = make_agent(config.agent, make_spec(config.env), seed=3)
+
+    def returns(seed):
+        return play(agent, config.env, episodes=6, slots=3, seed=seed, epsilon=0.5).returns
+
+    assert returns(1) == returns(1)
+    assert returns(1) != returns(2)

@@ -1,0 +1,125 @@
+"""The whole system: four real processes learn, are killed and interrupted, and resume."""
+
+import contextlib
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ENDS_AT = 12_000
+RANDOM_RETURN = 22.0  # what random actions earn in CartPole-v1
+OPTIONS = ["--no-progress", "--net.tensorboard-port", "0", "--run.log-every-s", "1"]
+
+
+class Troupe:
+    """A `troupe` command under test."""
+
+    def __init__(self, output, *words):
+        self.output = output
+        with output.open("w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services", *map(str, words)], stdout=out, stderr=subprocess.STDOUT
+            )
+        self.seen = set()
+
+    def children(self):
+        found = {}
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            self.seen.add(child)
+            with contextlib.suppress(psutil.Error, ValueError):  # just dead, or not a service
+                words = child.cmdline()
+                found[words[words.index("-m") + 1]] = child.pid
+        return found
+
+    def wait_until(self, condition, timeout_s=180.0):
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, self.output.read_text()
+            assert time.monotonic() < deadline, self.output.read_text()
+            self.children()
+            time.sleep(0.1)
+
+    def wait(self, timeout_s=300.0):
+        code = self.process.wait(timeout_s)
+        assert code == 0, self.output.read_text()
+        _, alive = psutil.wait_procs(self.seen, timeout=10)
+        assert not alive, alive
+        return self.output.read_text()
+
+
+def status(run_dir):
+    try:
+        return json.loads((run_dir / "status.json").read_text())
+    except FileNotFoundError:
+        return {"steps": 0, "updates": 0, "metrics": {}}
+
+
+def metric(run_dir, name):
+    with (run_dir / "metrics.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row["name"] == name]
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def start(*words):
+        started.append(Troupe(tmp_path / f"out-{len(started)}", *words))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()  # and the kernel ends its children
+            one.process.wait()
+
+
+def test_learns_through_kills_an_interrupt_and_a_resume(start, tmp_path):
+    run_dir = tmp_path / "run"
+    troupe = start("train", "cartpole-apex", "--run-dir", run_dir, "--total-steps", ENDS_AT, *OPTIONS)
+    troupe.wait_until(lambda: status(run_dir)["updates"] > 100)
+    services = troupe.children()
+    assert {"services.learner", "services.replay", "services.actor", "services.evaluator"} <= set(services)
+
+    os.kill(services["services.actor"], signal.SIGKILL)
+    os.kill(services["services.evaluator"], signal.SIGKILL)
+    before = status(run_dir)["steps"]
+    troupe.wait_until(lambda: status(run_dir)["steps"] > before + 1500)
+    assert "actor-0 died (SIGKILL)" in troupe.output.read_text()
+
+    troupe.process.send_signal(signal.SIGINT)
+    output = troupe.wait()
+    assert f"troupe resume {run_dir}" in output
+    stopped_at = status(run_dir)["steps"]
+    assert 1500 < stopped_at < ENDS_AT
+
+    again = start("resume", run_dir, *OPTIONS)
+    again.wait_until(lambda: status(run_dir)["updates"] > 0)
+    assert status(run_dir)["steps"] >= stopped_at
+    output = again.wait()
+    assert "complete at" in output
+    assert "last evaluation: return" in output
+    assert "restored" in (run_dir / "logs" / "replay.log").read_text()
+
+    returns = [float(row["value"]) for row in metric(run_dir, "eval/episode_return")]
+    assert max(returns[-3:]) > 3 * RANDOM_RETURN, returns
+    steps = [int(row["steps"]) for row in metric(run_dir, "speed/steps_per_s")]
+    assert steps == sorted(steps), "the counters went back"
+    for name in ("learner", "replay", "actor-0", "evaluator", "launcher"):
+        assert (run_dir / "logs" / f"{name}.log").exists()
+
+    result = subprocess.run(
+        [sys.executable, "-m", "services", "eval", str(run_dir), "--episodes", "5", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert json.loads(result.stdout)["mean_return"] > 2 * RANDOM_RETURN
