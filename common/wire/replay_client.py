@@ -24,7 +24,7 @@ __all__ = ["ReplayClient", "ReplayRefusedError", "SampleBatch"]
 
 _log = logging.getLogger(__name__)
 
-PING_S = 1.0
+PING_S = 0.5
 SAMPLE_PATIENCE_S = 10.0
 
 
@@ -302,7 +302,7 @@ class ReplayClient:
             self._socket.close(linger=0)
             self._socket = self._connect()
             self._patience_s = self._liveness_s + self._backoff.next_s()
-        if now_s - self._heard_s > 2 * PING_S:
+        if now_s - self._heard_s > 2.0:
             self.blocked_reason = f"replay at {self.endpoint} does not answer"
             if self._wait_log.due():
                 _log.info(

@@ -12,7 +12,6 @@ from typing import Any
 
 import zmq
 
-from common.config import ReplayConfig
 from common.data.limiter import auto_error
 from common.data.replay import Replay
 from common.data.table import TableConfig
@@ -30,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    defaults = ReplayConfig()
+    defaults = TableConfig()
     parser = argparse.ArgumentParser(
         prog="troupe replay",
         description="Runs a replay shard: by itself, or as part of the run of the learner at ADDRESS, whose "
@@ -59,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     )
     table = parser.add_argument_group("the table")
     table.add_argument(
-        "--capacity", type=int, default=defaults.capacity_items, metavar="ITEMS", help="default: %(default)s"
+        "--capacity", type=int, default=defaults.capacity, metavar="ITEMS", help="default: %(default)s"
     )
     table.add_argument(
         "--min-items",
@@ -142,6 +141,8 @@ def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:
 def use_config(args: argparse.Namespace, config: dict[str, Any]) -> None:
     """Let the run's configuration replace the options about the table."""
     # Only these sections: to read that of the agent would import its algorithm, and torch with it.
+    from common.config import ReplayConfig  # takes a second to import, so not for a shard by itself
+
     replay = ReplayConfig.model_validate(config["replay"])
     seed = int(config["run"]["seed"])
     args.capacity = -(-replay.capacity_items // replay.shards)
@@ -176,6 +177,10 @@ def open_replay(args: argparse.Namespace) -> Replay:
         for file in args.data_dir.iterdir():
             if file.is_file() and file.name != "lock":
                 file.unlink()
+    try:
+        args.data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise ConfigError(f"cannot write in {args.data_dir}: {failure.strerror}") from None
     plan = make_plan(args.data_dir, [table], args.max_bytes)
     _log.info("memory plan for %d items: %s", args.capacity, plan)
     replay = Replay(args.data_dir, [table], budget_bytes=plan.store_bytes, seed=args.seed)

@@ -36,7 +36,7 @@ def test_damage_is_an_error(monkeypatch, portable):
         monkeypatch.setattr(packing, "_LZ4F", None)
     rng = np.random.default_rng(0)
     data = frames(5, rng, [1])
-    blocks, lengths = pack_entries(data)
+    blocks, _ = pack_entries(data)
     frame = join_frame([blocks.data], 84 * 84, data.nbytes)
     assert np.array_equal(unpack_frame(frame, data.shape, "uint8"), data)
     for bad in (
@@ -77,7 +77,7 @@ def test_garbage_blocks_only_ever_raise_packing_errors(data, lengths):
 
 def test_large_entries():
     data = np.zeros((2, 700, 1000, 3), np.uint8)
-    blocks, lengths = pack_entries(data)
+    blocks, _ = pack_entries(data)
     frame = join_frame([blocks.data], data[0].nbytes, data.nbytes)
     assert np.array_equal(unpack_frame(frame, data.shape, "uint8"), data)
     with pytest.raises(PackingError):

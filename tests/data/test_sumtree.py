@@ -40,7 +40,8 @@ def test_agrees_with_a_plain_array(case, seed):
             tree.sample(points)
         return
     slots = tree.sample(points)
-    assert slots.min() >= 0 and slots.max() < capacity
+    assert slots.min() >= 0
+    assert slots.max() < capacity
     assert np.all(oracle[slots] > 0), "a zero weight was sampled"
     # Each point lies in its slot's part of the line, but for rounding.
     ends = np.cumsum(oracle)

@@ -1,0 +1,347 @@
+"""One replay process at a time, through its client and without it."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import msgpack
+import numpy as np
+import pytest
+import zmq
+
+from common.data.fields import Chunk, FieldSpec
+from common.errors import ConfigError, PeerError
+from common.wire import messages
+from common.wire.codec import Message, decode, encode
+from common.wire.control import ControlServer
+from common.wire.replay_client import ReplayClient, ReplayRefusedError
+from tests.replay import processes
+
+
+@pytest.fixture
+def context():
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A function that starts a process with options, and returns its address."""
+    running = []
+
+    def make(*options, endpoint=None):
+        endpoint = endpoint or f"ipc://{tmp_path}/replay"
+        running.append(processes.start(tmp_path / "data", endpoint, *options))
+        make.process = running[-1]
+        return endpoint
+
+    yield make
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def client(context):
+    """A function that makes clients."""
+    clients = []
+
+    def make(endpoint, **options):
+        clients.append(ReplayClient(endpoint, ctx=context, **options))
+        return clients[-1]
+
+    yield make
+    for each in clients:
+        each.close(0)
+
+
+def test_insert_sample_update_status_and_stop(server, client):
+    endpoint = server("--capacity", "100", "--min-items", "20", endpoint=f"tcp://127.0.0.1:{free_port()}")
+    actor, learner = client(endpoint, name="actor-0"), client(endpoint, name="learner")
+    learner.request_sample(16)
+    processes.insert(actor, 0)
+    assert actor.flush(10)
+    assert actor.outstanding == 0
+    assert learner.receive(0.8) is None
+    assert "min size: 10 of 20" in learner.wait_reason
+    for number in range(1, 15):
+        processes.insert(actor, number)
+    assert actor.flush(10)
+    for _ in range(3):
+        learner.request_sample(64)
+    for expected in (16, 64, 64, 64):
+        batch = learner.receive(10)
+        assert len(batch.ids) == expected
+        processes.check(batch)
+    assert batch.table_items == 100
+    assert batch.fields["action"].min() >= 50, "the oldest items should have left"
+    # Priorities: everything but three items becomes zero.
+    keep = np.unique(batch.ids)[:3]
+    everything = np.arange(1, 200, dtype=np.uint64)
+    learner.update_priorities(everything, np.zeros(len(everything)))
+    learner.update_priorities(keep, np.array([1.0, 1.0, np.nan]))
+    learner.update_priorities(keep[2:], np.array([2.0]))
+    batch = learner.sample(256)
+    assert set(batch.ids) == set(keep)
+    weights = np.array([1.0, 1.0, 2**0.6])
+    assert np.allclose(batch.probabilities, (weights / weights.sum())[np.searchsorted(keep, batch.ids)])
+    status = learner.status()
+    assert status["tables"]["default"]["items"] == 100
+    assert status["inserted_chunks"] == 15
+    assert status["invalid_priorities"] == 1
+    assert status["unknown_priorities"] == 99
+    assert status["sampled_batches"] == 5
+    words = [sys.executable, "-m", "services.replay", "--status", endpoint]
+    printed = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+    assert json.loads(printed.stdout)["tables"]["default"]["capacity"] == 100
+    assert processes.stop(server.process) == 0
+
+
+def test_writers_pause_while_samples_are_behind(server, client):
+    endpoint = server(
+        *("--min-items", "20", "--samples-per-insert", "1", "--samples-per-insert-error", "64"),
+        *("--capacity", "1000"),
+    )
+    actor, learner = client(endpoint, name="actor-0"), client(endpoint, name="learner")
+    number = 0
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and "samples per insert" not in actor.blocked_reason:
+        if actor.insert(processes.chunk(number)):
+            number += 1
+        actor.poll(20)
+    assert "waits for samples" in actor.blocked_reason
+    assert actor.credit == 0
+    assert not actor.insert(processes.chunk(number))
+    assert actor.flush(5)
+    assert 8 <= number < 90
+    assert "waits for samples" in learner.status()["insert_blocked"]
+    # Sampling lets it go on, and then waits for inserts itself.
+    for _ in range(number):
+        learner.request_sample(32)
+    received = 0
+    while learner.receive(0.3) is not None:
+        received += 1
+    assert 1 <= received < number
+    while "waits for inserts" not in learner.wait_reason:
+        learner.receive(0.3)
+    for _ in range(3):
+        processes.insert(actor, number)
+    assert learner.receive(10) is not None
+
+
+def test_mistakes_are_told_and_counted(server, client, context):
+    endpoint = server("--capacity", "100")
+    actor = client(endpoint, name="actor-0")
+    processes.insert(actor, 0)
+    assert actor.flush(10)
+    other = client(endpoint, name="other")
+    wrong = Chunk({"obs": np.zeros((5, 3))}, 5, *(np.ones(1, np.int32),) * 2, np.ones(1))
+    while not other.insert(wrong):
+        other.poll(20)
+    with pytest.raises(ConfigError, match="fields \\['obs'\\]"):
+        other.flush(10)
+    with pytest.raises(ReplayRefusedError, match="tables are"):
+        actor.sample(4, table="nowhere", timeout_s=10)
+    bad = processes.chunk(1)
+    bad.priorities[3] = np.nan
+    assert actor.insert(bad)
+    with pytest.raises(ReplayRefusedError, match="NaN"):
+        actor.flush(10)
+    processes.insert(actor, 2)
+    assert actor.flush(10)
+    status = actor.status()
+    assert status["rejected"].pop("signature") >= 1
+    assert status["rejected"] == {"no_table": 1, "bad_priority": 1}
+    assert status["inserted_chunks"] == 2
+    outside = processes.chunk(3)
+    outside.lengths[-1] = 2
+    with pytest.raises(ValueError, match="outside"):
+        actor.insert(outside)
+    with pytest.raises(ValueError, match="fields"):
+        actor.insert(Chunk({"a": np.zeros(3)}, 3, np.array([2]), np.array([2]), np.ones(1)))
+
+
+def test_incompressible_and_declared_fields(server, client):
+    endpoint = server("--capacity", "100")
+    rng = np.random.default_rng(0)
+    obs = rng.integers(0, 256, (13, 64, 64), dtype=np.uint8)
+    items = np.arange(10, dtype=np.int32)
+    data = Chunk({"obs": obs}, 10, items, np.ones(10, np.int32), np.ones(10))
+    actor = client(endpoint, specs=[FieldSpec("obs", "uint8", (64, 64), 2, 1, compress=True)])
+    while not actor.insert(data):
+        actor.poll(20)
+    obs_sent = obs.copy()
+    obs[:] = 0  # the caller may use its arrays again at once
+    batch = actor.sample(64)
+    assert batch.fields["obs"].shape == (64, 4, 64, 64)
+    starts = {obs_sent[i : i + 4].tobytes() for i in range(10)}
+    assert all(window.tobytes() in starts for window in batch.fields["obs"])
+
+
+def hostile_frames(rng, good):
+    """One multipart message of some kind of nonsense."""
+    kind = rng.integers(0, 7)
+    if kind == 0:
+        return [rng.bytes(int(rng.integers(0, 200))) for _ in range(rng.integers(1, 5))]
+    if kind == 1:
+        return [good[0][: rng.integers(0, len(good[0]))], *good[1:]]
+    if kind == 2:
+        return good[: rng.integers(1, len(good))]
+    if kind == 3:
+        broken = bytearray(good[0])
+        for _ in range(rng.integers(1, 4)):
+            broken[rng.integers(0, len(broken))] = rng.integers(0, 256)
+        return [bytes(broken), *good[1:]]
+    if kind == 4:
+        header = {"v": 1, "t": "SAMPLE", "i": 1, "f": {"table": "default", "batch_size": -(2**40)}, "a": []}
+        return [msgpack.packb(header)]
+    if kind == 5:
+        frames = list(good)
+        at = rng.integers(1, len(frames))
+        frames[at] = rng.bytes(len(bytes(frames[at])))
+        return frames
+    return [msgpack.packb([[[]] * 1000]), b"x" * 10]
+
+
+def test_garbage_harms_nobody(server, client, context):
+    port = free_port()
+    endpoint = server("--capacity", "1000", endpoint=f"tcp://127.0.0.1:{port}")
+    actor = client(endpoint, name="actor-0")
+    processes.insert(actor, 0)
+    assert actor.flush(10)
+    good = _good_insert()
+    rng = np.random.default_rng(0)
+    attacker = context.socket(zmq.DEALER)
+    attacker.connect(endpoint)
+    for sent in range(2000):
+        attacker.send_multipart(hostile_frames(rng, good))
+        while attacker.poll(0):
+            attacker.recv_multipart()
+        if sent % 500 == 0:
+            with socket.create_connection(("127.0.0.1", port)) as raw:
+                raw.sendall(rng.bytes(300))
+    batch = actor.sample(32, timeout_s=20)
+    real = batch.fields["producer"][:, 0] == 0
+    assert real.any()
+    processes.insert(actor, 1)
+    assert actor.flush(20)
+    status = actor.status()
+    assert sum(status["rejected"].values()) > 600
+    assert len(status["rejected"]) >= 6
+    attacker.close(linger=0)
+
+
+def _good_insert():
+    from common.wire.replay_codec import encode_insert, infer_specs
+
+    data = processes.chunk(5, producer=3)
+    message = encode_insert(data, infer_specs(data), "default")
+    message.request_id = 1
+    message.fields |= {"incarnation": 77, "oldest": 1}
+    return [bytes(frame) for frame in encode(message)]
+
+
+def test_a_strangers_client_by_hand(server, context):
+    """Nothing but msgpack and the codec's frames: what the protocol's description promises."""
+    endpoint = server("--capacity", "100")
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect(endpoint)
+    good = _good_insert()
+    for _ in range(3):  # the same one: stored once, acknowledged each time
+        dealer.send_multipart(good)
+    dealer.send_multipart(encode(Message(messages.SAMPLE, {"table": "default", "batch_size": 8}, {}, 42)))
+    kinds = []
+    while len(kinds) < 4:
+        assert dealer.poll(10_000)
+        answer = decode(dealer.recv_multipart())
+        kinds.append((answer.type, answer.request_id))
+    assert kinds == [(messages.INSERTED, 1)] * 3 + [(messages.BATCH, 42)]
+    assert answer.fields["table_items"] == 10
+    dealer.send_multipart(encode(Message("NONSENSE", {}, {}, 7)))
+    assert dealer.poll(10_000)
+    answer = decode(dealer.recv_multipart())
+    assert (answer.type, answer.fields["kind"], answer.request_id) == (messages.ERROR, "bad_type", 7)
+
+
+def test_nobody_there_is_said(client, tmp_path):
+    lonely = client(f"ipc://{tmp_path}/nobody", name="actor-0")
+    assert not lonely.insert(processes.chunk(0))
+    lonely.poll(50)
+    assert "does not answer" in lonely.blocked_reason
+    with pytest.raises(PeerError, match="does not answer"):
+        lonely.status(0.2)
+    with pytest.raises(PeerError):
+        lonely.sample(4, timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--bind", "tcp://0.0.0.0:5999"], "without keys"),
+        (["--capacity", "10", "--min-items", "11"], "--min-items"),
+        (["--max-bytes", str(1 << 50)], "more than 90 %"),
+        (["--data-dir", "/proc/nowhere"], "cannot write in /proc/nowhere"),
+        (["--status", "tcp://127.0.0.1:1"], "does not answer"),
+    ],
+)
+def test_errors_are_one_line(tmp_path, words, text):
+    command = [sys.executable, "-m", "services.replay", "--log-level", "error"]
+    command += ["--bind", f"ipc://{tmp_path}/replay", "--data-dir", str(tmp_path / "data"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode in (2, 3)
+    assert done.stderr.startswith("troupe: error: ")
+    assert done.stderr.count("\n") == 1
+    assert text in done.stderr
+
+
+def test_joins_a_run_and_ends_with_it(tmp_path, context, client):
+    control = ControlServer(
+        context,
+        f"ipc://{tmp_path}/control",
+        f"ipc://{tmp_path}/announce",
+        config_dict={"replay": {"capacity_items": 1000, "min_items": 10}, "run": {"seed": 1}},
+        structural_hash="abc",
+        total_slots=4,
+    )
+    control.start()
+    process = processes.start(
+        tmp_path / "data", f"ipc://{tmp_path}/replay", "--learner", f"ipc://{tmp_path}/control"
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while not control.shards():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert control.shards() == [f"ipc://{tmp_path}/replay"]
+        actor = client(control.shards()[0])
+        processes.insert(actor, 0)
+        assert actor.flush(10)
+        assert actor.status()["tables"]["default"]["capacity"] == 1000
+        metrics = {}
+        while metrics.get("replay/items") != 10:
+            metrics = control.telemetry.get(timeout=10).metrics
+        assert {"replay/inserts_per_s", "replay/samples_total", "replay/bytes"} <= set(metrics)
+        control.set_state(stopping=True)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        control.stop()
+
+
+def test_signals_end_it_at_once(server, client):
+    for number in (signal.SIGTERM, signal.SIGINT):
+        endpoint = server("--capacity", "100")
+        client(endpoint).status(20)
+        server.process.send_signal(number)
+        assert server.process.wait(5) == 0
