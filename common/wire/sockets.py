@@ -106,6 +106,7 @@ def make_sub(ctx: Context, endpoint: str, security: Security | None = None) -> S
     """
     socket = ctx.socket(zmq.SUB)
     _set_common(socket, 1 << 20, 100)
+    socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.CONFLATE, 1)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
     return _connect(socket, endpoint)

@@ -43,7 +43,7 @@ def header(**changes: object) -> bytes:
 
 
 @given(FIELDS, ARRAYS, st.integers(0, 2**64 - 1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_what_is_encoded_comes_back(fields, arrays, request_id):
     back = decode(wire(Message("ANY", fields, arrays, request_id)))
     assert (back.type, back.fields, back.request_id) == ("ANY", fields, request_id)
@@ -164,7 +164,7 @@ def test_what_the_wire_does_not_carry_is_not_encoded(message):
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_random_frames_never_do_worse_than_a_wire_error(frames):
     with contextlib.suppress(WireError):
         decode(frames)
@@ -186,7 +186,7 @@ JUNK = st.recursive(
 
 
 @given(JUNK, JUNK, JUNK, JUNK, st.binary(max_size=16))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_nearly_right_headers_never_do_worse_than_a_wire_error(kind, request_id, fields, array, payload):
     for frames in (
         [msgpack.packb({"v": 1, "t": kind, "i": request_id, "f": fields, "a": array}), payload],
@@ -201,7 +201,7 @@ def test_nearly_right_headers_never_do_worse_than_a_wire_error(kind, request_id,
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_flipped_byte_never_does_worse_than_a_wire_error(position, flip):
     frames = wire(SAMPLE)
     damaged = bytearray(frames[0])

@@ -62,7 +62,7 @@ def test_an_unreachable_learner_is_a_peer_error_in_time(connect):
     start = time.monotonic()
     with pytest.raises(PeerError, match=r"actor-0 could not join the learner at tcp://127.0.0.1:1 within"):
         client.join(0.4)
-    assert 0.35 < time.monotonic() - start < 1.5
+    assert 0.35 < time.monotonic() - start < 3
 
 
 def test_a_wait_says_who_waits_for_whom(connect, caplog, monkeypatch):
@@ -307,7 +307,7 @@ def test_nobody_waits_for_parameters_for_ever(serve, connect):
     start = time.monotonic()
     with pytest.raises(PeerError, match=r"actor-0 got no parameters from the learner .* published none"):
         client.wait_params(0.3)
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 3
 
 
 def test_waiting_for_parameters_does_not_burn_the_processor(serve, connect):
@@ -329,7 +329,8 @@ def test_an_idle_membership_costs_next_to_nothing(serve, connect):
     assert time.process_time() - start < 0.1
 
 
-def test_a_restarted_learner_may_go_back_to_an_older_version(serve, connect):
+@pytest.mark.parametrize("version", [80, 100])
+def test_parameters_of_a_restarted_learner_are_newer_whatever_their_number(serve, connect, version):
     server = serve()
     client = connect(server, "actor-0")
     client.join(5)
@@ -337,11 +338,11 @@ def test_a_restarted_learner_may_go_back_to_an_older_version(serve, connect):
     assert client.wait_params(5).version == 100
     server.stop()
     server = serve(server.control_endpoint)
-    server.publish(80, scaled(2))
+    server.publish(version, scaled(2))
     params = until(lambda: client.params_if_newer(100))
-    assert params.version == 80
+    assert params.version == version
     assert params.params["w"][0, 1] == 2
-    assert client.params_if_newer(80) is None
+    assert client.params_if_newer(version) is None
 
 
 # -- telemetry, state, shards --

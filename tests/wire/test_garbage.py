@@ -14,7 +14,7 @@ from common.wire import messages, sockets
 from common.wire.codec import Limits, Message, WireError, encode
 from tests.wire.conftest import until
 
-QUIET = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
