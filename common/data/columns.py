@@ -6,6 +6,7 @@ Runs (the entries of one chunk) are never split at the end of a ring, so a windo
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -16,19 +17,47 @@ from numpy.typing import NDArray
 from common.data.fields import FieldSpec
 from common.data.packing import join_frame
 from common.data.rings import Ring
+from common.errors import ConfigError
 
 LZ4_INDEX_BYTES = 12
 """Bytes that a compressed entry takes besides its block: where it starts (int64) and its size (uint32)."""
 
 
-def map_file(path: Path, dtype: str | np.dtype, shape: tuple[int, ...]) -> np.memmap:
-    """Map ``path`` for reading and writing, made or extended (sparse, zeros) to the size of ``shape``."""
-    dtype = np.dtype(dtype)
-    size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    with path.open("ab") as file:
-        if file.tell() < size_bytes:
-            file.truncate(size_bytes)
-    return np.memmap(path, dtype=dtype, mode="r+", shape=shape)
+class MappedFile:
+    """A file of equal units that is mapped for reading and writing, made or extended with zeros.
+
+    Attributes:
+        array: ``[units, *shape]``.
+    """
+
+    def __init__(
+        self, path: Path, dtype: str | np.dtype, shape: tuple[int, ...], *, sparse: bool = True
+    ) -> None:
+        """Map ``path``. Unless it is ``sparse``, its room on the disk is taken at once."""
+        dtype = np.dtype(dtype)
+        self._unit_bytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+
+        try:
+            self._file = path.open("r+b" if path.exists() else "w+b")
+            if os.fstat(self._file.fileno()).st_size < shape[0] * self._unit_bytes:
+                self._file.truncate(shape[0] * self._unit_bytes)
+            if not sparse:
+                self.reserve(0, shape[0])
+        except OSError as error:
+            raise ConfigError(f"cannot make {path}: {error.strerror}") from None
+        self.array: NDArray = np.memmap(self._file, dtype=dtype, mode="r+", shape=shape).view(np.ndarray)
+        if not sparse:
+            self._file.close()
+
+    def reserve(self, start: int, end: int) -> None:
+        """Take room on the disk for the units ``[start, end)``; raises OSError where there is none.
+
+        Writing to a mapped file whose disk is full kills the process, so nothing is written before this.
+        """
+        if end > start:
+            os.posix_fallocate(
+                self._file.fileno(), start * self._unit_bytes, (end - start) * self._unit_bytes
+            )
 
 
 class Payload:
@@ -53,6 +82,7 @@ class Column(ABC):
 
     rings: list[Ring]
     unit_bytes: list[int]
+    files: list[list[MappedFile]]  # of each ring
 
     def __init__(self, spec: FieldSpec) -> None:
         self.spec = spec
@@ -82,9 +112,9 @@ class RawColumn(Column):
         most = max(min(budget_bytes // entry_bytes, most_entries), 1)
         self.rings = [Ring(most)]
         self.unit_bytes = [entry_bytes]
-        self._data: NDArray = map_file(folder / f"{spec.name}.raw", spec.dtype, (most, *spec.shape)).view(
-            np.ndarray
-        )
+        file = MappedFile(folder / f"{spec.name}.raw", spec.dtype, (most, *spec.shape))
+        self.files = [[file]]
+        self._data = file.array
 
     def counts(self, payload: Payload) -> list[int]:
         """See `Column`."""
@@ -122,15 +152,11 @@ class Lz4Column(Column):
         budget_bytes = min(budget_bytes, entries * (spec.entry_bytes + 4))
         self.rings = [Ring(entries), Ring(budget_bytes)]
         self.unit_bytes = [LZ4_INDEX_BYTES, 1]
-        self._offsets: NDArray[np.int64] = map_file(
-            folder / f"{spec.name}.offsets", "int64", (entries,)
-        ).view(np.ndarray)
-        self._lengths: NDArray[np.uint32] = map_file(
-            folder / f"{spec.name}.lengths", "uint32", (entries,)
-        ).view(np.ndarray)
-        self._blocks: NDArray[np.uint8] = map_file(
-            folder / f"{spec.name}.blocks", "uint8", (budget_bytes,)
-        ).view(np.ndarray)
+        offsets = MappedFile(folder / f"{spec.name}.offsets", "int64", (entries,))
+        lengths = MappedFile(folder / f"{spec.name}.lengths", "uint32", (entries,))
+        blocks = MappedFile(folder / f"{spec.name}.blocks", "uint8", (budget_bytes,))
+        self.files = [[offsets, lengths], [blocks]]
+        self._offsets, self._lengths, self._blocks = offsets.array, lengths.array, blocks.array
         self._bytes = self._blocks.data
 
     def counts(self, payload: Payload) -> list[int]:

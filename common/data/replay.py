@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.columns import Payload, map_file
+from common.data.columns import MappedFile, Payload
 from common.data.fields import FieldSpec
 from common.data.packing import MAX_ENTRY_BYTES, PackingError, check_blocks
 from common.data.store import ChunkStore, StoreFullError, load_signature, save_signature
@@ -148,9 +148,9 @@ class Replay:
         self._max_chunks = sum(table.capacity for table in tables) + 1024
         self.layout: dict[str, Any] = {"tables": {table.name: table.capacity for table in tables}}
         self.tables = {table.name: Table(table, self.folder, self._release) for table in tables}
-        self._producers: NDArray = map_file(self.folder / "producers", PRODUCER, (MAX_PRODUCERS,)).view(
-            np.ndarray
-        )
+        self._producers = MappedFile(
+            self.folder / "producers", PRODUCER, (MAX_PRODUCERS,), sparse=False
+        ).array
         self._places = {
             int(row["incarnation"]): i for i, row in enumerate(self._producers) if row["incarnation"]
         }

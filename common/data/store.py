@@ -7,7 +7,9 @@ the chunk (the entries and the items in every table), and cleared before anythin
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,13 +20,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.columns import Column, Payload, make_column, map_file
+from common.data.columns import Column, MappedFile, Payload, make_column
 from common.data.fields import FieldSpec
 from common.data.rings import Ring
 from common.errors import ConfigError
 
 SIGNATURE_FILE = "signature.json"
 FORMAT = 1
+
+RESERVE_BYTES = 1 << 16
+"""Room on the disk is taken in steps of a sixteenth of a ring, or so much."""
+
+_log = logging.getLogger(__name__)
 
 
 class StoreFullError(ValueError):
@@ -70,16 +77,17 @@ class ChunkStore:
         self._unit_bytes = [self.record_dtype.itemsize]
         for column in self.columns.values():
             self._unit_bytes += column.unit_bytes
-        self._records: NDArray = map_file(folder / "chunks.records", self.record_dtype, (max_chunks,)).view(
-            np.ndarray
-        )
+        records = MappedFile(folder / "chunks.records", self.record_dtype, (max_chunks,))
+        self._records = records.array
         self.commits: NDArray[np.uint64] = self._records["commit"]
         self.versions: NDArray[np.int64] = self._records["version"]
         self.times_s: NDArray[np.float64] = self._records["time_s"]
         # Position 0: the last commit number given out. The rest: the limits of the rings.
-        self._header: NDArray[np.uint64] = map_file(
-            folder / "chunks.header", "uint64", (1 + len(self._rings),)
-        ).view(np.ndarray)
+        header = MappedFile(folder / "chunks.header", "uint64", (1 + len(self._rings),), sparse=False)
+        self._header: NDArray[np.uint64] = header.array
+        self._files = [[records]]
+        for column in self.columns.values():
+            self._files += column.files
         self._first_ring: dict[str, int] = {}
         position = 1
         for name, column in self.columns.items():
@@ -91,6 +99,7 @@ class ChunkStore:
         self.references = np.zeros(max_chunks, np.int32)
         """Items of each row, over all tables."""
         self._restore()
+        self._reserved = [ring.limit for ring in self._rings]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -126,7 +135,8 @@ class ChunkStore:
         """
         starts = []
         spare_bytes = self.budget_bytes - self.used_bytes
-        for ring, count, unit in zip(self._rings, self._counts(payloads), self._unit_bytes, strict=True):
+        counts = self._counts(payloads)
+        for ring, count, unit in zip(self._rings, counts, self._unit_bytes, strict=True):
             start = ring.place(count, max(spare_bytes, 0) // unit)
             if start is None:
                 if self._rows:
@@ -141,7 +151,31 @@ class ChunkStore:
                 )
             spare_bytes -= max(start + count - ring.limit, 0) * unit
             starts.append(start)
-        return starts
+        if self._reserve([start + count for start, count in zip(starts, counts, strict=True)]):
+            return starts
+        if not self._rows:
+            raise StoreFullError("the disk is full")
+        return None
+
+    def _reserve(self, ends: list[int]) -> bool:
+        """Take room on the disk up to ``ends`` of the rings; False, and no growth any more, if it is full."""
+        for i, end in enumerate(ends):
+            reserved = self._reserved[i]
+            if end <= reserved:
+                continue
+            step = max(reserved // 16, RESERVE_BYTES // self._unit_bytes[i])
+            target = min(max(end, reserved + step), self._rings[i].most)
+            try:
+                for file in self._files[i]:
+                    file.reserve(reserved, target)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                self.budget_bytes = self.used_bytes
+                _log.error("the disk is full: replay keeps to %d MiB from now on", self.used_bytes >> 20)
+                return False
+            self._reserved[i] = target
+        return True
 
     def write(self, starts: list[int], payloads: Mapping[str, Payload], items: int) -> tuple[int, int]:
         """Write the entries at the positions that ``prepare`` returned, for ``items`` items over all tables.

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.columns import map_file
+from common.data.columns import MappedFile
 from common.data.limiter import Limiter
 from common.data.selectors import Fifo, Prioritized, Selector, Slots
 
@@ -57,16 +57,16 @@ class Table:
         capacity = config.capacity
         self.config = config
         self._release = release
-        self._items: NDArray = map_file(folder / f"{config.name}.items", ITEM, (capacity,)).view(np.ndarray)
+        self._items = MappedFile(folder / f"{config.name}.items", ITEM, (capacity,), sparse=False).array
         self._commits: NDArray[np.uint64] = self._items["commit"]
         self._ids: NDArray[np.uint64] = self._items["id"]
-        self._priorities: NDArray[np.float64] = map_file(
-            folder / f"{config.name}.priorities", "float64", (capacity,)
-        ).view(np.ndarray)
+        self._priorities: NDArray[np.float64] = MappedFile(
+            folder / f"{config.name}.priorities", "float64", (capacity,), sparse=False
+        ).array
         # Outlives the process: items inserted and sampled, the limiter's base, and the limits that it is for.
-        self._header: NDArray[np.float64] = map_file(folder / f"{config.name}.header", "float64", (8,)).view(
-            np.ndarray
-        )
+        self._header: NDArray[np.float64] = MappedFile(
+            folder / f"{config.name}.header", "float64", (8,), sparse=False
+        ).array
         self.sampler: Selector = Prioritized(capacity, config.priority_exponent)
         self.remover: Selector = Fifo(capacity)
         self.limiter = Limiter(config.min_items, config.samples_per_insert, config.samples_per_insert_error)

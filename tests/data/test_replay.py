@@ -1,5 +1,6 @@
 """Replay against a model that keeps everything in Python lists."""
 
+import errno
 import os
 from collections import deque
 
@@ -358,3 +359,20 @@ def test_disk_use_follows_what_is_alive(tmp_path):
         replay.insert(simple(sequence, sequence * 4, 4))
     used = sum(os.stat(file).st_blocks * 512 for file in tmp_path.iterdir())
     assert used < 3 * (replay.store.used_bytes + 2000 * 48 + 8192 * 24) + 200_000
+
+
+def test_a_full_disk_evicts_instead_of_growing(tmp_path, monkeypatch):
+    replay = open_replay(tmp_path, capacity=1000)
+    replay.insert(simple(1, 0, 4))
+    room = replay.store.used_bytes + 20_000
+
+    def fallocate(_descriptor, offset, length):
+        if replay.store.used_bytes > room:
+            raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    for sequence in range(2, 400):
+        assert replay.insert(simple(sequence, sequence * 4, 4))
+        check_windows(replay.sample("default", 8))
+    assert 50 < len(contents(replay)) < 1000
+    assert replay.counters.evicted_early_items > 100
