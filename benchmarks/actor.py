@@ -31,7 +31,7 @@ from common.wire.control import ControlServer, Telemetry
 
 WARM_UP_S = 4.0
 PUBLISH_PERIOD_S = 10.0
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 
 RAW_LOOP = """
 import sys, time
@@ -55,7 +55,11 @@ def raw_emulator(processes: int, slots: int, threads: int, seconds: float) -> tu
     """Steps/s, and steps per CPU-second, of `processes` bare vectorisers side by side."""
     command = [sys.executable, "-c", RAW_LOOP, str(slots), str(threads), str(seconds)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
-    rates = [process.communicate(timeout=seconds + 60)[0].split() for process in running]
+    try:
+        rates = [process.communicate(timeout=seconds + START_TIMEOUT_S)[0].split() for process in running]
+    finally:
+        for process in running:
+            process.kill()
     return sum(float(rate[0]) for rate in rates), sum(float(rate[1]) for rate in rates) / processes
 
 
