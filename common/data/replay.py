@@ -344,6 +344,8 @@ class Replay:
 
     def close(self) -> None:
         """Let another process have the folder. Everything is in its files already."""
+        if self.store is not None:
+            self.store.close()
         self._lock.close()
 
 

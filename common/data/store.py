@@ -246,6 +246,12 @@ class ChunkStore:
             arrays[name] = column.gather(first, lengths + (spec.before + spec.after))
         return arrays
 
+    def close(self) -> None:
+        """Close the files."""
+        for files in self._files:
+            for file in files:
+                file.close()
+
     def _counts(self, payloads: Mapping[str, Payload]) -> list[int]:
         counts = [1]
         for name, column in self.columns.items():
