@@ -101,6 +101,7 @@ class _Launcher:
         self._estimator = Estimator()
         self._started_at = time.monotonic()
         self._next_line = 0.0
+        self._ended_well = False
         name = config.run.name or run_dir.name
         title = f"troupe  {name}  {config.env.id}"
         self._panel = (
@@ -118,6 +119,7 @@ class _Launcher:
             if self._panel is not None:
                 self._panel.start()
             self._watch()
+            self._ended_well = True
         finally:
             # Whatever happens, from here on no child may survive; a second signal only makes it faster.
             self._stop_all()
@@ -198,6 +200,9 @@ class _Launcher:
 
     def _summary(self) -> None:
         view = self._view
+        if not self._ended_well:
+            self._say(f"logs: {self._run_dir / 'logs'}")
+            return
         self._say(f"run directory: {self._run_dir}")
         self._say(f"last evaluation: {view.last_evaluation}")
         if view.steps < view.total_steps:

@@ -12,6 +12,7 @@ import os
 import socket as host_socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ __all__ = ["ControlClient", "Params", "RunState", "Welcome", "new_incarnation"]
 _log = logging.getLogger(__name__)
 
 _TELEMETRY_BACKLOG = 256
+_JOIN_SLICE_S = 0.2  # how late a stop may be noticed
 
 
 class ControlClient:
@@ -108,11 +110,27 @@ class ControlClient:
             )
             self.check()
             if member.welcome is None:
-                raise PeerError(
-                    f"{self.name} could not join the learner at {self._endpoint} within {timeout_s:.0f} s"
-                    f" ({member.waiting_for})"
-                )
+                raise PeerError(self._no_answer(timeout_s))
             return member.welcome
+
+    def join_unless(self, stopped: Callable[[], bool], timeout_s: float | None = None) -> Welcome | None:
+        """Join as `join` does, but return None as soon as `stopped()` is true (a signal has come)."""
+        timeout_s = self._connect_timeout_s if timeout_s is None else timeout_s
+        deadline_s = time.monotonic() + timeout_s
+        while not stopped():
+            left_s = max(0.0, deadline_s - time.monotonic())
+            try:
+                return self.join(min(left_s, _JOIN_SLICE_S))
+            except PeerError:
+                if left_s <= _JOIN_SLICE_S:
+                    raise PeerError(self._no_answer(timeout_s)) from None
+        return None
+
+    def _no_answer(self, timeout_s: float) -> str:
+        return (
+            f"{self.name} could not join the learner at {self._endpoint} within {timeout_s:.0f} s"
+            f" ({self._member.waiting_for})"
+        )
 
     def check(self) -> None:
         """Raise the error that ended the membership for good, if there is one (refused after a restart)."""

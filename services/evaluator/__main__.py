@@ -6,19 +6,13 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 # Before numpy and torch are imported: evaluation is one core's work at most.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from common.errors import ConfigError, PeerError
-from common.runtime.lifecycle import Deadline, StopSignal, enable_stack_dumps, run_main
+from common.errors import ConfigError
+from common.runtime.lifecycle import StopSignal, enable_stack_dumps, run_main
 from common.runtime.logging import add_logging_arguments, setup_logging
-
-if TYPE_CHECKING:
-    from common.wire.control_client import ControlClient, Welcome
-
-_JOIN_SLICE_S = 0.5
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -66,25 +60,13 @@ def _run(arguments: argparse.Namespace) -> None:
             connect_timeout_s=arguments.join_timeout_s,
         )
         try:
-            welcome = _join(client, stop, arguments.join_timeout_s)
+            welcome = client.join_unless(lambda: stop.requested)
             if welcome is None:
                 return
             config = config_from_dict(welcome.config, source="configuration of the run")
             Evaluator(config, client, stop).run()
         finally:
             client.close()
-
-
-def _join(client: ControlClient, stop: StopSignal, timeout_s: float) -> Welcome | None:
-    """Wait for the learner; None if a signal comes first."""
-    deadline = Deadline(timeout_s)
-    while not stop:
-        try:
-            return client.join(deadline.slice_s(_JOIN_SLICE_S))
-        except PeerError:
-            if deadline.expired:
-                raise
-    return None
 
 
 if __name__ == "__main__":

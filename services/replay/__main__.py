@@ -127,7 +127,10 @@ def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:
                 incarnation=new_incarnation(),
                 replay_endpoint=endpoint,
             )
-            use_config(args, control.join().config)
+            welcome = control.join_unless(lambda: stop.requested)
+            if welcome is None:
+                return
+            use_config(args, welcome.config)
         replay = open_replay(args)
         _log.info("serving at %s", endpoint)
         ReplayService(replay, socket, stop, control).run()

@@ -8,7 +8,7 @@ from collections import Counter
 import zmq
 
 from common.data.replay import Replay
-from common.runtime.lifecycle import StallWatchdog, StopSignal
+from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from common.runtime.logging import Throttle
 from common.wire import sockets
 from common.wire.codec import Message, WireError, decode
@@ -24,6 +24,8 @@ BURST = 128
 """Messages served before parked requests and credit get their turn."""
 
 STALL_LIMIT_S = 30.0
+LAST_MESSAGES_S = 5.0
+"""How long a shard goes on serving after the run is complete."""
 
 
 class ReplayService:
@@ -40,6 +42,7 @@ class ReplayService:
         self._requests = Requests(replay, socket, new_incarnation(), self._status)
         self._monitor = sockets.HandshakeMonitor(socket)
         self._handshakes: Counter[str] = Counter()
+        self._end: Deadline | None = None
         self._throttle = Throttle(10.0)
         self._poller = zmq.Poller()
         for source in (socket, self._monitor.socket, stop.fileno()):
@@ -63,8 +66,11 @@ class ReplayService:
         if self._control is not None:
             self._control.check()
             if self._control.state.stopping:
-                _log.info("the run is over")
-                return True
+                # Actors still send what they have, and the learner its last priorities.
+                self._end = self._end or Deadline(LAST_MESSAGES_S)
+                if self._end.expired:
+                    _log.info("the run is over")
+                    return True
         return self._stop.requested
 
     def _serve_messages(self) -> None:
