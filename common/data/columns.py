@@ -55,9 +55,12 @@ class MappedFile:
         Writing to a mapped file whose disk is full kills the process, so nothing is written before this.
         """
         if end > start:
-            os.posix_fallocate(
-                self._file.fileno(), start * self._unit_bytes, (end - start) * self._unit_bytes
-            )
+            size_bytes = (end - start) * self._unit_bytes
+            os.posix_fallocate(self._file.fileno(), start * self._unit_bytes, size_bytes)
+
+    def close(self) -> None:
+        """Close the file. The mapping stays for as long as somebody uses it."""
+        self._file.close()
 
 
 class Payload:
