@@ -60,6 +60,11 @@ def changed(**metrics):
             "actor.slots",
         ),
         (view(), "bottleneck: learner (learner waits for batches 5%", "smaller network"),
+        (
+            changed(**{"actor/insert_blocked_share": 0.66}),
+            "bottleneck: learner (learner waits for batches 5% of the time, actors for replay 66%)",
+            "GPU",
+        ),
         (view(cores=1), "bottleneck: CPU (learner 0.6, actors 0.5 of 1 cores", "more cores"),
     ],
 )
