@@ -13,7 +13,7 @@ from common.agents import make_agent
 from common.config import Config, load_config, structural_hash
 from common.data.fields import Chunk, check_chunk
 from common.envs import make_spec
-from common.errors import PeerError
+from common.errors import ConfigError, PeerError
 from common.runtime.lifecycle import StopSignal
 from common.wire.control import ControlServer, Telemetry
 from services.actor import service as module
@@ -221,6 +221,15 @@ def reports_after(server: ControlServer, seconds: float) -> list[Telemetry]:
     return reports(server)
 
 
+def starts(server: ControlServer) -> bool:
+    """Start `server`; False while the port is still being closed, which libzmq does in the background."""
+    try:
+        server.start()
+    except ConfigError:
+        return False
+    return True
+
+
 def test_follows_a_restarted_learner_to_other_slots(
     context: Context, control: ControlServer, replay: Replay
 ) -> None:
@@ -240,7 +249,7 @@ def test_follows_a_restarted_learner_to_other_slots(
         heartbeat_s=0.1,
         liveness_s=1.0,
     )
-    again.start()
+    wait_for(lambda: starts(again))
     publish(again, 1)
     wait_for(lambda: any(peer["slots"] == [0, 1, 2] for peer in again.peers()))
     wait_for(lambda: actor.service._rollout.env.num_slots == 3)
