@@ -30,7 +30,8 @@ class PixelTorso(nn.Module):
 
     def __init__(self, kind: str, obs_shape: tuple[int, ...]) -> None:
         super().__init__()
-        channels, height, width = obs_shape
+        height, width = obs_shape[-2:]
+        channels = math.prod(obs_shape[:-2])
         layers: list[nn.Module] = []
         for filters, size, stride in self.LAYERS[kind]:
             layers += [orthogonal(nn.Conv2d(channels, filters, size, stride)), nn.ReLU()]
@@ -42,7 +43,8 @@ class PixelTorso(nn.Module):
         self.features = channels * height * width
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Maps `[B, C, H, W]` pixels to `[B, features]`."""
+        """Maps `[B, C, H, W]` pixels to `[B, features]`; several leading axes (stack, colour) are channels."""
+        obs = obs.flatten(1, -3)
         x = obs.to(torch.float32).mul_(1.0 / 255.0) if obs.dtype == torch.uint8 else obs
         # Measured on CPU: channels_last convolutions are a quarter to a third faster, forward and backward.
         return self.convolutions(x.contiguous(memory_format=torch.channels_last)).flatten(1)

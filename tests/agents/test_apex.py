@@ -10,6 +10,7 @@ from common.rl.replay import importance_weights
 
 VECTOR = EnvSpec("test:vector", (3,), "float32", 4, 0, 1, False)
 PIXELS = EnvSpec("test:pixels", (4, 84, 84), "uint8", 6, 4, 4, True)
+COLOURS = EnvSpec("test:colours", (4, 3, 84, 84), "uint8", 6, 4, 4, True)
 
 
 def batch_of(rng, spec, size, n=3):
@@ -25,7 +26,7 @@ def batch_of(rng, spec, size, n=3):
     }
 
 
-@pytest.mark.parametrize("spec", [VECTOR, PIXELS], ids=["vector", "pixels"])
+@pytest.mark.parametrize("spec", [VECTOR, PIXELS, COLOURS], ids=["vector", "pixels", "colours"])
 @pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("double", [True, False])
 def test_priorities_are_the_td_errors_computed_by_hand(spec, dueling, double):
