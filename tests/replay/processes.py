@@ -62,7 +62,7 @@ def check(batch):
     assert np.array_equal(batch.versions, action // STEPS)
 
 
-def insert(client, number, producer=0, timeout_s=20.0):
+def insert(client, number, producer=0, timeout_s=60.0):
     """Insert one chunk, waiting for credit."""
     deadline = time.monotonic() + timeout_s
     while not client.insert(chunk(number, producer)):

@@ -344,6 +344,6 @@ def test_joins_a_run_and_ends_with_it(tmp_path, context, client):
 def test_signals_end_it_at_once(server, client):
     for number in (signal.SIGTERM, signal.SIGINT):
         endpoint = server("--capacity", "100")
-        client(endpoint).status(20)
+        client(endpoint).status(60)
         server.process.send_signal(number)
         assert server.process.wait(5) == 0
