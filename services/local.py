@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -24,13 +22,13 @@ from common.errors import TroupeError
 from common.runtime import StopSignal
 from common.runtime.files import atomic_write, read_status
 from services.panel import LivePanel, lost_terminal_tolerated
+from services.processes import child_specs
 from services.progress import Estimator, ServiceView, Snapshot, plain_line, snapshot_of
-from services.supervisor import Child, ChildSpec, Command, stop
+from services.supervisor import Child, stop
 from services.workspace import (
     CONFIG_FILE,
     check_tensorboard_port,
     claimed_run_dir,
-    has_checkpoint,
     launcher_log,
     saved_steps,
     shell_path,
@@ -43,7 +41,6 @@ _LEARNER_STOP_S = 40.0  # it writes a checkpoint
 _OTHERS_STOP_S = 10.0
 _PANEL_PERIOD_S = 1.0
 _POLL_S = 0.2
-_NICE = 10  # evaluation and TensorBoard take what training leaves
 
 
 def run(config: Config, run_dir: str | Path, *, resume: bool = False, progress: bool | None = None) -> int:
@@ -225,51 +222,6 @@ class _Launcher:
         root.handlers = [handler for handler in root.handlers if not isinstance(handler, _SayHandler)]
         if not off:
             root.addHandler(_SayHandler(self._say))
-
-
-def child_specs(config: Config, run_dir: Path, sockets: Path, *, resume: bool) -> list[ChildSpec]:
-    """List every process of a run, the learner first."""
-    python = [sys.executable, "-m"]
-    control, announce = f"ipc://{sockets}/control", f"ipc://{sockets}/announce"
-
-    def learner(restarts: int) -> list[str]:
-        command = [*python, "services.learner", "--run-dir", str(run_dir)]
-        command += ["--control", control, "--announce", announce]
-        # One that died before its first checkpoint begins again.
-        again = resume or (restarts > 0 and has_checkpoint(run_dir))
-        return [*command, "--resume"] if again else command
-
-    def spec(name: str, command: Command, threads: int = 1, **options: Any) -> ChildSpec:
-        log = run_dir / "logs" / f"{name}.log"
-        return ChildSpec(name, command, log, environment=_environment(threads), **options)
-
-    def fixed(*words: str) -> Command:
-        return lambda _restarts: [*python, *words]
-
-    # An orphaned learner may still write its checkpoint: it gets SIGTERM, and ends itself if that hangs.
-    specs = [spec("learner", learner, config.learner.torch_threads, orphan_signal=signal.SIGTERM)]
-    for index in range(config.replay.shards):
-        name = f"replay-{index}" if config.replay.shards > 1 else "replay"
-        words = ["services.replay", "--learner", control, "--bind", f"ipc://{sockets}/replay-{index}"]
-        words += ["--data-dir", str(run_dir / "replay" / f"shard-{index}"), "--index", str(index)]
-        specs.append(spec(name, fixed(*words)))
-    for index in range(config.actor.processes):
-        words = ["services.actor", "--learner", control, "--name", f"actor-{index}"]
-        specs.append(spec(f"actor-{index}", fixed(*words), config.actor.torch_threads))
-    if config.evaluator.enabled:
-        words = ["services.evaluator", "--learner", control]
-        specs.append(spec("evaluator", fixed(*words), essential=False, nice=_NICE))
-    if config.net.tensorboard_port:
-        words = ["tensorboard.main", "--logdir", str(run_dir / "tensorboard"), "--reload_multifile=true"]
-        words += ["--port", str(config.net.tensorboard_port), "--reload_interval=10"]
-        specs.append(spec("tensorboard", fixed(*words), essential=False, nice=_NICE))
-    return specs
-
-
-def _environment(threads: int) -> dict[str, str]:
-    """One process, as many threads as it was given: numeric libraries take all cores by themselves."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-    return {**dict.fromkeys(names, str(threads)), "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 class _Usage:

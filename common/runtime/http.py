@@ -5,19 +5,20 @@ from __future__ import annotations
 import errno
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from common.errors import ConfigError
+from common.runtime import health
 
 Probe = Callable[[], tuple[bool, str]]
 
 
 class StatusServer:
-    """Serves one service's last metric values and its state, from a thread of its own.
+    """Serves what the process has reported to `common.runtime.health`, from a thread of its own.
 
     `/healthz` answers 200 while the main loop is alive, `/readyz` 200 once the service does its work;
     otherwise 503 with a line that says why.
@@ -29,8 +30,8 @@ class StatusServer:
         port: int,
         *,
         host: str = "127.0.0.1",
-        healthy: Probe = lambda: (True, "ok"),
-        ready: Probe = lambda: (True, "ok"),
+        healthy: Probe = health.healthy,
+        ready: Probe = health.ready,
     ) -> None:
         """Bind and start serving.
 
@@ -44,9 +45,8 @@ class StatusServer:
         Raises:
             ConfigError: the port is taken.
         """
-        self._values = _LastValues(service)
         registry = CollectorRegistry()
-        registry.register(self._values)
+        registry.register(_Collector(service))
         ProcessCollector(registry=registry)
         probes = {"/healthz": healthy, "/readyz": ready}
 
@@ -83,32 +83,20 @@ class StatusServer:
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="status-http", daemon=True).start()
 
-    def update(self, metrics: Mapping[str, float]) -> None:
-        """Set the values that `/metrics` shows."""
-        self._values.update(metrics)
-
     def close(self) -> None:
         """Stop serving and free the port."""
         self._server.shutdown()
         self._server.server_close()
 
 
-class _LastValues:
-    """A Prometheus collector over a dictionary that the service's loop updates."""
+class _Collector:
+    """Shows to Prometheus what the process has reported."""
 
     def __init__(self, service: str) -> None:
         self._service = service
-        self._lock = threading.Lock()
-        self._values: dict[str, float] = {}
-
-    def update(self, metrics: Mapping[str, float]) -> None:
-        with self._lock:
-            self._values.update(metrics)
 
     def collect(self) -> Iterable[Metric]:
-        with self._lock:
-            values = dict(self._values)
-        for name, value in sorted(values.items()):
+        for name, value in sorted(health.values().items()):
             kind = "counter" if name.endswith("_total") else "gauge"
             metric = Metric(prometheus_name(name).removesuffix("_total"), f"last value of {name}", kind)
             metric.add_sample(prometheus_name(name), {"service": self._service}, float(value))

@@ -13,6 +13,7 @@ from common.agents import make_agent
 from common.config import config_from_dict
 from common.envs import VectorEnv, make_vector
 from common.errors import PeerError
+from common.runtime import health
 from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from common.wire.control_client import ControlClient, Params, Welcome, new_incarnation
 from common.wire.replay_client import ReplayClient
@@ -233,6 +234,7 @@ class ActorService:
         staleness = max(0, self._control.state.version - self._version)
         metrics, fields = self._meter.report(self._rollout, staleness, self._inserter.chunks_total)
         self._control.send_telemetry(metrics, fields=fields)
+        health.report(metrics)
 
     def _follow_slots(self) -> None:
         """After joining again: other slots mean other exploration, and possibly fewer environments."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from common.errors import ConfigError
-from common.runtime.lifecycle import StopSignal, enable_stack_dumps, run_main
-from common.runtime.logging import add_logging_arguments, setup_logging
+from common.runtime.lifecycle import StopSignal, run_main
+from common.runtime.startup import add_service_arguments, begin
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -27,7 +27,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="S",
         help="patience with the learner (default: 60)",
     )
-    add_logging_arguments(parser)
+    add_service_arguments(parser)
     return parser.parse_args(argv)
 
 
@@ -37,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    setup_logging(arguments.name, arguments.log_file, arguments.log_level)
-    enable_stack_dumps()
+    begin(arguments.name, arguments)
     stop = StopSignal(force_after_s=30.0).install()
     try:
         import zmq

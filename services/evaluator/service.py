@@ -12,7 +12,7 @@ from common.agents import Agent, make_agent
 from common.config import Config
 from common.envs import make_spec
 from common.errors import PeerError
-from common.runtime import StopSignal
+from common.runtime import StopSignal, health
 from common.runtime.video import Recorder, encode_gif
 from common.stats import human_normalized
 from common.wire.control_client import ControlClient
@@ -46,6 +46,7 @@ class Evaluator:
         next_start_s = 0.0
         while not self._stop and not self._client.state.stopping:
             self._client.check()
+            health.report()
             wait_s = next_start_s - time.monotonic()
             if wait_s > 0:
                 self._stop.wait(min(wait_s, _POLL_S))
@@ -84,6 +85,7 @@ class Evaluator:
             recorder = Recorder(max_frames=max(1, section.video_max_steps // 2))
 
         def should_stop() -> bool:
+            health.report()
             state = self._client.state
             return self._stop.requested or (not last and state.stopping and state.version > self._version)
 
@@ -102,7 +104,9 @@ class Evaluator:
         if recorder:
             self._next_video_s = time.monotonic() + VIDEO_PERIOD_S
             self._send_video(recorder)
-        self._client.send_telemetry(self._metrics(result, time.monotonic() - started))
+        metrics = self._metrics(result, time.monotonic() - started)
+        self._client.send_telemetry(metrics)
+        health.report(metrics)
         _log.info(
             "version %d: mean return %.2f over %d games of %.0f steps, %.1f s",
             self._version,

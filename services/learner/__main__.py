@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.runtime import StopSignal, run_main
-from common.runtime.lifecycle import enable_stack_dumps
-from common.runtime.logging import add_logging_arguments, setup_logging
+from common.runtime.startup import add_service_arguments, begin
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--announce", metavar="ADDRESS", help="bind here instead of the config's net.announce"
     )
-    add_logging_arguments(parser)
+    add_service_arguments(parser)
     return parser
 
 
@@ -33,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
 
     def body() -> None:
-        setup_logging("learner", args.log_file, args.log_level)
-        enable_stack_dumps()
+        begin("learner", args)
         from common.config import load_config
         from services.learner.service import Learner
 

@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
+from common.runtime import health
 from common.runtime.files import atomic_write
 from common.runtime.metrics import MetricsWriter
 from common.stats import human_normalized
@@ -137,6 +138,7 @@ class Reporter:
         for newest in self._newest.values():
             metrics.update(newest)
         counters = self._counters
+        health.report({"run/steps_total": counters.steps, "run/updates_total": counters.updates, **metrics})
         status: dict[str, Any] = {
             "wall_s": self.writer.wall_s,
             "steps": counters.steps,

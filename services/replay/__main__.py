@@ -16,8 +16,8 @@ from common.data.limiter import auto_error
 from common.data.replay import Replay
 from common.data.table import TableConfig
 from common.errors import ConfigError
-from common.runtime.lifecycle import StopSignal, enable_stack_dumps, run_main
-from common.runtime.logging import add_logging_arguments, setup_logging
+from common.runtime.lifecycle import StopSignal, run_main
+from common.runtime.startup import add_service_arguments, begin
 from common.wire.control_client import ControlClient, new_incarnation
 from common.wire.replay_client import ReplayClient
 from common.wire.sockets import Context, Security, bound_endpoint, make_router
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--volatile", action="store_true", help="start empty, whatever DIR holds")
     parser.add_argument("--seed", type=int, help="of sampling")
-    add_logging_arguments(parser)
+    add_service_arguments(parser)
     return parser
 
 
@@ -99,8 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_main(lambda: print_status(args.status))
 
     def body() -> None:
-        setup_logging(f"replay-{args.index}", args.log_file, args.log_level)
-        enable_stack_dumps()
+        begin(f"replay-{args.index}", args)
         stop = StopSignal(force_after_s=60.0).install()
         ctx: Context = zmq.Context()
         try:

@@ -8,6 +8,7 @@ from collections import Counter
 import zmq
 
 from common.data.replay import Replay
+from common.runtime import health
 from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from common.runtime.logging import Throttle
 from common.wire import sockets
@@ -89,8 +90,10 @@ class ReplayService:
 
     def _report(self) -> None:
         self._monitor.drain(self._handshakes)
+        metrics = self._meter.metrics()
+        health.report(metrics)
         if self._control is not None:
-            self._control.send_telemetry(self._meter.metrics())
+            self._control.send_telemetry(metrics)
 
     def _status(self) -> dict:
         return {**self._meter.status(self._requests), "failed_handshakes": sum(self._handshakes.values())}

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from common.config import load_config
+from common.config import config_from_dict
 from common.runtime import run_main
 from services import local
 from services.supervisor import ChildSpec
@@ -29,12 +29,12 @@ def child_specs(config, run_dir, sockets, *, resume):
 
 if __name__ == "__main__":
     local.child_specs = child_specs
-    config = load_config(
-        "cartpole-apex",
-        None,
-        {"run.total_steps": str(TOTAL_STEPS), "run.log_every_s": "0.2", "net.tensorboard_port": "0"},
-        {},
-    )
+    values = {
+        "run": {"total_steps": TOTAL_STEPS, "log_every_s": 0.2},
+        "env": {"id": "gym:CartPole-v1"},
+        "net": {"tensorboard_port": 0},
+    }
+    config = config_from_dict(values, typed_agent=False)  # to know the algorithm would import torch
     run_dir, panel = Path(sys.argv[1]), "panel" in sys.argv
     resume = (run_dir / "config.toml").exists()
     sys.exit(run_main(lambda: local.run(config, run_dir, resume=resume, progress=panel)))

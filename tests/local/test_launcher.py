@@ -40,7 +40,7 @@ class Launched:
             (int(pid), name) for pid, name in (line.split() for line in self.text("pids.txt").splitlines())
         ]
 
-    def wait_until(self, condition, timeout_s=30.0):
+    def wait_until(self, condition, timeout_s=90.0):
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, self.output.read_text()
@@ -49,7 +49,7 @@ class Launched:
     def wait_all_up(self):
         self.wait_until(lambda: {name for _, name in self.children()} == set(ALL))
 
-    def wait(self, timeout_s=60.0):
+    def wait(self, timeout_s=90.0):
         code = self.process.wait(timeout_s)
         return code, self.output.read_text()
 

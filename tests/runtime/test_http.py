@@ -6,6 +6,7 @@ import urllib.request
 import pytest
 
 from common.errors import ConfigError
+from common.runtime import health
 from common.runtime.http import StatusServer
 
 
@@ -23,7 +24,7 @@ def test_probes_and_metrics():
         "replay", 0, ready=lambda: (state["ready"], "ok" if state["ready"] else "waits for the learner")
     )
     try:
-        server.update({"replay/items": 12, "replay/samples_total": 3})
+        health.report({"replay/items": 12, "replay/samples_total": 3})
         assert get(server, "/healthz") == (200, "ok\n")
         assert get(server, "/readyz") == (503, "waits for the learner\n")
         state["ready"] = True
@@ -39,3 +40,18 @@ def test_probes_and_metrics():
     finally:
         server.close()
     StatusServer("other", server.port).close()  # the port is free again
+
+
+def test_health_follows_the_reports(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(health.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(health, "_reported_at", None)
+    assert health.healthy()[0]
+    assert not health.ready()[0]
+    health.report({"x": 1.0})
+    assert health.ready() == (True, "ok")
+    assert health.values()["x"] == 1.0
+    now[0] += health.STALE_AFTER_S + 1
+    assert health.healthy() == (False, "the main loop is silent since 121 s")
+    health.report()
+    assert health.healthy()[0]

@@ -1,0 +1,37 @@
+"""What every service's command line has, and what its process begins with."""
+
+from __future__ import annotations
+
+import argparse
+
+from common.runtime.lifecycle import enable_stack_dumps
+from common.runtime.logging import add_logging_arguments, setup_logging
+
+
+def add_service_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--log-file`, `--log-level` and `--metrics-port`."""
+    add_logging_arguments(parser)
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="serve /metrics, /healthz and /readyz on this port (default: 0, do not)",
+    )
+    parser.add_argument(
+        "--metrics-host", default="127.0.0.1", metavar="HOST", help="address for it (default: %(default)s)"
+    )
+
+
+def begin(service: str, arguments: argparse.Namespace) -> None:
+    """Set up logs, stack dumps and, where asked for, the status port.
+
+    Raises:
+        ConfigError: the log cannot be written or the port cannot be had.
+    """
+    setup_logging(service, arguments.log_file, arguments.log_level)
+    enable_stack_dumps()
+    if arguments.metrics_port:
+        from common.runtime.http import StatusServer  # its imports take a while, and most runs go without
+
+        StatusServer(service, arguments.metrics_port, host=arguments.metrics_host)
