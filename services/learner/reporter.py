@@ -138,7 +138,8 @@ class Reporter:
         for newest in self._newest.values():
             metrics.update(newest)
         counters = self._counters
-        health.report({"run/steps_total": counters.steps, "run/updates_total": counters.updates, **metrics})
+        health.report({"run/steps_total": counters.steps, "run/updates_total": counters.updates})
+        health.report(self._newest["learner"])
         status: dict[str, Any] = {
             "wall_s": self.writer.wall_s,
             "steps": counters.steps,
