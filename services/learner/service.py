@@ -94,9 +94,11 @@ class Learner:
                 else:
                     self._learn(batch)
                 self._keep_house()
-            self._checkpoint()
             if self._complete():
                 self._finish()
+            # Last of all, so that what is resumed later has every step that the status shows.
+            self._collect()
+            self._checkpoint()
         finally:
             self._close()
 
@@ -213,7 +215,6 @@ class Learner:
 
     def _close(self) -> None:
         self.prefetch.stop()
-        self._collect()  # what a service sent just before it left
         self.reporter.tick(self.control, self.prefetch.waited_s, note="stopped", force=True)
         self.reporter.close()
         self.control.stop()

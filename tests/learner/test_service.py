@@ -1,0 +1,112 @@
+import json
+import threading
+import time
+
+import pytest
+import zmq
+
+from common.config import load_config
+from common.errors import CheckpointError, ConfigError
+from common.runtime import StopSignal
+from common.runtime.checkpoint import load_newest
+from common.wire.control_client import ControlClient, new_incarnation
+from services.learner.service import Learner
+
+OVERRIDES = {
+    "net.liveness_s": "5",
+    "net.heartbeat_s": "0.2",
+    "agent.mlp_units": "[8]",
+    "agent.hidden_units": "8",
+}
+
+
+def make_config(tmp_path, **more):
+    addresses = {f"net.{name}": f"ipc://{tmp_path}/{name}" for name in ("control", "announce", "replay")}
+    return load_config("cartpole-apex", None, {**OVERRIDES, **addresses, **more}, {})
+
+
+class Running:
+    """A learner in a thread of this process, without replay: enough for everything but updates."""
+
+    def __init__(self, config, run_dir, resume=False):
+        self.stop = StopSignal()
+        self.learner = Learner(config, run_dir, resume=resume, stop=self.stop)
+        self.thread = threading.Thread(target=self.learner.run)
+        self.thread.start()
+
+    def end(self):
+        self.stop.set()
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+def report(config, metrics, fields=None):
+    context = zmq.Context()
+    client = ControlClient(
+        context,
+        config.net.control,
+        role="actor",
+        name="actor-0",
+        incarnation=new_incarnation(),
+        slots_wanted=4,
+    )
+    try:
+        client.join(10.0)
+        params = client.wait_params(10.0)
+        assert client.send_telemetry(metrics, fields=fields or {})
+        time.sleep(0.5)
+    finally:
+        client.close()
+        context.destroy(linger=0)
+    return params
+
+
+def test_what_is_stopped_is_what_is_resumed(tmp_path):
+    config = make_config(tmp_path)
+    running = Running(config, tmp_path)
+    params = report(config, {"actor/steps": 320})
+    report(config, {"actor/steps": 100}, {"episodes": [[20.0, 20]]})
+    running.end()
+    status = json.loads((tmp_path / "status.json").read_text())
+    checkpoint = load_newest(tmp_path / "checkpoints")
+    assert status["steps"] == checkpoint.meta["steps"] == 420
+
+    again = Running(config, tmp_path, resume=True)
+    assert again.learner.counters.steps == 420
+    resumed = report(config, {"actor/steps": 5})
+    again.end()
+    assert resumed.params["hidden.weight"].tolist() == params.params["hidden.weight"].tolist()
+    assert json.loads((tmp_path / "status.json").read_text())["steps"] == 425
+
+
+def test_a_complete_run_ends_by_itself(tmp_path):
+    config = make_config(tmp_path, **{"run.total_steps": "50", "evaluator.enabled": "false"})
+    running = Running(config, tmp_path)
+    report(config, {"actor/steps": 60})
+    running.thread.join(20)
+    assert not running.thread.is_alive()
+    assert load_newest(tmp_path / "checkpoints").meta["steps"] == 60
+
+
+def test_nonsense_from_a_service_does_not_stop_the_learner(tmp_path):
+    config = make_config(tmp_path)
+    running = Running(config, tmp_path)
+    report(config, {"actor/steps": 10}, {"episodes": [["many", None], 3]})
+    report(config, {"actor/steps": 10})
+    running.end()
+    assert load_newest(tmp_path / "checkpoints").meta["steps"] == 20
+
+
+def test_resuming_needs_a_matching_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        Learner(make_config(tmp_path), tmp_path, resume=True, stop=StopSignal())
+    Running(make_config(tmp_path), tmp_path).end()
+    with pytest.raises(CheckpointError, match="structural"):
+        Learner(make_config(tmp_path, **{"agent.gamma": "0.5"}), tmp_path, resume=True, stop=StopSignal())
+
+
+def test_no_cuda_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="use cpu"):
+        Learner(
+            make_config(tmp_path, **{"learner.device": "cuda"}), tmp_path, resume=False, stop=StopSignal()
+        )
