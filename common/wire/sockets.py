@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import random
 import re
@@ -18,7 +19,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
-from urllib.parse import urlsplit
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -31,8 +31,6 @@ Socket: TypeAlias = "zmq.Socket[bytes]"
 
 LINGER_MS = 2000
 """How long a closing socket may keep trying to send what is queued. Never -1: that is a hang at exit."""
-
-_LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,4 +325,8 @@ def _connect(socket: Socket, endpoint: str) -> Socket:
 def _is_local(endpoint: str) -> bool:
     if endpoint.startswith(("ipc://", "inproc://")):
         return True
-    return (urlsplit(endpoint).netloc or "").startswith(_LOOPBACK)
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    # Not by the first letters: 127.evil.example and localhost.evil.example are anybody's.
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"

@@ -60,12 +60,23 @@ def test_an_address_that_is_none_is_a_config_error(ctx, endpoint):
         sockets.make_router(ctx, endpoint, sockets.Security(insecure=True))
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5550", "tcp://*:5550", "tcp://10.0.0.1:5550"])
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        *("tcp://0.0.0.0:5550", "tcp://*:5550", "tcp://10.0.0.1:5550", "tcp://[::]:5550"),
+        *("tcp://127.evil.example:5550", "tcp://localhost.evil.example:5550"),
+    ],
+)
 def test_other_than_loopback_needs_a_decision(ctx, endpoint):
     with pytest.raises(ConfigError, match="without keys"):
         sockets.make_router(ctx, endpoint)
     with pytest.raises(ConfigError, match="without keys"):
         sockets.make_pub(ctx, endpoint)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost"])
+def test_loopback_needs_no_decision(ctx, host):
+    assert sockets.bound_endpoint(sockets.make_router(ctx, f"tcp://{host}:*")).startswith("tcp://127.0.0.")
 
 
 def test_every_interface_can_be_bound_on_request(ctx):
