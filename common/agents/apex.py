@@ -11,7 +11,7 @@ from torch import Tensor
 
 from common.agents.base import Act, Update
 from common.config.fields import AgentConfig, structural, tunable
-from common.data.accumulator import NStepAccumulator, n_step_fields
+from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
 from common.errors import CheckpointError, ConfigError
 from common.nets.q_network import QNetwork
 from common.rl import returns
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 # Batches and parameters are views of received messages, which are read-only; nothing here writes to them.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-
-PRIORITY_FLOOR = 1e-6
-"""Added to |TD| so that a perfectly predicted item can still be drawn."""
 
 
 class ApexConfig(AgentConfig):

@@ -6,6 +6,9 @@ import numpy as np
 
 from common.data.fields import Chunk, FieldSpec
 
+PRIORITY_FLOOR = 1e-6
+"""Added to |TD error|, so that a perfectly predicted item can still be drawn."""
+
 
 def n_step_fields(
     obs_shape: tuple[int, ...], obs_dtype: str, stack: int, n_steps: int
@@ -61,12 +64,20 @@ class NStepAccumulator:
         self._rewards: list[float] = []
         self._taken: list[float] = []
         self._max: list[float] = []
-        self._version = 0
+        self._versions: list[int] = []
+        self._per_step: tuple[list, ...] = (
+            self._actions,
+            self._rewards,
+            self._taken,
+            self._max,
+            self._versions,
+        )
 
     def start(self, obs: np.ndarray) -> None:
         """Begins an episode at `obs`; steps of an unfinished one are forgotten (`flush` keeps them)."""
         self._frames = [frame.copy() for frame in obs] if self._stack else [obs.copy()]
-        self._actions, self._rewards, self._taken, self._max = [], [], [], []
+        for kept in self._per_step:
+            kept.clear()
 
     def add(
         self,
@@ -91,7 +102,7 @@ class NStepAccumulator:
           terminated: the episode ended and nothing follows: no bootstrap.
           truncated: the episode was cut: bootstrap from `final_value`.
           final_value: the largest Q at `next_obs`, needed only when truncated.
-          version: parameter version that chose the action.
+          version: parameter version that chose the action; a chunk carries that of its first step.
 
         After `terminated` or `truncated` call `start` before the next `add`.
         """
@@ -100,7 +111,7 @@ class NStepAccumulator:
         self._taken.append(value_taken)
         self._max.append(value_max)
         self._frames.append((next_obs[-1] if self._stack else next_obs).copy())
-        self._version = version
+        self._versions.append(version)
         if terminated or truncated:
             return [
                 self._cut(
@@ -138,7 +149,7 @@ class NStepAccumulator:
             values[known:] = bootstrap
             if terminated:
                 discounts = np.where(last == known, 0.0, discounts)
-        priorities = np.abs(returns + discounts * values[last] - np.asarray(self._taken[:steps]))
+        errors = returns + discounts * values[last] - np.asarray(self._taken[:steps])
         chunk = Chunk(
             fields={
                 "obs": self._observations(steps),
@@ -150,10 +161,10 @@ class NStepAccumulator:
             steps=steps,
             offsets=np.arange(steps, dtype=np.int32),
             lengths=np.ones(steps, np.int32),
-            priorities=priorities,
-            version=self._version,
+            priorities=np.abs(errors) + PRIORITY_FLOOR,
+            version=self._versions[0],
         )
-        for kept in (self._actions, self._rewards, self._taken, self._max):
+        for kept in self._per_step:
             del kept[:steps]
         del self._frames[:steps]
         return chunk

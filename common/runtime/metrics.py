@@ -11,13 +11,15 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from common.errors import ConfigError
+from common.runtime.logging import Throttle
 from common.runtime.video import as_gif
 
 _log = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ class MetricsWriter:
         self._run_dir = Path(run_dir)
         self._keep_videos = keep_videos
         self.last: dict[str, float] = {}
+        self.failed_writes_total = 0
+        self._throttle = Throttle(60.0)
         csv_path = self._run_dir / CSV_FILE
         try:
             wall_before_s = _repair_and_last_wall_s(csv_path)
@@ -86,9 +90,24 @@ class MetricsWriter:
             number = float(value)
             self.last[name] = number
             rows.append(f"{prefix}{_csv_word(name)},{number:.9g}\n")
-            if math.isfinite(number):
-                self._events.scalar(tensorboard_tag(source, name), number, steps)
-        self._csv.write("".join(rows))
+        with self._tolerant():
+            self._csv.write("".join(rows))
+            for name, value in metrics.items():
+                if math.isfinite(value):
+                    self._events.scalar(tensorboard_tag(source, name), float(value), steps)
+
+    @contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        """A full disk loses rows, and says so; it does not end the training that they describe."""
+        try:
+            yield
+        except OSError as error:
+            self.failed_writes_total += 1
+            if self._throttle("write"):
+                _log.error(
+                    "cannot write metrics into %s: %s (%d times so far)",
+                    *(self._run_dir, error.strerror or error, self.failed_writes_total),
+                )
 
     def add_video(
         self, source: str, name: str, video: np.ndarray | bytes, *, steps: int, frames_per_s: float = 15.0
@@ -110,29 +129,34 @@ class MetricsWriter:
         except ValueError as error:
             _log.warning("ignored a video from %s: %s", source, error)
             return None
-        self._events.image(tensorboard_tag(source, name), gif, height, width, steps)
         directory = self._run_dir / "videos"
-        directory.mkdir(exist_ok=True)
         path = directory / f"{_csv_word(name).replace('/', '-')}-{steps:012d}.gif"
-        path.write_bytes(gif)
-        films = sorted(directory.glob("*.gif"), key=lambda film: film.stat().st_mtime)
-        if self._keep_videos:
-            for old in films[: -self._keep_videos]:
+        with self._tolerant():
+            self._events.image(tensorboard_tag(source, name), gif, height, width, steps)
+            directory.mkdir(exist_ok=True)
+            path.write_bytes(gif)
+            films = sorted(directory.glob("*.gif"), key=lambda film: film.stat().st_mtime)
+            for old in films[: -self._keep_videos] if self._keep_videos else []:
                 old.unlink(missing_ok=True)
-        return path
+            return path
+        return None
 
     def add_text(self, name: str, text: str) -> None:
         """Show a text, such as the configuration, in TensorBoard."""
-        self._events.text(name, text)
+        with self._tolerant():
+            self._events.text(name, text)
 
     def flush(self) -> None:
         """Make TensorBoard see what was added (CSV rows are visible at once)."""
-        self._events.flush()
+        with self._tolerant():
+            self._events.flush()
 
     def close(self) -> None:
         """Flush and close both files."""
-        self._csv.close()
-        self._events.close()
+        with self._tolerant():
+            self._csv.close()
+        with self._tolerant():
+            self._events.close()
 
 
 class _EventFile:

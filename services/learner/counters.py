@@ -27,10 +27,9 @@ class RunCounters:
 
     def report_steps(self, incarnation: int, total: int) -> None:
         """Takes note that this actor process has made `total` steps since it was started."""
-        gained = total - self._reported.get(incarnation, 0)
-        if gained > 0:
-            self.steps += gained
-            self._reported[incarnation] = total
+        before = self._reported.pop(incarnation, 0)
+        self._reported[incarnation] = max(before, total)  # moves it to the end: forgotten last
+        self.steps += max(0, total - before)
 
     def to_meta(self) -> dict[str, Any]:
         """JSON values for the checkpoint."""

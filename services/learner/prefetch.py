@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import zmq
+
 from common.wire.replay_client import ReplayClient, SampleBatch
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,8 @@ class Prefetcher:
     def stop(self, timeout_s: float = 5.0) -> None:
         """Sends what priorities are left and ends the thread."""
         self._stop.set()
-        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
 
     def get(self, timeout_s: float) -> ReadyBatch | None:
         """The next batch, or None after `timeout_s`; `wait_reason` then says what is missing."""

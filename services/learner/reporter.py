@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections import defaultdict, deque
 from pathlib import Path
@@ -13,6 +14,7 @@ from common.runtime import health
 from common.runtime.files import atomic_write
 from common.runtime.metrics import MetricsWriter
 from common.stats import human_normalized
+from common.wire.codec import WireError
 from common.wire.control import ControlServer, Telemetry
 from services.learner.counters import RunCounters
 
@@ -20,6 +22,10 @@ log = logging.getLogger(__name__)
 
 STATUS_PERIOD_S = 1.0
 RATE_WINDOW_S = 30.0
+MOST_STEPS = 2**53
+"""Counters above this cannot be told apart as floats."""
+OWNERS = {"actor/": "actor", "train/": "actor", "eval/": "evaluator"}
+"""Who may report names with these beginnings: they move the run's counters and its end."""
 IMMEDIATE = ("eval/",)
 """Metrics that are written when they arrive; others once per `run.log_every_s`, with their newest value."""
 
@@ -54,13 +60,12 @@ class Reporter:
         self._newest[source].update(metrics)
 
     def collect(self, telemetry: Telemetry) -> None:
-        """Takes in one message of a service."""
-        metrics = dict(telemetry.metrics)
+        """Takes in one message of a service; `WireError` where it says what its sender cannot know."""
+        metrics, episodes = _checked(telemetry)
         steps = metrics.pop("actor/steps", None)
         if steps is not None:
             self._counters.report_steps(telemetry.incarnation, int(steps))
-        for episode in telemetry.fields.get("episodes", ()):
-            self._episodes.append((float(episode[0]), float(episode[1])))
+        self._episodes += episodes
         immediate = {k: v for k, v in metrics.items() if k.startswith(IMMEDIATE)}
         if immediate:
             self._write(telemetry.source, immediate)
@@ -155,3 +160,27 @@ class Reporter:
             atomic_write(self._status_path, json.dumps(status, default=str).encode(), durable=False)
         except OSError as error:
             log.warning("cannot write %s: %s", self._status_path, error)
+
+
+def _checked(telemetry: Telemetry) -> tuple[dict[str, float], list[tuple[float, float]]]:
+    """Metrics and episodes (return, steps) of a message; `WireError` where they cannot be right."""
+    for name, value in telemetry.metrics.items():
+        for beginning, role in OWNERS.items():
+            if name.startswith(beginning) and telemetry.role != role:
+                raise WireError("bad_field", f"{name} comes from a {telemetry.role}, not from an {role}")
+        if name in ("actor/steps", "eval/version") and not 0 <= value <= MOST_STEPS:
+            raise WireError("bad_field", f"{name} is {value}")
+    episodes = telemetry.fields.get("episodes", [])
+    if episodes and telemetry.role != "actor":
+        raise WireError("bad_field", f"episodes come from a {telemetry.role}, not from an actor")
+    if not isinstance(episodes, list) or not all(_is_episode(episode) for episode in episodes):
+        raise WireError("bad_field", "episodes is not a list of [return, steps]")
+    return dict(telemetry.metrics), [(float(score), float(steps)) for score, steps in episodes]
+
+
+def _is_episode(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and all(isinstance(x, int | float) and math.isfinite(x) for x in value)
+    )

@@ -6,6 +6,7 @@ import logging
 import queue
 import secrets
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import torch
 import zmq
 
 from common.agents import make_agent
-from common.config import Config, structural_hash
+from common.config import Config, structural_hash, to_toml
 from common.envs import make_spec
-from common.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError, TroupeError
 from common.rl.replay import annealed, importance_weights
 from common.runtime import Deadline, StopSignal
 from common.runtime.checkpoint import load_newest, save_checkpoint
 from common.runtime.logging import Throttle
+from common.wire.codec import WireError
 from common.wire.control import ControlServer
 from services.learner.counters import RunCounters
 from services.learner.prefetch import Prefetcher, ReadyBatch
@@ -30,8 +32,14 @@ log = logging.getLogger(__name__)
 
 METRICS_PERIOD_UPDATES = 20
 """Scalars of an update are read this often: reading one from a GPU waits for everything before it."""
+FAREWELL_S = 8.0
+"""How long the end of a run waits for services to send their last reports and leave."""
 FINAL_EVALUATION_S = 120.0
 """How long the end of a run waits for the last evaluation."""
+
+
+class DivergedError(TroupeError):
+    """Learning produced numbers that are not finite."""
 
 
 class Learner:
@@ -76,6 +84,7 @@ class Learner:
             self.counters,
             self.counters.steps if resume else None,
         )
+        self.reporter.writer.add_text("config", f"```toml\n{to_toml(config)}\n```")
         self._throttle = Throttle(10.0)
         self._next_checkpoint = time.monotonic() + config.learner.checkpoint_period_s
 
@@ -124,12 +133,22 @@ class Learner:
         update = self.agent.update(sample.fields, weights, want_metrics=measure)
         self.prefetch.put_priorities(batch, update.priorities)
         if measure:
+            self._check_finite(update.metrics)
             lag = np.maximum(0, counters.version - sample.versions).mean()
             self.reporter.note(
                 "learner", {**update.metrics, "learner/beta": beta, "replay/sampled_staleness": float(lag)}
             )
         if counters.updates % self.config.learner.publish_period_updates == 0:
             self._publish()
+
+    def _check_finite(self, metrics: dict[str, float]) -> None:
+        """Stops before diverged weights are published or saved over good ones."""
+        bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+        if bad:
+            raise DivergedError(
+                f"{', '.join(bad)} not finite at update {self.counters.updates}: resume from the last "
+                "checkpoint with a lower agent.learning_rate"
+            )
 
     def _publish(self) -> None:
         self.counters.version += 1
@@ -152,12 +171,12 @@ class Learner:
                 return
             try:
                 self.reporter.collect(telemetry)
-            except (TypeError, ValueError, IndexError) as error:
+            except WireError as error:
                 if self._throttle(telemetry.source):
                     log.warning("ignored a report of %s: %s", telemetry.source, error)
 
-    def _evaluator_is_there(self) -> bool:
-        return any(peer["role"] == "evaluator" for peer in self.control.peers())
+    def _has_peer(self, *roles: str) -> bool:
+        return any(peer["role"] in roles for peer in self.control.peers())
 
     def _say_who_waits(self) -> None:
         if self._throttle("wait"):
@@ -166,12 +185,22 @@ class Learner:
     def _finish(self) -> None:
         """Publishes the last parameters and waits, within a limit, until they have been evaluated."""
         self._publish()
+        # The status first: who sees a service leave looks there for whether that is in order.
+        self.reporter.tick(self.control, self.prefetch.waited_s, note="complete", force=True)
         self.control.set_state(steps=self.counters.steps, updates=self.counters.updates, stopping=True)
-        if not self.config.evaluator.enabled:
-            return
+        if self.config.evaluator.enabled:
+            self._wait_for_evaluation()
+        deadline = Deadline(FAREWELL_S)
+        while self._has_peer("actor", "evaluator") and not (self.stop or deadline.expired):
+            self.stop.wait(0.05)
+
+    def _wait_for_evaluation(self) -> None:
         deadline = Deadline(FINAL_EVALUATION_S)
-        while not self.stop and not deadline.expired and self._evaluator_is_there():
+        while not self.stop and self._has_peer("evaluator"):
             if self.reporter.evaluated_version >= self.counters.version:
+                return
+            if deadline.expired:
+                log.warning("the last evaluation did not come within %.0f s", FINAL_EVALUATION_S)
                 return
             if self._throttle("final"):
                 log.info(
@@ -214,8 +243,11 @@ class Learner:
         )
 
     def _close(self) -> None:
-        self.prefetch.stop()
-        self.reporter.tick(self.control, self.prefetch.waited_s, note="stopped", force=True)
-        self.reporter.close()
-        self.control.stop()
-        self._context.destroy(linger=1000)
+        with ExitStack() as ends:  # each step, whatever happens to the others; the last one named comes first
+            ends.callback(self._context.destroy, linger=1000)
+            ends.callback(self.control.stop)
+            ends.callback(self.reporter.close)
+            ends.callback(
+                self.reporter.tick, self.control, self.prefetch.waited_s, note="stopped", force=True
+            )
+            ends.callback(self.prefetch.stop)

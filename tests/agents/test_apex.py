@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from common.agents import make_agent
-from common.agents.apex import PRIORITY_FLOOR, ApexConfig
+from common.agents.apex import ApexConfig
+from common.data.accumulator import PRIORITY_FLOOR
 from common.envs import EnvSpec
 from common.errors import CheckpointError, ConfigError
 from common.rl.replay import importance_weights

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.accumulator import NStepAccumulator, n_step_fields
+from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
 from common.data.fields import check_chunk
 
 STACK = 4
@@ -79,7 +79,7 @@ def test_every_step_becomes_one_right_item(lengths, n, chunk, stack, seed):
                 assert fields["reward"][offset] == pytest.approx(total, rel=1e-5, abs=1e-6)
                 assert fields["discount"][offset] == pytest.approx(discount)
                 assert fields["bootstrap_steps"][offset] == steps
-                assert priority == pytest.approx(error)
+                assert priority == pytest.approx(error + PRIORITY_FLOOR)
                 window = fields["obs"][offset : offset + max(stack, 1) + n]
                 now = window[:stack] if stack else window[0]
                 then = window[steps : steps + stack] if stack else window[steps]
@@ -109,3 +109,14 @@ def test_observations_are_copied():
     buffer[0] = 7.0
     (chunk,) = accumulator.add(0, 0.0, 0.0, 0.0, buffer, True, False)
     assert chunk.fields["obs"][:, 0].tolist() == [0.0, 7.0]
+
+
+def test_a_chunk_has_the_version_of_its_first_step_and_no_zero_priority():
+    accumulator = NStepAccumulator(1, 0.9, 2, 0)
+    accumulator.start(np.zeros(1, np.float32))
+    versions = []
+    for t in range(7):
+        for chunk in accumulator.add(0, 0.0, 0.0, 0.0, np.zeros(1, np.float32), False, False, version=10 + t):
+            versions.append(chunk.version)
+            assert (chunk.priorities > 0).all()
+    assert versions == [10, 12, 14]

@@ -9,8 +9,12 @@ from common.config import load_config
 from common.errors import CheckpointError, ConfigError
 from common.runtime import StopSignal
 from common.runtime.checkpoint import load_newest
+from common.wire.codec import WireError
+from common.wire.control import Telemetry
 from common.wire.control_client import ControlClient, new_incarnation
-from services.learner.service import Learner
+from services.learner.counters import RunCounters
+from services.learner.reporter import Reporter
+from services.learner.service import DivergedError, Learner
 
 OVERRIDES = {
     "net.liveness_s": "5",
@@ -88,13 +92,44 @@ def test_a_complete_run_ends_by_itself(tmp_path):
     assert load_newest(tmp_path / "checkpoints").meta["steps"] == 60
 
 
+@pytest.mark.parametrize(
+    ("metrics", "fields"),
+    [
+        ({"actor/steps": float("inf")}, {}),
+        ({"actor/steps": float("nan")}, {}),
+        ({"actor/steps": -5}, {}),
+        ({"eval/version": 1e300}, {}),
+        ({"actor/steps": 10}, {"episodes": [["many", None], 3]}),
+        ({"actor/steps": 10}, {"episodes": [{}]}),
+        ({"actor/steps": 10}, {"episodes": {"a": 1}}),
+        ({"actor/steps": 10}, {"episodes": [[float("nan"), 1.0]]}),
+    ],
+)
+def test_nonsense_of_a_service_is_refused_whole(tmp_path, metrics, fields):
+    reporter = Reporter(tmp_path, "gym:CartPole-v1", 100, 10.0, RunCounters(1), None)
+    with pytest.raises(WireError):
+        reporter.collect(Telemetry("actor-0", "actor", 1, metrics, fields))
+    with pytest.raises(WireError):
+        reporter.collect(Telemetry("viewer", "viewer", 1, {"actor/steps": 100.0}))
+    assert reporter._counters.steps == 0
+    reporter.close()
+
+
 def test_nonsense_from_a_service_does_not_stop_the_learner(tmp_path):
     config = make_config(tmp_path)
     running = Running(config, tmp_path)
-    report(config, {"actor/steps": 10}, {"episodes": [["many", None], 3]})
-    report(config, {"actor/steps": 10})
+    report(config, {"actor/steps": float("inf")}, {"episodes": [{}]})
+    report(config, {"actor/steps": 20})
     running.end()
     assert load_newest(tmp_path / "checkpoints").meta["steps"] == 20
+
+
+def test_divergence_stops_before_it_is_saved(tmp_path):
+    learner = Learner(make_config(tmp_path), tmp_path, resume=False, stop=StopSignal())
+    with pytest.raises(DivergedError, match="learning_rate"):
+        learner._check_finite({"learner/loss": float("nan")})
+    learner._check_finite({"learner/loss": 1.0})
+    learner._close()
 
 
 def test_resuming_needs_a_matching_checkpoint(tmp_path):

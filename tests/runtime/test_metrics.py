@@ -151,3 +151,25 @@ def test_gif_refuses_what_is_no_film():
     for frames in (np.zeros((0, 4, 4, 3), np.uint8), np.zeros((2, 4, 4), np.uint8), np.zeros((2, 4, 4, 3))):
         with pytest.raises(ValueError, match="frame"):
             encode_gif(frames)
+
+
+def test_a_full_disk_loses_rows_but_not_the_training(tmp_path, caplog):
+    writer = MetricsWriter(tmp_path)
+
+    class Full:
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+        def close(self):
+            pass
+
+    whole, writer._csv = writer._csv, Full()
+    writer.add("learner", {"learner/loss": 1.0}, steps=1, frames=1, updates=1)
+    writer.add("learner", {"learner/loss": 2.0}, steps=2, frames=2, updates=2)
+    assert writer.failed_writes_total == 2
+    assert sum("No space left" in record.message for record in caplog.records) == 1
+    assert writer.last["learner/loss"] == 2.0
+    writer._csv = whole
+    writer.add("learner", {"learner/loss": 3.0}, steps=3, frames=3, updates=3)
+    writer.close()
+    assert "learner/loss,3" in (tmp_path / "metrics.csv").read_text()
