@@ -40,7 +40,7 @@ class Running:
 
     def end(self):
         self.stop.set()
-        self.thread.join(30)
+        self.thread.join(90)
         assert not self.thread.is_alive()
 
 
