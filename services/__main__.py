@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn
 
 from common.config import Config, Loaded, check_resumable, load_layers, preset_names, preset_summary
 from common.config.arguments import split_overrides
 from common.config.loading import read_config
 from common.errors import ConfigError
+from common.runtime.arguments import Parser
 from common.runtime.lifecycle import run_main
 
 CONFIG_FILE = "config.toml"
@@ -47,19 +47,6 @@ run, preset, defaults. `troupe config show PRESET` says which."""
 _EXIT_CODES = """\
 exit codes: 0 done, 2 usage or configuration, 3 cannot reach a peer, 4 authentication, 5 checkpoint,
 70 internal, 130 interrupted"""
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports a wrong command line as one line, like every other error."""
-
-    def __init__(self, **options: Any) -> None:
-        """Create; option names may not be shortened, for `--section.field` stands beside them."""
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        """Raise what the command prints on one line and exits with 2."""
-        raise ConfigError(f"{message} (`{self.prog} --help` shows the usage)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,7 +86,7 @@ def _dispatch(words: list[str]) -> int:
 
 def _main_parser() -> argparse.ArgumentParser:
     listing = "\n".join(f"  {name:<10} {text}" for name, text in _COMMANDS.items())
-    parser = _Parser(
+    parser = Parser(
         prog="troupe",
         usage="troupe COMMAND [ARGUMENT ...]",
         description="Distributed deep reinforcement learning: learner, actors, replay, evaluator.\n\n"
@@ -163,7 +150,7 @@ def _evaluate(words: list[str]) -> int:
 
 
 def _presets(words: list[str]) -> int:
-    parser = _Parser(prog="troupe presets", description="List the presets.")
+    parser = Parser(prog="troupe presets", description="List the presets.")
     parser.add_argument("--json", action="store_true", help="print one JSON object {name: summary}")
     options = parser.parse_args(words)
     summaries = {name: preset_summary(name) for name in preset_names()}
@@ -180,7 +167,7 @@ def _config(words: list[str]) -> int:
     commands = {"show": _config_show, "validate": _config_validate, "explain": _config_explain}
     if words and words[0] in commands:
         return commands[words[0]](words[1:])
-    parser = _Parser(prog="troupe config", usage="troupe config show|validate|explain ...")
+    parser = Parser(prog="troupe config", usage="troupe config show|validate|explain ...")
     parser.add_argument("command", choices=commands, help="what to do; each has its own --help")
     parser.parse_args(words)
     return 0
@@ -224,7 +211,7 @@ def _config_validate(words: list[str]) -> int:
 def _config_explain(words: list[str]) -> int:
     from common.config.explain import explain
 
-    parser = _Parser(
+    parser = Parser(
         prog="troupe config explain", description="Describe fields: meaning, type, default, role."
     )
     parser.add_argument(
@@ -238,7 +225,7 @@ def _config_explain(words: list[str]) -> int:
 
 
 def _field_parser(command: str, usage: str, description: str) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog=f"troupe {command}",
         usage=f"troupe {command} {usage} [--SECTION.FIELD VALUE ...]",
         description=description,

@@ -208,6 +208,12 @@ class Config(Section):
                 f"replay.samples_per_insert_error ({error:g}) should be at least half of "
                 f"replay.batch_size ({batch}), or both sides would wait for ever"
             )
+        ports = 1 + self.replay.shards + self.actor.processes + self.evaluator.enabled
+        if self.net.metrics_port and self.net.metrics_port + ports > 65536:
+            raise ValueError(
+                f"net.metrics_port ({self.net.metrics_port}) should leave room below 65536 for a port of "
+                f"each of the {ports} services: at most {65536 - ports}"
+            )
         return self
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from common.runtime.arguments import integer
 from common.runtime.lifecycle import enable_stack_dumps
 from common.runtime.logging import add_logging_arguments, setup_logging
 
@@ -13,7 +14,7 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
     add_logging_arguments(parser)
     parser.add_argument(
         "--metrics-port",
-        type=int,
+        type=integer(0, 65535),
         default=0,
         metavar="PORT",
         help="serve /metrics, /healthz and /readyz on this port (default: 0, do not)",

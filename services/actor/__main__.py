@@ -11,25 +11,26 @@ from collections.abc import Sequence
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from common.errors import ConfigError
+from common.runtime.arguments import Parser, integer, real
 from common.runtime.lifecycle import StopSignal, run_main
 from common.runtime.startup import add_service_arguments, begin
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser("troupe actor", description="Step environments and fill replay.")
+    parser = Parser(prog="troupe actor", description="Step environments and fill replay.")
     parser.add_argument("--learner", required=True, metavar="ADDR", help="the learner's control address")
     parser.add_argument("--name", default="actor-0", help="unique in the run (default: actor-0)")
     parser.add_argument(
         "--slots",
-        type=int,
+        type=integer(0),
         default=0,
         metavar="N",
         help="environment copies (default: actor.slots of the run)",
     )
     parser.add_argument(
         "--join-timeout-s",
-        type=float,
+        type=real(0),
         default=60.0,
         metavar="S",
         help="patience with the learner (default: 60)",

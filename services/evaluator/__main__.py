@@ -11,18 +11,19 @@ from collections.abc import Sequence
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from common.errors import ConfigError
+from common.runtime.arguments import Parser, real
 from common.runtime.lifecycle import StopSignal, run_main
 from common.runtime.startup import add_service_arguments, begin
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser("troupe evaluator", description="Play full games with fresh parameters.")
+    parser = Parser(prog="troupe evaluator", description="Play full games with fresh parameters.")
     parser.add_argument("--learner", required=True, metavar="ADDR", help="the learner's control address")
     parser.add_argument("--name", default="evaluator", help="unique in the run (default: evaluator)")
     parser.add_argument(
         "--join-timeout-s",
-        type=float,
+        type=real(0),
         default=60.0,
         metavar="S",
         help="patience with the learner (default: 60)",

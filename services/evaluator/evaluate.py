@@ -14,6 +14,7 @@ from common.agents import Agent, make_agent
 from common.config import Config, config_from_dict
 from common.envs import Episode, make_spec
 from common.errors import CheckpointError, ConfigError
+from common.runtime.arguments import Parser, integer, real
 from common.runtime.checkpoint import Checkpoint, load_checkpoint, load_newest
 from common.runtime.video import Recorder, encode_gif
 from common.stats import ci95, human_normalized
@@ -22,21 +23,18 @@ from services.evaluator.games import Result, play
 MAX_SLOTS = 8
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise ConfigError(f"{message} (`troupe eval --help` shows the usage)")
-
-
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = _Parser(
-        "troupe eval", description="Play full games with a run's newest, or a given, checkpoint."
+    parser = Parser(
+        prog="troupe eval", description="Play full games with a run's newest, or a given, checkpoint."
     )
     parser.add_argument("path", type=Path, metavar="RUN_DIR_OR_CHECKPOINT", help="where the parameters are")
-    parser.add_argument("--episodes", type=_positive, default=20, metavar="N", help="games (default: 20)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the games (default: 0)")
+    parser.add_argument("--episodes", type=integer(1), default=20, metavar="N", help="games (default: 20)")
     parser.add_argument(
-        "--epsilon", type=float, metavar="E", help="exploration (default: agent.eval_epsilon)"
+        "--seed", type=integer(0), default=0, metavar="S", help="seed of the games (default: 0)"
+    )
+    parser.add_argument(
+        "--epsilon", type=real(0, 1), metavar="E", help="exploration (default: agent.eval_epsilon)"
     )
     parser.add_argument("--video", type=Path, metavar="FILE", help="film the first game as a GIF")
     parser.add_argument("--json", action="store_true", help="print one JSON line instead of a table")
@@ -163,13 +161,6 @@ def _write_video(path: Path, recorder: Recorder) -> None:
         path.write_bytes(encode_gif(recorder))
     except OSError as error:
         raise ConfigError(f"cannot write the film {path}: {error.strerror}") from error
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("should be at least 1")
-    return number
 
 
 if __name__ == "__main__":

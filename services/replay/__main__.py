@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ipaddress
 import json
 import logging
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +19,13 @@ from common.data.limiter import auto_error
 from common.data.replay import Replay
 from common.data.table import TableConfig
 from common.errors import ConfigError
+from common.runtime.arguments import Parser, integer, real
 from common.runtime.lifecycle import StopSignal, run_main
 from common.runtime.startup import add_service_arguments, begin
 from common.wire.control_client import ControlClient, new_incarnation
 from common.wire.replay_client import ReplayClient
 from common.wire.sockets import Context, Security, bound_endpoint, make_router
+from services.replay.folder import clear
 from services.replay.plan import make_plan
 from services.replay.service import ReplayService
 
@@ -30,7 +35,7 @@ _log = logging.getLogger(__name__)
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     defaults = TableConfig()
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="troupe replay",
         description="Runs a replay shard: by itself, or as part of the run of the learner at ADDRESS, whose "
         "configuration it takes then (the options about the table are for running by itself).",
@@ -49,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--advertise", metavar="ADDRESS", help="address that others use, if not that of --bind"
     )
-    parser.add_argument("--index", type=int, default=0, help="number of this shard in its run")
+    parser.add_argument("--index", type=integer(0), default=0, help="number of this shard in its run")
     parser.add_argument(
         "--insecure", action="store_true", help="allow to bind other addresses than loopback without keys"
     )
@@ -58,47 +63,51 @@ def parser() -> argparse.ArgumentParser:
     )
     table = parser.add_argument_group("the table")
     table.add_argument(
-        "--capacity", type=int, default=defaults.capacity, metavar="ITEMS", help="default: %(default)s"
+        "--capacity",
+        type=integer(1),
+        default=defaults.capacity,
+        metavar="ITEMS",
+        help="default: %(default)s",
     )
     table.add_argument(
         "--min-items",
-        type=int,
+        type=integer(1),
         default=1,
         metavar="ITEMS",
         help="items before sampling begins; default: %(default)s",
     )
     table.add_argument(
         "--priority-exponent",
-        type=float,
+        type=real(0),
         default=defaults.priority_exponent,
         metavar="ALPHA",
         help="default: %(default)s",
     )
     table.add_argument(
-        "--samples-per-insert", type=float, default=0.0, metavar="RATIO", help="default: 0, no limit"
+        "--samples-per-insert", type=real(0), default=0.0, metavar="RATIO", help="default: 0, no limit"
     )
     table.add_argument(
-        "--samples-per-insert-error", type=float, metavar="SAMPLES", help="default: a few batches"
+        "--samples-per-insert-error", type=real(0), metavar="SAMPLES", help="default: a few batches"
     )
     table.add_argument(
         "--max-bytes",
-        type=int,
+        type=integer(1),
         metavar="BYTES",
         help="most that chunks may take; default: 90 %% of what there is",
     )
-    parser.add_argument("--volatile", action="store_true", help="start empty, whatever DIR holds")
-    parser.add_argument("--seed", type=int, help="of sampling")
+    parser.add_argument("--volatile", action="store_true", help="start empty, whatever items DIR holds")
+    parser.add_argument("--seed", type=integer(0), help="of sampling")
     add_service_arguments(parser)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a shard until it is told to stop or its run is over; return the exit code."""
-    args = parser().parse_args(argv)
-    if args.status:
-        return run_main(lambda: print_status(args.status))
 
     def body() -> None:
+        args = parser().parse_args(argv)
+        if args.status:
+            return print_status(args.status)
         begin(f"replay-{args.index}", args)
         stop = StopSignal(force_after_s=60.0).install()
         ctx: Context = zmq.Context()
@@ -113,10 +122,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:
     """Bind, join the run if there is one, open the folder, and serve."""
     # Bound before joining, for the learner passes the address on. Early requests wait in the socket.
-    socket = make_router(ctx, args.bind, Security(insecure=args.insecure))
-    endpoint = args.advertise or bound_endpoint(socket)
+    router = make_router(ctx, args.bind, Security(insecure=args.insecure))
     control = None
     try:
+        endpoint = args.advertise or bound_endpoint(router)
+        if args.learner and not args.advertise:
+            endpoint = address_towards(args.learner, endpoint)
         if args.learner:
             control = ControlClient(
                 ctx,
@@ -132,12 +143,43 @@ def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:
             use_config(args, welcome.config)
         replay = open_replay(args)
         _log.info("serving at %s", endpoint)
-        ReplayService(replay, socket, stop, control).run()
+        ReplayService(replay, router, stop, control).run()
         replay.close()
     finally:
         if control is not None:
             control.close()
-        socket.close(linger=1000)
+        router.close(linger=1000)
+
+
+def address_towards(learner: str, endpoint: str) -> str:
+    """Put a host that others can reach in place of a wildcard: the one that packets to the learner leave by.
+
+    Raises:
+        ConfigError: there is none, or only one that means something else on other machines.
+    """
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if host not in ("0.0.0.0", "[::]"):
+        return endpoint
+    local = ""
+    if learner.startswith("tcp://"):
+        learner_host, _, learner_port = learner.removeprefix("tcp://").rpartition(":")
+        local = _host_towards(learner_host.strip("[]"), learner_port)
+    if not local or ipaddress.ip_address(local).is_loopback:
+        raise ConfigError(
+            f"bound to every interface, but the learner at {learner} does not tell by which one others "
+            f"reach this shard: give --advertise tcp://HOST:{port}"
+        )
+    return f"tcp://[{local}]:{port}" if ":" in local else f"tcp://{local}:{port}"
+
+
+def _host_towards(host: str, port: str) -> str:
+    """Return the own address that packets to `host` come from; empty where there is no way to it."""
+    with contextlib.suppress(OSError):  # connecting a datagram socket sends nothing
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+    return ""
 
 
 def use_config(args: argparse.Namespace, config: dict[str, Any]) -> None:
@@ -175,10 +217,8 @@ def open_replay(args: argparse.Namespace) -> Replay:
         samples_per_insert=args.samples_per_insert,
         samples_per_insert_error=error,
     )
-    if args.volatile and args.data_dir.is_dir():
-        for file in args.data_dir.iterdir():
-            if file.is_file() and file.name != "lock":
-                file.unlink()
+    if args.volatile:
+        clear(args.data_dir)
     try:
         args.data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as failure:

@@ -18,6 +18,8 @@ from common.wire import messages
 from common.wire.codec import Message, decode, encode
 from common.wire.control import ControlServer
 from common.wire.replay_client import ReplayClient, ReplayRefusedError
+from services.replay import __main__ as replay_main
+from services.replay.__main__ import address_towards
 from tests.replay import processes
 
 
@@ -294,6 +296,7 @@ def test_nobody_there_is_said(client, tmp_path):
         (["--max-bytes", str(1 << 50)], "more than 90 %"),
         (["--data-dir", "/proc/nowhere"], "cannot write in /proc/nowhere"),
         (["--status", "tcp://127.0.0.1:1"], "does not answer"),
+        (["--bind", "tcp://0.0.0.0:*", "--insecure", "--learner", "tcp://127.0.0.1:1"], "give --advertise"),
     ],
 )
 def test_errors_are_one_line(tmp_path, words, text):
@@ -304,6 +307,18 @@ def test_errors_are_one_line(tmp_path, words, text):
     assert done.stderr.startswith("troupe: error: ")
     assert done.stderr.count("\n") == 1
     assert text in done.stderr
+
+
+def test_a_shard_on_every_interface_says_which_one_others_can_use(monkeypatch):
+    monkeypatch.setattr(
+        replay_main, "_host_towards", lambda host, port: {"learner": "10.0.0.7", "v6": "fd00::7"}[host]
+    )
+    assert address_towards("tcp://learner:5550", "tcp://0.0.0.0:5560") == "tcp://10.0.0.7:5560"
+    assert address_towards("tcp://v6:5550", "tcp://[::]:5560") == "tcp://[fd00::7]:5560"
+    assert address_towards("tcp://learner:5550", "tcp://10.1.1.1:5560") == "tcp://10.1.1.1:5560"
+    assert address_towards("ipc:///x", "ipc:///y") == "ipc:///y"
+    with pytest.raises(ConfigError, match="give --advertise tcp://HOST:5560"):
+        address_towards("ipc:///x", "tcp://0.0.0.0:5560")
 
 
 def test_joins_a_run_and_ends_with_it(tmp_path, context, client):

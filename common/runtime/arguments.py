@@ -1,0 +1,59 @@
+"""Command lines of all commands and services: wrong words are one line, numbers have bounds."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from common.errors import ConfigError
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong command line as one line, like every other error."""
+
+    def __init__(self, **options: Any) -> None:
+        """Create; option names may not be shortened, for `--section.field` may stand beside them."""
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what the command prints on one line and exits with 2."""
+        raise ConfigError(f"{message} (`{self.prog} --help` shows the usage)")
+
+
+def integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    """Make the `type` of an option that is a whole number from `low` to `high`."""
+
+    def convert(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"should be a whole number, not {text!r}") from None
+        _check_bounds(number, low, high)
+        return number
+
+    return convert
+
+
+def real(low: float, high: float | None = None) -> Callable[[str], float]:
+    """Make the `type` of an option that is a finite number from `low` to `high`."""
+
+    def convert(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"should be a number, not {text!r}") from None
+        if not math.isfinite(number):
+            raise argparse.ArgumentTypeError(f"should be finite, not {text}")
+        _check_bounds(number, low, high)
+        return number
+
+    return convert
+
+
+def _check_bounds(number: float, low: float, high: float | None) -> None:
+    if number < low or (high is not None and number > high):
+        bounds = f"at least {low:g}" if high is None else f"from {low:g} to {high}"
+        raise argparse.ArgumentTypeError(f"should be {bounds}, not {number}")

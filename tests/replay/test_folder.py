@@ -1,0 +1,81 @@
+"""A volatile shard empties its folder, and only its folder."""
+
+import fcntl
+
+import numpy as np
+import pytest
+
+from common.data.columns import Payload
+from common.data.fields import FieldSpec
+from common.data.replay import Insert, Items, Replay
+from common.data.table import TableConfig
+from common.errors import ConfigError
+from services.replay.folder import clear
+
+
+def fill(folder):
+    """A closed shard with one item."""
+    replay = Replay(folder, [TableConfig(capacity=10)], budget_bytes=1 << 22)
+    one = np.ones(1)
+    items = {"default": Items(np.zeros(1, np.int32), np.ones(1, np.int32), one)}
+    replay.insert(
+        Insert(
+            1,
+            1,
+            1,
+            (FieldSpec("action", "int64", ()),),
+            {"action": Payload(np.ones(1, np.int64))},
+            1,
+            0,
+            items,
+        )
+    )
+    replay.close()
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def test_everything_of_a_shard_goes(tmp_path):
+    folder = tmp_path / "shard"
+    fill(folder)
+    assert {"action.raw", "signature.json", "default.items"} <= names(folder)
+    (folder / "lost+found").mkdir()
+    clear(folder)
+    assert names(folder) == {"lock", "lost+found"}
+    clear(folder)
+    clear(tmp_path / "absent")
+
+
+def test_a_folder_with_files_of_others_is_refused_and_stays_as_it_is(tmp_path):
+    fill(tmp_path / "shard")
+    (tmp_path / "shard" / "thesis.tex").write_text("years of work")
+    before = names(tmp_path / "shard")
+    with pytest.raises(ConfigError, match=r"did not write \(thesis.tex\): choose another --data-dir"):
+        clear(tmp_path / "shard")
+    assert names(tmp_path / "shard") == before
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="thesis.tex"):
+        clear(tmp_path / "home")
+    assert names(tmp_path / "home") == {"thesis.tex"}
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path):
+    fill(tmp_path)
+    before = names(tmp_path)
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="in use by another replay process"):
+            clear(tmp_path)
+    assert names(tmp_path) == before
+
+
+def test_fields_that_were_not_noted_yet_are_no_obstacle(tmp_path):
+    """The shard died in its first insert, before it wrote the signature."""
+    fill(tmp_path)
+    (tmp_path / "signature.json").unlink()
+    clear(tmp_path)
+    assert names(tmp_path) == {"lock", "action.raw"}
+    fill(tmp_path)

@@ -1,0 +1,43 @@
+"""Wrong command lines of every service are one line and exit code 2."""
+
+import importlib
+
+import pytest
+
+from common.errors import ConfigError
+from common.runtime.arguments import Parser, integer, real
+
+WRONG = [
+    ("replay", "--seed -1", "--seed: should be at least 0, not -1"),
+    ("replay", "--metrics-port 99999", "--metrics-port: should be from 0 to 65535, not 99999"),
+    ("replay", "--priority-exponent -1", "--priority-exponent: should be at least 0"),
+    ("replay", "--priority-exponent nan", "--priority-exponent: should be finite"),
+    ("replay", "--max-bytes -5", "--max-bytes: should be at least 1"),
+    ("replay", "--capacity many", "--capacity: should be a whole number, not 'many'"),
+    ("replay", "--cap 5", "unrecognized arguments: --cap 5"),
+    ("actor", "--learner ipc://x --nope", "unrecognized arguments: --nope"),
+    ("actor", "--nope", "required: --learner"),
+    ("actor", "--learner ipc://x --slots -1", "--slots: should be at least 0"),
+    ("evaluator", "--learner ipc://x --join-timeout-s soon", "--join-timeout-s: should be a number"),
+    ("evaluator", "--learner ipc://x --metrics-port -1", "--metrics-port: should be from 0 to 65535"),
+]
+
+
+@pytest.mark.parametrize(("service", "line", "text"), WRONG, ids=[f"{s} {line}" for s, line, _ in WRONG])
+def test_wrong_options_of_services_are_one_line(service, line, text, capsys):
+    assert importlib.import_module(f"services.{service}.__main__").main(line.split()) == 2
+    stdout, stderr = capsys.readouterr()
+    assert stdout == ""
+    assert stderr.startswith("troupe: error: ")
+    assert stderr.count("\n") == 1
+    assert text in stderr
+    assert f"`troupe {service} --help` shows the usage" in stderr
+
+
+def test_bounds_are_included():
+    assert [integer(0, 3)(text) for text in ("0", "3")] == [0, 3]
+    assert [real(0, 1)(text) for text in ("0", "1")] == [0.0, 1.0]
+    parser = Parser(prog="x")
+    parser.add_argument("--share", type=real(0, 1))
+    with pytest.raises(ConfigError, match="--share: should be from 0 to 1, not 1.5"):
+        parser.parse_args(["--share", "1.5"])
