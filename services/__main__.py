@@ -20,6 +20,7 @@ from common.config.arguments import split_overrides
 from common.config.loading import read_config
 from common.errors import ConfigError
 from common.runtime.arguments import Parser
+from common.runtime.files import looking_into
 from common.runtime.lifecycle import run_main
 
 CONFIG_FILE = "config.toml"
@@ -270,29 +271,36 @@ def _wrapped(text: str) -> str:
 
 
 def _load(source: str | None, sweep: Path | None, overrides: dict[str, str]) -> Loaded:
-    if source is not None and Path(source).is_dir():
-        return load_layers(None, sweep, overrides, os.environ, run_config=_run_config(Path(source)))
+    if source is not None:
+        with looking_into(Path(source)):
+            is_run = Path(source).is_dir()
+        if is_run:
+            return load_layers(None, sweep, overrides, os.environ, run_config=_run_config(Path(source)))
     return load_layers(source, sweep, overrides, os.environ)
 
 
 def _check_unused(run_dir: Path) -> None:
     """Refuse a directory that holds something; what a start that failed at once leaves behind is nothing."""
-    if (run_dir / CONFIG_FILE).exists():
+    with looking_into(run_dir):
+        has_run = (run_dir / CONFIG_FILE).exists()
+        has_files = run_dir.is_dir() and any(
+            path.is_file() and path.name not in (".lock", "launcher.log") for path in run_dir.rglob("*")
+        )
+    if has_run:
         raise ConfigError(
             f"run directory {run_dir} is not empty; `troupe resume {run_dir}` continues it, "
             "or choose another --run-dir"
         )
-    if run_dir.is_dir() and any(
-        path.is_file() and path.name not in (".lock", "launcher.log") for path in run_dir.rglob("*")
-    ):
+    if has_files:
         raise ConfigError(f"run directory {run_dir} is not empty and holds no run; choose another --run-dir")
 
 
 def _run_config(run_dir: Path) -> Path:
     file = run_dir / CONFIG_FILE
-    if not file.is_file():
-        what = "has no config.toml" if run_dir.is_dir() else "does not exist"
-        raise ConfigError(f"{run_dir} is not a run directory: it {what}")
+    with looking_into(run_dir):
+        if not file.is_file():
+            what = "has no config.toml" if run_dir.is_dir() else "does not exist"
+            raise ConfigError(f"{run_dir} is not a run directory: it {what}")
     return file
 
 

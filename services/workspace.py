@@ -19,7 +19,7 @@ import psutil
 
 from common.errors import CheckpointError, ConfigError
 from common.runtime.checkpoint import newest_first, steps_of
-from common.runtime.files import STATUS_FILE, make_directory
+from common.runtime.files import STATUS_FILE, looking_into, make_directory
 
 CONFIG_FILE = "config.toml"
 _DIRECTORIES = ("logs", "checkpoints", "tensorboard", "videos", "replay")
@@ -35,7 +35,8 @@ def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[None]:
         ConfigError: it holds a run (or none, to resume), is in use, or cannot be written.
         CheckpointError: there is nothing to resume from.
     """
-    has_run = (run_dir / CONFIG_FILE).exists()
+    with looking_into(run_dir):
+        has_run = (run_dir / CONFIG_FILE).exists()
     if resume and not has_run:
         raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG_FILE}")
     if has_run and not resume:
@@ -132,7 +133,8 @@ def check_tensorboard_port(port: int) -> None:
 
 def has_checkpoint(run_dir: Path) -> bool:
     """Whether there is a checkpoint to try."""
-    return next(newest_first(run_dir / "checkpoints"), None) is not None
+    with looking_into(run_dir / "checkpoints"):
+        return next(newest_first(run_dir / "checkpoints"), None) is not None
 
 
 def saved_steps(run_dir: Path) -> int:

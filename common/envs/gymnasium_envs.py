@@ -238,6 +238,10 @@ def _make_env(config: EnvConfig, *, render: bool) -> Any:
             importlib.import_module(module)
         except ImportError as error:
             raise ConfigError(_missing_module(config.id, module, error)) from error
+        except Exception as error:  # a stranger's code may raise anything
+            raise ConfigError(
+                f"{config.id}: importing {module} failed: {type(error).__name__}: {_one_line(error)}"
+            ) from error
     kwargs = dict(config.kwargs)
     try:
         if render and "render_mode" not in kwargs and "rgb_array" in _render_modes(gym, env_id):
@@ -247,8 +251,10 @@ def _make_env(config: EnvConfig, *, render: bool) -> Any:
         raise ConfigError(f"{config.id} lacks a package: {_one_line(error)}") from error
     except (gym.error.UnregisteredEnv, gym.error.Error) as error:
         raise ConfigError(_unknown_id(gym, config.id, env_id, error)) from error
-    except (TypeError, ValueError, ImportError) as error:
-        raise ConfigError(f"{config.id} cannot be made with kwargs {kwargs}: {_one_line(error)}") from error
+    except Exception as error:  # whatever the environment's own constructor raises
+        raise ConfigError(
+            f"{config.id} cannot be made with kwargs {kwargs}: {type(error).__name__}: {_one_line(error)}"
+        ) from error
 
 
 def _render_modes(gym: Any, env_id: str) -> list[str]:

@@ -30,6 +30,8 @@ class PixelTorso(nn.Module):
 
     def __init__(self, kind: str, obs_shape: tuple[int, ...]) -> None:
         super().__init__()
+        if len(obs_shape) < 3:
+            raise ValueError(f"the {kind} torso needs pictures (stack, height, width), not {obs_shape}")
         height, width = obs_shape[-2:]
         channels = math.prod(obs_shape[:-2])
         layers: list[nn.Module] = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,22 @@ def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
         raise
     if durable:
         fsync_path(path.parent)
+
+
+@contextlib.contextmanager
+def looking_into(path: Path) -> Iterator[None]:
+    """Around every look at what a user's path is: one that may not be looked at is a mistake like any other.
+
+    `Path.exists` and its relatives say False for what is not there, but raise for what is behind a directory
+    without permission.
+
+    Raises:
+        ConfigError: the system refuses, with one line that says why.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot look into {path}: {error.strerror or error}") from error
 
 
 def make_directory(path: Path, what: str) -> Path:

@@ -16,6 +16,7 @@ from common.envs import Episode, make_spec
 from common.errors import CheckpointError, ConfigError
 from common.runtime.arguments import Parser, integer, real
 from common.runtime.checkpoint import Checkpoint, load_checkpoint, load_newest
+from common.runtime.files import looking_into
 from common.runtime.video import Recorder, encode_gif
 from common.stats import ci95, human_normalized
 from services.evaluator.games import Result, play
@@ -85,15 +86,16 @@ def open_checkpoint(path: Path) -> Checkpoint:
         ConfigError: there is nothing of the kind at `path`.
         CheckpointError: it is damaged.
     """
-    if not path.is_dir():
-        raise ConfigError(f"{path} is not a directory: give a run directory or a checkpoint directory")
-    if (path / "checkpoints").is_dir():
-        return load_newest(path / "checkpoints")
-    if any(path.glob("step-*")):
-        return load_newest(path)
-    if not (path / "meta.json").exists() and not path.name.startswith("step-"):
-        raise ConfigError(f"{path} is neither a run directory nor a checkpoint")
-    return load_checkpoint(path)
+    with looking_into(path):
+        if not path.is_dir():
+            raise ConfigError(f"{path} is not a directory: give a run directory or a checkpoint directory")
+        if (path / "checkpoints").is_dir():
+            return load_newest(path / "checkpoints")
+        if any(path.glob("step-*")):
+            return load_newest(path)
+        if not (path / "meta.json").exists() and not path.name.startswith("step-"):
+            raise ConfigError(f"{path} is neither a run directory nor a checkpoint")
+        return load_checkpoint(path)
 
 
 def restore(checkpoint: Checkpoint) -> tuple[Config, Agent]:

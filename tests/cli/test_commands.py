@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,30 @@ def test_bad_input_is_one_line_and_exit_code_2(
     for word in words:
         assert word in stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("train cartpole-apex --run-dir secret/run", "resume secret/run", "eval secret/run"),
+        *("config show secret/run", "config validate secret/run"),
+    ],
+)
+def test_a_directory_that_may_not_be_looked_into_is_one_line(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Tests may run as root, whom no permission stops.
+    for name in ("exists", "is_dir", "is_file"):
+        original: Callable[[Path], bool] = getattr(Path, name)
+
+        def look(path: Path, real: Callable[[Path], bool] = original) -> bool:
+            if "secret" in path.parts[:-1]:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path)
+
+        monkeypatch.setattr(Path, name, look)
+    assert cli.main(line.split()) == 2
+    assert capsys.readouterr().err == "troupe: error: cannot look into secret/run: Permission denied\n"
 
 
 def test_a_bad_value_in_the_environment_is_reported(

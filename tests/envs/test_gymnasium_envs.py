@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import gymnasium
 import numpy as np
 import pytest
 
@@ -155,3 +158,28 @@ def test_wrong_ids_are_one_line(env_id: str, message: str) -> None:
 def test_wrong_kwargs_are_one_line() -> None:
     with pytest.raises(ConfigError, match="cannot be made with kwargs"):
         make_spec(config(kwargs={"colour": "red"}))
+
+
+@pytest.mark.parametrize("raised", ["ZeroDivisionError('no\\nway')", "SyntaxError('no way')"])
+def test_a_module_that_fails_in_its_own_code_is_one_line(
+    raised: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_games.py").write_text(f"raise {raised}")
+    monkeypatch.syspath_prepend(tmp_path)
+    kind = raised.partition("(")[0]
+    with pytest.raises(ConfigError, match=f"importing their_games failed: {kind}: no way") as error:
+        make_spec(config("their_games:Maze-v0"))
+    assert "\n" not in str(error.value)
+
+
+def test_an_environment_that_fails_in_its_own_constructor_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def constructor(**_: object) -> None:
+        raise RuntimeError("no licence\nfound")
+
+    monkeypatch.setitem(
+        gymnasium.registry, "Broken-v0", gymnasium.envs.registration.EnvSpec("Broken-v0", constructor)
+    )
+    with pytest.raises(ConfigError, match=r"gym:Broken-v0 cannot be made .*: RuntimeError: no licence found"):
+        make_spec(config("gym:Broken-v0"))

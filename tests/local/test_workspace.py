@@ -1,5 +1,6 @@
 """Directories, sockets, ports: each trouble is one line that says what to do."""
 
+import errno
 import os
 import socket
 import tempfile
@@ -18,6 +19,18 @@ from services.workspace import (
     shell_path,
     socket_directory,
 )
+
+
+def test_a_directory_that_may_not_be_looked_into_is_a_config_error(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with (
+        pytest.raises(ConfigError, match=r"cannot look into .*: Permission denied"),
+        claimed_run_dir(tmp_path / "run", resume=False),
+    ):
+        pass
 
 
 def test_a_new_run_gets_its_directories(tmp_path):

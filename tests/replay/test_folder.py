@@ -57,7 +57,7 @@ def test_a_folder_with_files_of_others_is_refused_and_stays_as_it_is(tmp_path):
     assert names(tmp_path / "shard") == before
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match="thesis.tex"):
+    with pytest.raises(ConfigError, match="thesis"):
         clear(tmp_path / "home")
     assert names(tmp_path / "home") == {"thesis.tex"}
 
