@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -227,7 +226,9 @@ def tcp(port: int, frames: NDArray[np.uint8], items: int, seconds: float, *, com
 def main() -> None:
     """The command line."""
     parser = common.parser(__doc__)
-    parser.add_argument("--items", type=int, default=100_000, help="items in the table (default: %(default)s)")
+    parser.add_argument(
+        "--items", type=int, default=100_000, help="items in the table (default: %(default)s)"
+    )
     parser.add_argument("--port", type=int, default=15560, help="first of the ports to use")
     parser.add_argument("--only", choices=("tcp", "raw"), help="only one part")
     arguments = parser.parse_args()

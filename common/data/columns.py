@@ -6,6 +6,7 @@ Runs (the entries of one chunk) are never split at the end of a ring, so a windo
 
 from __future__ import annotations
 
+import errno
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -31,12 +32,25 @@ class MappedFile:
     """
 
     def __init__(
-        self, path: Path, dtype: str | np.dtype, shape: tuple[int, ...], *, sparse: bool = True
+        self,
+        path: Path,
+        dtype: str | np.dtype,
+        shape: tuple[int, ...],
+        *,
+        sparse: bool = True,
+        read_only: bool = False,
     ) -> None:
-        """Map ``path``. Unless it is ``sparse``, its room on the disk is taken at once."""
+        """Map ``path``. Unless it is ``sparse``, its room on the disk is taken at once.
+
+        ``read_only`` maps what another process has made, without changing it; raises OSError if it cannot.
+        """
         dtype = np.dtype(dtype)
         self._unit_bytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-
+        if read_only:
+            if path.stat().st_size < shape[0] * self._unit_bytes:
+                raise OSError(errno.EINVAL, "the file is too short", str(path))
+            self.array: NDArray = np.memmap(path, dtype=dtype, mode="r", shape=shape).view(np.ndarray)
+            return
         try:
             self._file = path.open("r+b" if path.exists() else "w+b")
             if os.fstat(self._file.fileno()).st_size < shape[0] * self._unit_bytes:
@@ -45,7 +59,7 @@ class MappedFile:
                 self.reserve(0, shape[0])
         except OSError as error:
             raise ConfigError(f"cannot make {path}: {error.strerror}") from None
-        self.array: NDArray = np.memmap(self._file, dtype=dtype, mode="r+", shape=shape).view(np.ndarray)
+        self.array = np.memmap(self._file, dtype=dtype, mode="r+", shape=shape).view(np.ndarray)
         if not sparse:
             self._file.close()
 
@@ -99,23 +113,34 @@ class Column(ABC):
         """Write ``payload`` at the positions ``starts``, one for each ring."""
 
     @abstractmethod
-    def gather(self, starts: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray:
+    def gather(
+        self,
+        starts: NDArray[np.int64],
+        entries: NDArray[np.int64],
+        *,
+        plain: bool = False,
+        out: NDArray | None = None,
+    ) -> NDArray:
         """Windows of ``entries [B]`` from ``starts [B]``; short ones repeat their last entry.
 
-        Returns ``[B, max(entries), *shape]``, or uint8 ``[bytes]``, one LZ4 frame that unpacks to it.
+        Returns ``[B, max(entries), *shape]``, written to ``out`` if that is given; or, of a compressed field,
+        uint8 ``[bytes]``, one LZ4 frame that unpacks to it. With ``plain``, entries that did not compress
+        come as an array all the same, where the whole batch is made of such.
         """
 
 
 class RawColumn(Column):
     """Entries as they are, one after the other."""
 
-    def __init__(self, spec: FieldSpec, folder: Path, budget_bytes: int, most_entries: int) -> None:
+    def __init__(
+        self, spec: FieldSpec, folder: Path, budget_bytes: int, most_entries: int, read_only: bool = False
+    ) -> None:
         super().__init__(spec)
         entry_bytes = max(spec.entry_bytes, 1)
         most = max(min(budget_bytes // entry_bytes, most_entries), 1)
         self.rings = [Ring(most)]
         self.unit_bytes = [entry_bytes]
-        file = MappedFile(folder / f"{spec.name}.raw", spec.dtype, (most, *spec.shape))
+        file = MappedFile(folder / f"{spec.name}.raw", spec.dtype, (most, *spec.shape), read_only=read_only)
         self.files = [[file]]
         self._data = file.array
 
@@ -127,9 +152,22 @@ class RawColumn(Column):
         """See `Column`."""
         self._data[starts[0] : starts[0] + payload.entries] = payload.data
 
-    def gather(self, starts: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray:
+    def gather(
+        self,
+        starts: NDArray[np.int64],
+        entries: NDArray[np.int64],
+        *,
+        plain: bool = False,
+        out: NDArray | None = None,
+    ) -> NDArray:
         """See `Column`."""
         longest = int(entries.max())
+        if out is not None:
+            places = starts[:, None] + np.minimum(np.arange(longest), entries[:, None] - 1)
+            # Any other mode than "clip" goes through a buffer, at half the speed.
+            flat = out.reshape(len(starts) * longest, *self.spec.shape)
+            np.take(self._data, places.reshape(-1), axis=0, out=flat, mode="clip")
+            return out
         if longest == 1:
             return self._data[starts][:, None]
         if int(entries.min()) == longest:
@@ -149,15 +187,22 @@ class RawColumn(Column):
 class Lz4Column(Column):
     """Entries as LZ4 blocks end to end in a ring of bytes, and a ring that says where each one is."""
 
-    def __init__(self, spec: FieldSpec, folder: Path, budget_bytes: int, most_entries: int) -> None:
+    def __init__(
+        self, spec: FieldSpec, folder: Path, budget_bytes: int, most_entries: int, read_only: bool = False
+    ) -> None:
         super().__init__(spec)
         entries = max(min(budget_bytes // LZ4_INDEX_BYTES, most_entries), 1)
         budget_bytes = min(budget_bytes, entries * (spec.entry_bytes + 4))
         self.rings = [Ring(entries), Ring(budget_bytes)]
         self.unit_bytes = [LZ4_INDEX_BYTES, 1]
-        offsets = MappedFile(folder / f"{spec.name}.offsets", "int64", (entries,))
-        lengths = MappedFile(folder / f"{spec.name}.lengths", "uint32", (entries,))
-        blocks = MappedFile(folder / f"{spec.name}.blocks", "uint8", (budget_bytes,))
+        offsets, lengths, blocks = (
+            MappedFile(folder / f"{spec.name}.{end}", dtype, (units,), read_only=read_only)
+            for end, dtype, units in (
+                ("offsets", "int64", entries),
+                ("lengths", "uint32", entries),
+                ("blocks", "uint8", budget_bytes),
+            )
+        )
         self.files = [[offsets, lengths], [blocks]]
         self._offsets, self._lengths, self._blocks = offsets.array, lengths.array, blocks.array
         self._bytes = self._blocks.data
@@ -175,20 +220,31 @@ class Lz4Column(Column):
         self._lengths[entry : entry + payload.entries] = payload.lengths
         self._blocks[byte : byte + payload.data.nbytes] = payload.data
 
-    def gather(self, starts: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray:
+    def gather(
+        self,
+        starts: NDArray[np.int64],
+        entries: NDArray[np.int64],
+        *,
+        plain: bool = False,
+        out: NDArray | None = None,
+    ) -> NDArray:
         """See `Column`."""
         longest = int(entries.max())
-        last = starts + entries - 1
-        begins = self._offsets[starts].tolist()
+        last = np.minimum(starts + entries, len(self._offsets)) - 1  # whatever a reader may have been told
+        first_begins = self._offsets[starts]
         last_begins = self._offsets[last]
         ends = last_begins + self._lengths[last]
+        uniform = int(entries.min()) == longest
+        block_bytes = self.spec.entry_bytes + 4
+        if plain and uniform and np.all(ends - first_begins == longest * block_bytes):
+            return self._gather_stored(first_begins, longest, out)
         view = self._bytes
-        if int(entries.min()) == longest:
-            parts = [view[b:e] for b, e in zip(begins, ends.tolist(), strict=True)]
+        if uniform:
+            parts = [view[b:e] for b, e in zip(first_begins.tolist(), ends.tolist(), strict=True)]
         else:
             parts = []
             for b, lb, e, n in zip(
-                begins, last_begins.tolist(), ends.tolist(), entries.tolist(), strict=True
+                first_begins.tolist(), last_begins.tolist(), ends.tolist(), entries.tolist(), strict=True
             ):
                 parts.append(view[b:e])
                 parts.extend([view[lb:e]] * (longest - n))
@@ -196,7 +252,21 @@ class Lz4Column(Column):
         frame = join_frame(parts, entry_bytes, entry_bytes * longest * len(starts))
         return np.frombuffer(frame, np.uint8)
 
+    def _gather_stored(self, begins: NDArray[np.int64], window: int, out: NDArray | None) -> NDArray:
+        """Windows of entries that all stand uncompressed: every block is four bytes and the entry."""
+        spec, size = self.spec, self.spec.entry_bytes
+        if out is None:
+            out = np.empty((len(begins), window, *spec.shape), spec.dtype)
+        rows = out.reshape(-1).view(np.uint8).reshape(len(begins), window, size)
+        blocks = self._blocks
+        for row, begin in zip(rows, begins.tolist(), strict=True):
+            end = begin + window * (size + 4)
+            row[...] = blocks[begin:end].reshape(window, size + 4)[:, 4:]
+        return out
 
-def make_column(spec: FieldSpec, folder: Path, budget_bytes: int, most_entries: int) -> Column:
+
+def make_column(
+    spec: FieldSpec, folder: Path, budget_bytes: int, most_entries: int, read_only: bool = False
+) -> Column:
     """The storage that fits ``spec``: files in ``folder`` for ``most_entries`` or up to ``budget_bytes``."""
-    return (Lz4Column if spec.compress else RawColumn)(spec, folder, budget_bytes, most_entries)
+    return (Lz4Column if spec.compress else RawColumn)(spec, folder, budget_bytes, most_entries, read_only)

@@ -113,9 +113,12 @@ def unpack(parts: Iterable[NDArray[np.uint8]], shape: tuple[int, ...], dtype: st
     return unpack_frame(join_frame(views, entry_bytes, entry_bytes * shape[0]), shape, dtype)
 
 
-def unpack_frame(frame: Buffer, shape: tuple[int, ...], dtype: str) -> NDArray:
-    """Unpack one whole frame to a new array; raises PackingError if it does not fill ``shape`` exactly."""
-    array = np.empty(shape, dtype)
+def unpack_frame(frame: Buffer, shape: tuple[int, ...], dtype: str, out: NDArray | None = None) -> NDArray:
+    """Unpack one whole frame; raises PackingError if it does not fill ``shape`` exactly.
+
+    ``out`` is the array to write to, contiguous and of that shape and type; by default a new one.
+    """
+    array = np.empty(shape, dtype) if out is None else out
     if not array.nbytes:
         return array
     if _LZ4F is None:

@@ -89,6 +89,9 @@ class Sample:
         lengths: int32 ``[B]``, steps of each item; shorter windows repeat their last entry.
         table_items: items in the table.
         total_priority: sum of all weights of the table.
+        rows: int64 ``[B]``, the record of each item's chunk.
+        commits: uint64 ``[B]``, the number of each item's chunk.
+        offsets: int32 ``[B]``, first step of each item in its chunk.
         arrays: by field.
     """
 
@@ -98,6 +101,9 @@ class Sample:
     lengths: NDArray[np.int32]
     table_items: int
     total_priority: float
+    rows: NDArray[np.int64]
+    commits: NDArray[np.uint64]
+    offsets: NDArray[np.int32]
     arrays: dict[str, NDArray]
 
 
@@ -293,8 +299,17 @@ class Replay:
 
     # ---------------------------------------------------------------- sample and update
 
-    def sample(self, table_name: str, batch_size: int) -> Sample | str:
-        """A batch, or the reason why there is none now. Raises RefusedError where there can never be one."""
+    def sample(
+        self, table_name: str, batch_size: int, *, plain: bool = False, places_only: bool = False
+    ) -> Sample | str:
+        """A batch, or the reason why there is none now. Raises RefusedError where there can never be one.
+
+        Args:
+            table_name: which table.
+            batch_size: B.
+            plain: return what did not compress as it is (see ``Column.gather``).
+            places_only: leave ``arrays`` empty, for a reader that has mapped the files (see `Arena`).
+        """
         table = self.tables.get(table_name)
         if table is None:
             raise RefusedError("no_table", f"{table_name!r}: the tables are {sorted(self.tables)}")
@@ -310,7 +325,8 @@ class Replay:
         assert self.store is not None
         items = table.items(slots)
         rows = items["row"].astype(np.int64)
-        arrays = self.store.gather(rows, items["offset"].astype(np.int64), items["length"].astype(np.int64))
+        offsets, lengths = items["offset"].astype(np.int64), items["length"].astype(np.int64)
+        arrays = {} if places_only else self.store.gather(rows, offsets, lengths, plain=plain)
         table.count_sampled(slots)
         self.counters.sampled_batches += 1
         self.counters.sampled_items += len(slots)
@@ -321,6 +337,9 @@ class Replay:
             lengths=np.ascontiguousarray(items["length"]),
             table_items=table.size,
             total_priority=table.sampler.total,
+            rows=rows,
+            commits=np.ascontiguousarray(items["commit"]),
+            offsets=np.ascontiguousarray(items["offset"]),
             arrays=arrays,
         )
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.columns import Column, MappedFile, Payload, make_column
+from common.data.fence import fence
 from common.data.fields import FieldSpec
 from common.data.rings import Ring
 from common.errors import ConfigError
@@ -32,6 +33,13 @@ RESERVE_BYTES = 1 << 16
 """Room on the disk is taken in steps of a sixteenth of a ring, or so much."""
 
 _log = logging.getLogger(__name__)
+
+
+def record_dtype(rings: int) -> np.dtype:
+    """What is noted about one chunk: where it starts in each ring, and how much of it it takes."""
+    numbers = [("commit", "u8"), ("incarnation", "u8"), ("sequence", "u8"), ("version", "i8")]
+    rest = [("time_s", "f8"), ("steps", "i8"), ("starts", "i8", (rings,)), ("counts", "i8", (rings,))]
+    return np.dtype([*numbers, *rest])
 
 
 class StoreFullError(ValueError):
@@ -62,18 +70,7 @@ class ChunkStore:
         self._rings: list[Ring] = [Ring(max_chunks)]
         for column in self.columns.values():
             self._rings += column.rings
-        self.record_dtype = np.dtype(
-            [
-                ("commit", "u8"),
-                ("incarnation", "u8"),
-                ("sequence", "u8"),
-                ("version", "i8"),
-                ("time_s", "f8"),
-                ("steps", "i8"),
-                ("starts", "i8", (len(self._rings),)),
-                ("counts", "i8", (len(self._rings),)),
-            ]
-        )
+        self.record_dtype = record_dtype(len(self._rings))
         self._unit_bytes = [self.record_dtype.itemsize]
         for column in self.columns.values():
             self._unit_bytes += column.unit_bytes
@@ -229,13 +226,19 @@ class ChunkStore:
         """Free the oldest chunk. Its items must be out of their tables, or go as soon as this returns."""
         row = self._rows.popleft()
         self.commits[row] = 0
+        fence()  # whoever reads the files at the same time has to see this before anything is overwritten
         self.references[row] = 0
         starts = self._records["starts"][self._rows[0]].tolist() if self._rows else [0] * len(self._rings)
         for ring, start in zip(self._rings, starts, strict=True):
             ring.free(start)
 
     def gather(
-        self, rows: NDArray[np.int64], offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+        self,
+        rows: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        *,
+        plain: bool = False,
     ) -> dict[str, NDArray]:
         """The entries of items ``[B]``, by field: see ``Column.gather``."""
         starts = self._records["starts"][rows]
@@ -243,7 +246,7 @@ class ChunkStore:
         for name, column in self.columns.items():
             spec = column.spec
             first = starts[:, self._first_ring[name]] + offsets
-            arrays[name] = column.gather(first, lengths + (spec.before + spec.after))
+            arrays[name] = column.gather(first, lengths + (spec.before + spec.after), plain=plain)
         return arrays
 
     def close(self) -> None:

@@ -169,9 +169,18 @@ MESSAGES: dict[str, Spec] = {
             "reason": "str, why the credit is zero; empty otherwise (answer only)",
             "session": "u64, random number of the replay process; another one means a restart (answer only)",
             "fields": "list as in INSERT, what the shard stores, once it knows (answer only)",
+            "files": "map, folder and host (boot id) where files may be mapped; absent if not (answer only)",
         },
     ),
-    SAMPLE: Spec("learner -> replay", {"table": 'str; "default" if absent', "batch_size": "int, B"}),
+    SAMPLE: Spec(
+        "learner -> replay",
+        {
+            "table": 'str; "default" if absent',
+            "batch_size": "int, B",
+            "plain": "bool, lz4 fields may come as raw where nothing of them compresses; false if absent",
+            "token": "str, what the file `token` in the shard's folder says, to get places; empty if absent",
+        },
+    ),
     BATCH: Spec(
         "replay -> learner, answer to SAMPLE",
         {
@@ -187,6 +196,9 @@ MESSAGES: dict[str, Spec] = {
             "lengths": "int32 [B], steps of each item; shorter windows repeat their last entry",
             "field/FIELD": "raw: dtype [B, before + max(lengths) + after, *shape]; lz4: uint8 [bytes], one "
             "LZ4 frame that unpacks to it",
+            "rows": "int64 [B], instead of the fields where the token is right: see `Same host`",
+            "commits": "uint64 [B], with rows: the number of each item's chunk",
+            "offsets": "int32 [B], with rows: first step of each item in its chunk",
         },
     ),
     WAIT: Spec(

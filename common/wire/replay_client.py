@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from common.data.fields import Chunk, FieldSpec
 from common.errors import ConfigError, PeerError, TroupeError
 from common.wire import messages, sockets
+from common.wire.batch_reader import ArrayPool, BatchReader
 from common.wire.codec import Buffer, Message, WireError, decode, encode
 from common.wire.member import new_incarnation
-from common.wire.replay_codec import SampleBatch, decode_batch, encode_insert, infer_specs
+from common.wire.replay_codec import SampleBatch, encode_insert, infer_specs
 
 __all__ = ["ReplayClient", "ReplayRefusedError", "SampleBatch"]
 
@@ -50,6 +51,9 @@ class _Request:
 
     batch_size: int
     table: str
+    number: int  # that the caller knows; messages may have later ones
+    windows: bool = False  # not the places: those that were answered last had gone
+    token: str = ""  # that it was sent with
     sent_s: float = 0.0  # 0: not sent yet
 
 
@@ -80,6 +84,8 @@ class ReplayClient:
         max_outstanding: int = 64,
         liveness_s: float = 10.0,
         security: sockets.Security | None = None,
+        map_files: bool = True,
+        pool: ArrayPool | None = None,
     ) -> None:
         """Prepare a connection; nothing has to be there yet.
 
@@ -92,6 +98,8 @@ class ReplayClient:
             max_outstanding: most inserts sent and not acknowledged.
             liveness_s: silence after which a new connection is made.
             security: keys.
+            map_files: read the server's files where it is on the same host, instead of having windows sent.
+            pool: where batches get their arrays from, if several clients should share them.
         """
         self.endpoint = endpoint
         self.incarnation = incarnation or new_incarnation()
@@ -99,7 +107,11 @@ class ReplayClient:
         self.wait_reason = ""
         self.batch_bytes = 0
         self.counters = dict.fromkeys(
-            ("inserts", "resends", "batches", "waits", "reconnects", "bad_messages", "lost_updates"), 0
+            (
+                *("inserts", "resends", "batches", "mapped_batches", "gone_batches", "waits"),
+                *("reconnects", "bad_messages", "lost_updates"),
+            ),
+            0,
         )
         self._ctx: sockets.Context = ctx or zmq.Context.instance()
         self._name = name
@@ -116,7 +128,8 @@ class ReplayClient:
         self._inserts: OrderedDict[int, _Insert] = OrderedDict()
         self._unsent: deque[int] = deque()
         self._samples: OrderedDict[int, _Request] = OrderedDict()
-        self._batches: deque[Message] = deque()
+        self._batches: deque[tuple[Message, _Request]] = deque()
+        self._reader = BatchReader(pool, map_files=map_files)
         self._updates: deque[list[Buffer]] = deque(maxlen=64)
         self._status: dict[str, Any] | None = None
         self._failure: TroupeError | None = None
@@ -173,33 +186,52 @@ class ReplayClient:
 
     def request_sample(self, batch_size: int, table: str = "default") -> int:
         """Ask for a batch; any number of requests may be on their way. Returns the request's number."""
-        self._requests_made += 1
-        self._samples[self._requests_made] = _Request(batch_size, table)
+        number = self._add_request(batch_size, table)
         self._send_pending()
-        return self._requests_made
+        return number
 
     def receive(self, timeout_s: float) -> SampleBatch | None:
         """The next batch that was requested, unpacked; None after ``timeout_s`` (see ``wait_reason``)."""
-        self._wait_until(lambda: bool(self._batches), timeout_s)
-        while self._batches:
-            message = self._batches.popleft()
+        deadline_s = time.monotonic() + timeout_s
+        while self._wait_until(lambda: bool(self._batches), deadline_s - time.monotonic()):
+            message, request = self._batches.popleft()
             try:
-                batch = decode_batch(message)
+                batch = self._reader.read(message)
             except WireError as error:
                 self._count_bad(error)
                 continue
+            if request.token and "rows" not in message.arrays and self._reader.refused(request.token):
+                self._ping_s = 0.0  # another process, it seems: let it introduce itself
+            if batch is None:  # overwritten before it was read: have it sent this time
+                self.counters["gone_batches"] += 1
+                self._add_request(request.batch_size, request.table, request.number, windows=True)
+                self._send_pending()
+                continue
             self.counters["batches"] += 1
+            self.counters["mapped_batches"] += "rows" in message.arrays
             self.batch_bytes = sum(array.nbytes for array in message.arrays.values())
             self.wait_reason = ""
+            batch.request_id = request.number
             return batch
         return None
 
+    def recycle(self, batch: SampleBatch) -> None:
+        """Let a later batch use the arrays of this one, which has no fields any more.
+
+        Optional, and worth it: fresh memory costs as much as what is written to it.
+        """
+        self._reader.recycle(batch)
+
+    def cancel_samples(self) -> None:
+        """Forget the batches that were requested and have not come."""
+        self._samples.clear()
+
     def sample(self, batch_size: int, table: str = "default", timeout_s: float = 60.0) -> SampleBatch:
         """Request one batch and wait for it. Raises PeerError after ``timeout_s``."""
-        request = self.request_sample(batch_size, table)
+        self.request_sample(batch_size, table)
         batch = self.receive(timeout_s)
         if batch is None:
-            self._samples.pop(request, None)
+            self.cancel_samples()
             raise PeerError(f"no batch from replay at {self.endpoint}: {self.wait_reason or 'no answer'}")
         return batch
 
@@ -250,6 +282,11 @@ class ReplayClient:
             failure, self._failure = self._failure, None
             raise failure
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the server was heard, counted while something is awaited of it."""
+        return time.monotonic() - self._heard_s
+
     def close(self, linger_s: float = 1.0) -> None:
         """Close the connection; what was sent last still gets ``linger_s`` to leave. Does not ``flush``."""
         self._socket.close(linger=int(linger_s * 1000))
@@ -283,8 +320,9 @@ class ReplayClient:
         for insert in self._inserts.values():
             insert.sent_at_ping = -1
         self._unsent = deque(self._inserts)
-        for request in self._samples.values():
-            request.sent_s = 0.0
+        for number, request in list(self._samples.items()):
+            if request.sent_s:
+                self._renew(number)
 
     def _look_after(self) -> None:
         """Ping a silent server while something is awaited of it, and give up a dead connection."""
@@ -341,6 +379,8 @@ class ReplayClient:
             if request.sent_s:
                 continue
             fields = {"table": request.table, "batch_size": request.batch_size}
+            fields |= self._reader.request_fields(windows=request.windows)
+            request.token = str(fields.get("token", ""))
             if not sockets.send(self._socket, Message(messages.SAMPLE, fields, {}, number)):
                 break
             request.sent_s = time.monotonic()
@@ -349,17 +389,24 @@ class ReplayClient:
 
     def _renew(self, number: int) -> None:
         """Ask again for a batch, under a new number so that a late answer to the old one is told apart."""
-        request = self._samples.pop(number)
+        old = self._samples.pop(number)
+        self._add_request(old.batch_size, old.table, old.number, windows=old.windows)
+
+    def _add_request(self, batch_size: int, table: str, number: int = 0, *, windows: bool = False) -> int:
+        """A new request, or another one for the batch that the caller knows by ``number``."""
         self._requests_made += 1
-        self._samples[self._requests_made] = _Request(request.batch_size, request.table)
+        number = number or self._requests_made
+        self._samples[self._requests_made] = _Request(batch_size, table, number, windows)
+        return number
 
     # ---------------------------------------------------------------- what the server says
 
     def _handle(self, message: Message) -> None:
         kind = message.type
         if kind == messages.BATCH:
-            if self._samples.pop(message.request_id, None) is not None:
-                self._batches.append(message)
+            request = self._samples.pop(message.request_id, None)
+            if request is not None:
+                self._batches.append((message, request))
         elif kind == messages.INSERTED:
             self._inserts.pop(message.request_id, None)
             self._credit = message.integer("credit", high=2**31)
@@ -384,6 +431,8 @@ class ReplayClient:
         if self._session is not None and session != self._session:
             _log.info("%s: replay at %s has been restarted", self._name, self.endpoint)
             self._send_again()
+        if session != self._session:
+            self._reader.connected(message)
         self._session = session
         self._backoff.reset()
         self._wait_log = sockets.WaitLog()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.data.arena import Allocate, Arena
 from common.data.columns import Payload
 from common.data.fields import Chunk, FieldSpec, check_chunk
 from common.data.packing import PackingError, pack_entries, unpack_frame
@@ -137,15 +138,18 @@ def decode_insert(message: Message) -> Insert:
 
 
 def encode_batch(table: str, sample: Sample, specs: Sequence[FieldSpec], request_id: int) -> Message:
-    """A BATCH."""
+    """A BATCH: with the windows, or with their places only if the sample has none."""
     arrays: dict[str, NDArray] = {
         "ids": sample.ids,
         "probabilities": sample.probabilities,
         "versions": sample.versions,
         "lengths": sample.lengths,
     }
-    for spec in specs:
-        arrays["field/" + spec.name] = sample.arrays[spec.name]
+    if sample.arrays:
+        for spec in specs:
+            arrays["field/" + spec.name] = sample.arrays[spec.name]
+    else:
+        arrays |= {"rows": sample.rows, "commits": sample.commits, "offsets": sample.offsets}
     fields = {
         "table": table,
         "table_items": sample.table_items,
@@ -155,27 +159,23 @@ def encode_batch(table: str, sample: Sample, specs: Sequence[FieldSpec], request
     return Message(messages.BATCH, fields, arrays, request_id)
 
 
-def decode_batch(message: Message) -> SampleBatch:
-    """The batch in ``message``, unpacked; raises WireError if it is none."""
+def decode_batch(
+    message: Message, arena: Arena | None = None, allocate: Allocate = np.empty
+) -> SampleBatch | None:
+    """The batch in ``message``, unpacked; raises WireError if it is none.
+
+    None if it says places only, and not all of them are in ``arena`` any more.
+    """
     lengths = message.array("lengths", "int32", 1)
     count = len(lengths)
     if not count:
         raise WireError("bad_batch", "an empty batch")
-    longest = int(lengths.max())
-    fields: dict[str, NDArray] = {}
-    for spec in specs_from_wire(message.sequence("fields")):
-        shape = (count, spec.entries(longest), *spec.shape)
-        if spec.compress:
-            frame = message.array("field/" + spec.name, "uint8", 1)
-            try:
-                fields[spec.name] = unpack_frame(frame.data, shape, spec.dtype)
-            except PackingError as error:
-                raise WireError("bad_batch", f"field {spec.name}: {error}") from None
-        else:
-            array = message.array("field/" + spec.name, spec.dtype)
-            if array.shape != shape:
-                raise WireError("bad_batch", f"field {spec.name} is {array.shape}, expected {shape}")
-            fields[spec.name] = array
+    if "rows" in message.arrays:
+        fields = _fields_in_arena(message, arena, lengths, allocate)
+        if fields is None:
+            return None
+    else:
+        fields = _fields_in_message(message, count, int(lengths.max()), allocate)
     return SampleBatch(
         ids=message.array("ids", "uint64", 1),
         probabilities=message.array("probabilities", "float64", 1),
@@ -186,3 +186,35 @@ def decode_batch(message: Message) -> SampleBatch:
         fields=fields,
         request_id=message.request_id,
     )
+
+
+def _fields_in_message(message: Message, count: int, longest: int, allocate: Allocate) -> dict[str, NDArray]:
+    fields: dict[str, NDArray] = {}
+    for spec in specs_from_wire(message.sequence("fields")):
+        shape = (count, spec.entries(longest), *spec.shape)
+        array = message.array("field/" + spec.name)
+        if spec.compress and array.ndim == 1:
+            frame = message.array("field/" + spec.name, "uint8", 1)
+            try:
+                fields[spec.name] = unpack_frame(frame.data, shape, spec.dtype, allocate(shape, spec.dtype))
+            except PackingError as error:
+                raise WireError("bad_batch", f"field {spec.name}: {error}") from None
+        else:
+            array = message.array("field/" + spec.name, spec.dtype)
+            if array.shape != shape:
+                raise WireError("bad_batch", f"field {spec.name} is {array.shape}, expected {shape}")
+            fields[spec.name] = array
+    return fields
+
+
+def _fields_in_arena(
+    message: Message, arena: Arena | None, lengths: NDArray[np.int32], allocate: Allocate
+) -> dict[str, NDArray] | None:
+    rows, commits = message.array("rows", "int64", 1), message.array("commits", "uint64", 1)
+    offsets = message.array("offsets", "int32", 1)
+    if arena is None or not len(rows) == len(commits) == len(offsets) == len(lengths):
+        raise WireError("bad_batch", "places that were not asked for, or that differ in number")
+    try:
+        return arena.gather(rows, commits, offsets, lengths, allocate)
+    except (ValueError, IndexError) as error:
+        raise WireError("bad_batch", str(error)) from None

@@ -11,6 +11,7 @@ from common.data.replay import GapError, RefusedError, Replay
 from common.wire import messages, sockets
 from common.wire.codec import Message, WireError
 from common.wire.replay_codec import decode_insert, encode_batch, specs_to_wire
+from common.wire.replay_files import SharedFiles
 
 PEER_CREDIT = 64
 """Inserts that one peer may have unacknowledged."""
@@ -55,6 +56,7 @@ class Requests:
         self._socket = socket
         self._session = session
         self._status = status
+        self._files = SharedFiles(replay.folder)
         self._parked: deque[Parked] = deque()
         self._writers: OrderedDict[bytes, None] = OrderedDict()  # the one heard last is last
         self._paused_since_s = 0.0
@@ -142,6 +144,8 @@ class Requests:
         message.fields = {
             "table": message.text("table", "default", max_chars=64),
             "batch_size": message.integer("batch_size", low=1, high=MAX_BATCH),
+            "plain": message.boolean("plain", False),
+            "token": message.text("token", "", max_chars=64),
         }
         if self._parked or self._try(peer, message) is not None:
             if len(self._parked) >= MAX_PARKED:
@@ -150,9 +154,11 @@ class Requests:
 
     def _try(self, peer: bytes, message: Message) -> str | None:
         """Serve a SAMPLE, or return why it has to wait."""
-        table, batch_size = message.fields["table"], message.fields["batch_size"]
+        fields = message.fields
+        table, batch_size = fields["table"], fields["batch_size"]
+        mapped = self._files.proven(fields["token"])
         try:
-            sample = self._replay.sample(table, batch_size)
+            sample = self._replay.sample(table, batch_size, plain=fields["plain"], places_only=mapped)
         except RefusedError as error:
             self.refuse(peer, message, error.kind, error.detail)
             return None
@@ -173,6 +179,8 @@ class Requests:
         answer = self._grant(message.request_id)
         if self._replay.specs:
             answer.fields["fields"] = specs_to_wire(self._replay.specs)
+        if self._files.offer:
+            answer.fields["files"] = self._files.offer
         self._send(peer, answer)
 
     def _on_status(self, peer: bytes, message: Message) -> None:

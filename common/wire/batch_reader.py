@@ -1,0 +1,87 @@
+"""From BATCH messages to arrays: unpacked or copied out of a shard's files, into arrays that are reused."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.arena import Allocate
+from common.wire.codec import Message
+from common.wire.replay_codec import SampleBatch, decode_batch
+from common.wire.replay_files import PeerFiles
+
+MOST_SPARE = 32
+"""Arrays of one shape that are kept for later."""
+
+
+class ArrayPool:
+    """Arrays to write to, given back when their contents have been used.
+
+    To touch fresh memory for the first time costs as much as to copy a batch to it.
+    """
+
+    def __init__(self, allocate: Allocate = np.empty) -> None:
+        """``allocate`` makes a new array: of page-locked memory, for instance."""
+        self._allocate = allocate
+        self._spare: dict[tuple[tuple[int, ...], str], list[NDArray]] = defaultdict(list)
+
+    def take(self, shape: tuple[int, ...], dtype: str) -> NDArray:
+        """An array of ``shape``, with anything in it."""
+        spare = self._spare[shape, np.dtype(dtype).name]
+        return spare.pop() if spare else self._allocate(shape, dtype)
+
+    def give(self, array: NDArray) -> None:
+        """Take back ``array``, which nobody uses any more; read-only ones are somebody else's."""
+        spare = self._spare[array.shape, array.dtype.name]
+        if array.flags.writeable and array.flags.c_contiguous and len(spare) < MOST_SPARE:
+            spare.append(array)
+
+
+class BatchReader:
+    """Reads the batches of one shard.
+
+    Attributes:
+        files: the shard's files, where they can be had.
+    """
+
+    def __init__(self, pool: ArrayPool | None = None, *, map_files: bool = True) -> None:
+        """``map_files`` permits to use the files of a shard on the same host."""
+        self.files = PeerFiles()
+        self._pool = pool or ArrayPool()
+        self._map_files = map_files
+
+    def connected(self, credit: Message) -> None:
+        """A shard, or another process of it, has introduced itself by ``credit``."""
+        self.files.offered(credit.mapping("files", {}) if self._map_files else {})
+        if "fields" in credit.fields:  # so there are files
+            self.files.map()
+
+    def request_fields(self, *, windows: bool) -> dict[str, object]:
+        """What a SAMPLE says about how the batch should come; ``windows`` wants no places."""
+        token = "" if windows else self.files.token
+        return {"plain": True, "token": token} if token else {"plain": True}
+
+    def refused(self, token: str) -> bool:
+        """Windows came in spite of ``token``, so these are not the shard's files. False if that is known."""
+        if token != self.files.token:
+            return False
+        self.files.offered({})
+        return True
+
+    def read(self, message: Message) -> SampleBatch | None:
+        """The batch in ``message``; None where it says places that are no longer there.
+
+        Raises WireError for what is no batch.
+        """
+        batch = decode_batch(message, self.files.arena, self._pool.take)
+        if self.files.arena is None:
+            self.files.map()  # now that there is a batch, there are files
+        return batch
+
+    def recycle(self, batch: SampleBatch) -> None:
+        """Use the arrays of ``batch`` for a later one. It has no fields any more."""
+        fields, batch.fields = batch.fields, {}
+        for array in fields.values():
+            self._pool.give(array)

@@ -1,0 +1,187 @@
+"""A reader of a store's files sees what the store would send, or that it is gone; never a mixture."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from common.data.arena import Arena
+from common.data.columns import Payload
+from common.data.fields import FieldSpec
+from common.data.packing import pack_entries, unpack_frame
+from common.data.replay import Insert, Items, Replay
+from common.data.table import TableConfig
+from common.errors import ConfigError
+
+FRAME = (24, 24)
+SPECS = (
+    FieldSpec("pong", "uint8", FRAME, before=3, after=2, compress=True),
+    FieldSpec("noise", "uint8", FRAME, before=1, compress=True),
+    FieldSpec("plain", "float32", FRAME, before=1),
+    FieldSpec("action", "int64", ()),
+)
+
+
+def noise(number):
+    """The same for the same number, and incompressible."""
+    return np.random.default_rng(number).integers(0, 256, FRAME, dtype=np.uint8)
+
+
+def insert(sequence, steps, lengths):
+    """A chunk of numbered steps, with one item at every offset where its length fits."""
+    first = 100 * sequence
+    obs = np.stack([np.full(FRAME, (first + i) % 256, np.uint8) for i in range(-3, steps + 2)])
+    payloads = {
+        "pong": Payload(*pack_entries(obs)),
+        "noise": Payload(*pack_entries(np.stack([noise(first + i) for i in range(-1, steps)]))),
+        "plain": Payload(np.stack([np.full(FRAME, first + i, np.float32) for i in range(-1, steps)])),
+        "action": Payload(np.arange(first, first + steps)),
+    }
+    offsets = [i for i in range(steps) if i + lengths[i % len(lengths)] <= steps]
+    sizes = [lengths[i % len(lengths)] for i in offsets]
+    items = Items(np.array(offsets, np.int32), np.array(sizes, np.int32), np.ones(len(offsets)))
+    return Insert(5, sequence, sequence, SPECS, payloads, steps, 1, {"default": items})
+
+
+def fill(folder, *, capacity=1000, chunks=5, lengths=(1,)):
+    replay = Replay(folder, [TableConfig(capacity=capacity)], budget_bytes=1 << 24, seed=0)
+    for sequence in range(1, chunks + 1):
+        replay.insert(insert(sequence, 8, lengths))
+    return replay
+
+
+def places(replay, size=64):
+    sample = replay.sample("default", size, places_only=True)
+    assert not sample.arrays
+    return sample.rows, sample.commits, sample.offsets, sample.lengths
+
+
+@pytest.mark.parametrize("lengths", [(1,), (3,), (1, 4, 2)])
+def test_the_files_say_what_the_store_would_send(tmp_path, lengths):
+    replay = fill(tmp_path, lengths=lengths)
+    rows, commits, offsets, sizes = places(replay)
+    found = Arena(tmp_path).gather(rows, commits, offsets, sizes)
+    args = rows, offsets.astype(np.int64), sizes.astype(np.int64)
+    frames, plain = replay.store.gather(*args), replay.store.gather(*args, plain=True)
+    for spec in SPECS:
+        sent = frames[spec.name]
+        if spec.compress:
+            sent = unpack_frame(sent.data, found[spec.name].shape, spec.dtype)
+        np.testing.assert_array_equal(found[spec.name], sent)
+    # What does not compress need not be unpacked, where the windows are equally long.
+    assert plain["pong"].ndim == 1
+    assert (plain["noise"].ndim == 1) == (len(lengths) > 1)
+    if len(lengths) == 1:
+        np.testing.assert_array_equal(plain["noise"], found["noise"])
+    numbers = found["action"][:, :1] + np.arange(-1, 1)
+    np.testing.assert_array_equal(found["plain"][:, :2, 0, 0], numbers)
+    for row in range(0, 64, 8):
+        np.testing.assert_array_equal(found["noise"][row, 0], noise(numbers[row, 0]))
+
+
+def test_arrays_come_from_where_they_are_asked_for(tmp_path):
+    replay = fill(tmp_path)
+    made = []
+
+    def allocate(shape, dtype):
+        made.append(np.full(shape, 9, dtype))
+        return made[-1]
+
+    found = Arena(tmp_path).gather(*places(replay), allocate)
+    assert [id(array) for array in found.values()] == [id(array) for array in made]
+
+
+def test_a_chunk_that_has_left_is_noticed(tmp_path):
+    replay = fill(tmp_path, capacity=40)
+    arena = Arena(tmp_path)
+    old = places(replay)
+    assert arena.gather(*old) is not None
+    for sequence in range(6, 9):
+        replay.insert(insert(sequence, 8, (1,)))
+    assert arena.gather(*old) is None
+    assert arena.gather(*places(replay)) is not None
+    # The places of a chunk that took the same row are not its.
+    rows, commits, offsets, lengths = places(replay)
+    assert arena.gather(rows, commits + np.uint64(1), offsets, lengths) is None
+
+
+def test_nonsense_is_an_error_and_nothing_else(tmp_path):
+    replay = fill(tmp_path)
+    arena = Arena(tmp_path)
+    rows, commits, offsets, lengths = places(replay)
+    for bad_rows in (rows + (1 << 40), rows - (1 << 20)):
+        with pytest.raises(ValueError, match="row"):
+            arena.gather(bad_rows, commits, offsets, lengths)
+    for bad_lengths in (lengths * 0, lengths * (1 << 30)):
+        with pytest.raises(ValueError, match="batch"):
+            arena.gather(rows, commits, offsets, bad_lengths)
+    with pytest.raises((ValueError, IndexError)):
+        arena.gather(rows, commits, offsets + (1 << 30), lengths)
+
+
+def test_no_files_no_arena(tmp_path):
+    with pytest.raises(OSError, match="nothing is stored"):
+        Arena(tmp_path)
+    replay = fill(tmp_path)
+    replay.close()
+    (tmp_path / "plain.raw").write_bytes(b"short")
+    with pytest.raises(OSError, match="too short"):
+        Arena(tmp_path)
+    (tmp_path / "signature.json").write_text("{}")
+    with pytest.raises(ConfigError, match="damaged"):
+        Arena(tmp_path)
+
+
+def test_a_writer_at_full_speed_never_tears_a_read(tmp_path, monkeypatch):
+    """And it would be seen: the same reads without the check do find mixtures."""
+    replay = fill(tmp_path, capacity=48, chunks=8)
+    arena = Arena(tmp_path)
+    ready = [insert(sequence, 8, (1,)) for sequence in range(9, 1500)]
+    lock, stop = threading.Lock(), threading.Event()
+
+    def write():
+        for each in ready:
+            with lock:  # as the shard does it: sampling and inserting take turns, reading does not
+                replay.insert(each)
+            if stop.is_set():
+                return
+
+    def whole(found):
+        number = found["action"][:, 0]
+        window = (number[:, None] + np.arange(-3, 3)) % 256
+        return (
+            np.all(found["pong"] == window[..., None, None])
+            and np.array_equal(found["plain"][:, 1, 0, 0], number)
+            and np.array_equal(found["plain"][:, 0, -1, -1], number - 1)
+        )
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    counts = dict.fromkeys(("whole", "gone", "torn", "seen"), 0)
+    try:
+        while thread.is_alive():
+            with lock:
+                asked = places(replay)
+            checked = sum(counts.values()) % 2 == 0
+            with monkeypatch.context() as patch:
+                if not checked:
+                    patch.setattr(arena, "_all_there", lambda *_: True)
+                try:
+                    found = arena.gather(*asked)
+                except ValueError:
+                    assert not checked
+                    counts["seen"] += 1
+                    continue
+            if found is None:
+                counts["gone"] += 1
+            elif whole(found):
+                counts["whole"] += 1
+            else:
+                counts["torn" if checked else "seen"] += 1
+    finally:
+        stop.set()
+        thread.join()
+    assert counts["torn"] == 0
+    assert counts["whole"] > 0
+    assert counts["gone"] > 0
+    assert counts["seen"] > 0

@@ -1,0 +1,214 @@
+"""A peer on the same host reads the shard's files, and gets windows sent where it cannot."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import zmq
+
+from common.data.replay import Replay
+from common.data.table import TableConfig
+from common.runtime.lifecycle import StopSignal
+from common.wire import messages, replay_files, sockets
+from common.wire.codec import Message, decode, encode
+from common.wire.replay_client import ReplayClient
+from services.replay.service import ReplayService
+from tests.replay import processes
+
+
+@pytest.fixture
+def context():
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+class Shard:
+    """A shard in a thread of this process, over the folder of a former one if there was any."""
+
+    def __init__(self, context, folder, endpoint, capacity=100):
+        table = TableConfig(capacity=capacity)
+        self.replay = Replay(folder, [table], budget_bytes=1 << 26, seed=1)
+        self.router = sockets.make_router(context, endpoint)
+        self.stop_signal = StopSignal()
+        service = ReplayService(self.replay, self.router, self.stop_signal)
+        self.thread = threading.Thread(target=service.run)
+        self.thread.start()
+
+    def stop(self):
+        self.stop_signal.set()
+        self.thread.join(20)
+        self.router.close(linger=0)
+        self.replay.close()
+
+
+@pytest.fixture
+def server(tmp_path, context):
+    """A function that starts a shard in the place of the last one, and returns its address."""
+    endpoint = f"ipc://{tmp_path}/replay"
+
+    def make(**options):
+        make.shard = Shard(context, tmp_path / "data", endpoint, **options)
+        return endpoint
+
+    yield make
+    make.shard.stop()
+
+
+@pytest.fixture
+def client(context):
+    clients = []
+
+    def make(endpoint, **options):
+        clients.append(ReplayClient(endpoint, ctx=context, **options))
+        return clients[-1]
+
+    yield make
+    for each in clients:
+        each.close(0)
+
+
+def fill(client, chunks, first=0):
+    for number in range(first, first + chunks):
+        processes.insert(client, number)
+    assert client.flush(20)
+
+
+def test_batches_after_the_first_are_read_from_the_files(server, client):
+    endpoint = server()
+    actor, learner = client(endpoint), client(endpoint)
+    remote = client(endpoint, map_files=False)
+    fill(actor, 5)
+    for _ in range(4):
+        batch = learner.sample(64)
+        processes.check(batch)
+        learner.update_priorities(batch.ids, np.ones(64))
+    assert learner.counters["mapped_batches"] >= 2  # the first was asked for before anything was known
+    mapped_bytes = learner.batch_bytes
+    for _ in range(3):
+        processes.check(remote.sample(64))
+    assert remote.counters["mapped_batches"] == 0
+    assert mapped_bytes < 64 * 60 < remote.batch_bytes
+    assert learner.status()["updated_priorities"] == 256
+
+
+@pytest.mark.parametrize("hindrance", ["another host", "another folder", "no token", "another token"])
+def test_who_cannot_have_the_files_gets_windows(server, client, monkeypatch, tmp_path, hindrance):
+    endpoint = server()
+    learner = client(endpoint)
+    fill(learner, 5)
+    if hindrance == "another host":
+        monkeypatch.setattr(replay_files, "boot_id", lambda: "somewhere else")
+    elif hindrance == "another folder":
+        monkeypatch.setattr(replay_files, "Arena", lambda _: (_ for _ in ()).throw(OSError("not here")))
+    elif hindrance == "no token":
+        (tmp_path / "data" / "token").unlink()
+    else:  # a folder of the same name that holds something else
+        (tmp_path / "data" / "token").write_text("0" * 32)
+    stranger = client(endpoint)
+    for _ in range(4):
+        processes.check(stranger.sample(64))
+    assert stranger.counters["mapped_batches"] == 0
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_restarted_shard_is_mapped_anew(server, client, tmp_path, empty):
+    endpoint = server()
+    learner = client(endpoint, liveness_s=1.0)
+    fill(learner, 5)
+    for _ in range(3):
+        processes.check(learner.sample(64))
+    before = learner.counters["mapped_batches"]
+    assert before > 0
+    server.shard.stop()
+    if empty:
+        for file in (tmp_path / "data").iterdir():
+            file.unlink()
+    server()
+    # Other chunks under the same numbers, where the files are new.
+    fill(learner, 5, first=20)
+    deadline = time.monotonic() + 30
+    while learner.counters["mapped_batches"] < before + 3:
+        assert time.monotonic() < deadline
+        batch = learner.sample(64)
+        processes.check(batch)
+        if empty:
+            assert batch.fields["action"].min() >= 20 * processes.STEPS
+
+
+def test_a_wrong_token_and_a_long_one_get_windows(server, client, context):
+    endpoint = server()
+    fill(client(endpoint), 2)
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect(endpoint)
+    for number, token in enumerate(("", "f" * 32, "ä" * 32)):
+        dealer.send_multipart(encode(Message(messages.SAMPLE, {"batch_size": 4, "token": token}, {}, number)))
+        assert dealer.poll(10_000)
+        answer = decode(dealer.recv_multipart())
+        assert answer.type == messages.BATCH
+        assert "rows" not in answer.arrays
+        assert "field/obs" in answer.arrays
+    dealer.send_multipart(encode(Message(messages.SAMPLE, {"batch_size": 4, "token": "f" * 999}, {}, 9)))
+    assert dealer.poll(10_000)
+    assert decode(dealer.recv_multipart()).fields["kind"] == "bad_field"
+    dealer.close(linger=0)
+
+
+def test_arrays_are_used_again(server, client):
+    endpoint = server()
+    learner = client(endpoint)
+    fill(learner, 5)
+    learner.sample(16)
+    used = []
+    for _ in range(3):
+        batch = learner.sample(16)
+        processes.check(batch)
+        used.append({name: id(array) for name, array in batch.fields.items()})
+        learner.recycle(batch)
+        assert not batch.fields
+    assert used[0] == used[1] == used[2]
+
+
+def test_no_read_is_torn_while_the_shard_evicts(tmp_path, client):
+    """Batches are read late from a shard that keeps few chunks and gets many."""
+    endpoint = f"ipc://{tmp_path}/replay"
+    process = processes.start(tmp_path / "data", endpoint, "--capacity", "60")
+    learner = client(endpoint)
+    fill(learner, 4)
+    learner.sample(8)
+    stop = threading.Event()
+
+    def write():
+        actor = ReplayClient(endpoint, name="writer", max_outstanding=32)
+        number = 4
+        while not stop.is_set():
+            number += actor.insert(processes.chunk(number))
+            actor.poll(0)
+        actor.close(0)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    rng = np.random.default_rng(0)
+    try:
+        deadline = time.monotonic() + 60
+        counters = learner.counters
+        while (
+            counters["gone_batches"] < 20 or counters["mapped_batches"] < 20
+        ) and time.monotonic() < deadline:
+            for _ in range(int(rng.integers(1, 12))):
+                learner.request_sample(32)
+            time.sleep(float(rng.choice([0.0, 0.001, 0.02])))
+            while learner.outstanding_samples:
+                batch = learner.receive(10)
+                assert batch is not None, learner.wait_reason
+                processes.check(batch)
+                learner.recycle(batch)
+    finally:
+        stop.set()
+        thread.join(10)
+        process.kill()
+        process.wait()
+    assert counters["gone_batches"] >= 20
+    assert counters["mapped_batches"] >= 20
+    assert counters["bad_messages"] == 0
