@@ -283,6 +283,11 @@ class ReplayClient:
             raise failure
 
     @property
+    def socket(self) -> sockets.Socket:
+        """The present socket, to be polled for reading together with others."""
+        return self._socket
+
+    @property
     def silent_s(self) -> float:
         """Seconds since the server was heard, counted while something is awaited of it."""
         return time.monotonic() - self._heard_s

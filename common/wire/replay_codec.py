@@ -34,6 +34,7 @@ class SampleBatch:
         total_priority: sum of ``priority ** alpha`` over the table.
         fields: ``[B, window, *shape]`` by name.
         request_id: of the request that this answers.
+        shard: address of the shard, where there are several.
     """
 
     ids: NDArray[np.uint64]
@@ -44,6 +45,7 @@ class SampleBatch:
     total_priority: float = 0.0
     fields: dict[str, NDArray] = field(default_factory=dict)
     request_id: int = 0
+    shard: str = ""
 
 
 def infer_specs(chunk: Chunk) -> tuple[FieldSpec, ...]:

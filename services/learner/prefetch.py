@@ -1,39 +1,32 @@
-"""Keeps sampled batches ready: one thread that talks to every replay shard."""
+"""Keeps sampled batches ready: one thread that talks to the replay shards."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+import torch
 import zmq
 
-from common.wire.replay_client import ReplayClient, SampleBatch
+from common.wire.batch_reader import ArrayPool
+from common.wire.replay_codec import SampleBatch
+from common.wire.sharded_replay import ShardedReplayClient
 
 log = logging.getLogger(__name__)
 
 IDLE_POLL_S = 0.01
 
 
-@dataclass(frozen=True)
-class ReadyBatch:
-    """A batch and where it came from."""
-
-    shard: str
-    sample: SampleBatch
-    shards: int
-    """Live shards when it was drawn: each is asked for as many batches as any other."""
-
-
 class Prefetcher:
     """Requests batches ahead of the learner, unpacks them, and returns priorities.
 
-    `depth` batches are requested or ready at any time, shared evenly between the shards. All sockets belong
-    to the thread; the learner sees two queues.
+    `depth` batches are requested or ready at any time. All sockets belong to the thread; the learner sees two
+    queues.
     """
 
     def __init__(
@@ -44,15 +37,19 @@ class Prefetcher:
         batch_size: int,
         depth: int,
         incarnation: int,
+        pinned: bool = False,
     ) -> None:
-        self._context = context
         self._shards = shards
         self._batch_size = batch_size
         self._depth = depth
-        self._incarnation = incarnation
-        self._ready: queue.Queue[ReadyBatch] = queue.Queue()
-        self._priorities: queue.Queue[tuple[str, np.ndarray, np.ndarray]] = queue.Queue()
-        self._clients: dict[str, ReplayClient] = {}
+        self._replay = ShardedReplayClient(
+            pool=ArrayPool(_pinned if pinned else np.empty),
+            ctx=context,
+            name="learner",
+            incarnation=incarnation,
+        )
+        self._ready: queue.Queue[SampleBatch] = queue.Queue()
+        self._done: queue.Queue[tuple[SampleBatch, np.ndarray]] = queue.Queue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
         self._failure: BaseException | None = None
@@ -69,7 +66,7 @@ class Prefetcher:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def get(self, timeout_s: float) -> ReadyBatch | None:
+    def get(self, timeout_s: float) -> SampleBatch | None:
         """The next batch, or None after `timeout_s`; `wait_reason` then says what is missing."""
         if self._failure is not None:
             raise self._failure
@@ -81,63 +78,49 @@ class Prefetcher:
         finally:
             self.waited_s += time.monotonic() - began
 
-    def put_priorities(self, batch: ReadyBatch, priorities: np.ndarray) -> None:
-        """Sends new priorities `[B]` float64 of a batch's items back to its shard; never blocks."""
-        self._priorities.put((batch.shard, batch.sample.ids, priorities))
+    def put_priorities(self, batch: SampleBatch, priorities: np.ndarray) -> None:
+        """Sends new priorities `[B]` float64 of a batch's items back to its shard; never blocks.
+
+        The batch is done with: its fields are written over by later ones.
+        """
+        self._done.put((batch, priorities))
 
     def _run(self) -> None:
+        replay = self._replay
         try:
             while not self._stop.is_set():
                 self._follow_shards()
                 self._send_priorities()
-                self._request()
-                self._receive()
+                for _ in range(self._depth - self._ready.qsize() - replay.outstanding_samples):
+                    replay.request_sample(self._batch_size)
+                batch = replay.receive(IDLE_POLL_S)
+                if batch is None:
+                    self.wait_reason = replay.wait_reason
+                else:
+                    self._ready.put(batch)
             self._send_priorities()
-        except (
-            BaseException
-        ) as error:  # handed to the learner's loop: a silent death would look like starvation
-            self._failure = error
+        except BaseException as error:
+            self._failure = error  # for the learner's loop: a silent death would look like starvation
         finally:
-            for client in self._clients.values():
-                client.close()
+            replay.close()
 
     def _follow_shards(self) -> None:
-        live = self._shards()
-        for endpoint in live:
-            if endpoint not in self._clients:
+        live, known = self._shards(), self._replay.shards
+        if set(live) != set(known):
+            for endpoint in set(live) - set(known):
                 log.info("sampling from replay at %s", endpoint)
-                self._clients[endpoint] = ReplayClient(
-                    endpoint, ctx=self._context, name="learner", incarnation=self._incarnation
-                )
-        for endpoint in [known for known in self._clients if known not in live]:
-            log.warning("replay at %s is gone", endpoint)
-            self._clients.pop(endpoint).close()
-        if not self._clients:
-            self.wait_reason = "no replay shard has joined"
-            self._stop.wait(0.1)
+            for endpoint in set(known) - set(live):
+                log.warning("replay at %s is gone", endpoint)
+            self._replay.set_shards(live)
 
     def _send_priorities(self) -> None:
-        while True:
-            try:
-                shard, ids, priorities = self._priorities.get_nowait()
-            except queue.Empty:
-                return
-            if shard in self._clients:
-                self._clients[shard].update_priorities(ids, priorities)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                batch, priorities = self._done.get_nowait()
+                self._replay.update_priorities(batch, priorities)
+                self._replay.recycle(batch)
 
-    def _request(self) -> None:
-        if not self._clients:
-            return
-        wanted = self._depth - self._ready.qsize()
-        share = -(-max(0, wanted) // len(self._clients))
-        for client in self._clients.values():
-            for _ in range(share - client.outstanding_samples):
-                client.request_sample(self._batch_size)
 
-    def _receive(self) -> None:
-        for endpoint, client in self._clients.items():
-            sample = client.receive(IDLE_POLL_S / len(self._clients))
-            if sample is None:
-                self.wait_reason = client.wait_reason or f"replay at {endpoint} does not answer"
-            else:
-                self._ready.put(ReadyBatch(endpoint, sample, len(self._clients)))
+def _pinned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Page-locked memory, which a GPU reads by itself."""
+    return torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=True).numpy()

@@ -24,8 +24,9 @@ from common.runtime.checkpoint import load_newest, save_checkpoint
 from common.runtime.logging import Throttle
 from common.wire.codec import WireError
 from common.wire.control import ControlServer
+from common.wire.replay_codec import SampleBatch
 from services.learner.counters import RunCounters
-from services.learner.prefetch import Prefetcher, ReadyBatch
+from services.learner.prefetch import Prefetcher
 from services.learner.reporter import Reporter
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Learner:
             batch_size=config.replay.batch_size,
             depth=config.learner.prefetch,
             incarnation=secrets.randbits(63),
+            pinned=config.learner.device != "cpu",
         )
         self.reporter = Reporter(
             run_dir,
@@ -114,7 +116,7 @@ class Learner:
     def _complete(self) -> bool:
         return self.counters.steps >= self.config.run.total_steps
 
-    def _learn(self, batch: ReadyBatch) -> None:
+    def _learn(self, sample: SampleBatch) -> None:
         """One update, its priorities, and every so often a new parameter version."""
         replay, counters = self.config.replay, self.counters
         beta = annealed(
@@ -123,15 +125,11 @@ class Learner:
             counters.updates,
             replay.importance_anneal_updates,
         )
-        sample = batch.sample
-        # Every shard serves equally many batches, so an item's chance is its chance there over their number.
-        weights = importance_weights(
-            sample.probabilities / batch.shards, sample.table_items * batch.shards, beta
-        )
+        weights = importance_weights(sample.probabilities, sample.table_items, beta)
         counters.updates += 1
         measure = counters.updates % METRICS_PERIOD_UPDATES == 0
         update = self.agent.update(sample.fields, weights, want_metrics=measure)
-        self.prefetch.put_priorities(batch, update.priorities)
+        self.prefetch.put_priorities(sample, update.priorities)
         if measure:
             self._check_finite(update.metrics)
             lag = np.maximum(0, counters.version - sample.versions).mean()

@@ -1,0 +1,262 @@
+"""Several replay shards as one: inserts go round, samples come in proportion to priority over all of them.
+
+Every batch comes from one shard, drawn with a chance in proportion to the sum of the weights in its table, as
+far as it is known from its last batch. An item's probability is that chance times the one within its shard:
+whatever the sums have become since the draw, it is the probability with which the item was really chosen, so
+importance weights made of it are right.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from common.data.fields import Chunk
+from common.wire.batch_reader import ArrayPool
+from common.wire.replay_client import ReplayClient
+from common.wire.replay_codec import SampleBatch
+
+_log = logging.getLogger(__name__)
+
+LOST_S = 3.0
+"""A shard that has been silent for so long is not asked for batches that somebody waits for."""
+
+FLOOR = 0.01
+"""Share of the batches that is drawn evenly, so that no shard is ever out of sight."""
+
+
+@dataclass
+class _Wanted:
+    """A batch that was asked for, and the chance with which its shard was drawn."""
+
+    batch_size: int
+    table: str
+    chance: float = 1.0
+
+
+@dataclass
+class _Shard:
+    """What is known about one shard."""
+
+    client: ReplayClient
+    weight: float = 0.0  # sum of the weights in the table; 0 before the first batch
+    items: int = 0
+    lost: bool = False
+    wanted: dict[int, _Wanted] = field(default_factory=dict)  # by the client's number of the request
+
+
+class ShardedReplayClient:
+    """`ReplayClient` for any number of shards, which may come and go. For use by one thread."""
+
+    def __init__(
+        self,
+        shards: Sequence[str] = (),
+        *,
+        seed: int | None = None,
+        pool: ArrayPool | None = None,
+        **options: Any,
+    ) -> None:
+        """Connect to ``shards``, addresses.
+
+        Args:
+            shards: see ``set_shards``.
+            seed: of the choice of shards.
+            pool: where batches get their arrays from.
+            options: of each `ReplayClient`.
+        """
+        self._pool = pool or ArrayPool()
+        self._options = options
+        self._shards: dict[str, _Shard] = {}
+        self._unassigned: deque[_Wanted] = deque()
+        self._draws = np.random.default_rng(seed).random()
+        self._turn = 0
+        self.set_shards(shards)
+
+    @property
+    def shards(self) -> list[str]:
+        """Addresses of the shards."""
+        return list(self._shards)
+
+    def set_shards(self, endpoints: Sequence[str]) -> None:
+        """Use these shards from now on. What was asked of one that has gone is asked of others."""
+        for endpoint in endpoints:
+            if endpoint not in self._shards:
+                self._shards[endpoint] = _Shard(ReplayClient(endpoint, pool=self._pool, **self._options))
+        for endpoint in [known for known in self._shards if known not in endpoints]:
+            shard = self._shards.pop(endpoint)
+            self._unassigned.extend(shard.wanted.values())
+            shard.client.close()
+        self._assign()
+
+    def close(self, linger_s: float = 1.0) -> None:
+        """Close all connections."""
+        for shard in self._shards.values():
+            shard.client.close(linger_s)
+
+    # ---------------------------------------------------------------- inserting
+
+    @property
+    def outstanding(self) -> int:
+        """Inserts that are not acknowledged yet."""
+        return sum(shard.client.outstanding for shard in self._shards.values())
+
+    @property
+    def blocked_reason(self) -> str:
+        """Why the next insert would have to wait, empty where it would not."""
+        reasons = {shard.client.blocked_reason for shard in self._shards.values()}
+        return "" if "" in reasons else "; ".join(sorted(reasons)) or "there is no replay shard"
+
+    def insert(self, chunk: Chunk, table: str = "default") -> bool:
+        """Send ``chunk`` to the next shard that takes it; False where none does at present."""
+        clients = [shard.client for shard in self._shards.values()]
+        for i in range(len(clients)):
+            at = (self._turn + i) % len(clients)
+            if clients[at].insert(chunk, table):
+                self._turn = at + 1
+                return True
+        return False
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until every insert is acknowledged; False where some are not after ``timeout_s``."""
+        deadline_s = time.monotonic() + timeout_s
+        done = [shard.client.flush(deadline_s - time.monotonic()) for shard in self._shards.values()]
+        return all(done)  # each of them had its turn
+
+    # ---------------------------------------------------------------- sampling
+
+    @property
+    def outstanding_samples(self) -> int:
+        """Batches requested and not received."""
+        return len(self._unassigned) + sum(len(shard.wanted) for shard in self._shards.values())
+
+    @property
+    def wait_reason(self) -> str:
+        """Why there is no batch, as far as the shards say."""
+        if not self._shards:
+            return "no replay shard has joined"
+        return "; ".join(
+            shard.client.wait_reason or f"replay at {endpoint} does not answer"
+            for endpoint, shard in self._shards.items()
+        )
+
+    def request_sample(self, batch_size: int, table: str = "default") -> None:
+        """Ask for a batch; any number of requests may be on their way."""
+        self._unassigned.append(_Wanted(batch_size, table))
+        self._assign()
+
+    def receive(self, timeout_s: float) -> SampleBatch | None:
+        """The next batch from any shard; None after ``timeout_s`` (see ``wait_reason``).
+
+        Its ``probabilities``, ``table_items`` and ``total_priority`` are those over all shards.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            for endpoint, shard in sorted(self._shards.items(), key=lambda each: -len(each[1].wanted)):
+                batch = shard.client.receive(0)
+                if batch is not None and self._complete(endpoint, shard, batch):
+                    return batch
+            self._look_after()
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return None
+            self.poll(min(left_s * 1000 + 1, 200))
+
+    def sample(self, batch_size: int, table: str = "default", timeout_s: float = 60.0) -> SampleBatch | None:
+        """Request one batch and wait for it; None after ``timeout_s``."""
+        self.request_sample(batch_size, table)
+        return self.receive(timeout_s)
+
+    def update_priorities(
+        self, batch: SampleBatch, priorities: NDArray[np.float64], table: str = "default"
+    ) -> None:
+        """Set the raw priorities ``[B]`` of the items of ``batch``, if its shard is still there."""
+        shard = self._shards.get(batch.shard)
+        if shard is not None:
+            shard.client.update_priorities(batch.ids, priorities, table)
+
+    def recycle(self, batch: SampleBatch) -> None:
+        """Let a later batch use the arrays of this one, which has no fields any more."""
+        fields, batch.fields = batch.fields, {}
+        for array in fields.values():
+            self._pool.give(array)
+
+    def poll(self, timeout_ms: float = 0) -> None:
+        """Wait for at most ``timeout_ms`` until some shard has said something."""
+        if not self._shards:
+            time.sleep(timeout_ms / 1000)
+            return
+        poller = zmq.Poller()
+        for shard in self._shards.values():
+            poller.register(shard.client.socket, zmq.POLLIN)
+        poller.poll(int(timeout_ms))
+        for shard in self._shards.values():
+            shard.client.poll(0)
+
+    # ---------------------------------------------------------------- which shard
+
+    def chances(self) -> dict[str, float]:
+        """The chance of each shard that answers to be asked next, by address."""
+        live = {endpoint: shard for endpoint, shard in self._shards.items() if not shard.lost}
+        known = [shard.weight for shard in live.values() if shard.weight > 0]
+        usual = sum(known) / len(known) if known else 1.0
+        weights = {endpoint: shard.weight or usual for endpoint, shard in live.items()}
+        total = sum(weights.values())
+        return {
+            endpoint: (1 - FLOOR) * weight / total + FLOOR / len(live) for endpoint, weight in weights.items()
+        }
+
+    def _assign(self) -> None:
+        while self._unassigned:
+            chances = self.chances()
+            if not chances:
+                return
+            wanted = self._unassigned.popleft()
+            # Steps of the golden ratio: each draw is uniform, and a few of them are spread evenly already.
+            self._draws = (self._draws + 0.6180339887498949) % 1.0
+            bounds = np.cumsum(list(chances.values()))
+            at = min(int(np.searchsorted(bounds, self._draws * bounds[-1], side="right")), len(bounds) - 1)
+            endpoint = list(chances)[at]
+            wanted.chance = chances[endpoint]
+            shard = self._shards[endpoint]
+            shard.wanted[shard.client.request_sample(wanted.batch_size, wanted.table)] = wanted
+
+    def _complete(self, endpoint: str, shard: _Shard, batch: SampleBatch) -> bool:
+        """Note what ``batch`` says, and make its figures those of all shards; False if nobody wants it."""
+        shard.weight, shard.items = batch.total_priority, batch.table_items
+        if shard.lost:
+            _log.info("replay at %s is back", endpoint)
+            shard.lost = False
+        wanted = shard.wanted.pop(batch.request_id, None)
+        if wanted is None:  # a test whether the shard is there
+            self.recycle(batch)
+            return False
+        live = [each for each in self._shards.values() if not each.lost]
+        known = [each for each in live if each.items]
+        batch.shard = endpoint
+        batch.probabilities = batch.probabilities * wanted.chance
+        batch.table_items = round(sum(each.items for each in known) * len(live) / len(known))
+        batch.total_priority = sum(each.weight for each in known) * len(live) / len(known)
+        return True
+
+    def _look_after(self) -> None:
+        """Ask others where a shard does not answer, and test whether it does."""
+        for endpoint, shard in self._shards.items():
+            others = any(not each.lost for each in self._shards.values() if each is not shard)
+            if shard.lost or not shard.wanted or not others or shard.client.silent_s < LOST_S:
+                continue
+            _log.warning("replay at %s does not answer: others are sampled until it does", endpoint)
+            shard.lost = True
+            shard.client.cancel_samples()
+            wanted = next(iter(shard.wanted.values()))
+            shard.client.request_sample(wanted.batch_size, wanted.table)
+            self._unassigned.extend(shard.wanted.values())
+            shard.wanted.clear()
+        self._assign()

@@ -1,0 +1,231 @@
+"""Several shards as one: what is sampled, with which probabilities, and what happens when one dies."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import zmq
+
+from common.data.fields import Chunk
+from common.data.replay import Replay
+from common.data.table import TableConfig
+from common.runtime.lifecycle import StopSignal
+from common.wire import sharded_replay, sockets
+from common.wire.replay_client import ReplayClient
+from common.wire.sharded_replay import ShardedReplayClient
+from services.learner.prefetch import Prefetcher
+from services.replay.service import ReplayService
+
+
+class Shard:
+    """A shard in a thread of this process."""
+
+    def __init__(self, context, folder, endpoint, min_items=1):
+        table = TableConfig(capacity=10_000, priority_exponent=0.7, min_items=min_items)
+        self.endpoint = endpoint
+        self.replay = Replay(folder, [table], budget_bytes=1 << 26, seed=1)
+        self.router = sockets.make_router(context, endpoint)
+        self.stop_signal = StopSignal()
+        self.thread = threading.Thread(target=ReplayService(self.replay, self.router, self.stop_signal).run)
+        self.thread.start()
+
+    @property
+    def table(self):
+        return self.replay.tables["default"]
+
+    def stop(self):
+        self.stop_signal.set()
+        self.thread.join(20)
+        self.router.close(linger=0)
+        self.replay.close()
+
+
+@pytest.fixture
+def context():
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def start(context, tmp_path):
+    running = {}
+
+    def make(name, **options):
+        if name in running:
+            running[name].stop()
+        running[name] = Shard(context, tmp_path / name, f"ipc://{tmp_path}/{name}.socket", **options)
+        return running[name]
+
+    yield make
+    for shard in running.values():
+        shard.stop()
+
+
+@pytest.fixture
+def connect(context):
+    clients = []
+
+    def make(*shards, **options):
+        endpoints = [shard.endpoint for shard in shards]
+        clients.append(ShardedReplayClient(endpoints, ctx=context, seed=1, name="learner", **options))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close(0)
+
+
+def chunk(values, priorities):
+    count = len(values)
+    items = np.arange(count, dtype=np.int32)
+    fields = {"value": np.asarray(values, np.float64)}
+    return Chunk(fields, count, items, np.ones(count, np.int32), np.asarray(priorities, np.float64))
+
+
+def fill(context, shard, values, priorities):
+    client = ReplayClient(shard.endpoint, ctx=context)
+    deadline = time.monotonic() + 30
+    while not client.insert(chunk(values, priorities)):
+        assert time.monotonic() < deadline, client.blocked_reason
+        client.poll(20)
+    assert client.flush(30)
+    client.close(0)
+
+
+def test_weights_over_unequal_shards_are_unbiased(context, start, connect):
+    """The weighted mean of samples is the mean of all items, though shards differ in size and priorities."""
+    rng = np.random.default_rng(3)
+    shards = [start(name) for name in ("a", "b", "c")]
+    everything, weights = [], []
+    for shard, count, scale in zip(shards, (50, 400, 150), (30.0, 1.0, 0.2), strict=True):
+        values, priorities = rng.normal(scale, 1.0, count), scale * rng.uniform(0.2, 1.0, count)
+        fill(context, shard, values, priorities)
+        everything.append(values)
+        weights.append(float((priorities**0.7).sum()))
+    true = np.concatenate(everything)
+    client = connect(*shards)
+    for _ in range(30):  # now the shards are known
+        client.sample(16)
+    means, came = [], dict.fromkeys(client.shards, 0)
+    batches = 600
+    for _ in range(batches):
+        batch = client.sample(64)
+        assert batch.table_items == len(true)
+        assert batch.total_priority == pytest.approx(sum(weights))
+        importance = 1 / (batch.table_items * batch.probabilities)
+        # Centred, so that the spread is small; the mean of the weights is 1 likewise.
+        means.append((np.mean(importance * (batch.fields["value"][:, 0] - true.mean())), importance.mean()))
+        came[batch.shard] += 1
+    mean, error = np.mean(means, axis=0), np.std(means, axis=0) / np.sqrt(batches)
+    assert abs(mean[0]) < 4 * error[0]
+    assert abs(mean[1] - 1) < 4 * error[1]
+    assert error[0] < 0.5 * true.std()
+    assert error[1] < 0.2
+    for endpoint, weight in zip(client.shards, weights, strict=True):
+        share = 0.99 * weight / sum(weights) + 0.01 / 3
+        assert abs(came[endpoint] / batches - share) < 0.01
+
+
+def test_a_single_shard_is_what_it_was(context, start, connect):
+    shard = start("a")
+    fill(context, shard, np.arange(100.0), np.ones(100))
+    client = connect(shard)
+    batch = client.sample(32)
+    np.testing.assert_allclose(batch.probabilities, 0.01)
+    assert batch.table_items == 100
+    client.update_priorities(batch, np.full(32, 5.0))
+    client.recycle(batch)
+    assert client.sample(8).total_priority == pytest.approx(shard.table.sampler.total)
+    assert shard.table.sampler.total > 100
+
+
+def test_inserts_go_round_and_wait_for_nobody_in_particular(start, connect):
+    shards = [start(name) for name in ("a", "b")]
+    client = connect(*shards)
+    deadline, sent = time.monotonic() + 30, 0
+    while sent < 20:
+        assert time.monotonic() < deadline, client.blocked_reason
+        sent += client.insert(chunk(np.arange(10.0), np.ones(10)))
+        client.poll(5)
+    assert client.flush(30)
+    assert client.outstanding == 0
+    sizes = [shard.table.size for shard in shards]
+    assert sum(sizes) == 200
+    assert min(sizes) >= 50
+    nobody = connect()
+    assert not nobody.insert(chunk(np.arange(10.0), np.ones(10)))
+    assert "no replay shard" in nobody.blocked_reason
+    assert nobody.sample(4, timeout_s=0.05) is None
+    assert "no replay shard" in nobody.wait_reason
+
+
+def test_a_shard_dies_and_returns(context, start, connect, monkeypatch):
+    monkeypatch.setattr(sharded_replay, "LOST_S", 0.5)
+    shards = [start(name) for name in ("a", "b")]
+    for i, shard in enumerate(shards):
+        fill(context, shard, np.full(50, i), np.ones(50))
+    client = connect(*shards, liveness_s=1.0)
+
+    def batches(count, requests=6):
+        """The shards of the next batches."""
+        names, deadline = [], time.monotonic() + 60
+        while len(names) < count:
+            assert time.monotonic() < deadline, client.wait_reason
+            for _ in range(requests - client.outstanding_samples):
+                client.request_sample(8)
+            batch = client.receive(0.1)
+            if batch is not None:
+                names.append(batch.shard)
+                assert batch.fields["value"].max() == client.shards.index(batch.shard)
+                last[0] = batch
+        return names
+
+    last = [None]
+    assert set(batches(20)) == set(client.shards)
+    assert last[0].table_items == 100
+    shards[1].stop()
+    batches(20)  # those on their way are asked for again
+    assert set(batches(20)) == {shards[0].endpoint}
+    assert last[0].table_items == 50
+    np.testing.assert_allclose(last[0].probabilities, 1 / 50)
+    shards[1] = Shard(context, shards[1].replay.folder, shards[1].endpoint)
+    try:
+        deadline = time.monotonic() + 60
+        while shards[1].endpoint not in batches(5):
+            assert time.monotonic() < deadline
+        batches(10)
+        assert last[0].table_items == 100
+    finally:
+        shards[1].stop()
+    # The list of the run may forget a shard for good, and get another one.
+    third = start("c")
+    fill(context, third, np.full(50, 1), np.ones(50))
+    client.set_shards([shards[0].endpoint, third.endpoint])
+    assert set(batches(30)) == {shards[0].endpoint, third.endpoint}
+
+
+def test_the_learner_prefetches_from_all_shards(context, start):
+    shards = [start(name, min_items=20) for name in ("a", "b")]
+    live = []
+    prefetch = Prefetcher(context, lambda: live, batch_size=16, depth=4, incarnation=7)
+    prefetch.start()
+    try:
+        assert prefetch.get(0.05) is None
+        assert "no replay shard" in prefetch.wait_reason
+        live[:] = [shard.endpoint for shard in shards]
+        for shard in shards:
+            fill(context, shard, np.arange(50.0), np.ones(50))
+        seen = set()
+        for _ in range(20):
+            batch = prefetch.get(30)
+            seen.add(batch.shard)
+            assert batch.fields["value"].shape == (16, 1)
+            prefetch.put_priorities(batch, np.full(16, 2.0))
+        assert seen == set(live)
+    finally:
+        prefetch.stop()
+    updated = [shard.replay.counters.updated_priorities for shard in shards]
+    assert sum(updated) == 20 * 16
+    assert min(updated) > 0
