@@ -60,6 +60,17 @@ class Welcome:
     liveness_s: float = 15.0
     session: int = 0
 
+    def seed(self, incarnation: int, *place: int) -> int:
+        """Draw the seed of a generator at `place` (a slot, a shard) of this run.
+
+        It follows from the run's seed while the run is new. Whoever joins later, or again, must not repeat
+        the games or draws that were there before: then its incarnation counts as well.
+        """
+        entropy = [int(self.config["run"]["seed"]), *place]
+        if self.steps:
+            entropy += [self.steps, incarnation]
+        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
+
     @staticmethod
     def of(message: Message) -> Welcome:
         """Read a WELCOME."""

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import time
 
-import numpy as np
 import torch
 
 from common.agents import make_agent
@@ -153,8 +152,7 @@ class ActorService:
         )
 
     def _make_rollout(self, welcome: Welcome) -> Rollout:
-        # The slot decides the seed: whoever takes over a slot goes on with its kind of games.
-        seed = int(np.random.SeedSequence([self._config.run.seed, welcome.slots[0]]).generate_state(1)[0])
+        seed = welcome.seed(self._incarnation, welcome.slots[0])
         rollout = Rollout(self._agent, self._env, self._config.actor.chunk_steps, seed)
         rollout.explore(welcome.slots, welcome.total_slots)
         return rollout

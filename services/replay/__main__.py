@@ -129,18 +129,21 @@ def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:
         if args.learner and not args.advertise:
             endpoint = address_towards(args.learner, endpoint)
         if args.learner:
+            incarnation = new_incarnation()
             control = ControlClient(
                 ctx,
                 args.learner,
                 role="replay",
                 name=f"replay-{args.index}",
-                incarnation=new_incarnation(),
+                incarnation=incarnation,
                 replay_endpoint=endpoint,
             )
             welcome = control.join_unless(lambda: stop.requested)
             if welcome is None:
                 return
             use_config(args, welcome.config)
+            if args.seed is None:
+                args.seed = welcome.seed(incarnation, args.index)
         replay = open_replay(args)
         _log.info("serving at %s", endpoint)
         ReplayService(replay, router, stop, control).run()
@@ -188,7 +191,6 @@ def use_config(args: argparse.Namespace, config: dict[str, Any]) -> None:
     from common.config import ReplayConfig  # takes a second to import, so not for a shard by itself
 
     replay = ReplayConfig.model_validate(config["replay"])
-    seed = int(config["run"]["seed"])
     args.capacity = -(-replay.capacity_items // replay.shards)
     args.min_items = -(-replay.min_items // replay.shards)
     args.priority_exponent = replay.priority_exponent
@@ -200,7 +202,6 @@ def use_config(args: argparse.Namespace, config: dict[str, Any]) -> None:
         )
     args.max_bytes = replay.max_bytes
     args.volatile = args.volatile or not replay.durable
-    args.seed = seed + args.index if args.seed is None else args.seed
 
 
 def open_replay(args: argparse.Namespace) -> Replay:

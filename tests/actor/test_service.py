@@ -262,6 +262,25 @@ def test_follows_a_restarted_learner_to_other_slots(
     again.stop()
 
 
+def test_an_actor_that_is_restarted_does_not_play_the_same_games_again(
+    context: Context, control: ControlServer, replay: Replay
+) -> None:
+    def first_obs() -> bytes:
+        """Where the first game of a new actor process begins."""
+        replay.chunks.clear()
+        actor = Running(context, control)
+        wait_for(lambda: replay.chunks)
+        actor.stop.set()
+        actor.join()
+        assert actor.error is None
+        return replay.chunks[0].fields["obs"][0].tobytes()
+
+    publish(control)
+    assert first_obs() == first_obs()  # nothing has been counted: the run's seed decides
+    control.set_state(steps=1000, updates=0)
+    assert first_obs() != first_obs()
+
+
 def test_no_parameters_is_one_line(context: Context, control: ControlServer, replay: Replay) -> None:
     actor = Running(context, control)
     actor.join()
