@@ -37,7 +37,12 @@ class RunConfig(Section):
 
     name: str = tunable("", "Name shown in logs and TensorBoard; empty = name of the run directory.")
     preset: str = tunable("", "Preset that the run began from; set by the loader, read by `resume`.")
-    seed: int = tunable(1, "Seed of every random generator of the run.", ge=0, lt=2**31)
+    seed: int = tunable(
+        1,
+        "Seed of the first weights, games and draws; a process that is restarted draws others.",
+        ge=0,
+        lt=2**31,
+    )
     total_steps: int = tunable(
         10_000_000, "Environment steps, over all slots, after which the run ends.", ge=1
     )
@@ -60,7 +65,9 @@ class EnvConfig(Section):
     reward_clip: Literal["none", "sign"] = structural("sign", "Reward used for learning: raw, or its sign.")
     sticky_actions: float = structural(0.0, "Probability that the previous action is repeated.", ge=0, le=1)
     full_action_space: bool = structural(False, "Offer all 18 Atari actions instead of the game's own.")
-    max_episode_frames: int = structural(108_000, "Emulator frames after which a game is truncated.", ge=1)
+    max_episode_frames: int = structural(
+        108_000, "Emulator frames after which a training game is truncated.", ge=1
+    )
     kwargs: dict[str, Any] = structural({}, "Further keyword arguments of `gymnasium.make`.")
 
 
@@ -131,6 +138,9 @@ class EvaluatorConfig(Section):
     episodes: int = tunable(5, "Games per evaluation.", ge=1)
     period_s: float = tunable(60.0, "Least seconds between the starts of two evaluations.", ge=0)
     slots: int = tunable(4, "Environment copies stepped together.", ge=1)
+    max_episode_frames: int = tunable(
+        108_000, "Emulator frames after which a game is cut, whatever the training's limit is.", ge=1
+    )
     video: bool = tunable(True, "Record the first game of an evaluation.")
     video_max_steps: int = tunable(2000, "Steps after which a recording stops.", ge=1)
 

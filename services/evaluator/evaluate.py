@@ -67,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
         slots=MAX_SLOTS,
         seed=arguments.seed,
         epsilon=epsilon,
+        max_episode_frames=config.evaluator.max_episode_frames,
         threads=min(MAX_SLOTS, os.cpu_count() or 1),
         recorder=recorder,
         on_game=on_game,

@@ -39,6 +39,7 @@ def play(
     slots: int,
     seed: int,
     epsilon: float,
+    max_episode_frames: int,
     threads: int = 1,
     recorder: Recorder | None = None,
     on_game: Callable[[Episode], None] = lambda game: None,
@@ -51,11 +52,12 @@ def play(
 
     Args:
         agent: only acts; nothing of it changes.
-        env: the run's environment; lives and clipping are as in the real game.
+        env: the run's environment; lives, clipping and the longest game are not those of training.
         episodes: games in all.
         slots: games played side by side.
         seed: of the games and of the exploration; the same seed gives the same games.
         epsilon: chance of a random action.
+        max_episode_frames: emulator frames after which a game is cut, in place of the training's limit.
         threads: threads that step the games.
         recorder: films the first game of slot 0.
         on_game: called with every game that counts.
@@ -67,6 +69,7 @@ def play(
     slots = min(slots, episodes)
     game_seed, action_seed = np.random.SeedSequence(seed).generate_state(2)
     rng = np.random.default_rng(action_seed)
+    env = env.model_copy(update={"max_episode_frames": max_episode_frames})
     vector = make_vector(env, slots, int(game_seed) >> 1, threads, evaluation=True)
     quotas = [episodes // slots + (slot < episodes % slots) for slot in range(slots)]
     games: list[list[Episode]] = [[] for _ in range(slots)]

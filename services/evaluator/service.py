@@ -96,6 +96,7 @@ class Evaluator:
             slots=section.slots,
             seed=evaluation_seed(self._config.run.seed, self._version),
             epsilon=self._agent.eval_epsilon,
+            max_episode_frames=section.max_episode_frames,
             recorder=recorder,
             should_stop=should_stop,
         )

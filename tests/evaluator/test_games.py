@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from common.agents import Act, make_agent
-from common.config import load_config
+from common.config import EnvConfig, load_config
 from common.envs import Episode, Step, make_spec
 from common.runtime.video import Recorder
 from services.evaluator import games
@@ -59,8 +59,8 @@ def fake(monkeypatch):
 
 
 def run(agent, **options):
-    defaults = {"episodes": 4, "slots": 2, "seed": 0, "epsilon": 0.0}
-    return play(agent, None, **(defaults | options))
+    defaults = {"episodes": 4, "slots": 2, "seed": 0, "epsilon": 0.0, "max_episode_frames": 100}
+    return play(agent, EnvConfig(), **(defaults | options))
 
 
 def test_every_slot_plays_its_share_so_long_games_count_as_much_as_short_ones(fake):
@@ -99,7 +99,20 @@ def test_the_same_seed_gives_the_same_games():
     agent = make_agent(config.agent, make_spec(config.env), seed=3)
 
     def returns(seed):
-        return play(agent, config.env, episodes=6, slots=3, seed=seed, epsilon=0.5).returns
+        options = {"episodes": 6, "slots": 3, "max_episode_frames": 1000}
+        return play(agent, config.env, seed=seed, epsilon=0.5, **options).returns
 
     assert returns(1) == returns(1)
     assert returns(1) != returns(2)
+
+
+def test_the_longest_game_is_not_that_of_training():
+    training = EnvConfig(id="gym:CartPole-v1", max_episode_frames=3)
+    agent = FakeAgent()  # always pushes the same way, and so falls after eight to eleven steps
+    assert min(play_lengths(agent, training, 100)) > 3
+    assert play_lengths(agent, training.model_copy(update={"max_episode_frames": 100}), 5) == [5, 5]
+
+
+def play_lengths(agent, env, max_episode_frames):
+    result = play(agent, env, episodes=2, slots=2, seed=1, epsilon=0.0, max_episode_frames=max_episode_frames)
+    return result.steps
