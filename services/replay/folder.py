@@ -8,8 +8,12 @@ from pathlib import Path
 
 from common.data.store import SIGNATURE_FILE, load_signature
 from common.errors import ConfigError
+from common.wire.replay_files import TOKEN_FILE
 
-_FIXED = {"producers", "chunks.records", "chunks.header", SIGNATURE_FILE, f"{SIGNATURE_FILE}.tmp"}
+_FIXED = {
+    *("producers", "chunks.records", "chunks.header"),
+    *(SIGNATURE_FILE, f"{SIGNATURE_FILE}.tmp", TOKEN_FILE, f"{TOKEN_FILE}.tmp"),
+}
 _OF_TABLE = ("items", "priorities", "header")
 _OF_FIELD = ("raw", "offsets", "lengths", "blocks")
 

@@ -10,6 +10,7 @@ from common.data.fields import FieldSpec
 from common.data.replay import Insert, Items, Replay
 from common.data.table import TableConfig
 from common.errors import ConfigError
+from common.wire.replay_files import SharedFiles
 from services.replay.folder import clear
 
 
@@ -30,6 +31,7 @@ def fill(folder):
             items,
         )
     )
+    SharedFiles(folder)
     replay.close()
 
 
