@@ -22,8 +22,9 @@ from common.errors import TroupeError
 from common.runtime import StopSignal
 from common.runtime.files import atomic_write, read_status
 from services.panel import LivePanel, lost_terminal_tolerated
-from services.processes import child_specs
+from services.processes import child_specs, replay_endpoints
 from services.progress import Estimator, ServiceView, Snapshot, plain_line, snapshot_of
+from services.refill import Refill
 from services.supervisor import Child, stop
 from services.workspace import (
     CONFIG_FILE,
@@ -92,6 +93,7 @@ class _Launcher:
         self._run_dir = run_dir
         self._stop = stop_signal
         self._resume = resume
+        self._refill = Refill(replay_endpoints(config, sockets), config.replay.min_items) if resume else None
         self._children = [Child(spec) for spec in child_specs(config, run_dir, sockets, resume=resume)]
         self._learner = self._children[0]
         self._usage = _Usage()
@@ -123,6 +125,7 @@ class _Launcher:
             if self._panel is not None:
                 self._panel.stop()
             self._connect_log(off=True)
+            self._close_refill()
             self._summary()
         return 0
 
@@ -136,11 +139,24 @@ class _Launcher:
             if self._learner.state == "done":
                 _log.info("the run is complete")
                 return
+            self._tell_refill()
             if time.monotonic() >= next_show:
                 next_show = time.monotonic() + _PANEL_PERIOD_S
                 self._show()
             self._stop.wait(_POLL_S)
         _log.info("stopping on request: the learner writes a checkpoint (once more to stop at once)")
+
+    def _tell_refill(self) -> None:
+        """Say once whether a resumed run has its items, or has to store them first."""
+        line = self._refill.line() if self._refill is not None else None
+        if line is not None:
+            self._say(line)
+            self._close_refill()
+
+    def _close_refill(self) -> None:
+        if self._refill is not None:
+            self._refill.close()
+            self._refill = None
 
     def _complete(self) -> bool:
         """Whether the learner has counted all the steps, so that a child may end by itself."""

@@ -38,8 +38,8 @@ def child_specs(config: Config, run_dir: Path, sockets: Path, *, resume: bool) -
         "learner", learner_words, threads=config.learner.torch_threads, orphan_signal=signal.SIGTERM
     )
     specs = [learner]
-    for index in range(config.replay.shards):
-        words = ["--learner", control, "--bind", f"ipc://{sockets}/replay-{index}"]
+    for index, endpoint in enumerate(replay_endpoints(config, sockets)):
+        words = ["--learner", control, "--bind", endpoint]
         words += ["--data-dir", str(run_dir / "replay" / f"shard-{index}"), "--index", str(index)]
         specs.append(builder.service("replay" if config.replay.shards == 1 else f"replay-{index}", words))
     for index in range(config.actor.processes):
@@ -52,6 +52,11 @@ def child_specs(config: Config, run_dir: Path, sockets: Path, *, resume: bool) -
         words += ["--reload_multifile=true", "--reload_interval=10"]
         specs.append(builder.module("tensorboard", "tensorboard.main", words, essential=False, nice=_NICE))
     return specs
+
+
+def replay_endpoints(config: Config, sockets: Path) -> list[str]:
+    """List where the shards of a run are bound."""
+    return [f"ipc://{sockets}/replay-{index}" for index in range(config.replay.shards)]
 
 
 class _Builder:

@@ -97,8 +97,11 @@ def verdict(view: Snapshot) -> tuple[str, str]:
         return view.note, ""
     if not view.metrics:
         return "starting", ""
-    items = view.metrics.get("replay/items", 0.0)
-    if view.updates == 0 and items < view.min_items:
+    items = view.metrics.get("replay/items")
+    if items is None:
+        return "starting", ""
+    # Not only before the first update: a resumed run may have lost its items, and then waits for new ones.
+    if items < view.min_items and not view.metrics.get("speed/updates_per_s"):
         return f"filling replay before learning starts: {items:,.0f} of {view.min_items:,} items", ""
     wait_share = view.metrics.get("learner/wait_share", 0.0)
     learner, actors = _cores(view, "learner"), _cores(view, "actor")

@@ -52,6 +52,12 @@ def changed(**metrics):
             "filling replay before learning starts: 12 of",
             "",
         ),
+        (
+            view({"updates": 9_000, "metrics": {"replay/items": 12, "speed/updates_per_s": 0.0}}),  # resumed
+            "filling replay before learning starts: 12 of",
+            "",
+        ),
+        (view({"updates": 9_000, "metrics": {"speed/updates_per_s": 0.0}}), "starting", ""),
         (view(services=[ServiceView("actor-0", "restarts in 4 s")]), "actor-0: restarts in 4 s", ""),
         (view({**STATUS, "note": "last evaluation"}), "last evaluation", ""),
         (

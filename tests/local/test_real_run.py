@@ -106,6 +106,7 @@ def test_learns_through_kills_an_interrupt_and_a_resume(start, tmp_path):
     output = again.wait()
     assert "complete at" in output
     assert "last evaluation: return" in output
+    assert " items restored\n" in output
     assert "restored" in (run_dir / "logs" / "replay.log").read_text()
 
     returns = [float(row["value"]) for row in metric(run_dir, "eval/episode_return")]
@@ -123,3 +124,17 @@ def test_learns_through_kills_an_interrupt_and_a_resume(start, tmp_path):
         timeout=120,
     )
     assert json.loads(result.stdout)["mean_return"] > 2 * RANDOM_RETURN
+
+
+def test_a_run_that_does_not_keep_its_replay_says_that_it_fills_it_again(start, tmp_path):
+    run_dir = tmp_path / "run"
+    words = ["--replay.durable", "false", "--replay.min_items", 5000, "--evaluator.enabled", "false"]
+    troupe = start("train", "cartpole-apex", "--run-dir", run_dir, *words, *OPTIONS)
+    troupe.wait_until(lambda: status(run_dir)["updates"] > 20)
+    troupe.process.send_signal(signal.SIGINT)
+    troupe.wait()
+    again = start("resume", run_dir, "--actor.slots", 1, *OPTIONS)
+    again.wait_until(lambda: "filling replay before learning starts" in again.output.read_text())
+    assert "replay starts empty, refills 5,000 items before learning goes on" in again.output.read_text()
+    again.process.send_signal(signal.SIGINT)
+    assert "go on with" in again.wait()
