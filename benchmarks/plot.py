@@ -10,7 +10,7 @@ CURVES = {"train/episode_return": "training (all exploration rates)", "eval/epis
 
 
 def read_curve(run_dir: Path, name: str, x: str) -> tuple[list[float], list[float]]:
-    """The values of one metric against a column of `metrics.csv`: `steps`, `frames`, `updates` or `wall_s`."""
+    """The values of one metric against a column of `metrics.csv`, such as `steps` or `wall_s`."""
     with (run_dir / "metrics.csv").open() as file:
         rows = [(float(row[x]), float(row["value"])) for row in csv.DictReader(file) if row["name"] == name]
     return [row[0] for row in rows], [row[1] for row in rows]

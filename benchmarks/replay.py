@@ -1,8 +1,8 @@
-"""Replay end to end: a real server process, one client here that inserts 50, samples 512 and updates 512 in turn.
+"""Replay end to end: a server process, one client that inserts 50, samples 512, updates 512, in turn.
 
 `python -m benchmarks.replay --json [--seconds S] [--items N] [--paper-load]`. Atari transitions: windows of
-4 + 3 frames of 84x84 (stack 4, n = 3), an action, a return, a discount. `tcp_*` go over loopback TCP, compressed
-Pong frames or incompressible noise. `raw_zmq_batches_per_s` is what bare ZeroMQ frames of a raw batch reach.
+4 + 3 frames of 84x84 (stack 4, n = 3), an action, a return, a discount. `tcp_*` go over loopback TCP, compressed Pong
+frames or incompressible noise. `raw_zmq_batches_per_s` is what bare ZeroMQ frames of a raw batch reach.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def chunks(frames: NDArray[np.uint8], steps: int = STEPS) -> Iterator[Chunk]:
     offsets = np.arange(steps, dtype=np.int32)
     while True:
         for start in range(0, len(frames) - entries + 1, steps):
-            fields = {
+            fields: dict[str, NDArray] = {
                 "obs": frames[start : start + entries],
                 "action": rng.integers(0, 6, steps),
                 "reward": rng.random(steps, dtype=np.float32),
