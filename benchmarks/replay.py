@@ -1,7 +1,7 @@
 """Replay end to end: a server process, one client that inserts 50, samples 512, updates 512, in turn.
 
 `python -m benchmarks.replay --json [--seconds S] [--items N] [--paper-load]`. Atari transitions: windows of
-4 + 3 frames of 84x84 (stack 4, n = 3), an action, a return, a discount. `tcp_*` go over loopback TCP, compressed Pong
+4 + 3 frames of 84x84 (stack 4, n = 3), an action, a return, a discount. `tcp_*` go over loopback TCP: Pong
 frames or incompressible noise. `raw_zmq_batches_per_s` is what bare ZeroMQ frames of a raw batch reach.
 """
 
