@@ -32,6 +32,7 @@ _COMMANDS = {
     "eval": "play full games with a run's newest, or a given, checkpoint",
     "presets": "list the presets",
     "config": "show, validate or explain the configuration",
+    "keys": "make or check the keys of a run whose services talk over a network",
     "learner": "run only the learner",
     "actor": "run only an actor process",
     "replay": "run only a replay shard (needs no torch)",
@@ -40,8 +41,9 @@ _COMMANDS = {
 
 _FIELDS_HELP = """\
 Every field of the configuration is an option, --section.field VALUE or --section.field=VALUE, with booleans,
-lists and tables as in TOML (true, [256, 256], {a = 1}) and `none` for no value. --seed and --total-steps are
-short for --run.seed and --run.total_steps. `troupe config explain SECTION` describes fields.
+lists and tables as in TOML (true, [256, 256], {a = 1}) and `none` for no value. --seed, --total-steps and
+--keys are short for --run.seed, --run.total_steps and --net.keys_dir. `troupe config explain SECTION`
+describes fields.
 A value comes from the first of: command line, --sweep file, environment (TROUPE_SECTION__FIELD), the resumed
 run, preset, defaults. `troupe config show PRESET` says which."""
 
@@ -75,6 +77,7 @@ def _dispatch(words: list[str]) -> int:
         "eval": _evaluate,
         "presets": _presets,
         "config": _config,
+        "keys": _keys,
     }
     if command in commands:
         return commands[command](words[1:])
@@ -162,6 +165,14 @@ def _presets(words: list[str]) -> int:
         for name, summary in summaries.items():
             print(f"{name:<{width}}  {summary}".rstrip())
     return 0
+
+
+def _keys(words: list[str]) -> int:
+    from services import keys
+
+    parser = _Parser(prog="troupe keys", description="CURVE keys, for services that talk over a network.")
+    keys.add_commands(parser)
+    return keys.run(parser.parse_args(words))
 
 
 def _config(words: list[str]) -> int:

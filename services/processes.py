@@ -65,14 +65,16 @@ class _Builder:
     def __init__(self, config: Config, run_dir: Path) -> None:
         self._logs = run_dir / "logs"
         self._metrics_port = config.net.metrics_port
+        # On ipc nothing is encrypted; but whoever gives keys is told at once if they cannot be used.
+        self._keys = ["--keys", config.net.keys_dir] if config.net.keys_dir else []
 
     def service(self, name: str, words: Any, **options: Any) -> ChildSpec:
         """One of ours; `words` are its arguments, or give them from the number of restarts."""
-        ports: list[str] = []
+        more = list(self._keys)
         if self._metrics_port:
-            ports = ["--metrics-port", str(self._metrics_port)]
+            more += ["--metrics-port", str(self._metrics_port)]
             self._metrics_port += 1
-        return self.module(name, f"services.{name.split('-')[0]}", words, ports, **options)
+        return self.module(name, f"services.{name.split('-')[0]}", words, more, **options)
 
     def module(
         self,

@@ -18,8 +18,8 @@ means, and `troupe config validate` checks presets, TOML files and run directori
 
 Per field, the first of these that says something:
 
-1. the command line: `--replay.batch_size 64` or `--replay.batch-size=64` (`--seed` and `--total-steps` are
-   short for `--run.seed` and `--run.total_steps`),
+1. the command line: `--replay.batch_size 64` or `--replay.batch-size=64` (`--seed`, `--total-steps` and
+   `--keys` are short for `--run.seed`, `--run.total_steps` and `--net.keys_dir`),
 2. a sweep file: `--sweep FILE`, TOML in the form of a preset,
 3. the environment: `TROUPE_REPLAY__BATCH_SIZE=64`,
 4. on `troupe resume`: the `config.toml` of the run,

@@ -22,7 +22,7 @@ from common.config.text import format_value, parse_value
 from common.errors import ConfigError
 
 ENV_PREFIX = "TROUPE_"
-SHORT_NAMES = {"seed": "run.seed", "total_steps": "run.total_steps"}
+SHORT_NAMES = {"seed": "run.seed", "total_steps": "run.total_steps", "keys": "net.keys_dir"}
 
 
 @dataclass(frozen=True)

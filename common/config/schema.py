@@ -163,6 +163,10 @@ class NetConfig(Section):
     replay: Endpoint = operational(
         "tcp://127.0.0.1:5560", "ROUTER of replay shard 0; shard i takes port + i."
     )
+    keys_dir: str = operational(
+        "", "Directory of CURVE keys (`troupe keys new DIR`); empty = no keys, loopback and ipc only."
+    )
+    insecure: bool = operational(False, "Bind other addresses than loopback without keys.")
     metrics_port: int = operational(
         0, "First HTTP port of /metrics, /healthz and /readyz; 0 = none.", ge=0, lt=65536
     )

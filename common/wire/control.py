@@ -22,6 +22,7 @@ import zmq
 from common.errors import PeerError
 from common.wire import messages, sockets
 from common.wire.codec import Message, WireError, decode, encode
+from common.wire.handshakes import HandshakeMonitor
 from common.wire.params import encode_params
 from common.wire.roster import Peer, RefusedError, Roster, ranges
 
@@ -215,7 +216,7 @@ class ControlServer:
     # -- the thread --
 
     def _serve(self, router: sockets.Socket, pub: sockets.Socket) -> None:
-        monitor = sockets.HandshakeMonitor(router)
+        monitor = HandshakeMonitor(router)
         poller = zmq.Poller()
         for readable in (router, monitor.socket, self._waker.fd):
             poller.register(readable, zmq.POLLIN)
@@ -267,18 +268,18 @@ class ControlServer:
             if frames is None:
                 return
             identity = frames[0].bytes
-            answer = self._answer(identity, frames[1:])
+            answer = self._answer(identity, frames[1:], sockets.peer_role(frames[0]))
             if answer is not None and not sockets.send(router, answer, identity):
                 self._count("unreachable")
 
-    def _answer(self, identity: bytes, frames: list[zmq.Frame]) -> Message | None:
-        """Serve one message; whatever is wrong with it ends here."""
+    def _answer(self, identity: bytes, frames: list[zmq.Frame], key_role: str) -> Message | None:
+        """Serve one message of a peer with a key of `key_role`; whatever is wrong with it ends here."""
         message = Message("")
         try:
             message = decode(frames, limits=messages.CONTROL_LIMITS)
             with self._changed:
                 if message.type == messages.HELLO:
-                    answer: Message | None = self._on_hello(identity, message)
+                    answer: Message | None = self._on_hello(identity, message, key_role)
                 else:
                     peer = self._roster.seen(identity, time.monotonic())
                     handler = self._handlers.get(message.type)
@@ -320,11 +321,14 @@ class ControlServer:
 
     # -- one method per message, all called under the lock --
 
-    def _on_hello(self, identity: bytes, message: Message) -> Message:
+    def _on_hello(self, identity: bytes, message: Message, key_role: str) -> Message:
         role, name = message.text("role", max_chars=32), message.text("name", max_chars=64)
         if role not in messages.ROLES or not name or not name.isprintable():
             detail = f"no service called {name!r} of the role {role!r}; roles are {', '.join(messages.ROLES)}"
             raise RefusedError(messages.REFUSED_BAD_HELLO, detail)
+        if key_role not in ("", role) and role != "viewer":
+            detail = f"{name} says that its role is {role}; its key is one of {key_role}"
+            raise RefusedError(messages.REFUSED_KEY, detail)
         theirs = message.text("hash", "", max_chars=256)
         if theirs and theirs != self._hash:
             detail = f"{name} has another structural config (hash {theirs}) than the run (hash {self._hash})"

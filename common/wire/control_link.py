@@ -10,9 +10,10 @@ from typing import Any
 
 import zmq
 
-from common.errors import ConfigError, TroupeError
+from common.errors import AuthError, ConfigError, TroupeError
 from common.wire import messages, sockets
 from common.wire.codec import Message, WireError
+from common.wire.handshakes import HandshakeWatch
 from common.wire.member import Member, Params, RunState, Welcome, differences
 from common.wire.params import decode_params
 
@@ -53,7 +54,7 @@ class ControlLink:
         self._config = config_dict or {}
         self._heartbeat_s = heartbeat_s
         self._liveness_s = liveness_s
-        self._security = security
+        self._security = security.toward("learner") if security else None
         self._lives = 0
         self._request_id = 0
 
@@ -85,27 +86,32 @@ class ControlLink:
         """One life; whether it has been welcome."""
         self._lives += 1
         identity = f"{self._name}.{self._hello['incarnation']:x}.{self._lives}".encode()[-255:]
-        dealer = sockets.make_dealer(self._ctx, self.endpoint, identity, self._security, hwm=256)
+        watch = sockets.make_watch(self.endpoint, self._security)
+        dealer = sockets.make_dealer(self._ctx, self.endpoint, identity, self._security, hwm=256, watch=watch)
         sub: sockets.Socket | None = None
         try:
-            welcome = self._say_hello(dealer, wait_log)
+            welcome = self._say_hello(dealer, watch, wait_log)
             if welcome is None:
                 return False
             announce = sockets.reachable_endpoint(welcome.announce, self.endpoint)
             sub = sockets.make_sub(self._ctx, announce, self._security)
-            self._stay(dealer, sub)
+            self._stay(dealer, sub, watch)
             return True
         finally:
+            watch.close()
             dealer.close()
             if sub is not None:
                 sub.close(linger=0)
 
-    def _say_hello(self, dealer: sockets.Socket, wait_log: sockets.WaitLog) -> Welcome | None:
-        """Say HELLO until WELCOME; None after `liveness_s` without. Raises `ConfigError` if refused."""
+    def _say_hello(
+        self, dealer: sockets.Socket, watch: HandshakeWatch, wait_log: sockets.WaitLog
+    ) -> Welcome | None:
+        """Say HELLO until WELCOME; None after `liveness_s` without. Raises `TroupeError` if refused."""
         member = self._member
         give_up_s = time.monotonic() + self._liveness_s
         hello_s = 0.0
         while not self.stopped.is_set() and (now_s := time.monotonic()) < give_up_s:
+            watch.check()
             if wait_log.due():
                 _log.info(
                     "%s waits for the learner at %s since %.0f s (%s)",
@@ -143,15 +149,17 @@ class ControlLink:
         _log.info("%s has joined the learner at %s (join %d)", self._name, self.endpoint, member.joins)
         return welcome
 
-    def _refusal(self, message: Message) -> ConfigError:
+    def _refusal(self, message: Message) -> TroupeError:
         detail = message.text("detail", "")
+        if message.text("kind", "") == messages.REFUSED_KEY:
+            return AuthError(f"the learner at {self.endpoint} refuses {self._name}: {detail}")
         theirs = message.mapping("config", {})
         if theirs and self._config:
             different = differences(self._config, theirs)
             detail += f": here against there {'; '.join(different[:5])}" if different else ""
         return ConfigError(f"the learner at {self.endpoint} refuses {self._name}: {detail}")
 
-    def _stay(self, dealer: sockets.Socket, sub: sockets.Socket) -> None:
+    def _stay(self, dealer: sockets.Socket, sub: sockets.Socket, watch: HandshakeWatch) -> None:
         """Serve until the end, or until the learner is silent for `liveness_s` or wants another HELLO."""
         poller = zmq.Poller()
         for readable in (dealer, sub, self.waker.fd):
@@ -160,6 +168,7 @@ class ControlLink:
         heartbeat_s = params_s = 0.0
         while not self.stopped.is_set():
             now_s = time.monotonic()
+            watch.check()  # it may have been restarted, and no longer let us in
             if now_s - heard_s > self._liveness_s:
                 _log.warning(
                     "%s: the learner at %s is silent for %.0f s: joining again with new sockets",

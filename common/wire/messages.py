@@ -49,6 +49,7 @@ REFUSED_VERSION = "version"
 REFUSED_HASH = "hash"
 REFUSED_SUPERSEDED = "superseded"
 REFUSED_BAD_HELLO = "bad_hello"
+REFUSED_KEY = "key"  # the key is that of another role
 NO_SLOTS = "no_slots"  # leases may run out
 UNKNOWN_PEER = "unknown_peer"  # the learner has been restarted, or has given the peer up
 RETRY_KINDS = frozenset({NO_SLOTS, UNKNOWN_PEER})

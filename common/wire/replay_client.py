@@ -14,7 +14,7 @@ import zmq
 from numpy.typing import NDArray
 
 from common.data.fields import Chunk, FieldSpec
-from common.errors import ConfigError, PeerError, TroupeError
+from common.errors import AuthError, ConfigError, PeerError, TroupeError
 from common.wire import messages, sockets
 from common.wire.batch_reader import ArrayPool, BatchReader
 from common.wire.codec import Buffer, Message, WireError, decode, encode
@@ -118,7 +118,7 @@ class ReplayClient:
         self._specs = tuple(specs) if specs else None
         self._max_outstanding = max_outstanding
         self._liveness_s = liveness_s
-        self._security = security
+        self._security = security.toward("replay") if security else None
         self._credit = 0
         self._credit_reason = ""
         self._session: int | None = None
@@ -265,7 +265,8 @@ class ReplayClient:
     def poll(self, timeout_ms: float = 0) -> None:
         """Handle what the server has sent, waiting for at most ``timeout_ms``, and send what has to be sent.
 
-        Raises ReplayRefusedError where the server will not serve something that was asked of it.
+        Raises ReplayRefusedError where the server will not serve something that was asked of it, and
+        AuthError where it turns us away for our keys.
         """
         self._send_pending()
         self._look_after()
@@ -294,6 +295,7 @@ class ReplayClient:
 
     def close(self, linger_s: float = 1.0) -> None:
         """Close the connection; what was sent last still gets ``linger_s`` to leave. Does not ``flush``."""
+        self._watch.close()
         self._socket.close(linger=int(linger_s * 1000))
 
     def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -312,7 +314,8 @@ class ReplayClient:
         identity = (
             f"{self._name[:64]}-{self.incarnation:x}-{id(self) & 0xFFFFFF:x}-{self._sockets_made}".encode()
         )
-        socket = sockets.make_dealer(self._ctx, self.endpoint, identity, self._security)
+        self._watch = sockets.make_watch(self.endpoint, self._security)
+        socket = sockets.make_dealer(self._ctx, self.endpoint, identity, self._security, watch=self._watch)
         self._heard_s = time.monotonic()
         self._ping_s = 0.0
         self._patience_s = self._liveness_s
@@ -331,6 +334,7 @@ class ReplayClient:
 
     def _look_after(self) -> None:
         """Ping a silent server while something is awaited of it, and give up a dead connection."""
+        self._watch.check()
         now_s = time.monotonic()
         if now_s - self._ping_s >= PING_S and (
             now_s - self._heard_s >= PING_S or not self._ping_s or not self._credit
@@ -342,6 +346,7 @@ class ReplayClient:
             return
         if now_s - self._heard_s > self._patience_s:
             self.counters["reconnects"] += 1
+            self._watch.close()
             self._socket.close(linger=0)
             self._socket = self._connect()
             self._patience_s = self._liveness_s + self._backoff.next_s()
@@ -463,7 +468,7 @@ class ReplayClient:
             self._inserts.pop(message.request_id, None)
         else:
             self._samples.pop(message.request_id, None)
-        error = ConfigError if kind == "signature" else None
+        error = {"signature": ConfigError, messages.REFUSED_KEY: AuthError}.get(kind)
         text = f"replay at {self.endpoint} refused: {detail}"
         self._failure = error(text) if error else ReplayRefusedError(kind, detail)
 

@@ -15,16 +15,17 @@ import re
 import select
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from common.errors import ConfigError
+from common.wire import zap
 from common.wire.codec import DEFAULT, Buffer, Limits, Message, decode, encode
+from common.wire.handshakes import HandshakeWatch
+from common.wire.keys import Keys
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -35,19 +36,22 @@ LINGER_MS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a socket is protected. Without one, servers bind loopback and ipc addresses only.
+    """How a service's sockets are protected. Without keys, servers bind loopback and ipc addresses only.
 
     Attributes:
         insecure: allow any address without keys (a private network that the user vouches for).
-        public_key: own CURVE key, Z85, 40 characters. Keys are reserved for CURVE and not used yet.
-        secret_key: its secret half.
-        server_key: public key of the server to connect to.
+        keys: with them every TCP socket uses CURVE, on loopback too. ipc and inproc never do: there the file
+            system, or the process, is the border.
+        server: role of the server that a client connects to, `learner` or `replay`.
     """
 
     insecure: bool = False
-    public_key: str = ""
-    secret_key: str = ""
-    server_key: str = ""
+    keys: Keys | None = None
+    server: str = ""
+
+    def toward(self, server: str) -> Security:
+        """The same, for a connection to a server of this role."""
+        return replace(self, server=server)
 
 
 def make_router(
@@ -64,7 +68,7 @@ def make_router(
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     # A peer that reconnects after a half-open connection must not be locked out by its own old identity.
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-    return _bind(socket, endpoint, security)
+    return _bind(ctx, socket, endpoint, security)
 
 
 def make_dealer(
@@ -75,18 +79,30 @@ def make_dealer(
     *,
     max_message_bytes: int = 1 << 30,
     hwm: int = 1000,
+    watch: HandshakeWatch | None = None,
 ) -> Socket:
     """Connect a DEALER on which nothing queues for a peer that is not there (a send would block instead).
 
     `identity` (1 to 255 bytes, not starting with a zero) must be new for every socket: use the peer's name,
-    its incarnation, and a count of its sockets. None lets the server choose.
+    its incarnation, and a count of its sockets. None lets the server choose. `watch` (see `make_watch`) tells
+    whether the server turns us away; close it before the socket.
     """
     socket = ctx.socket(zmq.DEALER)
     _set_common(socket, max_message_bytes, hwm)
     if identity is not None:
         socket.setsockopt(zmq.IDENTITY, identity)
     socket.setsockopt(zmq.IMMEDIATE, 1)
-    return _connect(socket, endpoint)
+    if watch is not None:
+        watch.attach(socket)
+    return _connect(socket, endpoint, security)
+
+
+def make_watch(endpoint: str, security: Security | None = None) -> HandshakeWatch:
+    """A watch over the handshakes of one client socket, which says why keys are in its way."""
+    keys = security.keys if security else None
+    if security is None or keys is None or not endpoint.startswith("tcp://"):
+        return HandshakeWatch(endpoint)
+    return HandshakeWatch(endpoint, keys.public, str(keys.directory / f"{security.server}.public"))
 
 
 def make_pub(ctx: Context, endpoint: str, security: Security | None = None) -> Socket:
@@ -94,7 +110,7 @@ def make_pub(ctx: Context, endpoint: str, security: Security | None = None) -> S
     socket = ctx.socket(zmq.PUB)
     _set_common(socket, 1 << 20, 100)
     socket.setsockopt(zmq.LINGER, 200)  # what it says is said again elsewhere
-    return _bind(socket, endpoint, security)
+    return _bind(ctx, socket, endpoint, security)
 
 
 def make_sub(ctx: Context, endpoint: str, security: Security | None = None) -> Socket:
@@ -107,7 +123,7 @@ def make_sub(ctx: Context, endpoint: str, security: Security | None = None) -> S
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.CONFLATE, 1)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
-    return _connect(socket, endpoint)
+    return _connect(socket, endpoint, security)
 
 
 def bound_endpoint(socket: Socket) -> str:
@@ -150,6 +166,14 @@ def receive_frames(socket: Socket) -> list[zmq.Frame] | None:
         return socket.recv_multipart(zmq.NOBLOCK, copy=False)
     except zmq.Again:
         return None
+
+
+def peer_role(frame: zmq.Frame) -> str:
+    """The role whose key the sender of this frame has shown; empty on a socket without keys."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
 
 
 def receive(socket: Socket, limits: Limits = DEFAULT) -> Message | None:
@@ -234,36 +258,6 @@ class Waker:
             self.fd = self._write_fd = -1
 
 
-class HandshakeMonitor:
-    """Counts connections to a bound socket that never became a ZeroMQ peer: port scans, HTTP, wrong keys.
-
-    libzmq drops them in silence. Poll `socket` for reading, then call `drain`.
-    """
-
-    _KINDS = {  # noqa: RUF012
-        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "handshake",
-        zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "handshake_protocol",
-        zmq.EVENT_HANDSHAKE_FAILED_AUTH: "handshake_auth",
-    }
-
-    def __init__(self, watched: Socket) -> None:
-        self._watched = watched
-        events = 0
-        for event in self._KINDS:
-            events |= int(event)
-        self.socket: Socket = watched.get_monitor_socket(events)
-
-    def drain(self, counts: Counter[str]) -> None:
-        """Add what has happened since the last call to `counts`."""
-        while self.socket.poll(0):
-            event = recv_monitor_message(self.socket)
-            counts[self._KINDS.get(zmq.Event(event["event"]), "handshake")] += 1
-
-    def close(self) -> None:
-        """Stop watching; to be called before the watched socket is closed."""
-        self._watched.disable_monitor()
-
-
 def _set_common(socket: Socket, max_message_bytes: int, hwm: int) -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)  # of each frame
     socket.setsockopt(zmq.LINGER, LINGER_MS)
@@ -289,12 +283,20 @@ def _check_endpoint(endpoint: str) -> None:
         )
 
 
-def _bind(socket: Socket, endpoint: str, security: Security | None) -> Socket:
+def _bind(ctx: Context, socket: Socket, endpoint: str, security: Security | None) -> Socket:
+    keys = security.keys if security and endpoint.startswith("tcp://") else None
     try:
         _check_endpoint(endpoint)
-        if not _is_local(endpoint) and not (security and security.insecure):
-            raise ConfigError(f"will not bind {endpoint} without keys: use a loopback address, or --insecure")
+        if keys is not None:
+            zap.protect(ctx, socket, keys)
+        elif not _is_local(endpoint) and not (security and security.insecure):
+            raise ConfigError(
+                f"will not bind {endpoint} without keys: --keys DIR (`troupe keys new DIR` makes them), "
+                "a loopback address, or --insecure"
+            )
         socket.bind(endpoint)
+        if keys is not None:
+            zap.prove(ctx, socket, keys)
     except zmq.ZMQError as error:
         socket.close(linger=0)
         hint = (
@@ -309,9 +311,12 @@ def _bind(socket: Socket, endpoint: str, security: Security | None) -> Socket:
     return socket
 
 
-def _connect(socket: Socket, endpoint: str) -> Socket:
+def _connect(socket: Socket, endpoint: str, security: Security | None) -> Socket:
     try:
         _check_endpoint(endpoint)
+        if security and security.keys is not None and endpoint.startswith("tcp://"):
+            keys = security.keys
+            zap.apply_pair(socket, keys.public, keys.secret, keys.servers[security.server])
         socket.connect(endpoint)
     except zmq.ZMQError as error:
         socket.close(linger=0)

@@ -14,6 +14,7 @@ from common.errors import ConfigError
 from common.runtime.arguments import Parser, integer, real
 from common.runtime.lifecycle import StopSignal, run_main
 from common.runtime.startup import add_service_arguments, begin
+from common.wire.key_options import add_key_arguments, make_security
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -35,6 +36,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="S",
         help="patience with the learner (default: 60)",
     )
+    add_key_arguments(parser)
     add_service_arguments(parser)
     return parser.parse_args(argv)
 
@@ -62,6 +64,7 @@ def _run(arguments: argparse.Namespace) -> None:
             stop,
             slots=arguments.slots,
             join_timeout_s=arguments.join_timeout_s,
+            security=make_security(arguments.keys, "actor"),
         ).run()
     finally:
         context.destroy(linger=1000)

@@ -16,7 +16,7 @@ from common.runtime import health
 from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from common.wire.control_client import ControlClient, Params, Welcome, new_incarnation
 from common.wire.replay_client import ReplayClient
-from common.wire.sockets import Context, WaitLog, reachable_endpoint
+from common.wire.sockets import Context, Security, WaitLog, reachable_endpoint
 from services.actor.inserter import Inserter
 from services.actor.meter import Meter
 from services.actor.rollout import Rollout
@@ -42,6 +42,7 @@ class ActorService:
         stop: set by signals.
         slots: environment copies; 0 takes `actor.slots` of the run's config.
         join_timeout_s: how long to wait for the learner at the start.
+        security: keys.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ActorService:
         *,
         slots: int = 0,
         join_timeout_s: float = 60.0,
+        security: Security | None = None,
     ) -> None:
         self._ctx = ctx
         self._learner = learner
@@ -60,6 +62,7 @@ class ActorService:
         self._stop = stop
         self._slots_wanted = slots
         self._join_timeout_s = join_timeout_s
+        self._security = security
         self._incarnation = 0
         self._meter = Meter()
         self._inserter = Inserter(self._connect_shard)
@@ -118,6 +121,7 @@ class ActorService:
             incarnation=self._incarnation,
             slots_wanted=slots,
             connect_timeout_s=self._join_timeout_s,
+            security=self._security,
         )
         deadline = Deadline(self._join_timeout_s)
         while not self._stop:
@@ -167,6 +171,7 @@ class ActorService:
             incarnation=self._incarnation,
             specs=[dataclasses.replace(s, compress=s.compress and compress) for s in self._agent.fields],
             max_outstanding=max(1, actor.max_outstanding_inserts // replay.shards),
+            security=self._security,
         )
 
     def _wait_for_params(self, timeout_s: float) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.runtime import StopSignal, run_main
 from common.runtime.startup import add_service_arguments, begin
+from common.wire.key_options import add_key_arguments
 
 
 def parser() -> argparse.ArgumentParser:
@@ -23,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--announce", metavar="ADDRESS", help="bind here instead of the config's net.announce"
     )
+    add_key_arguments(parser, server=True)
     add_service_arguments(parser)
     return parser
 
@@ -37,8 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from services.learner.service import Learner
 
         stop = StopSignal(force_after_s=60.0).install()
-        addresses = {"net.control": args.control, "net.announce": args.announce}
-        overrides = {field: address for field, address in addresses.items() if address}
+        options = {"net.control": args.control, "net.announce": args.announce, "net.keys_dir": args.keys}
+        options["net.insecure"] = "true" if args.insecure else ""
+        overrides = {field: text for field, text in options.items() if text}
         config = load_config(None, args.run_dir / "config.toml", overrides, {})
         Learner(config, args.run_dir, resume=args.resume, stop=stop).run()
 

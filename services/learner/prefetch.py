@@ -16,6 +16,7 @@ import zmq
 from common.wire.batch_reader import ArrayPool
 from common.wire.replay_codec import SampleBatch
 from common.wire.sharded_replay import ShardedReplayClient
+from common.wire.sockets import Security
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Prefetcher:
         depth: int,
         incarnation: int,
         pinned: bool = False,
+        security: Security | None = None,
     ) -> None:
         self._shards = shards
         self._batch_size = batch_size
@@ -47,6 +49,7 @@ class Prefetcher:
             ctx=context,
             name="learner",
             incarnation=incarnation,
+            security=security,
         )
         self._ready: queue.Queue[SampleBatch] = queue.Queue()
         self._done: queue.Queue[tuple[SampleBatch, np.ndarray]] = queue.Queue()

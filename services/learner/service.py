@@ -24,6 +24,7 @@ from common.runtime.checkpoint import load_newest, save_checkpoint
 from common.runtime.logging import Throttle
 from common.wire.codec import WireError
 from common.wire.control import ControlServer
+from common.wire.key_options import make_security
 from common.wire.replay_codec import SampleBatch
 from services.learner.counters import RunCounters
 from services.learner.prefetch import Prefetcher
@@ -58,8 +59,9 @@ class Learner:
         self.counters = RunCounters(self.spec.frames_per_step)
         if resume:
             self._restore()
-        self._context = zmq.Context()
         net = config.net
+        security = make_security(net.keys_dir, "learner", insecure=net.insecure)
+        self._context = zmq.Context()
         self.control = ControlServer(
             self._context,
             net.control,
@@ -69,6 +71,7 @@ class Learner:
             total_slots=config.total_slots,
             heartbeat_s=net.heartbeat_s,
             liveness_s=net.liveness_s,
+            security=security,
         )
         self.prefetch = Prefetcher(
             self._context,
@@ -77,6 +80,7 @@ class Learner:
             depth=config.learner.prefetch,
             incarnation=secrets.randbits(63),
             pinned=config.learner.device != "cpu",
+            security=security,
         )
         self.reporter = Reporter(
             run_dir,

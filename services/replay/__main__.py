@@ -23,8 +23,9 @@ from common.runtime.arguments import Parser, integer, real
 from common.runtime.lifecycle import StopSignal, run_main
 from common.runtime.startup import add_service_arguments, begin
 from common.wire.control_client import ControlClient, new_incarnation
+from common.wire.key_options import add_key_arguments, make_security
 from common.wire.replay_client import ReplayClient
-from common.wire.sockets import Context, Security, bound_endpoint, make_router
+from common.wire.sockets import Context, bound_endpoint, make_router
 from services.replay.folder import clear
 from services.replay.plan import make_plan
 from services.replay.service import ReplayService
@@ -55,11 +56,11 @@ def parser() -> argparse.ArgumentParser:
         "--advertise", metavar="ADDRESS", help="address that others use, if not that of --bind"
     )
     parser.add_argument("--index", type=integer(0), default=0, help="number of this shard in its run")
+    add_key_arguments(parser, server=True)
     parser.add_argument(
-        "--insecure", action="store_true", help="allow to bind other addresses than loopback without keys"
-    )
-    parser.add_argument(
-        "--status", metavar="ADDRESS", help="print the status of a running shard as JSON, and exit"
+        "--status",
+        metavar="ADDRESS",
+        help="print the status of a running shard as JSON (with --keys by that of the viewer), and exit",
     )
     table = parser.add_argument_group("the table")
     table.add_argument(
@@ -107,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> None:
         args = parser().parse_args(argv)
         if args.status:
-            return print_status(args.status)
+            return print_status(args.status, args.keys)
         begin(f"replay-{args.index}", args)
         stop = StopSignal(force_after_s=60.0).install()
         ctx: Context = zmq.Context()
@@ -122,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:
     """Bind, join the run if there is one, open the folder, and serve."""
     # Bound before joining, for the learner passes the address on. Early requests wait in the socket.
-    router = make_router(ctx, args.bind, Security(insecure=args.insecure))
+    security = make_security(args.keys, "replay", insecure=args.insecure)
+    router = make_router(ctx, args.bind, security)
     control = None
     try:
         endpoint = args.advertise or bound_endpoint(router)
@@ -137,6 +139,7 @@ def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:
                 name=f"replay-{args.index}",
                 incarnation=incarnation,
                 replay_endpoint=endpoint,
+                security=security,
             )
             welcome = control.join_unless(lambda: stop.requested)
             if welcome is None:
@@ -232,9 +235,9 @@ def open_replay(args: argparse.Namespace) -> Replay:
     return replay
 
 
-def print_status(endpoint: str) -> None:
+def print_status(endpoint: str, keys_dir: str = "") -> None:
     """Print the status of a shard."""
-    client = ReplayClient(endpoint, name="status")
+    client = ReplayClient(endpoint, name="status", security=make_security(keys_dir, "viewer"))
     try:
         print(json.dumps(client.status(5.0), indent=2))
     finally:

@@ -11,9 +11,10 @@ from common.data.replay import Replay
 from common.runtime import health
 from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from common.runtime.logging import Throttle
-from common.wire import sockets
+from common.wire import messages, sockets
 from common.wire.codec import Message, WireError, decode
 from common.wire.control_client import ControlClient
+from common.wire.handshakes import HandshakeMonitor
 from common.wire.member import new_incarnation
 from services.replay.meter import Meter
 from services.replay.requests import Requests
@@ -28,6 +29,13 @@ STALL_LIMIT_S = 30.0
 LAST_MESSAGES_S = 5.0
 """How long a shard goes on serving after the run is complete."""
 
+MAY_SEND = {
+    messages.INSERT: ("actor", "learner"),
+    messages.SAMPLE: ("learner",),  # for it uses up what the limiter permits
+    messages.PRIORITIES: ("learner",),
+}
+"""Roles whose keys permit a message, where there are keys; what is not here, anyone may send who has one."""
+
 
 class ReplayService:
     """Serves a `Replay` on a bound ROUTER until `stop` is set or the run is over."""
@@ -41,8 +49,9 @@ class ReplayService:
         self._control = control
         self._meter = Meter(replay)
         self._requests = Requests(replay, socket, new_incarnation(), self._status)
-        self._monitor = sockets.HandshakeMonitor(socket)
+        self._monitor = HandshakeMonitor(socket)
         self._handshakes: Counter[str] = Counter()
+        self._keyed = bool(socket.getsockopt(zmq.CURVE_SERVER))
         self._end: Deadline | None = None
         self._throttle = Throttle(10.0)
         self._poller = zmq.Poller()
@@ -54,6 +63,7 @@ class ReplayService:
         watchdog = StallWatchdog(STALL_LIMIT_S)
         while not self._done():
             self._poller.poll(POLL_MS)
+            self._monitor.drain(self._handshakes)
             self._serve_messages()
             self._requests.serve_parked()
             self._requests.grant_credit()
@@ -82,14 +92,21 @@ class ReplayService:
             peer, message = frames[0].bytes, Message("", request_id=0)
             try:
                 message = decode(frames[1:])
+                self._check_role(frames[0], message)
                 self._requests.serve(peer, message)
             except WireError as error:
                 self._requests.refuse(peer, message, error.kind, error.detail)
                 if self._throttle(error.kind):
                     _log.warning("bad message from %.60r: %s", peer, error)
 
+    def _check_role(self, frame: zmq.Frame, message: Message) -> None:
+        """Raise `WireError` where the sender has shown the key of a role that may not send this."""
+        roles = MAY_SEND.get(message.type) if self._keyed else None
+        if roles is not None and (role := sockets.peer_role(frame)) not in roles:
+            detail = f"{message.type} takes a key of {' or '.join(roles)}, and this is one of {role}"
+            raise WireError(messages.REFUSED_KEY, detail)
+
     def _report(self) -> None:
-        self._monitor.drain(self._handshakes)
         metrics = self._meter.metrics()
         health.report(metrics)
         if self._control is not None:

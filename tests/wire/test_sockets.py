@@ -9,6 +9,7 @@ import zmq
 from common.errors import ConfigError
 from common.wire import sockets
 from common.wire.codec import Message, decode
+from common.wire.handshakes import HandshakeMonitor
 from tests.wire.conftest import LOOPBACK, until
 
 
@@ -167,7 +168,7 @@ def test_a_wait_is_logged_after_a_moment_and_then_now_and_then():
 
 def test_what_is_no_zeromq_peer_is_counted(ctx):
     router = sockets.make_router(ctx, LOOPBACK)
-    monitor = sockets.HandshakeMonitor(router)
+    monitor = HandshakeMonitor(router)
     counts: Counter[str] = Counter()
     port = int(sockets.bound_endpoint(router).rsplit(":", 1)[1])
     with socket.create_connection(("127.0.0.1", port)) as connection:
