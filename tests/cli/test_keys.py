@@ -91,8 +91,6 @@ def test_the_learner_binds_other_addresses_with_keys_or_on_request_only(tmp_path
     # What binds then is the first socket; the second fails for want of such an address, in one line too.
     for options, environment in (
         (["--insecure"], {}),
-        ([], {"TROUPE_NET__INSECURE": "true"}),
-        (["--keys", keys], {}),
         ([], {"TROUPE_NET__KEYS_DIR": keys}),
     ):
         bound = learner(tmp_path / "R", *options, **environment)

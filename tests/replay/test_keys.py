@@ -65,8 +65,8 @@ def test_a_key_permits_what_its_role_does(endpoint, client):
         with pytest.raises(AuthError, match=f"SAMPLE takes a key of learner, and this is one of {role}"):
             client(endpoint, role).sample(8, timeout_s=20)
     viewer = client(endpoint, "viewer")
+    processes.insert(viewer, 0)
     with pytest.raises(AuthError, match="INSERT takes a key of actor or learner"):
-        processes.insert(viewer, 0)
         viewer.flush(20)
 
 
