@@ -64,7 +64,7 @@ def prove(ctx: Context, bound: Socket, keys: Keys) -> None:
 def turned_away(
     ctx: Context, kind: int, endpoint: str, pair: tuple[bytes, bytes] | None, server_key: bytes
 ) -> bool:
-    """Whether a client of this socket type and pair of keys is refused. Raises `AuthError` after `PROOF_S`."""
+    """Whether a client of this type, with this pair, is refused. Raises `AuthError` after `PROOF_S`."""
     socket = ctx.socket(kind)
     watch = HandshakeWatch(endpoint)
     try:
