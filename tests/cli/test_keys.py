@@ -59,14 +59,13 @@ def test_wrong_words_are_exit_code_2(line: str, capsys: pytest.CaptureFixture[st
 
 
 def test_the_launcher_hands_its_keys_to_every_service(tmp_path: Path) -> None:
-    from services.local import child_specs
+    from services.processes import child_specs
 
     config = load_config("cartpole-apex", None, {"keys": "some/keys"}, {})
     assert config.net.keys_dir == "some/keys"
     for spec in child_specs(config, tmp_path, tmp_path, resume=False):
         words = list(spec.command(0))
-        # The learner finds them in the run's config.toml.
-        assert ("some/keys" in words) == (spec.name not in ("learner", "tensorboard"))
+        assert ("some/keys" in words) == (spec.name != "tensorboard")
 
 
 def learner(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
