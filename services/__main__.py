@@ -170,7 +170,7 @@ def _presets(words: list[str]) -> int:
 def _keys(words: list[str]) -> int:
     from services import keys
 
-    parser = _Parser(prog="troupe keys", description="CURVE keys, for services that talk over a network.")
+    parser = Parser(prog="troupe keys", description="CURVE keys, for services that talk over a network.")
     keys.add_commands(parser)
     return keys.run(parser.parse_args(words))
 
