@@ -11,6 +11,7 @@ from typing import Any
 import zmq
 
 from common.errors import AuthError, ConfigError, TroupeError
+from common.runtime.logging import Throttle
 from common.wire import messages, sockets
 from common.wire.codec import Message, WireError
 from common.wire.handshakes import HandshakeWatch
@@ -20,6 +21,8 @@ from common.wire.params import decode_params
 _log = logging.getLogger(__name__)
 
 _MESSAGES_PER_TURN = 64
+GARBAGE_LOG_PERIOD_S = 60.0
+"""Seconds between two lines about nonsense of one kind."""
 
 
 class ControlLink:
@@ -57,6 +60,7 @@ class ControlLink:
         self._security = security.toward("learner") if security else None
         self._lives = 0
         self._request_id = 0
+        self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
 
     def run(self) -> None:
         """Live until stopped or refused; the body of the thread."""
@@ -237,7 +241,8 @@ class ControlLink:
                     _log.info("the learner at %s does not know %s (restarted?)", self.endpoint, self._name)
                     return False
                 member.rejected += 1
-                _log.warning("the learner could not serve %s: %s, %s", self._name, kind, detail)
+                if self._throttle(("error", kind)):
+                    _log.warning("the learner could not serve %s: %s, %s", self._name, kind, detail)
         except WireError as error:
             self._garbage(error)
         return True
@@ -279,7 +284,9 @@ class ControlLink:
 
     def _garbage(self, error: WireError) -> None:
         self._member.rejected += 1
-        _log.warning("%s got nonsense from %s: %s", self._name, self.endpoint, error)
+        if self._throttle(("nonsense", error.kind)):
+            total = self._member.rejected
+            _log.warning("%s got nonsense from %s: %s (%d so far)", self._name, self.endpoint, error, total)
 
     def _request(self, dealer: sockets.Socket, kind: str, fields: dict[str, Any]) -> bool:
         self._request_id += 1

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from common.data.fields import Chunk, FieldSpec
 from common.errors import AuthError, ConfigError, PeerError, TroupeError
+from common.runtime.logging import Throttle
 from common.wire import messages, sockets
 from common.wire.batch_reader import ArrayPool, BatchReader
 from common.wire.codec import Buffer, Message, WireError, decode, encode
@@ -27,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 PING_S = 0.5
 SAMPLE_PATIENCE_S = 10.0
+GARBAGE_LOG_PERIOD_S = 60.0
+"""Seconds between two lines about bad messages of one kind."""
 
 
 class ReplayRefusedError(TroupeError):
@@ -136,6 +139,7 @@ class ReplayClient:
         self._sockets_made = 0
         self._backoff = sockets.Backoff(0.2, 5.0)
         self._wait_log = sockets.WaitLog()
+        self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
         self._socket = self._connect()
 
     # ---------------------------------------------------------------- inserting
@@ -484,4 +488,8 @@ class ReplayClient:
 
     def _count_bad(self, error: WireError) -> None:
         self.counters["bad_messages"] += 1
-        _log.warning("%s: bad message from replay at %s: %s", self._name, self.endpoint, error)
+        if self._throttle(error.kind):
+            count = self.counters["bad_messages"]
+            _log.warning(
+                "%s: bad message from replay at %s: %s (%d so far)", self._name, self.endpoint, error, count
+            )

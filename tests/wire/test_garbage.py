@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from common.wire import messages, sockets
 from common.wire.codec import Limits, Message, WireError, encode
+from common.wire.replay_client import ReplayClient
 from tests.wire.conftest import until
 
 QUIET = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -188,7 +189,7 @@ def assert_alive(stranger) -> None:
         assert answer.type in (messages.ERROR, messages.HEARTBEAT_OK, messages.PARAMS)
 
 
-def test_nonsense_from_a_learner_does_not_end_a_client(ctx, connect):
+def test_nonsense_from_a_learner_does_not_end_a_client(ctx, connect, caplog):
     router = sockets.make_router(ctx, "tcp://127.0.0.1:*")
     client = connect(sockets.bound_endpoint(router), "actor-0", liveness_s=5.0)
     joined = []
@@ -220,7 +221,33 @@ def test_nonsense_from_a_learner_does_not_end_a_client(ctx, connect):
         Message("WHAT"),
     ):
         sockets.send(router, message, identity.bytes)
+    for _ in range(20):
+        sockets.send_frames(router, [b"nonsense"], identity.bytes)
     sockets.send(router, Message("HEARTBEAT_OK", {"shards": ["a"], **state, "steps": 77}), identity.bytes)
     until(lambda: client.state.steps == 77)
     assert client.shards == ["a"]
-    assert client.rejected == 4
+    assert client.rejected == 24
+    # The kinds are told once each.
+    lines = [record.getMessage() for record in caplog.records if "got nonsense" in record.getMessage()]
+    assert len(lines) == len({line.split(": ")[1] for line in lines}) <= 3
+
+
+def test_nonsense_from_replay_is_counted_and_told_once(ctx, caplog):
+    router = sockets.make_router(ctx, "tcp://127.0.0.1:*")
+    client = ReplayClient(sockets.bound_endpoint(router), ctx=ctx, name="actor-0")
+
+    def asked():
+        client.poll(10)
+        return sockets.receive_frames(router)
+
+    identity, *_ = until(asked)
+    for _ in range(20):
+        sockets.send_frames(router, [b"nonsense"], identity.bytes)
+
+    def all_counted():
+        client.poll(10)
+        return client.counters["bad_messages"] == 20
+
+    until(all_counted)
+    assert sum("bad message from replay" in record.getMessage() for record in caplog.records) == 1
+    client.close(0)
