@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import preset_names
+from common.config import Config, preset_names
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
@@ -15,7 +15,8 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)  # without code
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
@@ -23,6 +24,16 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 def test_the_readme_has_every_preset() -> None:
     rows = re.findall(r"^\| `([a-z0-9-]+)` \|", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
     assert sorted(rows) == preset_names()
+
+
+def test_the_page_for_who_comes_from_another_ape_x_names_real_fields() -> None:
+    text = (ROOT / "docs" / "apex.md").read_text("utf-8").partition("## Flags")[2]
+    config = Config().to_dict()
+    named = re.findall(rf"`({'|'.join(config)})\.(\w+)", text)
+    assert len(named) > 30
+    assert [f"{section}.{name}" for section, name in named if name not in config[section]] == []
+    for row in re.findall(r"^\| `\w+` [^|]*\|.*\|$", text, re.MULTILINE):
+        assert re.search(r"`\w+\.\w+`|not needed \| (because|for the same reason)", row), row
 
 
 def test_every_target_of_the_makefile_is_documented() -> None:
