@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from common.errors import ConfigError
 from common.runtime import StopSignal, run_main
+from common.runtime.arguments import Parser
+from common.runtime.files import atomic_write, looking_into, make_directory
 from common.runtime.startup import add_service_arguments, begin
 from common.wire.key_options import add_key_arguments
 
+if TYPE_CHECKING:
+    from common.config import Config
 
-def parser() -> argparse.ArgumentParser:
+
+def parser() -> Parser:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="troupe learner",
-        description="Runs the learner of the run in RUN_DIR, which holds its config.toml.",
+        description="Runs the learner of the run in RUN_DIR. With PRESET it begins a new run there, configured "
+        "by the preset and TROUPE_SECTION__FIELD variables; without, RUN_DIR holds its config.toml.",
     )
-    parser.add_argument("--run-dir", type=Path, required=True, help="the run directory, with a config.toml")
+    parser.add_argument("preset", nargs="?", metavar="PRESET", help="preset of a new run")
+    parser.add_argument("--run-dir", type=Path, required=True, help="the run directory")
     parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
     parser.add_argument("--control", metavar="ADDRESS", help="bind here instead of the config's net.control")
     parser.add_argument(
@@ -29,20 +38,40 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def run_config(run_dir: Path, preset: str | None, overrides: dict[str, str]) -> Config:
+    """The run's config: that of RUN_DIR, or of `preset` and the environment, which is then written there."""
+    from common.config import load_config, to_toml
+
+    file = run_dir / "config.toml"
+    with looking_into(run_dir):
+        exists = file.exists()
+    if preset is None:
+        if not exists:
+            raise ConfigError(f"{run_dir} has no config.toml: name a preset to begin a new run there")
+        return load_config(None, file, overrides, {})
+    if exists:
+        raise ConfigError(
+            f"{run_dir} has a run already: leave out {preset!r}, and add --resume to go on with it"
+        )
+    config = load_config(preset, None, overrides, os.environ)
+    make_directory(run_dir, "run directory")
+    atomic_write(file, to_toml(config).encode())
+    return config
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the learner until the run is complete or it is told to stop; returns the exit code."""
-    args = parser().parse_args(argv)
 
     def body() -> None:
+        args = parser().parse_args(argv)
         begin("learner", args)
-        from common.config import load_config
         from services.learner.service import Learner
 
         stop = StopSignal(force_after_s=60.0).install()
         options = {"net.control": args.control, "net.announce": args.announce, "net.keys_dir": args.keys}
         options["net.insecure"] = "true" if args.insecure else ""
         overrides = {field: text for field, text in options.items() if text}
-        config = load_config(None, args.run_dir / "config.toml", overrides, {})
+        config = run_config(args.run_dir, args.preset, overrides)
         Learner(config, args.run_dir, resume=args.resume, stop=stop).run()
 
     return run_main(body)

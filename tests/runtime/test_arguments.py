@@ -8,6 +8,8 @@ from common.errors import ConfigError
 from common.runtime.arguments import Parser, integer, real
 
 WRONG = [
+    ("learner", "--nope", "required: --run-dir"),
+    ("learner", "--run-dir x --metrics-port 99999", "--metrics-port: should be from 0 to 65535"),
     ("replay", "--seed -1", "--seed: should be at least 0, not -1"),
     ("replay", "--metrics-port 99999", "--metrics-port: should be from 0 to 65535, not 99999"),
     ("replay", "--priority-exponent -1", "--priority-exponent: should be at least 0"),
