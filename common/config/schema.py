@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator, model_va
 
 from common.config.algorithms import agent_section
 from common.config.fields import Section, operational, structural, tunable
+from common.data.table_config import check_tables, parse_table
+from common.errors import ConfigError
 
 _ENDPOINT = re.compile(r"(tcp://[^:/\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:]+\]:\d{1,5}|ipc://\S+|inproc://\S+)")
 
@@ -98,9 +100,24 @@ class ReplayConfig(Section):
         None, "Bytes of storage that one shard may use; none = what the capacity needs.", ge=1
     )
     compression: Literal["lz4", "none"] = structural("lz4", "Compression of pixels, done once by the actor.")
+    tables: tuple[str, ...] = structural(
+        (),
+        "Tables as `NAME:KEY=VALUE,...`, such as `rollouts:queue,capacity=64`; none = one prioritized table "
+        "`default` made from the other fields. Capacities are over all shards.",
+    )
     durable: bool = tunable(
         True, "Keep the contents in files, so that a restarted shard has every stored item."
     )
+
+    @field_validator("tables")
+    @classmethod
+    def _tables_are_possible(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            if value:
+                check_tables([parse_table(text) for text in value])
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return value
 
 
 class ActorConfig(Section):

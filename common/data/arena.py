@@ -44,7 +44,7 @@ class Arena:
             make_column(spec, folder, layout["budget_bytes"], layout["entries"][spec.name], read_only=True)
             for spec in self.specs
         ]
-        dtype = record_dtype(1 + sum(len(column.rings) for column in self._columns))
+        dtype = record_dtype(1 + sum(len(column.lanes) for column in self._columns))
         path = folder / "chunks.records"
         records = MappedFile(path, dtype, (path.stat().st_size // dtype.itemsize,), read_only=True).array
         self._commits: NDArray[np.uint64] = records["commit"]
@@ -69,11 +69,11 @@ class Arena:
         starts = self._starts[rows]
         steps = lengths.astype(np.int64)
         fields: dict[str, NDArray] = {}
-        ring = 1
+        lane = 1
         try:
             for spec, column in zip(self.specs, self._columns, strict=True):
-                fields[spec.name] = self._read(spec, column, starts[:, ring] + offsets, steps, allocate)
-                ring += len(column.rings)
+                fields[spec.name] = self._read(spec, column, starts[:, lane] + offsets, steps, allocate)
+                lane += len(column.lanes)
         except (IndexError, ValueError):
             # What is being overwritten makes no sense, as it may. What is not, has to.
             if self._all_there(rows, commits):

@@ -1,7 +1,7 @@
-"""Where the entries of one field live: memory-mapped files that are used as rings.
+"""Where the entries of one field live: memory-mapped files, each a lane along which chunks have their runs.
 
 The files are sparse: they are as long as the field could ever need, and take the space that has been written.
-Runs (the entries of one chunk) are never split at the end of a ring, so a window of a chunk is one slice.
+The run of a chunk (its entries) is never split, so a window of a chunk is one slice.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 
 from common.data.fields import FieldSpec
 from common.data.packing import join_frame
-from common.data.rings import Ring
 from common.errors import ConfigError
 
 LZ4_INDEX_BYTES = 12
@@ -94,23 +94,30 @@ class Payload:
         self.entries = len(data) if lengths is None else len(lengths)
 
 
-class Column(ABC):
-    """Storage of one field. Positions are given out by ``rings``, units of ``unit_bytes`` each."""
+@dataclass(frozen=True)
+class Lane:
+    """Units along which chunks have their runs: at most ``most``, ``unit_bytes`` each, in ``files``."""
 
-    rings: list[Ring]
-    unit_bytes: list[int]
-    files: list[list[MappedFile]]  # of each ring
+    most: int
+    unit_bytes: int
+    files: list[MappedFile]
+
+
+class Column(ABC):
+    """Storage of one field, in ``lanes``. Who gives out positions is not its business."""
+
+    lanes: list[Lane]
 
     def __init__(self, spec: FieldSpec) -> None:
         self.spec = spec
 
     @abstractmethod
     def counts(self, payload: Payload) -> list[int]:
-        """Units that ``payload`` takes in each ring."""
+        """Units that ``payload`` takes in each lane."""
 
     @abstractmethod
     def write(self, starts: list[int], payload: Payload) -> None:
-        """Write ``payload`` at the positions ``starts``, one for each ring."""
+        """Write ``payload`` at the positions ``starts``, one for each lane."""
 
     @abstractmethod
     def gather(
@@ -138,10 +145,8 @@ class RawColumn(Column):
         super().__init__(spec)
         entry_bytes = max(spec.entry_bytes, 1)
         most = max(min(budget_bytes // entry_bytes, most_entries), 1)
-        self.rings = [Ring(most)]
-        self.unit_bytes = [entry_bytes]
         file = MappedFile(folder / f"{spec.name}.raw", spec.dtype, (most, *spec.shape), read_only=read_only)
-        self.files = [[file]]
+        self.lanes = [Lane(most, entry_bytes, [file])]
         self._data = file.array
 
     def counts(self, payload: Payload) -> list[int]:
@@ -185,7 +190,7 @@ class RawColumn(Column):
 
 
 class Lz4Column(Column):
-    """Entries as LZ4 blocks end to end in a ring of bytes, and a ring that says where each one is."""
+    """Entries as LZ4 blocks end to end in a lane of bytes, and a lane that says where each one is."""
 
     def __init__(
         self, spec: FieldSpec, folder: Path, budget_bytes: int, most_entries: int, read_only: bool = False
@@ -193,8 +198,6 @@ class Lz4Column(Column):
         super().__init__(spec)
         entries = max(min(budget_bytes // LZ4_INDEX_BYTES, most_entries), 1)
         budget_bytes = min(budget_bytes, entries * (spec.entry_bytes + 4))
-        self.rings = [Ring(entries), Ring(budget_bytes)]
-        self.unit_bytes = [LZ4_INDEX_BYTES, 1]
         offsets, lengths, blocks = (
             MappedFile(folder / f"{spec.name}.{end}", dtype, (units,), read_only=read_only)
             for end, dtype, units in (
@@ -203,7 +206,7 @@ class Lz4Column(Column):
                 ("blocks", "uint8", budget_bytes),
             )
         )
-        self.files = [[offsets, lengths], [blocks]]
+        self.lanes = [Lane(entries, LZ4_INDEX_BYTES, [offsets, lengths]), Lane(budget_bytes, 1, [blocks])]
         self._offsets, self._lengths, self._blocks = offsets.array, lengths.array, blocks.array
         self._bytes = self._blocks.data
 

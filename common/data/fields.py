@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,15 @@ class FieldSpec:
 
 
 @dataclass
+class Items:
+    """Windows of one chunk: int32 ``offsets [M]``, int32 ``lengths [M]``, raw float64 ``priorities [M]``."""
+
+    offsets: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    priorities: NDArray[np.float64]
+
+
+@dataclass
 class Chunk:
     """Consecutive steps of one slot, and the items cut from them.
 
@@ -54,6 +63,7 @@ class Chunk:
         lengths: int32 ``[M]``, steps of each item; ``offset + length <= L``.
         priorities: float64 ``[M]``, raw (before the exponent), finite and not negative.
         version: number of the parameter set that acted, 0 if there was none.
+        more: items for further tables, by table; the data are stored once all the same.
     """
 
     fields: dict[str, NDArray]
@@ -62,6 +72,12 @@ class Chunk:
     lengths: NDArray[np.int32]
     priorities: NDArray[np.float64]
     version: int = 0
+    more: dict[str, Items] = field(default_factory=dict)
+
+    @property
+    def items(self) -> Items:
+        """The chunk's own items."""
+        return Items(self.offsets, self.lengths, self.priorities)
 
 
 def check_chunk(chunk: Chunk, specs: Sequence[FieldSpec]) -> None:
@@ -74,12 +90,17 @@ def check_chunk(chunk: Chunk, specs: Sequence[FieldSpec]) -> None:
         want = (spec.entries(chunk.steps), *spec.shape)
         if array.shape != want or array.dtype != np.dtype(spec.dtype):
             raise ValueError(f"field {spec.name} is {array.dtype}{array.shape}, expected {spec.dtype}{want}")
-    items = len(chunk.offsets)
-    if len(chunk.lengths) != items or len(chunk.priorities) != items:
+    for items in (chunk.items, *chunk.more.values()):
+        _check_items(items, chunk.steps)
+
+
+def _check_items(items: Items, steps: int) -> None:
+    count = len(items.offsets)
+    if len(items.lengths) != count or len(items.priorities) != count:
         raise ValueError("offsets, lengths and priorities differ in length")
-    if items and (
-        np.min(chunk.offsets) < 0
-        or np.min(chunk.lengths) < 1
-        or np.max(chunk.offsets.astype(np.int64) + chunk.lengths) > chunk.steps
+    if count and (
+        np.min(items.offsets) < 0
+        or np.min(items.lengths) < 1
+        or np.max(np.asarray(items.offsets, np.int64) + items.lengths) > steps
     ):
         raise ValueError("an item lies outside of its chunk")

@@ -20,6 +20,7 @@ class Limiter:
         inserted: items inserted so far.
         sampled: items sampled so far.
         base: surplus that is forgiven, because the limits were others when it came about.
+        queue_capacity: items at which writers wait for room, 0 where they do not.
     """
 
     min_items: int = 1
@@ -28,6 +29,7 @@ class Limiter:
     inserted: int = 0
     sampled: int = 0
     base: float = 0.0
+    queue_capacity: int = 0
 
     def sample_blocked(self, items: int, batch_size: int) -> str | None:
         """Why ``batch_size`` of the ``items`` present may not be sampled now; None if they may."""
@@ -40,10 +42,16 @@ class Limiter:
 
     def insert_blocked(self, items: int) -> str | None:
         """Why writers should pause; None if they need not."""
+        if self.queue_capacity and items >= self.queue_capacity:
+            return f"queue is full: {items} of {self.queue_capacity} items; waits for samples"
         ratio = self.samples_per_insert
         if ratio > 0 and items >= self.min_items and self._surplus() > self.error:
             return f"samples per insert: {self._current():.3g} is below {ratio:.3g}; waits for samples"
         return None
+
+    def insert_held(self, items: int, count: int) -> bool:
+        """Whether ``count`` items have to wait until some of the ``items`` present have gone."""
+        return 0 < self.queue_capacity < items + count
 
     def impossible(self, batch_size: int) -> str | None:
         """Why a batch of this size could wait for ever, both sides blocked; None if it cannot."""

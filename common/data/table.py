@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,10 @@ from numpy.typing import NDArray
 
 from common.data.columns import MappedFile
 from common.data.limiter import Limiter
-from common.data.selectors import Fifo, Prioritized, Selector, Slots
+from common.data.selectors import NO_SLOTS, Chosen, Selector, Slots, make_selector
+from common.data.table_config import TableConfig
+
+__all__ = ["ITEM", "MAX_PRIORITY", "Table", "TableConfig", "valid_priorities"]
 
 ITEM = np.dtype(
     [("commit", "u8"), ("id", "u8"), ("row", "i4"), ("offset", "i4"), ("length", "i4"), ("sampled", "i4")]
@@ -20,27 +22,6 @@ ITEM = np.dtype(
 
 MAX_PRIORITY = 1e30
 """Larger priorities are refused: sums of them could become infinite."""
-
-
-@dataclass(frozen=True)
-class TableConfig:
-    """What a table is.
-
-    Attributes:
-        name: at most 64 letters, digits, ``-`` and ``_``.
-        capacity: most items.
-        priority_exponent: alpha of the prioritized sampler.
-        min_items: items that must be there before sampling begins.
-        samples_per_insert: times an item is sampled on average, 0 for no limit.
-        samples_per_insert_error: samples by which that may be off.
-    """
-
-    name: str = "default"
-    capacity: int = 1_000_000
-    priority_exponent: float = 0.6
-    min_items: int = 1
-    samples_per_insert: float = 0.0
-    samples_per_insert_error: float = 0.0
 
 
 def valid_priorities(priorities: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -54,7 +35,7 @@ class Table:
     def __init__(
         self, config: TableConfig, folder: Path, release: Callable[[NDArray[np.int64]], None]
     ) -> None:
-        capacity = config.capacity
+        capacity = self._slots = config.slots
         self.config = config
         self._release = release
         self._items = MappedFile(folder / f"{config.name}.items", ITEM, (capacity,), sparse=False).array
@@ -67,10 +48,17 @@ class Table:
         self._header: NDArray[np.float64] = MappedFile(
             folder / f"{config.name}.header", "float64", (8,), sparse=False
         ).array
-        self.sampler: Selector = Prioritized(capacity, config.priority_exponent)
-        self.remover: Selector = Fifo(capacity)
-        self.limiter = Limiter(config.min_items, config.samples_per_insert, config.samples_per_insert_error)
+        self.sampler: Selector = make_selector(config.sampler, capacity, config.priority_exponent)
+        self.remover: Selector = make_selector(config.remover, capacity, config.removal_exponent)
+        self.limiter = Limiter(
+            config.min_items,
+            config.samples_per_insert,
+            config.samples_per_insert_error,
+            queue_capacity=config.capacity if config.is_queue else 0,
+        )
         self.size = 0
+        self._batches = 0  # sampled since the excess was removed
+        self._uses = np.zeros(capacity if config.max_times_sampled else 0, np.int32)
         self._free = np.arange(capacity, dtype=np.int64)
         self._free_at = 0  # the free slots are a ring, so that slots are used in turn
         # Slots of each chunk row: the first and how many, or a list where they are not consecutive.
@@ -86,11 +74,14 @@ class Table:
         """
         filled = np.flatnonzero(self._commits)
         valid = commits[self._items["row"][filled]] == self._commits[filled]
+        if self.config.max_times_sampled:
+            valid &= self._items["sampled"][filled] < self.config.max_times_sampled
         self._commits[filled[~valid]] = 0  # its chunk was never committed, or is gone
         slots = filled[valid]
-        slots = slots[np.lexsort((self._ids[slots], self._commits[slots]))]
+        keys = self._ids[slots], self._items["offset"][slots], self._commits[slots]
+        slots = slots[np.lexsort(keys)]  # in the order of their age
         self.size = len(slots)
-        mask = np.ones(self.config.capacity, bool)
+        mask = np.ones(self._slots, bool)
         mask[slots] = False
         free = np.flatnonzero(mask)
         self._priorities[free] = 0
@@ -126,19 +117,18 @@ class Table:
         offsets: NDArray[np.int32],
         lengths: NDArray[np.int32],
         priorities: NDArray[np.float64],
+        rng: np.random.Generator,
     ) -> None:
         """Add items of one chunk, removing others where the table is full. They exist once it commits."""
         count = len(offsets)
-        excess = self.size + count - self.config.capacity
-        if excess > 0:
-            slots, _ = self.remover.select(excess, _NO_RNG)
-            self.remove(slots)
+        if self.size + count > self._slots:
+            self._remove_excess(self.size + count - self.config.capacity, rng)
         slots = self._take_slots(count)
         items = np.empty(count, ITEM)
         items["commit"], items["row"], items["sampled"] = commit, row, 0
         items["offset"], items["length"] = offsets, lengths
         # A slot's ids are slot + 1, slot + 1 + capacity, ...: never reused, and found again without a search.
-        capacity = np.uint64(self.config.capacity)
+        capacity = np.uint64(self._slots)
         last = self._ids[slots]
         items["id"] = np.where(last > 0, last + capacity, slots.astype(np.uint64) + np.uint64(1))
         self._priorities[slots] = priorities
@@ -164,25 +154,91 @@ class Table:
             self._forget(slots)
         return len(slots)
 
-    def select(self, count: int, rng: np.random.Generator) -> tuple[Slots, NDArray[np.float64]]:
-        """Sample ``count`` slots and their probabilities; none where every priority is zero."""
-        return self.sampler.select(count, rng)
+    def draw(self, count: int, rng: np.random.Generator) -> Chosen | None:
+        """Choose ``count`` slots to sample, and the probability of each; None where there are not enough.
+
+        Nothing changes until ``count_sampled``. An item is not chosen more often than it may be sampled.
+        """
+        slots, probabilities = self.sampler.select(count, rng)
+        if len(slots) < count:
+            return None
+        if not self.config.max_times_sampled or self.sampler.ordered:
+            return slots, probabilities
+        return self._draw_again(slots, probabilities, rng)
+
+    def _draw_again(
+        self, slots: Slots, probabilities: NDArray[np.float64], rng: np.random.Generator
+    ) -> Chosen | None:
+        """Replace what was drawn more often than it may be by further draws among the rest."""
+        count, limit = len(slots), self.config.max_times_sampled
+        kept: list[Chosen] = []
+        exhausted: list[Slots] = []
+        missing = count
+        while len(slots):
+            allowed = limit - self._items["sampled"][slots] - self._uses[slots]
+            good = _occurrence(slots) < allowed
+            slots, probabilities = slots[good], probabilities[good]
+            np.add.at(self._uses, slots, 1)
+            kept.append((slots, probabilities))
+            missing -= len(slots)
+            if not missing:
+                break
+            empty = np.unique(slots)
+            empty = empty[self._items["sampled"][empty] + self._uses[empty] >= limit]
+            self.sampler.delete(empty)
+            exhausted.append(empty)
+            slots, probabilities = self.sampler.select(missing, rng)
+        for each in exhausted:
+            self.sampler.insert(each, self._priorities[each])
+        chosen = np.concatenate([each for each, _ in kept])
+        self._uses[chosen] = 0
+        return None if missing else (chosen, np.concatenate([each for _, each in kept]))
+
+    def sample_blocked(self, count: int) -> str | None:
+        """Why ``count`` items may not be sampled now; None if they may."""
+        if self._needs_as_many and self.size < count:
+            return f"batch size: {self.size} of {count} items"
+        return self.limiter.sample_blocked(self.size, count)
+
+    def impossible(self, count: int) -> str | None:
+        """Why ``count`` items can never be sampled at once; None if they can."""
+        if self._needs_as_many and count > self.config.capacity:
+            return f"a batch of {count} of a table of {self.config.capacity} items, none of them twice"
+        return self.limiter.impossible(count)
+
+    @property
+    def _needs_as_many(self) -> bool:
+        """Whether a batch needs as many items as it has rows."""
+        return self.sampler.ordered or self.config.max_times_sampled > 0
 
     def items(self, slots: Slots) -> NDArray:
         """The records ``[n]`` of ``slots``, as ``ITEM``."""
         return self._items[slots]
 
-    def count_sampled(self, slots: Slots) -> None:
-        """Count that ``slots`` have been sampled."""
-        np.add.at(self._items["sampled"], slots, 1)
+    def count_sampled(self, slots: Slots, rng: np.random.Generator) -> None:
+        """Count that ``slots`` have been sampled; those go that have been sampled often enough."""
+        sampled = self._items["sampled"]
+        np.add.at(sampled, slots, 1)
         self.limiter.sampled += len(slots)
         self._header[1] = self.limiter.sampled
+        if self.config.max_times_sampled:
+            done = slots[sampled[slots] >= self.config.max_times_sampled]
+            if len(done):
+                self.remove(np.unique(done))
+        self._batches += 1
+        if self._batches >= self.config.soft_period_batches:
+            self._batches = 0
+            if self.size > self.config.capacity:
+                self._remove_excess(self.size - self.config.capacity, rng)
+
+    def _remove_excess(self, count: int, rng: np.random.Generator) -> None:
+        self.remove(self.remover.distinct(count, rng))
 
     def update(self, ids: NDArray[np.uint64], priorities: NDArray[np.float64]) -> tuple[int, int]:
         """Set the priorities of items by id; returns how many were invalid, and how many ids unknown."""
         valid = valid_priorities(priorities)
         invalid = len(ids) - int(np.count_nonzero(valid))
-        slots = ((ids - np.uint64(1)) % np.uint64(self.config.capacity)).astype(np.int64)
+        slots = ((ids - np.uint64(1)) % np.uint64(self._slots)).astype(np.int64)
         known = (self._ids[slots] == ids) & (self._commits[slots] != 0)
         good = valid & known
         slots, priorities = slots[good], priorities[good]
@@ -202,8 +258,8 @@ class Table:
     # ---------------------------------------------------------------- slots
 
     def _take_slots(self, count: int) -> Slots:
-        at = (self._free_at + np.arange(count)) % self.config.capacity
-        self._free_at = (self._free_at + count) % self.config.capacity
+        at = (self._free_at + np.arange(count)) % self._slots
+        self._free_at = (self._free_at + count) % self._slots
         return self._free[at]
 
     def _forget(self, slots: Slots) -> None:
@@ -211,9 +267,8 @@ class Table:
         self._priorities[slots] = 0
         self.sampler.delete(slots)
         self.remover.delete(slots)
-        capacity = self.config.capacity
-        end = self._free_at + (capacity - self.size)
-        self._free[(end + np.arange(len(slots))) % capacity] = slots
+        end = self._free_at + (self._slots - self.size)
+        self._free[(end + np.arange(len(slots))) % self._slots] = slots
         self.size -= len(slots)
 
     def _remember(self, row: int, slots: Slots) -> None:
@@ -229,7 +284,15 @@ class Table:
         if row in self._first_slot:
             first, count = self._first_slot.pop(row)
             return np.arange(first, first + count)
-        return self._scattered.pop(row, np.empty(0, np.int64))
+        return self._scattered.pop(row, NO_SLOTS)
 
 
-_NO_RNG = np.random.default_rng(0)
+def _occurrence(slots: Slots) -> NDArray[np.int64]:
+    """How often ``slots[i]`` stands before position ``i``."""
+    order = np.argsort(slots, kind="stable")
+    ordered = slots[order]
+    firsts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    runs = np.diff(np.append(firsts, len(slots)))
+    counts = np.empty(len(slots), np.int64)
+    counts[order] = np.arange(len(slots)) - np.repeat(firsts, runs)
+    return counts

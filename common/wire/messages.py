@@ -145,6 +145,8 @@ MESSAGES: dict[str, Spec] = {
             "name": "str, the sender, for logs",
             "oldest": "u64, smallest number not seen acknowledged by the sender; the request id if absent",
             "table": 'str, the table that gets the items; "default" if absent',
+            "tables": "list of [table, M of it], for items of several tables, one table behind the other; "
+            "takes the place of table",
             "steps": "int, length L of the chunk, without the margins",
             "version": "int, parameter version that acted; 0 if absent",
             "fields": "list of [name, dtype, shape of one entry, before, after, codec], codec raw or lz4",
@@ -171,6 +173,8 @@ MESSAGES: dict[str, Spec] = {
             "session": "u64, random number of the replay process; another one means a restart (answer only)",
             "fields": "list as in INSERT, what the shard stores, once it knows (answer only)",
             "files": "map, folder and host (boot id) where files may be mapped; absent if not (answer only)",
+            "held": "u64, the first insert of this incarnation that waits for room in a queue: it and those "
+            "behind it are not lost; absent if none does (answer only)",
         },
     ),
     SAMPLE: Spec(
@@ -180,19 +184,24 @@ MESSAGES: dict[str, Spec] = {
             "batch_size": "int, B",
             "plain": "bool, lz4 fields may come as raw where nothing of them compresses; false if absent",
             "token": "str, what the file `token` in the shard's folder says, to get places; empty if absent",
+            "shares": "list of [table, rows], for a batch from several tables; takes the place of both",
         },
     ),
     BATCH: Spec(
         "replay -> learner, answer to SAMPLE",
         {
-            "table": "str",
-            "table_items": "int, items in the whole table, for importance weights",
-            "total_priority": "float, sum of priority ** exponent over the whole table",
+            "table": "str, the (first) table that the batch is from",
+            "table_items": "int, items in the whole of it, for importance weights",
+            "total_priority": "float, sum of priority ** exponent over the whole of it",
+            "shares": "list of [table, rows, table_items, total_priority], where several were asked for; the "
+            "rows of one stand behind those of the other",
+            "consumed": "bool, windows come in spite of the token, for the items go by being sampled; false "
+            "if absent",
             "fields": "list as in INSERT",
         },
         {
             "ids": "uint64 [B], item ids, never reused",
-            "probabilities": "float64 [B], over the whole table",
+            "probabilities": "float64 [B], over the whole table that the row is from",
             "versions": "int64 [B], parameter versions that acted",
             "lengths": "int32 [B], steps of each item; shorter windows repeat their last entry",
             "field/FIELD": "raw: dtype [B, before + max(lengths) + after, *shape]; lz4: uint8 [bytes], one "

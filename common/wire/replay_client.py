@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +52,7 @@ class _Insert:
 class _Request:
     """A sample request that is not answered."""
 
-    batch_size: int
-    table: str
+    shares: Mapping[str, int]  # rows by table
     number: int  # that the caller knows; messages may have later ones
     windows: bool = False  # not the places: those that were answered last had gone
     token: str = ""  # that it was sent with
@@ -157,7 +156,7 @@ class ReplayClient:
     def insert(self, chunk: Chunk, table: str = "default") -> bool:
         """Send ``chunk``; False, with ``blocked_reason``, where it has to wait: keep it and try again.
 
-        The chunk's arrays may be reused at once.
+        Its own items go to ``table``, those of ``chunk.more`` to theirs; its arrays may be reused at once.
         """
         if self.outstanding >= min(self._credit, self._max_outstanding):
             self.poll(0)
@@ -188,9 +187,13 @@ class ReplayClient:
         """Batches requested and not received."""
         return len(self._samples) + len(self._batches)
 
-    def request_sample(self, batch_size: int, table: str = "default") -> int:
-        """Ask for a batch; any number of requests may be on their way. Returns the request's number."""
-        number = self._add_request(batch_size, table)
+    def request_sample(self, batch_size: int | Mapping[str, int], table: str = "default") -> int:
+        """Ask for a batch; any number of requests may be on their way. Returns the request's number.
+
+        ``batch_size`` may say how many rows to take from each of several tables, in their order.
+        """
+        shares = {table: batch_size} if isinstance(batch_size, int) else dict(batch_size)
+        number = self._add_request(shares)
         self._send_pending()
         return number
 
@@ -204,11 +207,12 @@ class ReplayClient:
             except WireError as error:
                 self._count_bad(error)
                 continue
-            if request.token and "rows" not in message.arrays and self._reader.refused(request.token):
+            windows = "rows" not in message.arrays and not message.boolean("consumed", False)
+            if request.token and windows and self._reader.refused(request.token):
                 self._ping_s = 0.0  # another process, it seems: let it introduce itself
             if batch is None:  # overwritten before it was read: have it sent this time
                 self.counters["gone_batches"] += 1
-                self._add_request(request.batch_size, request.table, request.number, windows=True)
+                self._add_request(request.shares, request.number, windows=True)
                 self._send_pending()
                 continue
             self.counters["batches"] += 1
@@ -230,7 +234,9 @@ class ReplayClient:
         """Forget the batches that were requested and have not come."""
         self._samples.clear()
 
-    def sample(self, batch_size: int, table: str = "default", timeout_s: float = 60.0) -> SampleBatch:
+    def sample(
+        self, batch_size: int | Mapping[str, int], table: str = "default", timeout_s: float = 60.0
+    ) -> SampleBatch:
         """Request one batch and wait for it. Raises PeerError after ``timeout_s``."""
         self.request_sample(batch_size, table)
         batch = self.receive(timeout_s)
@@ -251,6 +257,11 @@ class ReplayClient:
             self.counters["lost_updates"] += 1
         self._updates.append(encode(Message(messages.PRIORITIES, {"table": table}, arrays)))
         self._send_pending()
+
+    def update(self, batch: SampleBatch, priorities: NDArray[np.float64]) -> None:
+        """``update_priorities`` of every row of ``batch``, each in the table that it comes from."""
+        for table, rows in batch.rows().items():
+            self.update_priorities(batch.ids[rows], priorities[rows], table)
 
     def status(self, timeout_s: float = 5.0) -> dict[str, Any]:
         """Sizes, rates and counters of the server. Raises PeerError after ``timeout_s``."""
@@ -392,7 +403,10 @@ class ReplayClient:
         for number, request in self._samples.items():
             if request.sent_s:
                 continue
-            fields = {"table": request.table, "batch_size": request.batch_size}
+            fields: dict[str, Any] = {"shares": [list(share) for share in request.shares.items()]}
+            if len(request.shares) == 1:
+                table, count = next(iter(request.shares.items()))
+                fields = {"table": table, "batch_size": count}
             fields |= self._reader.request_fields(windows=request.windows)
             request.token = str(fields.get("token", ""))
             if not sockets.send(self._socket, Message(messages.SAMPLE, fields, {}, number)):
@@ -404,13 +418,13 @@ class ReplayClient:
     def _renew(self, number: int) -> None:
         """Ask again for a batch, under a new number so that a late answer to the old one is told apart."""
         old = self._samples.pop(number)
-        self._add_request(old.batch_size, old.table, old.number, windows=old.windows)
+        self._add_request(old.shares, old.number, windows=old.windows)
 
-    def _add_request(self, batch_size: int, table: str, number: int = 0, *, windows: bool = False) -> int:
+    def _add_request(self, shares: Mapping[str, int], number: int = 0, *, windows: bool = False) -> int:
         """A new request, or another one for the batch that the caller knows by ``number``."""
         self._requests_made += 1
         number = number or self._requests_made
-        self._samples[self._requests_made] = _Request(batch_size, table, number, windows)
+        self._samples[self._requests_made] = _Request(shares, number, windows)
         return number
 
     # ---------------------------------------------------------------- what the server says
@@ -450,7 +464,12 @@ class ReplayClient:
         self._session = session
         self._backoff.reset()
         self._wait_log = sockets.WaitLog()
-        lost = [n for n, insert in self._inserts.items() if 0 <= insert.sent_at_ping < message.request_id]
+        held = message.integer("held", 2**64 - 1)  # from here on inserts wait for room
+        lost = [
+            n
+            for n, insert in self._inserts.items()
+            if 0 <= insert.sent_at_ping < message.request_id and n < held
+        ]
         if lost:  # acknowledgements come in order, so these would be here by now
             self._send_from(lost[0])
 

@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 
 from common.data.arena import Allocate, Arena
 from common.data.columns import Payload
-from common.data.fields import Chunk, FieldSpec, check_chunk
+from common.data.fields import Chunk, FieldSpec, Items, check_chunk
+from common.data.inserts import Insert
 from common.data.packing import PackingError, pack_entries, unpack_frame
-from common.data.replay import Insert, Items, Sample
+from common.data.replay import Sample, Share
 from common.wire import messages
 from common.wire.codec import DTYPES, Message, WireError
+
+MAX_BATCH = 1 << 20
+MAX_TABLES = 64
 
 COMPRESS_MIN_BYTES = 1024
 """Where the fields are inferred, uint8 entries from this size on are compressed."""
@@ -27,14 +31,15 @@ class SampleBatch:
 
     Attributes:
         ids: uint64 ``[B]``, to update priorities with.
-        probabilities: float64 ``[B]``, over the whole table.
+        probabilities: float64 ``[B]``, over the whole table that the row comes from.
         versions: int64 ``[B]``, parameters that acted.
         lengths: int32 ``[B]``, steps of each item; shorter windows repeat their last entry.
-        table_items: items in the table when it was sampled.
-        total_priority: sum of ``priority ** alpha`` over the table.
+        table_items: items in the (first) table when it was sampled.
+        total_priority: sum of ``priority ** alpha`` over the (first) table.
         fields: ``[B, window, *shape]`` by name.
         request_id: of the request that this answers.
         shard: address of the shard, where there are several.
+        shares: how the rows are divided between tables, one share behind the other.
     """
 
     ids: NDArray[np.uint64]
@@ -46,6 +51,14 @@ class SampleBatch:
     fields: dict[str, NDArray] = field(default_factory=dict)
     request_id: int = 0
     shard: str = ""
+    shares: list[Share] = field(default_factory=list)
+
+    def rows(self) -> dict[str, slice]:
+        """Which rows come from which table."""
+        ends = np.cumsum([share.count for share in self.shares]).tolist()
+        return {
+            share.table: slice(end - share.count, end) for share, end in zip(self.shares, ends, strict=True)
+        }
 
 
 def infer_specs(chunk: Chunk) -> tuple[FieldSpec, ...]:
@@ -88,10 +101,17 @@ def specs_from_wire(entries: list[Any]) -> tuple[FieldSpec, ...]:
 def encode_insert(chunk: Chunk, specs: Sequence[FieldSpec], table: str) -> Message:
     """An INSERT without its producer's numbers, the compressed fields compressed."""
     check_chunk(chunk, specs)
+    if table in chunk.more:
+        raise ValueError(f"items for table {table!r} twice")
+    tables = {table: chunk.items} if len(chunk.offsets) else {}
+    tables |= chunk.more
+    if not tables:
+        raise ValueError("a chunk without items")
+    every = list(tables.values())
     arrays: dict[str, NDArray] = {
-        "items/offsets": np.ascontiguousarray(chunk.offsets, np.int32),
-        "items/lengths": np.ascontiguousarray(chunk.lengths, np.int32),
-        "items/priorities": np.ascontiguousarray(chunk.priorities, np.float64),
+        "items/offsets": np.concatenate([items.offsets for items in every]).astype(np.int32),
+        "items/lengths": np.concatenate([items.lengths for items in every]).astype(np.int32),
+        "items/priorities": np.concatenate([items.priorities for items in every]).astype(np.float64),
     }
     for spec in specs:
         data = chunk.fields[spec.name]
@@ -100,12 +120,15 @@ def encode_insert(chunk: Chunk, specs: Sequence[FieldSpec], table: str) -> Messa
         else:
             # A copy: the sender may write in its arrays before ZeroMQ has read them.
             arrays["chunk/" + spec.name] = np.array(data, order="C")
-    fields = {
-        "table": table,
+    fields: dict[str, Any] = {
         "steps": int(chunk.steps),
         "version": int(chunk.version),
         "fields": specs_to_wire(specs),
     }
+    if len(tables) == 1:
+        fields["table"] = next(iter(tables))
+    else:
+        fields["tables"] = [[name, len(items.offsets)] for name, items in tables.items()]
     return Message(messages.INSERT, fields, arrays)
 
 
@@ -121,11 +144,6 @@ def decode_insert(message: Message) -> Insert:
             payloads[spec.name] = Payload(
                 message.array("chunk/" + spec.name, spec.dtype, 1 + len(spec.shape))
             )
-    items = Items(
-        message.array("items/offsets", "int32", 1),
-        message.array("items/lengths", "int32", 1),
-        message.array("items/priorities", "float64", 1),
-    )
     sequence = message.request_id
     return Insert(
         incarnation=message.integer("incarnation", low=1),
@@ -135,11 +153,51 @@ def decode_insert(message: Message) -> Insert:
         payloads=payloads,
         steps=message.integer("steps", low=1, high=2**31 - 1),
         version=message.integer("version", 0, high=2**63 - 1),
-        items={message.text("table", "default", max_chars=64): items},
+        items=_decode_items(message),
     )
 
 
-def encode_batch(table: str, sample: Sample, specs: Sequence[FieldSpec], request_id: int) -> Message:
+def _decode_items(message: Message) -> dict[str, Items]:
+    """The items by table; they stand one table behind the other."""
+    offsets = message.array("items/offsets", "int32", 1)
+    lengths = message.array("items/lengths", "int32", 1)
+    priorities = message.array("items/priorities", "float64", 1)
+    if "tables" not in message.fields:
+        return {message.text("table", "default", max_chars=64): Items(offsets, lengths, priorities)}
+    items, end = {}, 0
+    for name, count in counts_from_wire(message, "tables").items():
+        part = slice(end, end + count)
+        items[name] = Items(offsets[part], lengths[part], priorities[part])
+        end += count
+    if {len(offsets), len(lengths), len(priorities)} != {end}:
+        raise WireError("bad_field", "the tables and the items differ in length")
+    return items
+
+
+def counts_from_wire(message: Message, name: str) -> dict[str, int]:
+    """The field ``name``, a list of [table, count]."""
+    counts: dict[str, int] = {}
+    entries = message.sequence(name, of=list)
+    for entry in entries:
+        if len(entry) != 2 or not isinstance(entry[0], str) or type(entry[1]) is not int:
+            raise WireError("bad_field", f"{name} is not a list of [table, count]")
+        if len(entry[0]) > 64 or not 0 < entry[1] <= MAX_BATCH:
+            raise WireError("bad_field", f"{name} has a table or a count out of range")
+        counts[entry[0]] = entry[1]
+    if not 0 < len(counts) == len(entries) <= MAX_TABLES:
+        raise WireError("bad_field", f"{name} has no table, too many, or one twice")
+    return counts
+
+
+def decode_shares(message: Message) -> dict[str, int]:
+    """How many rows of which table a SAMPLE asks for."""
+    if "shares" in message.fields:
+        return counts_from_wire(message, "shares")
+    table = message.text("table", "default", max_chars=64)
+    return {table: message.integer("batch_size", low=1, high=MAX_BATCH)}
+
+
+def encode_batch(sample: Sample, specs: Sequence[FieldSpec], request_id: int) -> Message:
     """A BATCH: with the windows, or with their places only if the sample has none."""
     arrays: dict[str, NDArray] = {
         "ids": sample.ids,
@@ -152,12 +210,15 @@ def encode_batch(table: str, sample: Sample, specs: Sequence[FieldSpec], request
             arrays["field/" + spec.name] = sample.arrays[spec.name]
     else:
         arrays |= {"rows": sample.rows, "commits": sample.commits, "offsets": sample.offsets}
-    fields = {
-        "table": table,
-        "table_items": sample.table_items,
-        "total_priority": sample.total_priority,
+    first = sample.shares[0]
+    fields: dict[str, Any] = {
+        "table": first.table,
+        "table_items": first.table_items,
+        "total_priority": first.total_priority,
         "fields": specs_to_wire(specs),
     }
+    if len(sample.shares) > 1:
+        fields["shares"] = [[s.table, s.count, s.table_items, s.total_priority] for s in sample.shares]
     return Message(messages.BATCH, fields, arrays, request_id)
 
 
@@ -172,6 +233,7 @@ def decode_batch(
     count = len(lengths)
     if not count:
         raise WireError("bad_batch", "an empty batch")
+    shares = _decode_shares(message, count)
     if "rows" in message.arrays:
         fields = _fields_in_arena(message, arena, lengths, allocate)
         if fields is None:
@@ -183,10 +245,11 @@ def decode_batch(
         probabilities=message.array("probabilities", "float64", 1),
         versions=message.array("versions", "int64", 1),
         lengths=lengths,
-        table_items=message.integer("table_items"),
-        total_priority=message.number("total_priority", 0.0),
+        table_items=shares[0].table_items,
+        total_priority=shares[0].total_priority,
         fields=fields,
         request_id=message.request_id,
+        shares=shares,
     )
 
 
@@ -220,3 +283,18 @@ def _fields_in_arena(
         return arena.gather(rows, commits, offsets, lengths, allocate)
     except (ValueError, IndexError) as error:
         raise WireError("bad_batch", str(error)) from None
+
+
+def _decode_shares(message: Message, count: int) -> list[Share]:
+    if "shares" not in message.fields:
+        table = message.text("table", "default", max_chars=64)
+        items, total = message.integer("table_items"), message.number("total_priority", 0.0)
+        return [Share(table, count, items, total)]
+    shares = []
+    for entry in message.sequence("shares", of=list):
+        if [type(value) for value in entry] != [str, int, int, float]:
+            raise WireError("bad_batch", "a share is [table, rows, table items, total priority]")
+        shares.append(Share(*entry))
+    if sum(share.count for share in shares) != count or not shares:
+        raise WireError("bad_batch", "the shares differ from the batch")
+    return shares

@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import zmq
 from numpy.typing import NDArray
 
 from common.data.fields import Chunk
+from common.data.replay import Share
 from common.wire.batch_reader import ArrayPool
 from common.wire.replay_client import ReplayClient
 from common.wire.replay_codec import SampleBatch
@@ -37,9 +38,13 @@ FLOOR = 0.01
 class _Wanted:
     """A batch that was asked for, and the chance with which its shard was drawn."""
 
-    batch_size: int
-    table: str
+    shares: Mapping[str, int]  # rows by table
     chance: float = 1.0
+
+    @property
+    def table(self) -> str:
+        """The first table, whose weights decide about the shard."""
+        return next(iter(self.shares))
 
 
 @dataclass
@@ -47,8 +52,9 @@ class _Shard:
     """What is known about one shard."""
 
     client: ReplayClient
-    weight: float = 0.0  # sum of the weights in the table; 0 before the first batch
-    items: int = 0
+    # By table, what its last batch said: sum of the weights, and items.
+    weights: dict[str, float] = field(default_factory=dict)
+    items: dict[str, int] = field(default_factory=dict)
     lost: bool = False
     wanted: dict[int, _Wanted] = field(default_factory=dict)  # by the client's number of the request
 
@@ -147,9 +153,14 @@ class ShardedReplayClient:
             for endpoint, shard in self._shards.items()
         )
 
-    def request_sample(self, batch_size: int, table: str = "default") -> None:
-        """Ask for a batch; any number of requests may be on their way."""
-        self._unassigned.append(_Wanted(batch_size, table))
+    def request_sample(self, batch_size: int | Mapping[str, int], table: str = "default") -> None:
+        """Ask for a batch; any number of requests may be on their way.
+
+        ``batch_size`` may say how many rows to take from each of several tables. The whole batch is from one
+        shard, drawn by the first table's weights.
+        """
+        shares = {table: batch_size} if isinstance(batch_size, int) else dict(batch_size)
+        self._unassigned.append(_Wanted(shares))
         self._assign()
 
     def receive(self, timeout_s: float) -> SampleBatch | None:
@@ -169,18 +180,18 @@ class ShardedReplayClient:
                 return None
             self.poll(min(left_s * 1000 + 1, 200))
 
-    def sample(self, batch_size: int, table: str = "default", timeout_s: float = 60.0) -> SampleBatch | None:
+    def sample(
+        self, batch_size: int | Mapping[str, int], table: str = "default", timeout_s: float = 60.0
+    ) -> SampleBatch | None:
         """Request one batch and wait for it; None after ``timeout_s``."""
         self.request_sample(batch_size, table)
         return self.receive(timeout_s)
 
-    def update_priorities(
-        self, batch: SampleBatch, priorities: NDArray[np.float64], table: str = "default"
-    ) -> None:
+    def update_priorities(self, batch: SampleBatch, priorities: NDArray[np.float64]) -> None:
         """Set the raw priorities ``[B]`` of the items of ``batch``, if its shard is still there."""
         shard = self._shards.get(batch.shard)
         if shard is not None:
-            shard.client.update_priorities(batch.ids, priorities, table)
+            shard.client.update(batch, priorities)
 
     def recycle(self, batch: SampleBatch) -> None:
         """Let a later batch use the arrays of this one, which has no fields any more."""
@@ -202,12 +213,13 @@ class ShardedReplayClient:
 
     # ---------------------------------------------------------------- which shard
 
-    def chances(self) -> dict[str, float]:
-        """The chance of each shard that answers to be asked next, by address."""
+    def chances(self, table: str = "default") -> dict[str, float]:
+        """The chance of each shard that answers to be asked next for a batch of ``table``, by address."""
         live = {endpoint: shard for endpoint, shard in self._shards.items() if not shard.lost}
-        known = [shard.weight for shard in live.values() if shard.weight > 0]
+        found = {endpoint: shard.weights.get(table, 0.0) for endpoint, shard in live.items()}
+        known = [weight for weight in found.values() if weight > 0]
         usual = sum(known) / len(known) if known else 1.0
-        weights = {endpoint: shard.weight or usual for endpoint, shard in live.items()}
+        weights = {endpoint: weight or usual for endpoint, weight in found.items()}
         total = sum(weights.values())
         return {
             endpoint: (1 - FLOOR) * weight / total + FLOOR / len(live) for endpoint, weight in weights.items()
@@ -215,7 +227,7 @@ class ShardedReplayClient:
 
     def _assign(self) -> None:
         while self._unassigned:
-            chances = self.chances()
+            chances = self.chances(self._unassigned[0].table)
             if not chances:
                 return
             wanted = self._unassigned.popleft()
@@ -226,11 +238,13 @@ class ShardedReplayClient:
             endpoint = list(chances)[at]
             wanted.chance = chances[endpoint]
             shard = self._shards[endpoint]
-            shard.wanted[shard.client.request_sample(wanted.batch_size, wanted.table)] = wanted
+            shard.wanted[shard.client.request_sample(wanted.shares)] = wanted
 
     def _complete(self, endpoint: str, shard: _Shard, batch: SampleBatch) -> bool:
         """Note what ``batch`` says, and make its figures those of all shards; False if nobody wants it."""
-        shard.weight, shard.items = batch.total_priority, batch.table_items
+        for share in batch.shares:
+            shard.weights[share.table] = share.total_priority
+            shard.items[share.table] = share.table_items
         if shard.lost:
             _log.info("replay at %s is back", endpoint)
             shard.lost = False
@@ -239,12 +253,20 @@ class ShardedReplayClient:
             self.recycle(batch)
             return False
         live = [each for each in self._shards.values() if not each.lost]
-        known = [each for each in live if each.items]
         batch.shard = endpoint
         batch.probabilities = batch.probabilities * wanted.chance
-        batch.table_items = round(sum(each.items for each in known) * len(live) / len(known))
-        batch.total_priority = sum(each.weight for each in known) * len(live) / len(known)
+        batch.shares = [self._of_all(share, live) for share in batch.shares]
+        batch.table_items = batch.shares[0].table_items
+        batch.total_priority = batch.shares[0].total_priority
         return True
+
+    @staticmethod
+    def _of_all(share: Share, live: list[_Shard]) -> Share:
+        """``share`` with the figures of the table over all ``live`` shards; unheard ones count as average."""
+        known = [each for each in live if each.items.get(share.table)]
+        items = sum(each.items[share.table] for each in known) * len(live) / len(known)
+        total = sum(each.weights[share.table] for each in known) * len(live) / len(known)
+        return replace(share, table_items=round(items), total_priority=total)
 
     def _look_after(self) -> None:
         """Ask others where a shard does not answer, and test whether it does."""
@@ -256,7 +278,7 @@ class ShardedReplayClient:
             shard.lost = True
             shard.client.cancel_samples()
             wanted = next(iter(shard.wanted.values()))
-            shard.client.request_sample(wanted.batch_size, wanted.table)
+            shard.client.request_sample(wanted.shares)
             self._unassigned.extend(shard.wanted.values())
             shard.wanted.clear()
         self._assign()

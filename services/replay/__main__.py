@@ -10,6 +10,7 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import zmq
 
 from common.data.limiter import auto_error
 from common.data.replay import Replay
-from common.data.table import TableConfig
+from common.data.table_config import LIMITERS, REMOVERS, SAMPLERS, TableConfig, check_tables, parse_table
 from common.errors import ConfigError
 from common.runtime.arguments import Parser, integer, real
 from common.runtime.lifecycle import StopSignal, run_main
@@ -62,6 +63,17 @@ def parser() -> argparse.ArgumentParser:
         metavar="ADDRESS",
         help="print the status of a running shard as JSON (with --keys by that of the viewer), and exit",
     )
+    parser.add_argument(
+        "--table",
+        metavar="NAME:KEY=VALUE,...",
+        action="append",
+        dest="tables",
+        help="a table, instead of the one that the options below describe; may be repeated. Keys: sampler "
+        f"({', '.join(SAMPLERS)}), remover ({', '.join(REMOVERS)}), limiter "
+        f"({', '.join(LIMITERS)}), capacity, min_items, max_times_sampled, samples_per_insert, "
+        "samples_per_insert_error, priority_exponent, removal_exponent, soft_period_batches; the word queue "
+        "stands for what makes a queue",
+    )
     table = parser.add_argument_group("the table")
     table.add_argument(
         "--capacity",
@@ -99,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--volatile", action="store_true", help="start empty, whatever items DIR holds")
     parser.add_argument("--seed", type=integer(0), help="of sampling")
     add_service_arguments(parser)
+    parser.set_defaults(shards=1, batch_size=512)
     return parser
 
 
@@ -203,33 +216,53 @@ def use_config(args: argparse.Namespace, config: dict[str, Any]) -> None:
         args.samples_per_insert_error = auto_error(
             replay.samples_per_insert, args.min_items, replay.batch_size
         )
+    args.tables = list(replay.tables)
+    args.shards, args.batch_size = replay.shards, replay.batch_size
     args.max_bytes = replay.max_bytes
     args.volatile = args.volatile or not replay.durable
 
 
-def open_replay(args: argparse.Namespace) -> Replay:
-    """Open the folder and say what is in it, and what it may grow to."""
+def make_tables(args: argparse.Namespace) -> list[TableConfig]:
+    """The tables that the options, or the run's configuration, describe."""
+    if args.tables:
+        tables = [parse_table(text, args.batch_size) for text in args.tables]
+        check_tables(tables)
+        return [
+            replace(
+                table,
+                capacity=-(-table.capacity // args.shards),
+                min_items=-(-table.min_items // args.shards),
+            )
+            for table in tables
+        ]
     if args.capacity < 1 or not 0 < args.min_items <= args.capacity:
         raise ConfigError(f"--min-items {args.min_items} should be from 1 to --capacity ({args.capacity})")
     error = args.samples_per_insert_error
     if error is None:
-        error = auto_error(args.samples_per_insert, args.min_items, 512)
-    table = TableConfig(
-        capacity=args.capacity,
-        priority_exponent=args.priority_exponent,
-        min_items=args.min_items,
-        samples_per_insert=args.samples_per_insert,
-        samples_per_insert_error=error,
-    )
+        error = auto_error(args.samples_per_insert, args.min_items, args.batch_size)
+    return [
+        TableConfig(
+            capacity=args.capacity,
+            priority_exponent=args.priority_exponent,
+            min_items=args.min_items,
+            samples_per_insert=args.samples_per_insert,
+            samples_per_insert_error=error,
+        )
+    ]
+
+
+def open_replay(args: argparse.Namespace) -> Replay:
+    """Open the folder and say what is in it, and what it may grow to."""
+    tables = make_tables(args)
     if args.volatile:
-        clear(args.data_dir)
+        clear(args.data_dir, [table.name for table in tables])
     try:
         args.data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as failure:
         raise ConfigError(f"cannot write in {args.data_dir}: {failure.strerror}") from None
-    plan = make_plan(args.data_dir, [table], args.max_bytes)
-    _log.info("memory plan for %d items: %s", args.capacity, plan)
-    replay = Replay(args.data_dir, [table], budget_bytes=plan.store_bytes, seed=args.seed)
+    plan = make_plan(args.data_dir, tables, args.max_bytes)
+    _log.info("memory plan for %d items: %s", sum(table.capacity for table in tables), plan)
+    replay = Replay(args.data_dir, tables, budget_bytes=plan.store_bytes, seed=args.seed)
     if replay.restored_items:
         _log.info("restored %d items from %s", replay.restored_items, args.data_dir)
     return replay

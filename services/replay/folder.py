@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from common.data.store import SIGNATURE_FILE, load_signature
@@ -18,8 +19,8 @@ _OF_TABLE = ("items", "priorities", "header")
 _OF_FIELD = ("raw", "offsets", "lengths", "blocks")
 
 
-def clear(folder: Path) -> None:
-    """Delete the files that a former shard has left in `folder`.
+def clear(folder: Path, tables: Collection[str] = ("default",)) -> None:
+    """Delete the files that a former shard has left in `folder`, and those of `tables`.
 
     Raises:
         ConfigError: another shard uses it, it holds files that are not a shard's, or it cannot be read.
@@ -27,25 +28,25 @@ def clear(folder: Path) -> None:
     try:
         if not folder.is_dir():
             return
-        _own_files(folder)  # before the lock, which would write into a stranger's folder
+        _own_files(folder, tables)  # before the lock, which would write into a stranger's folder
         with (folder / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise ConfigError(f"{folder} is in use by another replay process") from None
             # In this order, a folder that is emptied in part holds no chunks, and still says whose it is.
-            own = _own_files(folder)
+            own = _own_files(folder, tables)
             for file in sorted(own, key=lambda f: (f.name == SIGNATURE_FILE, f.name != "chunks.records")):
                 file.unlink()
     except OSError as error:
         raise ConfigError(f"cannot empty {folder}: {os.strerror(error.errno or 0)}") from error
 
 
-def _own_files(folder: Path) -> list[Path]:
+def _own_files(folder: Path, tables: Collection[str]) -> list[Path]:
     """Files of a shard in `folder`, but the lock. Subdirectories are none, and are nobody's business."""
     saved = load_signature(folder)
     specs, layout = saved or ((), {"tables": {}})
-    own = _FIXED | {f"{table}.{suffix}" for table in {*layout["tables"], "default"} for suffix in _OF_TABLE}
+    own = _FIXED | {f"{table}.{suffix}" for table in {*layout["tables"], *tables} for suffix in _OF_TABLE}
     own |= {f"{spec.name}.{suffix}" for spec in specs for suffix in _OF_FIELD}
     files = [path for path in folder.iterdir() if not path.is_dir() and path.name != "lock"]
     foreign = sorted(path.name for path in files if path.name not in own)

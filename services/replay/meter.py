@@ -66,12 +66,12 @@ class Meter:
                 "sampled_total": limiter.sampled,
                 "min_items": limiter.min_items,
                 "samples_per_insert": limiter.samples_per_insert,
-                "sampling_blocked": limiter.sample_blocked(table.size, 1) or "",
+                "sampling_blocked": table.sample_blocked(1) or "",
             }
         status = {
             "uptime_s": time.monotonic() - self._start_s,
             "cpu_s": time.process_time(),
-            "chunks": len(replay.store) if replay.store else 0,
+            "chunks": replay.store.chunks if replay.store else 0,
             "bytes": replay.store.used_bytes if replay.store else 0,
             "bytes_limit": replay.budget_bytes,
             "restored_items": replay.restored_items,
@@ -81,8 +81,9 @@ class Meter:
         }
         if requests is not None:
             status |= {
-                "insert_blocked": requests.paused,
-                "insert_blocked_s": requests.blocked_inserts_s,
+                "insert_blocked": "; ".join(requests.paused.values()),
+                "insert_blocked_s": sum(requests.blocked_s(name) for name in replay.tables),
+                "held_inserts": len(requests.held),
                 "parked_samples": requests.parked,
                 "waits": requests.waits,
                 "unsent_answers": requests.unsent,

@@ -48,7 +48,7 @@ def make_plan(folder: Path, tables: Sequence[TableConfig], max_bytes: int | None
     """Plan for ``tables`` in ``folder``; raises ConfigError where it takes over 90 % of memory or disk."""
     memory, disk = memory_limit_bytes(), disk_limit_bytes(folder)
     limit, name = min((memory, "memory"), (disk, "disk"))
-    table_bytes = sum(table.capacity for table in tables) * TABLE_BYTES_PER_ITEM
+    table_bytes = sum(table.slots for table in tables) * TABLE_BYTES_PER_ITEM
     most = int(limit * MOST)
     wanted = table_bytes + (max_bytes or 1)
     if wanted > most:

@@ -7,21 +7,25 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.data.replay import GapError, RefusedError, Replay
+from common.data.inserts import GapError, HeldError, Insert, RefusedError
+from common.data.replay import Replay
 from common.wire import messages, sockets
 from common.wire.codec import Message, WireError
-from common.wire.replay_codec import decode_insert, encode_batch, specs_to_wire
+from common.wire.replay_codec import decode_insert, decode_shares, encode_batch, specs_to_wire
 from common.wire.replay_files import SharedFiles
+from services.replay.held import HeldInserts
 
 PEER_CREDIT = 64
 """Inserts that one peer may have unacknowledged."""
+
+QUEUE_CREDIT = 2
+"""The same for a peer that writes to a queue: what waits for room there is getting old."""
 
 PARK_S = 0.5
 """How long a request that the limiter blocks is kept before it is answered with WAIT."""
 
 MAX_PARKED = 4096
 MAX_PEERS = 4096
-MAX_BATCH = 1 << 20
 
 
 @dataclass
@@ -37,9 +41,9 @@ class Requests:
     """Serves one message at a time and never waits.
 
     Attributes:
-        paused: why writers pause now, empty where they do not.
+        paused: by table, why its writers pause now; only the tables whose writers do.
         rejected: messages that could not be served, by kind.
-        blocked_inserts_s: seconds that writers had to pause.
+        held: inserts that wait for room in a queue.
         waits: requests answered with WAIT.
         unsent: answers to peers that were gone.
     """
@@ -47,9 +51,9 @@ class Requests:
     def __init__(
         self, replay: Replay, socket: sockets.Socket, session: int, status: Callable[[], dict]
     ) -> None:
-        self.paused = ""
+        self.paused: dict[str, str] = {}
         self.rejected: Counter[str] = Counter()
-        self.blocked_inserts_s = 0.0
+        self.held = HeldInserts()
         self.waits = 0
         self.unsent = 0
         self._replay = replay
@@ -58,8 +62,12 @@ class Requests:
         self._status = status
         self._files = SharedFiles(replay.folder)
         self._parked: deque[Parked] = deque()
-        self._writers: OrderedDict[bytes, None] = OrderedDict()  # the one heard last is last
-        self._paused_since_s = 0.0
+        # The tables that each has inserted into. The one heard last is last.
+        self._writers: OrderedDict[bytes, frozenset[str]] = OrderedDict()
+        self._tables = frozenset(replay.tables)
+        self._queues = frozenset(name for name, table in replay.tables.items() if table.config.is_queue)
+        self._paused_since_s: dict[str, float] = {}
+        self._blocked_s = dict.fromkeys(replay.tables, 0.0)
         self._handlers = {
             messages.INSERT: self._insert,
             messages.SAMPLE: self._sample,
@@ -91,14 +99,21 @@ class Requests:
         """Requests that wait for the limiter."""
         return len(self._parked)
 
+    def advance(self) -> None:
+        """Do what waits, as far as it can be done now, and tell writers whether to go on."""
+        self.serve_parked()
+        while len(self.held) and self.held.serve(self._store):
+            self.serve_parked()
+        self.grant_credit()
+
     def serve_parked(self) -> None:
         """Answer parked requests that can be served now, in order, and those that have waited too long."""
         now_s = time.monotonic()
-        blocked: dict[tuple[str, int], str] = {}
+        blocked: dict[tuple[tuple[str, int], ...], str] = {}
         for _ in range(len(self._parked)):
             parked = self._parked.popleft()
             message = parked.message
-            key = (message.fields["table"], message.fields["batch_size"])
+            key = tuple(message.fields["shares"].items())
             reason = blocked.get(key)
             if reason is None:
                 reason = self._try(parked.peer, message)
@@ -113,37 +128,60 @@ class Requests:
 
     def grant_credit(self) -> None:
         """Tell the writers when they should pause, and when they may go on."""
-        reason = self._replay.insert_blocked() or ""
-        if bool(reason) == bool(self.paused):
-            self.paused = reason
+        before, self.paused = self.paused, self._replay.insert_blocked()
+        changed = before.keys() ^ self.paused.keys()
+        if not changed:
             return
         now_s = time.monotonic()
-        if reason:
-            self._paused_since_s = now_s
-        else:
-            self.blocked_inserts_s += now_s - self._paused_since_s
-        self.paused = reason
-        for peer in list(self._writers):
-            if not self._send(peer, self._grant(0)):
+        for name in changed:
+            if name in self.paused:
+                self._paused_since_s[name] = now_s
+            else:
+                self._blocked_s[name] += now_s - self._paused_since_s.pop(name)
+        for peer, tables in list(self._writers.items()):
+            concerned = not changed.isdisjoint(tables or self._tables)
+            if concerned and not self._send(peer, self._grant(peer, 0)):
                 self._writers.pop(peer, None)
+
+    def blocked_s(self, table: str) -> float:
+        """Seconds that the writers of ``table`` had to pause, until now."""
+        since_s = self._paused_since_s.get(table)
+        return self._blocked_s[table] + (time.monotonic() - since_s if since_s is not None else 0.0)
 
     # ---------------------------------------------------------------- one message type each
 
     def _insert(self, peer: bytes, message: Message) -> None:
-        self._note_writer(peer)
+        insert = decode_insert(message)
+        self._note_writer(peer, self._tables & insert.items.keys())
+        held = self.held.first(insert.incarnation)
         try:
-            self._replay.insert(decode_insert(message))
+            if (held is not None and insert.sequence >= held) or not self._store(peer, insert):
+                self.held.add(peer, insert)
         except GapError as gap:
-            fields = {"kind": "gap", "detail": str(gap), "about": message.type, "expected": gap.expected}
-            self._send(peer, Message(messages.ERROR, fields, {}, message.request_id))
-            return
-        fields = {"credit": 0 if self.paused else PEER_CREDIT}
-        self._send(peer, Message(messages.INSERTED, fields, {}, message.request_id))
+            self._send_gap(peer, insert, gap)
+
+    def _store(self, peer: bytes, insert: Insert) -> bool:
+        """Store an insert and answer; False while a queue has no room for it."""
+        try:
+            self._replay.insert(insert)
+        except HeldError:
+            return False
+        except GapError as gap:
+            self._send_gap(peer, insert, gap)
+        except RefusedError as error:
+            self.refuse(peer, Message(messages.INSERT, request_id=insert.sequence), error.kind, error.detail)
+        else:
+            fields = {"credit": self._credit_of(peer)}
+            self._send(peer, Message(messages.INSERTED, fields, {}, insert.sequence))
+        return True
+
+    def _send_gap(self, peer: bytes, insert: Insert, gap: GapError) -> None:
+        fields = {"kind": "gap", "detail": str(gap), "about": messages.INSERT, "expected": gap.expected}
+        self._send(peer, Message(messages.ERROR, fields, {}, insert.sequence))
 
     def _sample(self, peer: bytes, message: Message) -> None:
         message.fields = {
-            "table": message.text("table", "default", max_chars=64),
-            "batch_size": message.integer("batch_size", low=1, high=MAX_BATCH),
+            "shares": decode_shares(message),
             "plain": message.boolean("plain", False),
             "token": message.text("token", "", max_chars=64),
         }
@@ -155,17 +193,19 @@ class Requests:
     def _try(self, peer: bytes, message: Message) -> str | None:
         """Serve a SAMPLE, or return why it has to wait."""
         fields = message.fields
-        table, batch_size = fields["table"], fields["batch_size"]
         mapped = self._files.proven(fields["token"])
         try:
-            sample = self._replay.sample(table, batch_size, plain=fields["plain"], places_only=mapped)
+            sample = self._replay.sample(fields["shares"], plain=fields["plain"], places=mapped)
         except RefusedError as error:
             self.refuse(peer, message, error.kind, error.detail)
             return None
         if isinstance(sample, str):
             return sample
         specs = self._replay.specs or ()
-        self._send(peer, encode_batch(table, sample, specs, message.request_id))
+        batch = encode_batch(sample, specs, message.request_id)
+        if mapped and sample.arrays:
+            batch.fields["consumed"] = True
+        self._send(peer, batch)
         return None
 
     def _priorities(self, peer: bytes, message: Message) -> None:
@@ -175,8 +215,11 @@ class Requests:
         self._replay.update(message.text("table", "default", max_chars=64), ids, priorities)
 
     def _credit(self, peer: bytes, message: Message) -> None:
-        self._note_writer(peer)
-        answer = self._grant(message.request_id)
+        self._note_writer(peer, frozenset())
+        answer = self._grant(peer, message.request_id)
+        held = self.held.first(message.integer("incarnation", 0))
+        if held is not None:
+            answer.fields["held"] = held
         if self._replay.specs:
             answer.fields["fields"] = specs_to_wire(self._replay.specs)
         if self._files.offer:
@@ -188,16 +231,27 @@ class Requests:
 
     # ---------------------------------------------------------------- helpers
 
-    def _grant(self, request_id: int) -> Message:
+    def _grant(self, peer: bytes, request_id: int) -> Message:
         fields = {
-            "credit": 0 if self.paused else PEER_CREDIT,
-            "reason": self.paused,
+            "credit": self._credit_of(peer),
+            "reason": self._pause_of(peer),
             "session": self._session,
         }
         return Message(messages.CREDIT, fields, {}, request_id)
 
-    def _note_writer(self, peer: bytes) -> None:
-        self._writers[peer] = None
+    def _pause_of(self, peer: bytes) -> str:
+        """Why this writer should pause; empty where it need not. One that has not written may yet, to all."""
+        tables = self._writers.get(peer) or self._tables
+        return next((reason for name, reason in self.paused.items() if name in tables), "")
+
+    def _credit_of(self, peer: bytes) -> int:
+        if self._pause_of(peer):
+            return 0
+        tables = self._writers.get(peer) or self._tables
+        return PEER_CREDIT if self._queues.isdisjoint(tables) else QUEUE_CREDIT
+
+    def _note_writer(self, peer: bytes, tables: frozenset[str]) -> None:
+        self._writers[peer] = self._writers.get(peer, frozenset()) | tables
         self._writers.move_to_end(peer)
         if len(self._writers) > MAX_PEERS:
             self._writers.popitem(last=False)

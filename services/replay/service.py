@@ -65,8 +65,7 @@ class ReplayService:
             self._poller.poll(POLL_MS)
             self._monitor.drain(self._handshakes)
             self._serve_messages()
-            self._requests.serve_parked()
-            self._requests.grant_credit()
+            self._requests.advance()
             if self._meter.due():
                 self._report()
             watchdog.beat()

@@ -10,9 +10,10 @@ import pytest
 
 from common.data.arena import Arena
 from common.data.columns import Payload
-from common.data.fields import FieldSpec
+from common.data.fields import FieldSpec, Items
+from common.data.inserts import Insert
 from common.data.packing import pack_entries, unpack_frame
-from common.data.replay import Insert, Items, Replay
+from common.data.replay import Replay
 from common.data.table import TableConfig
 from common.errors import ConfigError
 
@@ -54,7 +55,7 @@ def fill(folder, *, capacity=1000, chunks=5, lengths=(1,)):
 
 
 def places(replay, size=64):
-    sample = replay.sample("default", size, places_only=True)
+    sample = replay.sample({"default": size}, places=True)
     assert not sample.arrays
     return sample.rows, sample.commits, sample.offsets, sample.lengths
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.data.columns import Payload
-from common.data.fields import FieldSpec
+from common.data.fields import FieldSpec, Items
+from common.data.inserts import GapError, Insert, RefusedError
 from common.data.packing import pack_entries, unpack_frame
-from common.data.replay import GapError, Insert, Items, RefusedError, Replay
+from common.data.replay import Replay
 from common.data.table import TableConfig
 from common.errors import ConfigError
 
@@ -126,7 +127,7 @@ def test_agrees_with_a_model(tmp_path_factory, operations, capacity, small):
         elif operation == "repeat" and last is not None:
             assert not replay.insert(make_insert(*last))
         elif operation == "sample":
-            sample = replay.sample("default", value)
+            sample = replay.sample({"default": value})
             if isinstance(sample, str):
                 assert not any(p for _, _, p in model)
                 continue
@@ -161,7 +162,7 @@ def test_agrees_with_a_model(tmp_path_factory, operations, capacity, small):
         assert small or not missing
         for _ in range(missing):  # the store was too small for them
             model.popleft()
-        assert alive or replay.store is None or not len(replay.store)
+        assert alive or replay.store is None or not replay.store.chunks
         assert max(alive, default=0) >= max(seen, default=0) or not set(alive) - seen
         seen |= set(alive)
     replay.close()
@@ -199,10 +200,10 @@ def test_bad_priorities_are_refused(tmp_path, bad):
 def test_zero_priorities_are_never_sampled(tmp_path):
     replay = open_replay(tmp_path)
     replay.insert(make_insert(1, 0, 4, range(4), [1] * 4, [0.0, 0.0, 3.0, 0.0]))
-    sample = replay.sample("default", 64)
+    sample = replay.sample({"default": 64})
     assert set(sample.arrays["action"][:, 0].tolist()) == {2}
     replay.update("default", sample.ids[:1], np.zeros(1))
-    assert replay.sample("default", 64) == "every priority is zero"
+    assert replay.sample({"default": 64}) == "every priority is zero"
 
 
 def test_a_gap_is_told_and_a_refused_insert_leaves_none(tmp_path):
@@ -334,7 +335,7 @@ def test_death_in_the_middle_of_an_insert(tmp_path, monkeypatch, at):
     assert sorted(v[0] for v in contents(replay).values())[-4:] == [50, 51, 52, 53]
     for sequence in range(6, 30):
         replay.insert(simple(sequence, sequence * 10, 4))
-        check_windows(replay.sample("default", 16))
+        check_windows(replay.sample({"default": 16}))
     assert len(contents(replay)) == capacity
 
 
@@ -343,14 +344,14 @@ def test_limits_survive_a_restart(tmp_path):
     replay = open_replay(tmp_path, **options)
     for sequence in range(1, 4):
         replay.insert(simple(sequence, 0, 4))
-    assert not isinstance(replay.sample("default", 16), str)
-    assert "waits for inserts" in replay.sample("default", 16)
+    assert not isinstance(replay.sample({"default": 16}), str)
+    assert "waits for inserts" in replay.sample({"default": 16})
     replay.close()
     replay = open_replay(tmp_path, **options)
-    assert "waits for inserts" in replay.sample("default", 16)
+    assert "waits for inserts" in replay.sample({"default": 16})
     replay.close()
     replay = open_replay(tmp_path, **{**options, "samples_per_insert": 2.0})
-    assert not isinstance(replay.sample("default", 16), str)
+    assert not isinstance(replay.sample({"default": 16}), str)
 
 
 def test_disk_use_follows_what_is_alive(tmp_path):
@@ -373,6 +374,6 @@ def test_a_full_disk_evicts_instead_of_growing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", fallocate)
     for sequence in range(2, 400):
         assert replay.insert(simple(sequence, sequence * 4, 4))
-        check_windows(replay.sample("default", 8))
+        check_windows(replay.sample({"default": 8}))
     assert 50 < len(contents(replay)) < 1000
     assert replay.counters.evicted_early_items > 100

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from common.data.columns import Payload
-from common.data.fields import FieldSpec
-from common.data.replay import Insert, Items, Replay
+from common.data.fields import FieldSpec, Items
+from common.data.inserts import Insert
+from common.data.replay import Replay
 from common.data.table import TableConfig
 from common.errors import ConfigError
 from common.wire.replay_files import SharedFiles

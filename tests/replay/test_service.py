@@ -17,54 +17,16 @@ from common.errors import ConfigError, PeerError
 from common.wire import messages
 from common.wire.codec import Message, decode, encode
 from common.wire.control import ControlServer
-from common.wire.replay_client import ReplayClient, ReplayRefusedError
+from common.wire.replay_client import ReplayRefusedError
 from services.replay import __main__ as replay_main
 from services.replay.__main__ import address_towards
 from tests.replay import processes
-
-
-@pytest.fixture
-def context():
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
 
 
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-@pytest.fixture
-def server(tmp_path):
-    """A function that starts a process with options, and returns its address."""
-    running = []
-
-    def make(*options, endpoint=None):
-        endpoint = endpoint or f"ipc://{tmp_path}/replay"
-        running.append(processes.start(tmp_path / "data", endpoint, *options))
-        make.process = running[-1]
-        return endpoint
-
-    yield make
-    for process in running:
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture
-def client(context):
-    """A function that makes clients."""
-    clients = []
-
-    def make(endpoint, **options):
-        clients.append(ReplayClient(endpoint, ctx=context, **options))
-        return clients[-1]
-
-    yield make
-    for each in clients:
-        each.close(0)
 
 
 def test_insert_sample_update_status_and_stop(server, client):

@@ -1,0 +1,138 @@
+"""A chunk on its way into replay, and everything that can be wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from common.data.columns import Payload
+from common.data.fields import FieldSpec, Items
+from common.data.packing import MAX_ENTRY_BYTES, PackingError, check_blocks
+from common.data.table import TableConfig, valid_priorities
+
+
+class RefusedError(Exception):
+    """An insert or a request that can never be served as it is. ``kind`` is a word to branch on."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.detail = detail
+
+
+class GapError(Exception):
+    """An insert whose predecessor has not arrived. ``expected`` is the sequence number to continue with."""
+
+    def __init__(self, expected: int) -> None:
+        super().__init__(f"expected insert {expected}")
+        self.expected = expected
+
+
+class HeldError(Exception):
+    """An insert that has to wait until there is room in a queue. It is right to try it again."""
+
+
+@dataclass
+class Insert:
+    """A chunk on its way into the store.
+
+    Attributes:
+        incarnation: random number of the producing process.
+        sequence: number of the insert, 1, 2, 3, ... in each incarnation.
+        oldest: smallest number that the producer has not seen acknowledged; at most ``sequence``.
+        specs: what the producer takes the fields to be.
+        payloads: their data.
+        steps: length of the chunk.
+        version: parameters that acted.
+        items: the windows, by table.
+    """
+
+    incarnation: int
+    sequence: int
+    oldest: int
+    specs: tuple[FieldSpec, ...]
+    payloads: Mapping[str, Payload]
+    steps: int
+    version: int
+    items: Mapping[str, Items]
+
+
+def check_insert(
+    insert: Insert, stored: Sequence[FieldSpec] | None, tables: Mapping[str, TableConfig]
+) -> None:
+    """Raise RefusedError for whatever is wrong with ``insert`` in itself, or does not fit what is stored."""
+    if stored is not None and not same_fields(insert.specs, stored):
+        raise RefusedError("signature", _difference(insert.specs, tuple(stored)))
+    if not 0 < insert.steps < 2**31:
+        raise RefusedError("bad_chunk", f"{insert.steps} steps")
+    if set(insert.payloads) != {spec.name for spec in insert.specs} or not insert.specs:
+        raise RefusedError("bad_chunk", "the data and the fields differ in their names")
+    for spec in insert.specs:
+        _check_payload(spec, insert.payloads[spec.name], insert.steps)
+    if not insert.items:
+        raise RefusedError("bad_items", "a chunk without items")
+    for name, items in insert.items.items():
+        table = tables.get(name)
+        if table is None:
+            raise no_table(name, tables)
+        _check_items(items, insert.steps, table.capacity)
+
+
+def no_table(name: str, tables: Mapping[str, Any]) -> RefusedError:
+    """The answer to a name that no table has."""
+    return RefusedError("no_table", f"{name!r}: the tables are {sorted(tables)}")
+
+
+def _check_payload(spec: FieldSpec, payload: Payload, steps: int) -> None:
+    entries = spec.entries(steps)
+    if payload.entries != entries:
+        raise RefusedError(
+            "bad_chunk", f"field {spec.name} has {payload.entries} entries, expected {entries}"
+        )
+    if not spec.compress:
+        if payload.data.shape[1:] != spec.shape or payload.data.dtype != np.dtype(spec.dtype):
+            raise RefusedError("bad_chunk", f"field {spec.name} is {payload.data.dtype}{payload.data.shape}")
+        return
+    assert payload.lengths is not None
+    if spec.entry_bytes > MAX_ENTRY_BYTES:
+        raise RefusedError("bad_chunk", f"an entry of {spec.name} is too large to be compressed")
+    try:
+        check_blocks(payload.data, payload.lengths, spec.entry_bytes)
+    except PackingError as error:
+        raise RefusedError("bad_chunk", f"field {spec.name}: {error}") from None
+
+
+def _check_items(items: Items, steps: int, capacity: int) -> None:
+    count = len(items.offsets)
+    if not count or len(items.lengths) != count or len(items.priorities) != count:
+        raise RefusedError("bad_items", "offsets, lengths and priorities differ in length, or there are none")
+    if count > capacity:
+        raise RefusedError("bad_items", f"{count} items in a table of {capacity}")
+    ends = items.offsets.astype(np.int64) + items.lengths
+    if int(items.offsets.min()) < 0 or int(items.lengths.min()) < 1 or int(ends.max()) > steps:
+        raise RefusedError("bad_items", "an item lies outside of its chunk")
+    if not np.all(valid_priorities(items.priorities)):
+        raise RefusedError("bad_priority", "a priority is negative, NaN or infinite")
+
+
+def same_fields(a: Sequence[FieldSpec], b: Sequence[FieldSpec]) -> bool:
+    """Whether two lists of fields store the same, in whatever order; only the sum of the margins matters."""
+    return {_essence(spec) for spec in a} == {_essence(spec) for spec in b} and len(a) == len(b)
+
+
+def _essence(spec: FieldSpec) -> tuple[Any, ...]:
+    return spec.name, spec.dtype, spec.shape, spec.before + spec.after, spec.compress
+
+
+def _difference(theirs: tuple[FieldSpec, ...], ours: tuple[FieldSpec, ...]) -> str:
+    """What is wrong with a signature, in one line."""
+    if {spec.name for spec in theirs} != {spec.name for spec in ours}:
+        return f"fields {[s.name for s in theirs]}, this server stores {[s.name for s in ours]}"
+    known = {spec.name: spec for spec in ours}
+    for spec in theirs:
+        if _essence(spec) != _essence(known[spec.name]):
+            return f"{spec}, this server stores {known[spec.name]}"
+    return "a field twice"

@@ -1,0 +1,43 @@
+import pytest
+import zmq
+
+from common.wire.replay_client import ReplayClient
+from tests.replay import processes
+
+
+@pytest.fixture
+def context():
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A function that starts a process with options, and returns its address."""
+    running = []
+
+    def make(*options, endpoint=None, folder="data"):
+        endpoint = endpoint or f"ipc://{tmp_path}/replay"
+        running.append(processes.start(tmp_path / folder, endpoint, *options))
+        make.process = running[-1]
+        return endpoint
+
+    yield make
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def client(context):
+    """A function that makes clients."""
+    clients = []
+
+    def make(endpoint, **options):
+        clients.append(ReplayClient(endpoint, ctx=context, **options))
+        return clients[-1]
+
+    yield make
+    for each in clients:
+        each.close(0)

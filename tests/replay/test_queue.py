@@ -1,0 +1,132 @@
+"""Queues and several tables over the wire."""
+
+import time
+
+import numpy as np
+import pytest
+
+from common.data.fields import Items
+from common.wire import messages
+from common.wire.codec import Message, encode
+from common.wire.replay_client import ReplayRefusedError
+from tests.replay import processes
+
+QUEUE = ("--table", "rollouts:queue,capacity=1")
+
+
+def rollout(number, producer=0):
+    """A chunk that is one item."""
+    chunk = processes.chunk(number, producer)
+    chunk.offsets, chunk.lengths, chunk.priorities = np.zeros(1, int), np.array([10]), np.ones(1)
+    return chunk
+
+
+def test_every_rollout_passes_once_and_in_order(server, client):
+    endpoint = server(*QUEUE)
+    actors = [client(endpoint, name=f"actor-{i}") for i in range(3)]
+    learner = client(endpoint, name="learner")
+    learner.status(120)
+    made, seen = [0] * 3, []
+    deadline = time.monotonic() + 200
+    while len(seen) < 90 and time.monotonic() < deadline:
+        for i, actor in enumerate(actors):
+            if actor.insert(rollout(made[i], i), "rollouts"):
+                made[i] += 1
+            actor.poll(0)
+            assert actor.outstanding <= 2 or not seen, "few wait for room"
+        if not learner.outstanding_samples:
+            learner.request_sample(1, "rollouts")
+        batch = learner.receive(0.02)
+        if batch is not None:
+            seen.append((int(batch.fields["producer"][0, 0]), int(batch.versions[0])))
+            assert batch.fields["action"].shape == (1, 10)
+    for i in range(3):
+        numbers = [number for producer, number in seen if producer == i]
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) > 15, "producers take turns"
+        assert made[i] - len(numbers) <= 4, "what is in flight is few"
+    assert sum(actor.counters["resends"] for actor in actors) == 0, "what waits for room is not lost"
+    status = learner.status()
+    assert status["tables"]["rollouts"]["items"] <= 1
+    assert status["insert_blocked_s"] > 0
+
+
+def test_what_waits_for_room_survives_the_death_of_the_server(server, client):
+    endpoint = server("--table", "rollouts:queue,capacity=4")
+    actor, learner = client(endpoint, liveness_s=1.0), client(endpoint, liveness_s=1.0)
+    learner.status(120)
+    made = 0
+    deadline = time.monotonic() + 100
+    while "queue is full" not in actor.blocked_reason and time.monotonic() < deadline:
+        if actor.insert(rollout(made), "rollouts"):
+            made += 1
+        actor.poll(10)
+    assert 4 < made < 4 + 70
+    processes.kill(server.process)
+    server("--table", "rollouts:queue,capacity=4")
+    seen = []
+    while len(seen) < made:
+        learner.request_sample(1, "rollouts")
+        deadline = time.monotonic() + 120
+        while (batch := learner.receive(0.01)) is None and time.monotonic() < deadline:
+            actor.poll(0)
+        assert batch is not None, (len(seen), made, learner.wait_reason)
+        seen.append(int(batch.versions[0]))
+    assert seen == list(range(made))
+    assert actor.flush(60)
+
+
+def test_one_insert_for_several_tables_and_one_batch_from_several(server, client):
+    endpoint = server("--table", "default:capacity=1000", "--table", "rollouts:queue,capacity=50")
+    one = client(endpoint)
+    chunk = processes.chunk(0)
+    chunk.more["rollouts"] = Items(np.zeros(1, np.int32), np.full(1, 10, np.int32), np.ones(1))
+    deadline = time.monotonic() + 120
+    for number in range(8):
+        chunk = processes.chunk(number)
+        chunk.more["rollouts"] = Items(np.zeros(1, np.int32), np.full(1, 10, np.int32), np.ones(1))
+        while not one.insert(chunk):
+            assert time.monotonic() < deadline
+            one.poll(20)
+    assert one.flush(60)
+    status = one.status()
+    assert {name: table["items"] for name, table in status["tables"].items()} == {
+        "default": 80,
+        "rollouts": 8,
+    }
+    assert status["chunks"] == 8
+    batch = one.sample({"rollouts": 3, "default": 20})
+    assert batch.rows() == {"rollouts": slice(0, 3), "default": slice(3, 23)}
+    assert batch.lengths.tolist() == [10] * 3 + [1] * 20
+    assert batch.fields["action"][:3].tolist() == [list(range(10 * i, 10 * i + 10)) for i in range(3)]
+    assert [(share.table_items, share.count) for share in batch.shares] == [(8, 3), (80, 20)]
+    assert np.allclose(batch.probabilities[3:], 1 / 80)
+    # Priorities go to the table of each row.
+    one.update(batch, np.concatenate([np.ones(3), np.full(20, 5.0)]))
+    updated = len(np.unique(batch.ids[3:]))
+    weights = updated * 5**0.6 + (80 - updated)
+    assert np.isclose(one.sample(4).total_priority, weights)
+    assert one.status()["unknown_priorities"] == 3, "the rollouts are gone"
+    with pytest.raises(ReplayRefusedError, match="no_table"):
+        one.sample({"rollouts": 1, "other": 2}, timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        [],
+        [["default"]],
+        [["default", 0]],
+        [["default", 2], ["default", 3]],
+        [["default", True]],
+        "default",
+        [[1, 2]],
+    ],
+)
+def test_bad_shares_are_refused(server, client, shares):
+    one = client(server())
+    one.status(120)
+    message = Message(messages.SAMPLE, {"shares": shares}, {}, 9)
+    one._socket.send_multipart([bytes(frame) for frame in encode(message)])
+    with pytest.raises(ReplayRefusedError, match="bad_field"):
+        one.receive(60)
