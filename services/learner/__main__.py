@@ -23,8 +23,8 @@ def parser() -> Parser:
     """The command line."""
     parser = Parser(
         prog="troupe learner",
-        description="Runs the learner of the run in RUN_DIR. With PRESET it begins a new run there, configured "
-        "by the preset and TROUPE_SECTION__FIELD variables; without, RUN_DIR holds its config.toml.",
+        description="Runs the learner of the run in RUN_DIR. With PRESET it begins a new run there, from "
+        "the preset and TROUPE_SECTION__FIELD variables; without, RUN_DIR holds its config.toml.",
     )
     parser.add_argument("preset", nargs="?", metavar="PRESET", help="preset of a new run")
     parser.add_argument("--run-dir", type=Path, required=True, help="the run directory")

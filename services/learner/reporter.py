@@ -26,6 +26,8 @@ MOST_STEPS = 2**53
 """Counters above this cannot be told apart as floats."""
 OWNERS = {"actor/": "actor", "train/": "actor", "eval/": "evaluator"}
 """Who may report names with these beginnings: they move the run's counters and its end."""
+SHARDED = ("replay/items", "replay/bytes", "replay/inserts_per_s", "replay/samples_per_s")
+"""What the status shows as a sum over replay shards."""
 IMMEDIATE = ("eval/",)
 """Metrics that are written when they arrive; others once per `run.log_every_s`, with their newest value."""
 
@@ -49,6 +51,7 @@ class Reporter:
         self._log_every_s = log_every_s
         self._counters = counters
         self._newest: dict[str, dict[str, float]] = defaultdict(dict)
+        self._of_shards: dict[str, dict[str, float]] = defaultdict(dict)
         self._episodes: list[tuple[float, float]] = []
         self._history: deque[tuple[float, int, int, float]] = deque()
         self._next_rows = time.monotonic() + log_every_s
@@ -58,6 +61,9 @@ class Reporter:
     def note(self, source: str, metrics: dict[str, float]) -> None:
         """Keeps values until the next row is due."""
         self._newest[source].update(metrics)
+        for name, value in metrics.items():
+            if name.startswith(SHARDED):
+                self._of_shards[name][source] = value
 
     def collect(self, telemetry: Telemetry) -> None:
         """Takes in one message of a service; `WireError` where it says what its sender cannot know."""
@@ -142,6 +148,7 @@ class Reporter:
         metrics = dict(self.writer.last)
         for newest in self._newest.values():
             metrics.update(newest)
+        metrics.update({name: sum(values.values()) for name, values in self._of_shards.items()})
         counters = self._counters
         health.report({"run/steps_total": counters.steps, "run/updates_total": counters.updates})
         health.report(self._newest["learner"])

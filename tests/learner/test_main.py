@@ -2,7 +2,7 @@ import pytest
 
 from common.config import load_config
 from common.errors import ConfigError
-from services.learner.__main__ import main, run_config
+from services.learner.__main__ import run_config
 
 
 def test_a_preset_begins_a_run_with_the_environment_on_top(tmp_path, monkeypatch):
@@ -17,8 +17,6 @@ def test_a_preset_begins_a_run_with_the_environment_on_top(tmp_path, monkeypatch
         run_config(tmp_path / "run", "cartpole-apex", {})
 
 
-def test_a_folder_without_a_run_is_one_line(tmp_path, capsys):
-    assert main(["--run-dir", str(tmp_path)]) == 2
-    stderr = capsys.readouterr().err
-    assert "name a preset" in stderr
-    assert stderr.count("\n") == 1
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="name a preset"):
+        run_config(tmp_path, None, {})

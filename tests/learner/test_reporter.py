@@ -50,3 +50,11 @@ def test_evaluations_are_written_at_once(reporter):
     assert float(rows(reporter.path)["eval/episode_return"]["value"]) == 5.0
     assert reporter.evaluated_version == 12
     reporter.close()
+
+
+def test_the_status_adds_up_the_shards(reporter):
+    for shard, items in (("replay-0", 30.0), ("replay-1", 12.0), ("replay-0", 40.0)):
+        reporter.collect(Telemetry(shard, "replay", hash(shard) & 0xFFFF, {"replay/items": items}))
+    reporter.tick(NoPeers(), 0.0, force=True)
+    reporter.close()
+    assert json.loads((reporter.path / "status.json").read_text())["metrics"]["replay/items"] == 52.0

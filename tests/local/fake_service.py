@@ -12,6 +12,7 @@ run_dir, name, behaviour, restarts = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 
 def write_status(steps):
     metrics = {"speed/steps_per_s": 1000.0, "replay/items": float(steps), "learner/wait_share": 0.5}
+    metrics["speed/updates_per_s"] = 10.0
     metrics |= {"eval/episode_return": 12.5, "eval/version": 4.0}
     text = json.dumps({"steps": steps, "frames": steps, "updates": steps // 4, "metrics": metrics})
     temporary = run_dir / f".status.{os.getpid()}"

@@ -190,7 +190,9 @@ def test_the_panel_on_a_terminal_that_goes_away(launch):
     run = launch("run", "panel", stdout=side, stderr=side)
     os.close(side)
     shown = b""
+    deadline = time.monotonic() + 120
     while b"bottleneck" not in shown or b"actor-1" not in shown:
+        assert time.monotonic() < deadline, shown[-3000:]
         shown += os.read(main, 65536)
     run.wait_all_up()
     os.close(main)  # nobody reads on: every write fails from now on
