@@ -1,0 +1,47 @@
+"""`troupe-node prepare | sync | watch-spot`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import subprocess
+import sys
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from troupe_node.boot import prepare
+from troupe_node.copies import sync
+from troupe_node.machine import NodeError
+from troupe_node.spot import POLL_S, watch_spot
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    parser = argparse.ArgumentParser(
+        "troupe-node", description="What a cloud machine does besides the services."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    boot = commands.add_parser(
+        "prepare", help="fetch keys and configuration, then start this role's services"
+    )
+    boot.add_argument("--no-start", action="store_true", help="leave the services alone")
+    commands.add_parser("sync", help="copy the run's directory to its bucket, once")
+    spot = commands.add_parser("watch-spot", help="stop the services when a spot notice comes")
+    spot.add_argument("--poll-s", type=float, default=POLL_S, help="default: %(default)s")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="troupe-node: %(levelname)s: %(message)s")
+    try:
+        if options.command == "prepare":
+            prepare(start=not options.no_start)
+        elif options.command == "sync":
+            sync()
+        else:
+            watch_spot(options.poll_s)
+    except (NodeError, BotoCoreError, ClientError, OSError, subprocess.SubprocessError) as error:
+        print(f"troupe-node: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
