@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
@@ -65,19 +66,21 @@ def units(node: Node) -> list[str]:
 
 
 def fetch_keys(node: Node) -> None:
-    """Write the own secret key (readable by the service only) and everybody's public keys."""
+    """Write the own secret key, the servers' public keys and the allow-list."""
     ssm, folder = client("ssm"), ETC / "keys"
     make_own(folder, 0o700)
-    secret = patiently(
-        f"secret key of {node.role}",
-        lambda: ssm.get_parameter(Name=f"{node.parameters}/keys/secret/{node.role}", WithDecryption=True)[
-            "Parameter"
-        ]["Value"],
-    )
-    write_own(folder / f"{node.role}.key", secret, 0o600)
+    name = f"{node.parameters}/keys/secret/{node.role}"
+    values = {
+        f"{node.role}.secret": patiently(
+            f"secret key of the {node.role}",
+            lambda: ssm.get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"],
+        )
+    }
     pages = ssm.get_paginator("get_parameters_by_path").paginate(Path=f"{node.parameters}/keys/public")
     for parameter in (one for page in pages for one in page["Parameters"]):
-        write_own(folder / f"{parameter['Name'].rsplit('/', 1)[1]}.pub", parameter["Value"], 0o644)
+        values[parameter["Name"].rsplit("/", 1)[1]] = parameter["Value"]
+    for file, value in values.items():
+        write_own(folder / file, base64.b64decode(value).decode(), 0o600)
 
 
 def take_name(node: Node) -> None:

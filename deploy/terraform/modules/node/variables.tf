@@ -1,0 +1,88 @@
+variable "run" {
+  description = "The run that the machine takes part in."
+  type = object({
+    run         = string # name that users see
+    name        = string # prefix of AWS names
+    region      = string
+    parameters  = string # path in the parameter store
+    learner     = string # control address
+    domain      = string # private DNS zone
+    zone_arn    = string
+    kms_key_arn = string
+    tags        = map(string)
+  })
+}
+
+variable "role" {
+  description = "What the machine does."
+  type        = string
+
+  validation {
+    condition     = contains(["learner", "replay", "actor", "evaluator"], var.role)
+    error_message = "role should be learner, replay, actor or evaluator."
+  }
+}
+
+variable "index" {
+  description = "Number of the replay shard; null for the other roles."
+  type        = number
+  default     = null
+}
+
+variable "host" {
+  description = "Name that the machine takes in the private zone; empty: none."
+  type        = string
+  default     = ""
+}
+
+variable "image_id" {
+  description = "Machine image made by Packer."
+  type        = string
+}
+
+variable "instance_type" {
+  description = "Instance type; an auto-scaling group may mix in others."
+  type        = string
+}
+
+variable "root_device" {
+  description = "Device name of the image's root volume."
+  type        = string
+}
+
+variable "disk_gb" {
+  description = "Size of the root volume in GB."
+  type        = number
+}
+
+variable "security_group_id" {
+  description = "Security group of the machine."
+  type        = string
+}
+
+variable "public_address" {
+  description = "Give the machine a public address."
+  type        = bool
+}
+
+variable "log_group" {
+  description = "Log group of the role."
+  type        = string
+}
+
+variable "secret_arn" {
+  description = "Parameter with the role's secret key."
+  type        = string
+}
+
+variable "has_policy" {
+  description = "Whether `policy` is given (its text may be known only after apply)."
+  type        = bool
+  default     = false
+}
+
+variable "policy" {
+  description = "What machines of this role may do besides, as an IAM policy in JSON."
+  type        = string
+  default     = ""
+}

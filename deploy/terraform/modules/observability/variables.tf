@@ -1,0 +1,54 @@
+variable "name" {
+  description = "Prefix of names."
+  type        = string
+}
+
+variable "run" {
+  description = "Name of the run, a dimension of its metrics."
+  type        = string
+}
+
+variable "parameters" {
+  description = "Path of the run in the parameter store; log groups have the same."
+  type        = string
+}
+
+variable "kms_key_arn" {
+  description = "Key that encrypts logs and alarms."
+  type        = string
+}
+
+variable "log_retention_days" {
+  description = "Days that logs are kept."
+  type        = number
+}
+
+variable "flow_logs" {
+  description = "Log refused connections."
+  type        = bool
+}
+
+variable "running" {
+  description = "Whether machines run: silence is no alarm while they do not."
+  type        = bool
+}
+
+variable "groups" {
+  description = "Auto-scaling groups to watch, by role."
+  type        = map(string)
+}
+
+variable "alarm_email" {
+  description = "Who is told of alarms; empty: nobody."
+  type        = string
+}
+
+variable "budget_usd_per_month" {
+  description = "Budget of the account in dollars per month; 0: none."
+  type        = number
+}
+
+variable "tags" {
+  description = "Tags of everything."
+  type        = map(string)
+}

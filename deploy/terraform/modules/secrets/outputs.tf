@@ -1,0 +1,9 @@
+output "kms_key_arn" {
+  description = "Key that encrypts what the run keeps."
+  value       = aws_kms_key.this.arn
+}
+
+output "secret_arns" {
+  description = "Parameter with the secret key of each role."
+  value       = { for role, parameter in aws_ssm_parameter.secret : role => parameter.arn }
+}
