@@ -4,6 +4,7 @@
 data "aws_region" "current" {}
 
 data "aws_availability_zones" "available" {
+  #checkov:skip=CKV_AWS_394:only the first is used, and only where availability_zones names none
   state = "available"
 
   # Local zones offer few instance types.

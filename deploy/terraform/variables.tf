@@ -46,7 +46,7 @@ variable "keys_dir" {
   validation {
     condition = alltrue([
       for file in ["learner.secret", "replay.secret", "actor.secret", "evaluator.secret", "learner.public", "replay.public", "allowed"] :
-      fileexists("${var.keys_dir}/${file}")
+      try(fileexists("${var.keys_dir}/${file}"), false)
     ])
     error_message = "keys_dir should be a folder made by `troupe keys new DIR`; a key or the allow-list is missing in it."
   }
@@ -60,7 +60,7 @@ variable "packer_manifest" {
   default     = ""
 
   validation {
-    condition     = var.packer_manifest == "" || fileexists(var.packer_manifest)
+    condition     = var.packer_manifest == "" || try(fileexists(var.packer_manifest), false)
     error_message = "packer_manifest does not exist; run `packer build` first, or give cpu_image_id and gpu_image_id."
   }
 }

@@ -138,7 +138,6 @@ resource "aws_launch_template" "this" {
   update_default_version = true
   ebs_optimized          = true
   user_data              = base64encode(local.user_data)
-  tags                   = merge(var.run.tags, { Name = local.name })
 
   iam_instance_profile {
     arn = aws_iam_instance_profile.this.arn

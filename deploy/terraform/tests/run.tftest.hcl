@@ -1,0 +1,172 @@
+# What a plan of the root module decides, without an account.
+
+mock_provider "aws" {
+  mock_data "aws_availability_zones" {
+    defaults = { names = ["us-east-1b", "us-east-1a"] }
+  }
+
+  mock_data "aws_region" {
+    defaults = { name = "us-east-1" }
+  }
+
+  mock_data "aws_iam_policy_document" {
+    defaults = { json = "{}" }
+  }
+}
+
+variables {
+  keys_dir     = "tests/keys"
+  cpu_image_id = "ami-0aaaaaaaaaaaaaaaa"
+  gpu_image_id = "ami-0bbbbbbbbbbbbbbbb"
+}
+
+run "defaults" {
+  command = plan
+
+  assert {
+    condition     = output.tensorboard_url == "http://localhost:6006"
+    error_message = "by default nobody reaches TensorBoard from outside"
+  }
+
+  assert {
+    condition     = local.zones == tolist(["us-east-1a"])
+    error_message = "one zone by default: traffic between zones costs money"
+  }
+
+  assert {
+    condition     = output.actor_machines == 3
+    error_message = "12 actors, 4 per machine, are 3 machines"
+  }
+
+  assert {
+    condition     = local.overrides["actor.total_slots"] == "360"
+    error_message = "the exploration ladder should span all slots of the run"
+  }
+
+  assert {
+    condition     = abs(output.hourly_cost_usd.total - (0.978 + 0.252 + 3 * 0.192 * 0.4 + 0.089 * 0.4 + (100 + 40 + 16 * 4) * 0.08 / 730 + 0.05 + 0.003)) < 0.005
+    error_message = "the estimate is not the sum of its parts"
+  }
+}
+
+run "machines_are_rounded_up" {
+  command = plan
+
+  variables {
+    actors             = 13
+    actors_per_machine = 4
+    slots_per_actor    = 2
+  }
+
+  assert {
+    condition     = output.actor_machines == 4 && local.overrides["actor.total_slots"] == "26"
+    error_message = "13 actors need a fourth machine"
+  }
+}
+
+run "unknown_price_is_null" {
+  command = plan
+
+  variables {
+    learner_instance_type = "p9.unheard"
+  }
+
+  assert {
+    condition     = output.hourly_cost_usd.total == null && output.hourly_cost_usd.parts.learner == null
+    error_message = "an unknown price should give no total"
+  }
+}
+
+run "known_price_counts" {
+  command = plan
+
+  variables {
+    learner_instance_type = "p9.unheard"
+    hourly_prices_usd     = { "p9.unheard" = 20 }
+  }
+
+  assert {
+    condition     = output.hourly_cost_usd.parts.learner == 20
+    error_message = "hourly_prices_usd should be used"
+  }
+}
+
+run "stopped" {
+  command = plan
+
+  variables {
+    running = false
+  }
+
+  assert {
+    condition     = output.hourly_cost_usd.parts.learner == 0 && output.hourly_cost_usd.parts.actor == 0
+    error_message = "a run that is stopped pays for no machine"
+  }
+}
+
+run "own_overrides_win" {
+  command = plan
+
+  variables {
+    overrides = { "env.id" = "atari:seaquest", "actor.slots" = "5" }
+  }
+
+  assert {
+    condition     = local.overrides["env.id"] == "atari:seaquest" && local.overrides["actor.slots"] == "5"
+    error_message = "the user's overrides come last"
+  }
+}
+
+run "no_image" {
+  command         = plan
+  expect_failures = [aws_ssm_parameter.config]
+
+  variables {
+    cpu_image_id = ""
+  }
+}
+
+run "wrong_run_name" {
+  command         = plan
+  expect_failures = [var.run]
+
+  variables {
+    run = "Pong!"
+  }
+}
+
+run "world_is_not_admitted" {
+  command         = plan
+  expect_failures = [var.tensorboard_cidrs]
+
+  variables {
+    tensorboard_cidrs = ["0.0.0.0/0"]
+  }
+}
+
+run "no_keys" {
+  command         = plan
+  expect_failures = [var.keys_dir]
+
+  variables {
+    keys_dir = "tests/nowhere"
+  }
+}
+
+run "wrong_image" {
+  command         = plan
+  expect_failures = [var.cpu_image_id]
+
+  variables {
+    cpu_image_id = "debian"
+  }
+}
+
+run "half_an_actor" {
+  command         = plan
+  expect_failures = [var.actors]
+
+  variables {
+    actors = 1.5
+  }
+}

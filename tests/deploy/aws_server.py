@@ -1,0 +1,54 @@
+"""A stand-in for AWS on loopback: moto's server, and a few answers that it lacks. Run with moto's Python.
+
+python aws_server.py PORT
+"""
+
+import json
+import sys
+
+from moto.budgets.models import BudgetsBackend
+from moto.budgets.responses import BudgetsResponse
+from moto.ec2.models.security_groups import SecurityGroupRule
+from moto.route53.models import FakeZone
+from moto.server import main
+
+
+def describe_subscribers_for_notification(self: BudgetsResponse) -> str:
+    """Answer who is told, which the provider asks after it made a budget."""
+    backend: BudgetsBackend = self.backend
+    budget = backend.budgets[self._get_param("AccountId")][self._get_param("BudgetName")]
+    wanted = self._get_param("Notification")
+    found = [one.subscribers for one in budget.notifications if _same(one.details, wanted)]
+    return json.dumps({"Subscribers": found[0] if found else []})
+
+
+def list_tags_for_resource(self: BudgetsResponse) -> str:
+    """Answer that a budget has no tags: it is made without any."""
+    return json.dumps({"ResourceTags": []})
+
+
+def description(self: SecurityGroupRule) -> str | None:
+    """Say a rule's description also where a group, not a block, is let in."""
+    text: str | None = self.ip_range.get("Description") or self.source_group.get("Description")
+    return text
+
+
+def add_vpc(self: FakeZone, vpc_id: str | None, vpc_region: str | None) -> dict[str, str | None]:
+    """Remember a private zone's VPC under the names that AWS answers with, too."""
+    vpc = {"vpc_id": vpc_id, "vpc_region": vpc_region, "VPCId": vpc_id, "VPCRegion": vpc_region}
+    if vpc_id:
+        self.vpcs.append(vpc)
+    return vpc
+
+
+def _same(one: dict[str, object], other: dict[str, object]) -> bool:
+    names = ("NotificationType", "ComparisonOperator", "Threshold")
+    return all(one.get(name) == other.get(name) for name in names)
+
+
+if __name__ == "__main__":
+    BudgetsResponse.describe_subscribers_for_notification = describe_subscribers_for_notification
+    BudgetsResponse.list_tags_for_resource = list_tags_for_resource
+    SecurityGroupRule.description = property(description)
+    FakeZone.add_vpc = add_vpc
+    main(["-H", "127.0.0.1", "-p", sys.argv[1]])

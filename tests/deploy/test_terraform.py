@@ -1,0 +1,90 @@
+"""Terraform: style, its own tests, and both examples applied to a stand-in for AWS and destroyed again."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.conftest import TERRAFORM, Cloud, init_words, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+
+def test_style(terraform: str) -> None:
+    run(terraform, "fmt", "-check", "-recursive", "-diff", cwd=TERRAFORM, env=dict(os.environ))
+
+
+def test_terraform_tests(terraform: str, workspace: Path) -> None:
+    env = {name: text for name, text in os.environ.items() if not name.startswith("AWS_")}
+    env.pop("TF_CLI_CONFIG_FILE", None)
+    env["AWS_REGION"] = "us-east-1"
+    run(terraform, *init_words(), cwd=workspace, env=env)
+    run(terraform, "validate", "-no-color", cwd=workspace, env=env)
+    output = run(terraform, "test", "-no-color", cwd=workspace, env=env)
+    assert ", 0 failed" in output
+
+
+def test_checkov_finds_nothing(deploy_python: str) -> None:
+    checkov = os.environ.get("TROUPE_CHECKOV") or str(Path(deploy_python).with_name("checkov"))
+    if shutil.which(checkov) is None:
+        pytest.skip(
+            "NOT TESTED: checkov is not installed; pip install checkov, and name it in TROUPE_CHECKOV"
+        )
+    words = ["-d", TERRAFORM, "--framework", "terraform", "--compact", "--quiet"]
+    run(checkov, *words, cwd=TERRAFORM, env=dict(os.environ))
+
+
+@pytest.mark.parametrize("example", ["minimal", "complete"])
+def test_example_applies_stays_and_goes(
+    example: str, terraform: str, workspace: Path, cloud: Cloud, keys_dir: Path, manifest: Path
+) -> None:
+    folder = workspace / "examples" / example
+    env = cloud.env | {"TF_VAR_keys_dir": str(keys_dir)}
+    env |= (
+        {"TF_VAR_packer_manifest": str(manifest)}
+        if example == "complete"
+        else {"TF_VAR_cpu_image_id": "ami-0aaaaaaaaaaaaaaaa"}
+    )
+    run(terraform, *init_words(), cwd=folder, env=env)
+    run(terraform, "apply", "-auto-approve", "-input=false", "-no-color", cwd=folder, env=env)
+    _no_secret_is_kept(folder / "terraform.tfstate", keys_dir)
+    outputs = json.loads(run(terraform, "output", "-json", cwd=folder, env=env))["troupe"]["value"]
+    _outputs_are_right(example, outputs)
+    # Empty: 0, and not 2.
+    run(terraform, "plan", "-detailed-exitcode", "-input=false", "-no-color", cwd=folder, env=env)
+    run(terraform, "destroy", "-auto-approve", "-input=false", "-no-color", cwd=folder, env=env)
+    assert not json.loads((folder / "terraform.tfstate").read_text())["resources"]
+
+
+def _no_secret_is_kept(state: Path, keys_dir: Path) -> None:
+    text = state.read_text()
+    assert base64.b64encode((keys_dir / "learner.public").read_bytes()).decode() in text
+    for file in keys_dir.glob("*.secret"):
+        for form in (file.read_text().strip(), base64.b64encode(file.read_bytes()).decode()):
+            assert form not in text, f"{file.name} is in the state"
+
+
+def _outputs_are_right(example: str, outputs: dict[str, object]) -> None:
+    if example == "complete":
+        assert outputs["actor_machines"] == 48
+        assert str(outputs["tensorboard_url"]).startswith("http://")
+        assert "localhost" not in str(outputs["tensorboard_url"])
+    else:
+        assert outputs["actor_machines"] == 1
+        assert outputs["tensorboard_url"] == "http://localhost:6006"
+    cost = outputs["hourly_cost_usd"]
+    assert isinstance(cost, dict)
+    assert cost["total"] == pytest.approx(sum(cost["parts"].values()), abs=0.005)
+    commands = outputs["session_manager_commands"]
+    assert isinstance(commands, dict)
+    assert all(command.startswith("aws ") for command in commands.values())
+    data = outputs["user_data"]
+    assert isinstance(data, dict)
+    for role in ("learner", "actor", "evaluator"):
+        assert f"TROUPE_ROLE={role}\n" in data[role]
+        assert "SECRET" not in data[role]
