@@ -13,16 +13,22 @@ ARGS ?=
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 
+# The Terraform configuration that plan, apply, destroy and scale are about, and words for it.
+TF_DIR ?= deploy/terraform
+TF_ARGS ?=
+TERRAFORM = terraform -chdir=$(TF_DIR)
+DEPLOY_VENV := .venv-deploy
+
 # Every module of benchmarks/ but the ones that others import.
 BENCHMARKS := $(filter-out __init__ common plot, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
 # Several processes share the cores: numeric libraries must not take all of them each.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test lint unit format bench docs clean
+.PHONY: help setup train test test-deploy lint unit format bench docs plan apply destroy scale clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo '  ARGS="..." adds words to train, bench and unit; TORCH_INDEX=URL chooses torch wheels (see README.md)'
 
 setup: $(STAMP) ## make .venv with everything, pinned (again only when the pins change)
@@ -42,6 +48,17 @@ train: setup ## learn Atari Pong on this machine (TensorBoard on port 6006; Ctrl
 
 test: setup lint ## everything that CI checks
 	$(BIN)/python -m pytest $(ARGS)
+
+test-deploy: setup $(DEPLOY_VENV)/.installed ## what is under deploy/: Terraform against a stand-in for AWS, Packer, boot
+	@for tool in terraform packer; do command -v $$tool >/dev/null || \
+	  echo "troupe: NOT TESTED: $$tool is not installed, its tests are skipped" >&2; done
+	TROUPE_TEST_DEPLOY=1 $(BIN)/python -m pytest -v -rs tests/deploy $(ARGS)
+
+# Apart: what the stand-in needs must not move the pins of what trains.
+$(DEPLOY_VENV)/.installed: tests/deploy/requirements.txt
+	test -x $(DEPLOY_VENV)/bin/python || $(PYTHON) -m venv $(DEPLOY_VENV)
+	$(DEPLOY_VENV)/bin/python -m pip install --quiet -r $<
+	@touch $@
 
 unit: setup ## the tests that need neither several processes nor much time
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
@@ -65,5 +82,22 @@ docs: setup ## write the generated pages
 	$(BIN)/python -m common.config.docs > docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
 
+plan: ## show what `make apply` would change in AWS (TF_DIR, TF_ARGS; see docs/aws.md)
+	$(TERRAFORM) init -input=false
+	$(TERRAFORM) plan $(TF_ARGS)
+
+apply: ## start, or change, the run in AWS: costs money until `make destroy`
+	$(TERRAFORM) init -input=false
+	$(TERRAFORM) apply $(TF_ARGS)
+
+destroy: ## stop the run in AWS and delete everything that costs money
+	$(TERRAFORM) destroy $(TF_ARGS)
+
+scale: ## change the number of actor processes in AWS: make scale ACTORS=192
+	@case "$(ACTORS)" in ''|*[!0-9]*) \
+	  echo "troupe: error: ACTORS='$(ACTORS)' should be a number: make scale ACTORS=192" >&2; exit 2;; esac
+	@printf '{"actors": %s}\n' "$(ACTORS)" > $(TF_DIR)/scale.auto.tfvars.json
+	$(TERRAFORM) apply $(TF_ARGS)
+
 clean: ## remove .venv and caches (runs stay)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+	rm -rf $(VENV) $(DEPLOY_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

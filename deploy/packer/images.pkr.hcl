@@ -106,6 +106,7 @@ build {
   provisioner "file" {
     source      = "${abspath(path.root)}/source-${source.name}.tar.gz"
     destination = "/tmp/troupe.tar.gz"
+    generated   = true
   }
 
   provisioner "shell" {

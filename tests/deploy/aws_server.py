@@ -8,8 +8,10 @@ import sys
 
 from moto.budgets.models import BudgetsBackend
 from moto.budgets.responses import BudgetsResponse
+from moto.core.responses import BaseResponse
 from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.route53.models import FakeZone
+from moto.route53.responses import Route53
 from moto.server import main
 
 
@@ -41,6 +43,13 @@ def add_vpc(self: FakeZone, vpc_id: str | None, vpc_region: str | None) -> dict[
     return vpc
 
 
+def bool_param(self: Route53, name: str, default: bool = False) -> bool:
+    """Take a zone with a VPC for a private one, as AWS does; moto wants to be told so in words."""
+    if name == "HostedZoneConfig.PrivateZone":
+        return bool(self._get_param("VPC.VPCId"))
+    return bool(BaseResponse._get_bool_param(self, name, default))
+
+
 def _same(one: dict[str, object], other: dict[str, object]) -> bool:
     names = ("NotificationType", "ComparisonOperator", "Threshold")
     return all(one.get(name) == other.get(name) for name in names)
@@ -51,4 +60,5 @@ if __name__ == "__main__":
     BudgetsResponse.list_tags_for_resource = list_tags_for_resource
     SecurityGroupRule.description = property(description)
     FakeZone.add_vpc = add_vpc
+    Route53._get_bool_param = bool_param
     main(["-H", "127.0.0.1", "-p", sys.argv[1]])

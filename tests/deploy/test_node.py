@@ -1,0 +1,243 @@
+"""A machine's boot, its copies to S3 and its spot notice, against stand-ins for AWS and its metadata service."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.conftest import ROOT, Cloud, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PREFIX = "/troupe/test"
+
+
+class Metadata:
+    """A metadata service of version 2: without a token it answers nothing."""
+
+    def __init__(self) -> None:
+        self.values = {"local-ipv4": "10.20.0.7", "instance-id": "i-0123456789abcdef0"}
+        values = self.values
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                self._answer(200, "token")
+
+            def do_GET(self) -> None:
+                path = self.path.removeprefix("/latest/meta-data/")
+                if self.headers.get("X-aws-ec2-metadata-token") != "token":
+                    self._answer(401, "")
+                elif path in values:
+                    self._answer(200, values[path])
+                else:
+                    self._answer(404, "")
+
+            def _answer(self, status: int, text: str) -> None:
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def metadata() -> Iterator[Metadata]:
+    service = Metadata()
+    yield service
+    service.server.shutdown()
+    service.server.server_close()
+
+
+class Machine:
+    """One machine's folders, and how its agent is called."""
+
+    def __init__(self, root: Path, role: str, cloud: Cloud, metadata: Metadata, python: str) -> None:
+        self.root, self.python = root, python
+        (root / "bin").mkdir(parents=True)
+        for name in ("systemctl", "troupe"):
+            file = root / "bin" / name
+            file.write_text(f'#!/bin/sh\necho {name} "$@" >>{root}/calls\necho "# made by troupe"\n')
+            file.chmod(0o755)
+        self.env = cloud.env | {
+            "PATH": f"{root}/bin:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT / "deploy" / "node"),
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.url,
+            "TROUPE_RUN": "test",
+            "TROUPE_ROLE": role,
+            "TROUPE_INDEX": "0",
+            "TROUPE_LEARNER": "tcp://learner.test.troupe.internal:5550",
+            "TROUPE_PARAMETERS": PREFIX,
+            "TROUPE_ETC": str(root / "etc"),
+            "TROUPE_STATE": str(root / "state"),
+            "TROUPE_LOGS": str(root / "logs"),
+            "TROUPE_BIN": str(root / "bin"),
+        }
+
+    @property
+    def run_dir(self) -> Path:
+        return self.root / "state" / "runs" / "test"
+
+    @property
+    def calls(self) -> str:
+        file = self.root / "calls"
+        return file.read_text() if file.exists() else ""
+
+    def node(self, *words: str, ok: tuple[int, ...] = (0,)) -> str:
+        return run(
+            self.python, "-m", "troupe_node", *words, cwd=self.root, env=self.env, ok=ok, timeout_s=120
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path, cloud: Cloud, metadata: Metadata, deploy_python: str) -> Any:
+    """Makes machines of a run that is described in the parameter store."""
+    cloud.reset()
+    setup = f"""
+import base64, boto3, json
+zone = boto3.client("route53").create_hosted_zone(
+    Name="test.troupe.internal", CallerReference="1", VPC={{"VPCRegion": "us-east-1", "VPCId": "vpc-0"}},
+)["HostedZone"]["Id"].rsplit("/", 1)[1]
+boto3.client("s3").create_bucket(Bucket="bucket")
+config = dict(preset="cartpole-apex", overrides={{"run.seed": "7"}}, bucket="bucket", zone_id=zone,
+              domain="test.troupe.internal", log_groups={{}},
+              actor={{"processes": 3}}, learner={{}}, replay={{}})
+encode = lambda text: base64.b64encode(text.encode()).decode()
+put = boto3.client("ssm", region_name="us-east-1").put_parameter
+put(Name="{PREFIX}/config", Type="String", Value=json.dumps(config))
+for role in ("learner", "replay", "actor"):
+    put(Name="{PREFIX}/keys/secret/" + role, Type="SecureString", Value=encode(role + "{{{{}}}}"))
+for name in ("learner.public", "replay.public", "allowed"):
+    put(Name="{PREFIX}/keys/public/" + name, Type="String", Value=encode(name))
+"""
+    run(deploy_python, "-c", setup, cwd=tmp_path, env=cloud.env)
+    return lambda role, name="m": Machine(tmp_path / f"{role}-{name}", role, cloud, metadata, deploy_python)
+
+
+def ask(machine: Machine, code: str) -> Any:
+    """Ask the stand-in with boto3: the JSON value of the expression."""
+    words = (machine.python, "-c", f"import boto3, json; print(json.dumps({code}, default=str))")
+    return json.loads(run(*words, cwd=machine.root, env=machine.env))
+
+
+def test_actor_boots(machine: Any) -> None:
+    actor = machine("actor")
+    actor.node("prepare")
+    keys = actor.root / "etc" / "keys"
+    assert {file.name for file in keys.iterdir()} == {
+        "actor.secret",
+        "learner.public",
+        "replay.public",
+        "allowed",
+    }
+    # Two braces in a row went through the parameter store unharmed, and only the owner reads them.
+    assert (keys / "actor.secret").read_text() == "actor{{}}"
+    assert stat.S_IMODE((keys / "actor.secret").stat().st_mode) == 0o600
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o700
+    started = actor.calls.split()
+    assert [f"troupe-actor@{i}.service" in started for i in range(4)] == [True, True, True, False]
+    assert "troupe-spot.service" in started
+    text = (actor.root / "etc" / "service.env").read_text()
+    assert "TROUPE_LEARNER=tcp://learner.test.troupe.internal:5550\n" in text
+    assert "TROUPE_HOST=i-0123456789abcdef0\n" in text
+
+
+def test_replay_takes_its_name(machine: Any, metadata: Metadata) -> None:
+    shard = machine("replay")
+    shard.node("prepare")
+    metadata.values["local-ipv4"] = "10.20.0.8"  # its successor
+    shard.node("prepare")
+    zone = "boto3.client('route53').list_hosted_zones()['HostedZones'][0]['Id']"
+    records = ask(shard, f"boto3.client('route53').list_resource_record_sets(HostedZoneId={zone})")
+    found = [one for one in records["ResourceRecordSets"] if one["Type"] == "A"]
+    assert [(one["Name"], one["ResourceRecords"]) for one in found] == [
+        ("replay-0.test.troupe.internal.", [{"Value": "10.20.0.8"}])
+    ]
+    text = (shard.root / "etc" / "service.env").read_text()
+    assert "TROUPE_ADVERTISE=tcp://replay-0.test.troupe.internal:5560\n" in text
+
+
+def test_a_new_learner_has_what_the_old_one_copied(machine: Any) -> None:
+    old = machine("learner", "old")
+    old.node("prepare")
+    assert "config show cartpole-apex --run.seed 7" in old.calls
+    first, second = (old.run_dir / "checkpoints" / f"step-{n:012d}" for n in (100, 200))
+    for folder in (first, second):
+        folder.mkdir(parents=True)
+        (folder / "arrays.safetensors").write_bytes(b"weights of " + folder.name.encode())
+        (folder / "MANIFEST.json").write_text("{}")
+    (old.run_dir / "tensorboard").mkdir()
+    (old.run_dir / "tensorboard" / "events").write_text("a curve")
+    (old.run_dir / "replay").mkdir()
+    (old.run_dir / "replay" / "items").write_text("too many")
+    (old.run_dir / "status.json").write_text(json.dumps({"steps": 200, "updates": 40, "metrics": {}}))
+    old.node("sync")
+    for file in first.iterdir():
+        file.unlink()
+    first.rmdir()  # the learner keeps the newest ones
+    old.node("sync")
+
+    new = machine("learner", "new")
+    new.node("prepare")
+    restored = {str(path.relative_to(new.run_dir)) for path in new.run_dir.rglob("*") if path.is_file()}
+    step = "checkpoints/step-000000000200"
+    assert {f"{step}/arrays.safetensors", f"{step}/MANIFEST.json", "tensorboard/events"} <= restored
+    assert not any("step-000000000100" in path or path.startswith("replay/") for path in restored)
+    assert (new.run_dir / step / "arrays.safetensors").read_bytes() == b"weights of step-000000000200"
+    metrics = ask(new, "boto3.client('cloudwatch').list_metrics(Namespace='Troupe')['Metrics']")
+    assert {one["MetricName"] for one in metrics} == {"Steps", "Updates"}
+
+
+def test_a_reboot_keeps_what_the_learner_wrote_since(machine: Any) -> None:
+    learner = machine("learner")
+    learner.node("prepare")
+    (learner.run_dir / "metrics.csv").write_text("old\n")
+    learner.node("sync")
+    (learner.run_dir / "metrics.csv").write_text("old\nnew\n")
+    learner.node("prepare")
+    assert (learner.run_dir / "metrics.csv").read_text() == "old\nnew\n"
+
+
+def test_a_key_cannot_leave_the_run_directory(machine: Any) -> None:
+    learner = machine("learner")
+    put = "boto3.client('s3').put_object(Bucket='bucket', Key='runs/test/../../../../evil', Body=b'x')"
+    ask(learner, put)
+    assert "leads out" in learner.node("prepare", ok=(1,))
+    assert not list(learner.root.parent.rglob("evil"))
+
+
+def test_spot_notice_stops_the_services(machine: Any, metadata: Metadata) -> None:
+    actor = machine("actor")
+    words = [actor.python, "-m", "troupe_node", "watch-spot", "--poll-s", "0.1"]
+    watch = subprocess.Popen(words, cwd=actor.root, env=actor.env)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            watch.wait(3)  # no notice yet
+        assert "stop" not in actor.calls
+        metadata.values["spot/instance-action"] = '{"action": "terminate", "time": "2030-01-01T00:00:00Z"}'
+        assert watch.wait(60) == 0
+    finally:
+        watch.kill()
+        watch.wait(10)
+    assert "systemctl stop" in actor.calls
+    assert "troupe-actor@*.service" in actor.calls
+
+
+def test_incomplete_user_data_is_one_line(machine: Any) -> None:
+    actor = machine("actor")
+    del actor.env["TROUPE_RUN"]
+    lines = actor.node("prepare", ok=(1,)).strip().splitlines()
+    assert lines == ["troupe-node: error: user data is incomplete: 'TROUPE_RUN'"]
