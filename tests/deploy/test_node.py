@@ -1,4 +1,4 @@
-"""A machine's boot, its copies to S3 and its spot notice, against stand-ins for AWS and its metadata service."""
+"""A machine's boot, its copies to S3 and its spot notice, against stand-ins for AWS and its metadata."""
 
 from __future__ import annotations
 
