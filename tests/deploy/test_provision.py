@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
 
-# In the root, in a network of its own: as user data and the boot script leave a machine, with all roles on one.
+# In the root, in a network of its own: as the boot script leaves a machine, but with all roles on one.
 START = r"""
 set -eu
 ip link set lo up
@@ -30,7 +30,8 @@ troupe=/opt/troupe/bin/troupe
 $troupe keys new /etc/troupe/keys >/dev/null
 $troupe config show cartpole-apex --run.total_steps 6000 --evaluator.episodes 1 > $run/config.toml
 chown -R troupe:troupe /var/lib/troupe /etc/troupe/keys
-export HOME=/var/lib/troupe TROUPE_RUN_DIR=$run TROUPE_LEARNER=tcp://127.0.0.1:5550 TROUPE_KEYS=/etc/troupe/keys
+export HOME=/var/lib/troupe TROUPE_RUN_DIR=$run TROUPE_LEARNER=tcp://127.0.0.1:5550
+export TROUPE_KEYS=/etc/troupe/keys
 export TROUPE_HOST=i-1 TROUPE_INDEX=0 TROUPE_ADVERTISE=tcp://127.0.0.1:5560 TROUPE_LOGS=/var/log/troupe
 export OMP_NUM_THREADS=1
 start() {  # a unit, as systemd would: its user, its command line
@@ -59,7 +60,7 @@ cat $run/status.json
 
 @pytest.fixture(scope="module")
 def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A bare Debian with the package index of this machine's pip; TROUPE_DEBIAN_ROOT names one made before."""
+    """A bare Debian, made with debootstrap; TROUPE_DEBIAN_ROOT names one made before."""
     if os.geteuid() != 0 or not shutil.which("unshare") or not shutil.which("debootstrap"):
         pytest.skip("NOT TESTED: a bare Debian needs root, unshare and debootstrap")
     root = tmp_path_factory.mktemp("debian") / "root"
