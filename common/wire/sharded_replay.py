@@ -115,6 +115,11 @@ class ShardedReplayClient:
         return sum(shard.client.outstanding for shard in self._shards.values())
 
     @property
+    def credits(self) -> list[int]:
+        """Inserts that each shard lets this client have unacknowledged."""
+        return [shard.client.credit for shard in self._shards.values()]
+
+    @property
     def blocked_reason(self) -> str:
         """Why the next insert would have to wait, empty where it would not."""
         reasons = {shard.client.blocked_reason for shard in self._shards.values()}
