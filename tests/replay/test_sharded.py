@@ -229,6 +229,12 @@ def test_the_learner_prefetches_from_all_shards(context, start):
         assert seen == set(live)
     finally:
         prefetch.stop()
-    updated = [shard.replay.counters.updated_priorities for shard in shards]
-    assert sum(updated) == 20 * 16
-    assert min(updated) > 0
+
+    def updated():
+        return [shard.replay.counters.updated_priorities for shard in shards]
+
+    deadline = time.monotonic() + 20
+    while sum(updated()) < 20 * 16 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sum(updated()) == 20 * 16
+    assert min(updated()) > 0
