@@ -22,10 +22,13 @@ DEPLOY_VENV := .venv-deploy
 # Every module of benchmarks/ but the ones that others import.
 BENCHMARKS := $(filter-out __init__ common plot, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
+# Tests that are longer and rougher with TROUPE_CHAOS=1.
+CHAOS := $(addprefix tests/,replay/test_death.py replay/test_hostile.py replay/test_same_host.py data/test_arena.py)
+
 # Several processes share the cores: numeric libraries must not take all of them each.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test test-deploy lint unit format bench docs plan apply destroy scale clean
+.PHONY: help setup train test test-deploy lint unit chaos format bench docs plan apply destroy scale clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +65,9 @@ $(DEPLOY_VENV)/.installed: tests/deploy/requirements.txt
 
 unit: setup ## the tests that need neither several processes nor much time
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+chaos: setup ## kill replay fifty times under load, send it 100,000 hostile messages, read while it evicts
+	TROUPE_CHAOS=1 $(BIN)/python -m pytest --timeout=3600 $(CHAOS) $(ARGS)
 
 lint: setup ## style, types, and who may import whom
 	$(BIN)/ruff check .

@@ -9,6 +9,8 @@ import time
 import numpy as np
 
 from common.data.fields import Chunk
+from common.wire.codec import encode
+from common.wire.replay_codec import encode_insert, infer_specs
 
 STEPS = 10
 FRAME = (16, 16)
@@ -68,3 +70,12 @@ def insert(client, number, producer=0, timeout_s=60.0):
     while not client.insert(chunk(number, producer)):
         assert time.monotonic() < deadline, client.blocked_reason
         client.poll(20)
+
+
+def good_insert():
+    """The frames of an INSERT as a stranger would send it."""
+    data = chunk(5, producer=3)
+    message = encode_insert(data, infer_specs(data), "default")
+    message.request_id = 1
+    message.fields |= {"incarnation": 77, "oldest": 1}
+    return [bytes(frame) for frame in encode(message)]

@@ -1,5 +1,6 @@
 """A peer on the same host reads the shard's files, and gets windows sent where it cannot."""
 
+import os
 import threading
 import time
 
@@ -22,6 +23,10 @@ def context():
     context = zmq.Context()
     yield context
     context.destroy(linger=0)
+
+
+ENOUGH = 2000 if os.environ.get("TROUPE_CHAOS") else 20
+"""Batches that have to be overwritten before they are read, and batches that have to be read."""
 
 
 class Shard:
@@ -191,11 +196,10 @@ def test_no_read_is_torn_while_the_shard_evicts(tmp_path, client):
     thread.start()
     rng = np.random.default_rng(0)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 60 + ENOUGH
         counters = learner.counters
-        while (
-            counters["gone_batches"] < 20 or counters["mapped_batches"] < 20
-        ) and time.monotonic() < deadline:
+        while min(counters["gone_batches"], counters["mapped_batches"]) < ENOUGH:
+            assert time.monotonic() < deadline, counters
             for _ in range(int(rng.integers(1, 12))):
                 learner.request_sample(32)
             time.sleep(float(rng.choice([0.0, 0.001, 0.02])))
@@ -209,6 +213,4 @@ def test_no_read_is_torn_while_the_shard_evicts(tmp_path, client):
         thread.join(10)
         process.kill()
         process.wait()
-    assert counters["gone_batches"] >= 20
-    assert counters["mapped_batches"] >= 20
     assert counters["bad_messages"] == 0

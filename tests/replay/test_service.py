@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 
-import msgpack
 import numpy as np
 import pytest
 import zmq
@@ -154,77 +153,12 @@ def test_incompressible_and_declared_fields(server, client):
     assert all(window.tobytes() in starts for window in batch.fields["obs"])
 
 
-def hostile_frames(rng, good):
-    """One multipart message of some kind of nonsense."""
-    kind = rng.integers(0, 7)
-    if kind == 0:
-        return [rng.bytes(int(rng.integers(0, 200))) for _ in range(rng.integers(1, 5))]
-    if kind == 1:
-        return [good[0][: rng.integers(0, len(good[0]))], *good[1:]]
-    if kind == 2:
-        return good[: rng.integers(1, len(good))]
-    if kind == 3:
-        broken = bytearray(good[0])
-        for _ in range(rng.integers(1, 4)):
-            broken[rng.integers(0, len(broken))] = rng.integers(0, 256)
-        return [bytes(broken), *good[1:]]
-    if kind == 4:
-        header = {"v": 1, "t": "SAMPLE", "i": 1, "f": {"table": "default", "batch_size": -(2**40)}, "a": []}
-        return [msgpack.packb(header)]
-    if kind == 5:
-        frames = list(good)
-        at = rng.integers(1, len(frames))
-        frames[at] = rng.bytes(len(bytes(frames[at])))
-        return frames
-    return [msgpack.packb([[[]] * 1000]), b"x" * 10]
-
-
-def test_garbage_harms_nobody(server, client, context):
-    port = free_port()
-    endpoint = server("--capacity", "1000", endpoint=f"tcp://127.0.0.1:{port}")
-    actor = client(endpoint, name="actor-0")
-    processes.insert(actor, 0)
-    assert actor.flush(10)
-    good = _good_insert()
-    rng = np.random.default_rng(0)
-    attacker = context.socket(zmq.DEALER)
-    attacker.connect(endpoint)
-    for sent in range(2000):
-        attacker.send_multipart(hostile_frames(rng, good))
-        while attacker.poll(0):
-            attacker.recv_multipart()
-        if sent % 500 == 0:
-            with socket.create_connection(("127.0.0.1", port)) as raw:
-                raw.sendall(rng.bytes(300))
-    batch = actor.sample(32, timeout_s=20)
-    real = batch.fields["producer"][:, 0] == 0
-    assert real.any()
-    processes.insert(actor, 1)
-    assert actor.flush(20)
-    deadline = time.monotonic() + 20  # the server takes turns, so it may have answered us first
-    while sum((rejected := actor.status()["rejected"]).values()) < 600:
-        assert time.monotonic() < deadline, rejected
-        time.sleep(0.05)
-    assert len(rejected) >= 5
-    attacker.close(linger=0)
-
-
-def _good_insert():
-    from common.wire.replay_codec import encode_insert, infer_specs
-
-    data = processes.chunk(5, producer=3)
-    message = encode_insert(data, infer_specs(data), "default")
-    message.request_id = 1
-    message.fields |= {"incarnation": 77, "oldest": 1}
-    return [bytes(frame) for frame in encode(message)]
-
-
 def test_a_strangers_client_by_hand(server, context):
     """Nothing but msgpack and the codec's frames: what the protocol's description promises."""
     endpoint = server("--capacity", "100")
     dealer = context.socket(zmq.DEALER)
     dealer.connect(endpoint)
-    good = _good_insert()
+    good = processes.good_insert()
     for _ in range(3):  # the same one: stored once, acknowledged each time
         dealer.send_multipart(good)
     dealer.send_multipart(encode(Message(messages.SAMPLE, {"table": "default", "batch_size": 8}, {}, 42)))
