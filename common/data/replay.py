@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from common.data.columns import MappedFile, Payload
 from common.data.fields import FieldSpec
 from common.data.inserts import GapError, HeldError, Insert, RefusedError, check_insert, no_table
+from common.data.leases import Leases
 from common.data.store import ChunkStore, StoreFullError, load_signature, save_signature
 from common.data.table import Table, TableConfig
 from common.data.table_config import check_tables
@@ -111,6 +112,7 @@ class Replay:
         self.counters = Counters()
         self.store: ChunkStore | None = None
         self.restored_items = 0
+        self._leases = Leases()
         self._lock = _lock_folder(folder)
         try:
             self._open(tables)
@@ -279,7 +281,9 @@ class Replay:
         if sample is None:
             return "every priority is zero"
         assert self.store is not None
-        if not places or any(self._configs[name].max_times_sampled for name in shares):
+        if places and not any(self._configs[name].max_times_sampled for name in shares):
+            self._leases.hold(self.store, sample.rows, sample.commits, time.monotonic())
+        else:
             offsets, lengths = sample.offsets.astype(np.int64), sample.lengths.astype(np.int64)
             sample.arrays = self.store.gather(sample.rows, offsets, lengths, plain=plain)
         for name, slots in zip(shares, sample.slots, strict=True):
@@ -331,6 +335,11 @@ class Replay:
         self.counters.invalid_priorities += invalid
         self.counters.unknown_priorities += unknown
         self.counters.updated_priorities += len(ids) - invalid - unknown
+
+    def expire_leases(self) -> None:
+        """Let go of chunks that were kept for readers of the files; to be called now and then."""
+        if self.store is not None:
+            self._leases.expire(self.store, time.monotonic())
 
     def insert_blocked(self) -> dict[str, str]:
         """By table, why writers should pause; only the tables that want them to."""

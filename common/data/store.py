@@ -194,6 +194,10 @@ class ChunkStore:
         record["incarnation"], record["sequence"] = incarnation, sequence
         self.commits[row] = commit
 
+    def hold(self, rows: NDArray[np.int64]) -> None:
+        """Count one reference more for each of ``rows`` (repeats allowed), until as many are released."""
+        np.add.at(self.references, rows, 1)
+
     def release(self, rows: NDArray[np.int64]) -> None:
         """Count one item less for each of ``rows`` (repeats allowed), and free what is empty then."""
         np.subtract.at(self.references, rows, 1)

@@ -108,6 +108,7 @@ class Requests:
 
     def serve_parked(self) -> None:
         """Answer parked requests that can be served now, in order, and those that have waited too long."""
+        self._replay.expire_leases()
         now_s = time.monotonic()
         blocked: dict[tuple[tuple[str, int], ...], str] = {}
         for _ in range(len(self._parked)):

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from common.data import leases
 from common.data.arena import Arena
 from common.data.columns import Payload
 from common.data.fields import FieldSpec, Items
@@ -48,7 +49,7 @@ def insert(sequence, steps, lengths):
 
 
 def fill(folder, *, capacity=1000, chunks=5, lengths=(1,)):
-    replay = Replay(folder, [TableConfig(capacity=capacity)], budget_bytes=1 << 24, seed=0)
+    replay = Replay(folder, [TableConfig(capacity=capacity)], budget_bytes=1 << 22, seed=0)
     for sequence in range(1, chunks + 1):
         replay.insert(insert(sequence, 8, lengths))
     return replay
@@ -95,11 +96,13 @@ def test_arrays_come_from_where_they_are_asked_for(tmp_path):
     assert [id(array) for array in found.values()] == [id(array) for array in made]
 
 
-def test_a_chunk_that_has_left_is_noticed(tmp_path):
+def test_a_chunk_that_has_left_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "LEASE_S", -1.0)
     replay = fill(tmp_path, capacity=40)
     arena = Arena(tmp_path)
     old = places(replay)
     assert arena.gather(*old) is not None
+    replay.expire_leases()
     for sequence in range(6, 9):
         replay.insert(insert(sequence, 8, (1,)))
     assert arena.gather(*old) is None
@@ -107,6 +110,41 @@ def test_a_chunk_that_has_left_is_noticed(tmp_path):
     # The places of a chunk that took the same row are not its.
     rows, commits, offsets, lengths = places(replay)
     assert arena.gather(rows, commits + np.uint64(1), offsets, lengths) is None
+
+
+def test_chunks_are_kept_for_readers_for_a_while(tmp_path, monkeypatch):
+    """Though their items have left the table; and no longer, and not where there is no room."""
+    now_s = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    replay = fill(tmp_path, capacity=40)
+    arena = Arena(tmp_path)
+    first = places(replay)
+    for sequence in range(6, 30):
+        replay.insert(insert(sequence, 8, (1,)))
+        assert replay.tables["default"].size == 40
+    assert arena.gather(*first) is not None
+    assert len(replay.store) == 29
+    now_s[0] += leases.LEASE_S - 0.1
+    replay.expire_leases()
+    assert arena.gather(*first) is not None
+    second = places(replay)
+    now_s[0] += 0.2
+    replay.expire_leases()
+    assert arena.gather(*first) is None
+    assert arena.gather(*second) is not None
+    assert len(replay.store) == 5
+    for sequence in range(30, 400):
+        replay.insert(insert(sequence, 8, (1,)))
+    assert arena.gather(*second) is None, "the store is full"
+    now_s[0] += leases.LEASE_S
+    replay.expire_leases()
+    assert arena.gather(*places(replay)) is not None
+    assert (replay.store.references >= 0).all()
+    assert replay.store.references.sum() == 40 + 64
+    now_s[0] += leases.LEASE_S
+    replay.expire_leases()
+    assert replay.store.references.sum() == 40
+    assert len(replay.store) == 5
 
 
 def test_nonsense_is_an_error_and_nothing_else(tmp_path):
@@ -138,6 +176,7 @@ def test_no_files_no_arena(tmp_path):
 
 def test_a_writer_at_full_speed_never_tears_a_read(tmp_path, monkeypatch):
     """And it would be seen: the same reads without the check do find mixtures."""
+    monkeypatch.setattr(leases, "LEASE_S", -1.0)
     replay = fill(tmp_path, capacity=48, chunks=8)
     arena = Arena(tmp_path)
     ready = [insert(sequence, 8, (1,)) for sequence in range(9, 109)]
@@ -173,6 +212,7 @@ def test_a_writer_at_full_speed_never_tears_a_read(tmp_path, monkeypatch):
             checked = not checked
             with lock:
                 asked = places(replay)
+                replay.expire_leases()
             with monkeypatch.context() as patch:
                 if not checked:
                     patch.setattr(arena, "_all_there", lambda *_: True)

@@ -1,0 +1,94 @@
+"""Replay when it is large: cost of a batch, memory, and restart after `kill -9`.
+
+`python -m benchmarks.replay_scale --json [--seconds S] [--items N] [--raw-items N]`. The cycle of
+`benchmarks.replay` over Pong frames with 100 thousand items and with N; `cost_ratio` is the CPU time of a
+batch in the large table, both sides together, over that in the small one. `restart_s` is from the start of a
+process on a million items, whose predecessor was killed, to its first batch. `*_gb` is what the files take on
+the disk (GB of 10^9 bytes): they are mapped, so that is memory as well as far as it is used;
+`server_private_gb` is what the process has besides.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from benchmarks import common
+from benchmarks.replay_rig import (
+    STEPS,
+    Cycle,
+    Server,
+    chunks,
+    cycle,
+    insert_all,
+    noise_frames,
+    pong_frames,
+    server,
+    specs,
+)
+from common.wire.replay_client import ReplayClient
+
+SMALL = 100_000
+RESTART = 1_000_000
+
+
+def main() -> None:
+    """The command line."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--items", type=int, default=2_000_000, help="items of the large table")
+    parser.add_argument("--raw-items", type=int, default=2_000_000, help="items to store raw; 0 for none")
+    parser.add_argument("--port", type=int, default=15580, help="first of the ports to use")
+    arguments = parser.parse_args()
+    frames = pong_frames(20_000)
+    figures: dict[str, float | int | str] = {"items": arguments.items}
+    with server(SMALL, arguments.port) as running:
+        small = _fill_and_measure(running, frames, SMALL, arguments.seconds)
+    with server(arguments.items, arguments.port + 1) as running:
+        first = min(RESTART, arguments.items)
+        _fill_and_measure(running, frames, first, 0)
+        figures |= {"restart_items": first, "restart_s": round(_restart(running), 2)}
+        large = _fill_and_measure(running, frames, arguments.items - first, arguments.seconds)
+        figures["pong_gb"] = round(running.disk_bytes / 1e9, 3)
+        private = psutil.Process(running.process.pid).memory_full_info().uss
+        figures["server_private_gb"] = round(private / 1e9, 3)
+    figures |= small.figures("small") | large.figures("large")
+    figures["cost_ratio"] = round(large.cpu_ms / small.cpu_ms, 3)
+    if arguments.raw_items:
+        with server(arguments.raw_items, arguments.port + 2) as running:
+            client = ReplayClient(running.endpoint, name="bench", specs=specs(False))
+            insert_all(client, chunks(noise_frames(5_000)), arguments.raw_items // STEPS)
+            client.close(0)
+            figures |= {"raw_items": arguments.raw_items, "raw_gb": round(running.disk_bytes / 1e9, 3)}
+    if not arguments.json:
+        for figure, value in figures.items():
+            print(f"{figure:34} {value}")
+    common.report("replay_scale", figures)
+
+
+def _fill_and_measure(running: Server, frames: NDArray[np.uint8], items: int, seconds: float) -> Cycle:
+    client = ReplayClient(running.endpoint, name="bench", specs=specs(True), map_files=False)
+    source = chunks(frames)
+    insert_all(client, source, items // STEPS)
+    try:
+        return cycle(client, source, seconds) if seconds else Cycle(0, 0, 0, 0)
+    finally:
+        client.close(0)
+
+
+def _restart(running: Server) -> float:
+    """Seconds from the start of a new process to its first batch."""
+    running.kill()
+    began = time.perf_counter()
+    running.start()
+    client = ReplayClient(running.endpoint, name="bench")
+    client.sample(512)
+    elapsed = time.perf_counter() - began
+    client.close(0)
+    return elapsed
+
+
+if __name__ == "__main__":
+    main()
