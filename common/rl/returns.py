@@ -18,8 +18,12 @@ def double_q_target(reward: Tensor, discount: Tensor, q_next_online: Tensor, q_n
     Returns:
       `[B]` float. Source: van Hasselt et al. 2016, equation 4; n-step as Horgan et al. 2018, section 3.
     """
-    action = q_next_online.argmax(dim=-1, keepdim=True)
-    return reward + discount * q_next_target.gather(-1, action).squeeze(-1)
+    return reward + discount * double_q_value(q_next_online, q_next_target)
+
+
+def double_q_value(q_online: Tensor, q_target: Tensor) -> Tensor:
+    """`Q_target(s, argmax_a Q_online(s, a))`: `[..., A]` twice to `[...]` (van Hasselt et al. 2016)."""
+    return q_target.gather(-1, q_online.argmax(dim=-1, keepdim=True)).squeeze(-1)
 
 
 def q_target(reward: Tensor, discount: Tensor, q_next_target: Tensor) -> Tensor:
