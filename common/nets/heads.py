@@ -1,0 +1,49 @@
+"""Heads: from features to values and policies."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from common.nets.torsos import orthogonal
+
+
+def dueling_q(value: Tensor, advantage: Tensor) -> Tensor:
+    """`Q = V + A - mean_a A` (Wang et al. 2016, equation 9): `[..., 1]` and `[..., A]` to `[..., A]`."""
+    return value + advantage - advantage.mean(dim=-1, keepdim=True)
+
+
+class DuelingHead(nn.Module):
+    """Value and advantage streams, each with one hidden ReLU layer.
+
+    Args:
+      features: width of the input.
+      num_actions: A.
+      hidden_units: width of each stream's hidden layer.
+    """
+
+    def __init__(self, features: int, num_actions: int, hidden_units: int) -> None:
+        super().__init__()
+        # One matrix for both streams' hidden layers: the same arithmetic as two layers, in one call.
+        self.hidden = orthogonal(nn.Linear(features, 2 * hidden_units))
+        self.advantage = orthogonal(nn.Linear(hidden_units, num_actions), gain=1.0)
+        self.value = orthogonal(nn.Linear(hidden_units, 1), gain=1.0)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Maps `[..., features]` to Q values `[..., A]`."""
+        left, right = torch.relu(self.hidden(features)).chunk(2, dim=-1)
+        return dueling_q(self.value(right), self.advantage(left))
+
+
+class PolicyHead(nn.Module):
+    """Logits of a policy over discrete actions, and the baseline, straight from the features."""
+
+    def __init__(self, features: int, num_actions: int) -> None:
+        super().__init__()
+        # A small gain: the first policy is nearly uniform.
+        self.policy = orthogonal(nn.Linear(features, num_actions), gain=0.01)
+        self.baseline = orthogonal(nn.Linear(features, 1), gain=1.0)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Maps `[..., features]` to logits `[..., A]` and values `[...]`."""
+        return self.policy(features), self.baseline(features).squeeze(-1)

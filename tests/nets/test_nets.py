@@ -1,0 +1,168 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.nets.actor_critic import ActorCritic
+from common.nets.heads import DuelingHead
+from common.nets.language import InstructionEncoder, word_ids
+from common.nets.q_network import QNetwork
+from common.nets.recurrent import LstmCore, last_step
+from common.nets.torsos import PIXEL_TORSOS, lecun_normal, make_torso
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "features", "parameters"),
+    [
+        ("nature", (4, 84, 84), 64 * 7 * 7, 77_984),
+        ("small", (4, 84, 84), 32 * 9 * 9, 12_336),
+        # 72 x 96 pixels: 36 x 48, 18 x 24, 9 x 12 after the poolings. By section, with biases:
+        # 448 + 4 x 2320, 4640 + 4 x 9248, 9248 + 4 x 9248, and the 16 planes' 2320 instead of 448.
+        ("deep", (3, 72, 96), 32 * 9 * 12, 97_600),
+        ("football", (16, 72, 96), 32 * 5 * 6, 145_712),
+    ],
+)
+def test_torsos_have_the_published_shapes(kind, shape, features, parameters):
+    torso = make_torso(kind, shape, ())
+    assert torso.features == features
+    out = torso(torch.randint(0, 256, (2, *shape), dtype=torch.uint8))
+    assert out.shape == (2, features)
+    convolutions = [m for m in torso.modules() if isinstance(m, nn.Conv2d)]
+    assert len(convolutions) == {"nature": 3, "small": 2, "deep": 15, "football": 20}[kind]
+    assert sum(p.numel() for p in torso.parameters()) == parameters
+
+
+def test_pixels_are_scaled_to_one():
+    torso = make_torso("deep", (1, 16, 16), ())
+    obs = torch.randint(0, 256, (2, 1, 16, 16), dtype=torch.uint8)
+    np.testing.assert_allclose(torso(obs).detach(), torso(obs.float() / 255).detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", PIXEL_TORSOS)
+def test_a_vector_is_no_picture(kind):
+    with pytest.raises(ValueError, match="needs pictures"):
+        make_torso(kind, (7,), ())
+
+
+def test_lecun_normal_has_variance_one_over_fan_in():
+    torch.manual_seed(0)
+    layer = lecun_normal(nn.Linear(400, 2000))
+    assert layer.weight.std().item() * 20 == pytest.approx(1.0, abs=0.01)
+    assert layer.weight.abs().max().item() * 20 < 2.3
+
+
+def test_dueling_head_has_mean_value():
+    head = DuelingHead(5, 3, 8)
+    x = torch.randn(4, 2, 5)
+    hidden = torch.relu(head.hidden(x))
+    np.testing.assert_allclose(
+        head(x).mean(-1).detach(), head.value(hidden[..., 8:]).squeeze(-1).detach(), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_q_network_keeps_the_order_of_its_weights():
+    """Saved optimiser moments are by position."""
+    names = list(QNetwork((3,), 2, "mlp", 4, (8,), True).state_dict())
+    assert [n.partition(".")[0] for n in names[::2]] == ["torso", "hidden", "advantage", "value"]
+
+
+# ------------------------------------------------------------------ memory
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_lstm_forgets_exactly_where_an_episode_begins(layers):
+    torch.manual_seed(0)
+    core = LstmCore(3, 4, layers)
+    steps, batch = 9, 5
+    inputs, state = torch.randn(steps, batch, 3), torch.randn(batch, core.state_size)
+    first = torch.rand(steps, batch) < 0.25
+    outputs, end = core(inputs, first, state)
+    for b in range(batch):  # one sequence at a time, step by step, from zeros at each beginning
+        h, c = (part.clone() for part in core._unpacked(state[b : b + 1]))
+        for t in range(steps):
+            if first[t, b]:
+                h, c = torch.zeros_like(h), torch.zeros_like(c)
+            out, (h, c) = core.lstm(inputs[t : t + 1, b : b + 1], (h, c))
+            np.testing.assert_allclose(out[0, 0].detach(), outputs[t, b].detach(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(core._packed(h, c)[0].detach(), end[b].detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_lstm_goes_on_from_its_state():
+    core = LstmCore(3, 4)
+    inputs, first = torch.randn(6, 2, 3), torch.zeros(6, 2, dtype=torch.bool)
+    whole, end = core(inputs, first, torch.zeros(2, 8))
+    left, middle = core(inputs[:2], first[:2], torch.zeros(2, 8))
+    right, last = core(inputs[2:], first[2:], middle)
+    np.testing.assert_allclose(torch.cat([left, right]).detach(), whole.detach(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(last.detach(), end.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_no_gradient_crosses_the_beginning_of_an_episode():
+    core = LstmCore(3, 4)
+    inputs = torch.randn(4, 1, 3, requires_grad=True)
+    first = torch.tensor([[False], [False], [True], [False]])
+    core(inputs, first, torch.zeros(1, 8))[0][2:].sum().backward()
+    assert (inputs.grad[:2] == 0).all()
+    assert (inputs.grad[2:] != 0).any()
+
+
+def test_last_step_features():
+    got = last_step(
+        torch.tensor([2, 0, 1]), torch.tensor([-7.0, 0.5, 3.0]), torch.tensor([False, False, True]), 3
+    )
+    assert got.tolist() == [[0, 0, 1, -1], [1, 0, 0, 0.5], [0, 0, 0, 0]]
+
+
+# ------------------------------------------------------------------ language
+
+
+def test_words_are_hashed_the_same_everywhere():
+    ids = word_ids("pick up  the red ball", 7)
+    assert ids.tolist() == [*(word_ids(w, 1)[0] for w in ("pick", "up", "the", "red", "ball")), -1, -1]
+    assert word_ids("123456789", 1)[0] == 0xCBF43926 % 1000  # the check value of CRC-32
+    assert len(word_ids("a b c d", 2)) == 2
+
+
+def test_instruction_is_read_to_its_last_word_and_no_further():
+    torch.manual_seed(0)
+    encoder = InstructionEncoder()
+    short = torch.from_numpy(np.stack([word_ids("go left", 2), word_ids("go", 2), word_ids("", 2)]))
+    long = torch.from_numpy(np.stack([word_ids(text, 9) for text in ("go left", "go", "")]))
+    one, other = encoder(short), encoder(long)
+    assert one.shape == (3, 64)
+    np.testing.assert_allclose(one.detach(), other.detach(), rtol=1e-5, atol=1e-7)
+    assert not torch.allclose(one[0], one[1])
+    assert (one[2] == 0).all()
+
+
+# ------------------------------------------------------------------ actor-critic
+
+
+@pytest.mark.parametrize(("torso", "shape"), [("mlp", (6,)), ("shallow", (4, 84, 84)), ("deep", (3, 32, 32))])
+@pytest.mark.parametrize("lstm", [0, 16])
+def test_a_sequence_is_its_steps_one_after_the_other(torso, shape, lstm):
+    torch.manual_seed(0)
+    net = ActorCritic(shape, 5, torso, hidden_units=32, lstm_units=lstm)
+    steps, batch = 4, 3
+    obs = torch.rand(steps, batch, *shape)
+    action = torch.randint(0, 5, (steps, batch))
+    reward, first = torch.randn(steps, batch), torch.rand(steps, batch) < 0.3
+    state = torch.zeros(batch, net.state_size)
+    logits, values, end = net(obs, action, reward, first, state)
+    assert logits.shape == (steps, batch, 5)
+    for t in range(steps):
+        now = slice(t, t + 1)
+        one, value, state = net(obs[now], action[now], reward[now], first[now], state)
+        np.testing.assert_allclose(one[0].detach(), logits[t].detach(), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(value[0].detach(), values[t].detach(), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(state.detach(), end.detach(), rtol=1e-3, atol=1e-5)
+
+
+def test_the_last_step_can_be_hidden():
+    obs, zeros = torch.rand(1, 2, 6), torch.zeros(1, 2)
+    first, state = torch.zeros(1, 2, dtype=torch.bool), torch.zeros(2, 0)
+    for sees in (True, False):
+        net = ActorCritic((6,), 5, "mlp", see_last_step=sees)
+        one = net(obs, zeros.long(), zeros, first, state)[1]
+        other = net(obs, zeros.long() + 3, zeros + 1, first, state)[1]
+        assert torch.equal(one, other) != sees
