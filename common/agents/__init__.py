@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from common.agents.base import Accumulator, Act, Agent, Update
+from common.agents.base import Accumulator, Act, Agent, Inputs, TableNeeds, Update
 
 if TYPE_CHECKING:
     from common.envs import EnvSpec
 
-__all__ = ["Accumulator", "Act", "Agent", "Update", "make_agent"]
+__all__ = ["Accumulator", "Act", "Agent", "Inputs", "TableNeeds", "Update", "make_agent"]
 
 
 def make_agent(agent_config: Any, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> Agent:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.agents.base import Act, Update
+from common.agents.base import Act, Inputs, TableNeeds, Update
 from common.config.fields import AgentConfig, structural, tunable
 from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
 from common.errors import CheckpointError, ConfigError
@@ -66,6 +66,8 @@ class ApexAgent:
         self.config = config
         self.spec = spec
         self.eval_epsilon = config.eval_epsilon
+        self.table = TableNeeds("prioritized")
+        self.memory_size = 0
         self.fields = n_step_fields(spec.obs_shape, spec.obs_dtype, spec.stack, config.n_steps)
         self._device = torch.device(device)
         torch.manual_seed(seed)
@@ -81,19 +83,19 @@ class ApexAgent:
         return ladder.astype(np.float32)
 
     @torch.inference_mode()
-    def act(self, obs: np.ndarray, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
-        """Epsilon-greedy actions for observations `[S, *obs_shape]`."""
-        q = self._online(torch.from_numpy(obs).to(self._device)).cpu().numpy()
+    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        """Epsilon-greedy actions; the accumulator learns the values that give initial priorities."""
+        q = self._online(torch.from_numpy(inputs.obs).to(self._device)).cpu().numpy()
         slots = np.arange(len(q))
         action = q.argmax(axis=1)
         explores = rng.random(len(q)) < epsilon
         action = np.where(explores, rng.integers(0, q.shape[1], len(q)), action)
-        return Act(action=action, value_taken=q[slots, action], value_max=q.max(axis=1))
+        return Act(action, {"value_taken": q[slots, action], "value_max": q.max(axis=1)})
 
     @torch.inference_mode()
-    def values(self, obs: np.ndarray) -> np.ndarray:
-        """The largest Q `[S]` float32 at observations `[S, *obs_shape]`."""
-        return self._online(torch.from_numpy(obs).to(self._device)).amax(dim=1).cpu().numpy()
+    def values(self, inputs: Inputs) -> np.ndarray:
+        """The largest Q `[S]` float32."""
+        return self._online(torch.from_numpy(inputs.obs).to(self._device)).amax(dim=1).cpu().numpy()
 
     def accumulator(self, chunk_steps: int) -> NStepAccumulator:
         """An n-step accumulator for one slot."""
@@ -114,7 +116,13 @@ class ApexAgent:
 
     # -------------------------------------------------------------- learning
 
-    def update(self, batch: dict[str, np.ndarray], weights: np.ndarray, want_metrics: bool = True) -> Update:
+    def update(
+        self,
+        batch: dict[str, np.ndarray],
+        weights: np.ndarray,
+        want_metrics: bool = True,
+        progress: float = 0.0,
+    ) -> Update:
         """One step of double Q-learning on `[B]` items; new priorities are `|TD error|`."""
         learning = self._start_learning()
         tensors = {name: self._to_device(array) for name, array in batch.items()}

@@ -5,12 +5,58 @@ The services move chunks, parameters and metrics; whatever differs between algor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from common.data.fields import Chunk, FieldSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the network may look at in `S` slots, to act or to value. Whoever steps the slots keeps it."""
+
+    obs: np.ndarray
+    """`[S, *obs_shape]`."""
+    last_action: np.ndarray
+    """`[S]` int64, done just before; arbitrary where `first`."""
+    last_reward: np.ndarray
+    """`[S]` float32, got just before; arbitrary where `first`."""
+    first: np.ndarray
+    """`[S]` bool, an episode begins with this observation: the agent forgets its memory."""
+    memory: np.ndarray
+    """`[S, memory_size]` float32, the agent's recurrent state; only the agent knows what is in it."""
+
+    @classmethod
+    def start(cls, obs: np.ndarray, memory_size: int) -> Inputs:
+        """Inputs of slots that all begin an episode at `obs` `[S, *obs_shape]`."""
+        slots = len(obs)
+        return cls(
+            obs,
+            np.zeros(slots, np.int64),
+            np.zeros(slots, np.float32),
+            np.ones(slots, bool),
+            np.zeros((slots, memory_size), np.float32),
+        )
+
+    def after(self, act: Act, obs: np.ndarray, reward: np.ndarray, ended: np.ndarray) -> Inputs:
+        """Inputs after a step.
+
+        Args:
+          act: what was done.
+          obs: `[S, *obs_shape]`, where it led; the first observation of the next episode where one `ended`.
+          reward: `[S]` float32.
+          ended: `[S]` bool.
+        """
+        memory = self.memory if act.memory is None else act.memory
+        return Inputs(obs, act.action, reward, ended, memory)
+
+    def rows(self, slots: Sequence[int] | np.ndarray) -> Inputs:
+        """The inputs of these slots only."""
+        parts = (self.obs, self.last_action, self.last_reward, self.first, self.memory)
+        return Inputs(*(part[slots] for part in parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +65,37 @@ class Act:
 
     action: np.ndarray
     """`[S]` int64."""
-    value_taken: np.ndarray
-    """`[S]` float32, value of the chosen action."""
-    value_max: np.ndarray
-    """`[S]` float32, value of the best action."""
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """What the agent's accumulator wants to know about each slot's step besides: arrays `[S, ...]`."""
+    memory: np.ndarray | None = None
+    """`[S, memory_size]` float32, the recurrent state after the step; None where it has not changed."""
+
+    def extras_by_slot(self) -> list[dict[str, Any]]:
+        """The extras of each slot: a Python number of each array `[S]`, a row of every other."""
+        columns = [array.tolist() if array.ndim == 1 else list(array) for array in self.extras.values()]
+        if not columns:
+            return [{} for _ in range(len(self.action))]
+        return [dict(zip(self.extras, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
     """Result of one learning step on a batch of `B` items."""
 
-    priorities: np.ndarray
-    """`[B]` float64, finite and above 0."""
+    priorities: np.ndarray | None
+    """`[B]` float64, finite and above 0; None where the algorithm gives no priorities."""
     metrics: dict[str, float]
     """Scalars for the log; empty unless they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableNeeds:
+    """What kind of replay table an algorithm learns from."""
+
+    kind: Literal["prioritized", "queue"] = "prioritized"
+    """`prioritized`: items stay and are drawn by priority. `queue`: passed on in the order of arrival."""
+    max_times_sampled: int = 0
+    """An item goes after so many samples; 0: it stays."""
 
 
 class Accumulator(Protocol):
@@ -45,15 +108,17 @@ class Accumulator(Protocol):
         self,
         action: int,
         reward: float,
-        value_taken: float,
-        value_max: float,
+        extras: Mapping[str, Any],
         next_obs: np.ndarray,
         terminated: bool,
         truncated: bool,
         final_value: float = 0.0,
         version: int = 0,
     ) -> list[Chunk]:
-        """Appends a step and returns the chunks that it completed."""
+        """Appends a step and returns the chunks that it completed; `extras` are this slot's of the `Act`."""
+
+    def discard(self) -> list[Chunk]:
+        """Forgets what must not be linked to what comes next; returns what is complete. `start` follows."""
 
     def flush(self) -> list[Chunk]:
         """Returns what can be inserted of the running episode."""
@@ -64,20 +129,27 @@ class Agent(Protocol):
 
     fields: tuple[FieldSpec, ...]
     """What a chunk holds."""
+    table: TableNeeds
+    """Where chunks go."""
+    memory_size: int
+    """Width of the recurrent state; 0 without one."""
     eval_epsilon: float
     """Exploration of the evaluator."""
 
     def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
         """Exploration `[S]` float32 of the slots with these indices among all `total_slots` of the run."""
 
-    def act(self, obs: np.ndarray, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
-        """Chooses actions for observations `[S, *obs_shape]`, at random with chance `epsilon` `[S]`."""
+    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        """Chooses actions; explores with chance `epsilon` `[S]`, else does what it thinks best.
 
-    def values(self, obs: np.ndarray) -> np.ndarray:
-        """The best value `[S]` float32 at observations `[S, *obs_shape]`, for truncated episodes' ends."""
+        What exploring means is up to the algorithm: any action alike, or one drawn from its policy.
+        """
+
+    def values(self, inputs: Inputs) -> np.ndarray:
+        """The best value `[S]` float32 of these inputs, for truncated episodes' ends."""
 
     def accumulator(self, chunk_steps: int) -> Accumulator:
-        """A new accumulator for one slot with chunks of `chunk_steps` steps."""
+        """A new accumulator for one slot with chunks of `chunk_steps` steps, if the algorithm has no say."""
 
     def params(self) -> dict[str, np.ndarray]:
         """What acting needs, by name; the arrays may be views of live weights."""
@@ -85,8 +157,17 @@ class Agent(Protocol):
     def load_params(self, params: dict[str, np.ndarray]) -> None:
         """Takes over what `params` gave; `ConfigError` if names or shapes differ."""
 
-    def update(self, batch: dict[str, np.ndarray], weights: np.ndarray, want_metrics: bool = True) -> Update:
-        """Learns from fields `[B, window, ...]` with importance weights `[B]` float32."""
+    def update(
+        self,
+        batch: dict[str, np.ndarray],
+        weights: np.ndarray,
+        want_metrics: bool = True,
+        progress: float = 0.0,
+    ) -> Update:
+        """Learns from fields `[B, window, ...]` with importance weights `[B]` float32.
+
+        `progress` is the share of the run that is done, 0 to 1, for what decays.
+        """
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Everything that resuming needs: arrays, and values that JSON can hold."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from common.data.fields import Chunk, FieldSpec
@@ -83,8 +85,7 @@ class NStepAccumulator:
         self,
         action: int,
         reward: float,
-        value_taken: float,
-        value_max: float,
+        extras: Mapping[str, float],
         next_obs: np.ndarray,
         terminated: bool,
         truncated: bool,
@@ -96,8 +97,7 @@ class NStepAccumulator:
         Args:
           action: what was done at the newest observation.
           reward: what it earned, clipped as the learner should see it.
-          value_taken: Q of that action at that observation.
-          value_max: the largest Q at that observation.
+          extras: `value_taken`, Q of that action at that observation, and `value_max`, the largest Q there.
           next_obs: the observation that followed; at an episode's end the true last one. Copied.
           terminated: the episode ended and nothing follows: no bootstrap.
           truncated: the episode was cut: bootstrap from `final_value`.
@@ -108,8 +108,8 @@ class NStepAccumulator:
         """
         self._actions.append(action)
         self._rewards.append(reward)
-        self._taken.append(value_taken)
-        self._max.append(value_max)
+        self._taken.append(extras["value_taken"])
+        self._max.append(extras["value_max"])
         self._frames.append((next_obs[-1] if self._stack else next_obs).copy())
         self._versions.append(version)
         if terminated or truncated:
@@ -124,6 +124,10 @@ class NStepAccumulator:
         if len(self._actions) == self._chunk_steps + self._n:
             return [self._cut(self._chunk_steps)]
         return []
+
+    def discard(self) -> list[Chunk]:
+        """Returns the items that are complete; `start` forgets the rest."""
+        return self.flush()
 
     def flush(self) -> list[Chunk]:
         """Returns the items that are complete now; the newest `n` steps of the episode stay behind."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.agents import Agent
+from common.agents import Agent, Inputs
 from common.config import EnvConfig
 from common.envs import Episode, make_vector
 from common.runtime.video import Recorder
@@ -56,7 +56,7 @@ def play(
         episodes: games in all.
         slots: games played side by side.
         seed: of the games and of the exploration; the same seed gives the same games.
-        epsilon: chance of a random action.
+        epsilon: chance of exploring, see `Agent.act`.
         max_episode_frames: emulator frames after which a game is cut, in place of the training's limit.
         threads: threads that step the games.
         recorder: films the first game of slot 0.
@@ -74,7 +74,8 @@ def play(
     quotas = [episodes // slots + (slot < episodes % slots) for slot in range(slots)]
     games: list[list[Episode]] = [[] for _ in range(slots)]
     try:
-        obs = vector.reset()
+        inputs = Inputs.start(vector.reset(), agent.memory_size)  # of the busy slots only
+        acting = list(range(slots))
         actions = np.zeros(slots, np.int64)
         while busy := [slot for slot in range(slots) if len(games[slot]) < quotas[slot]]:
             if should_stop():
@@ -87,9 +88,15 @@ def play(
                     recorder.add(frame)
             # Slots whose games are over are stepped with action 0, but no longer cost a forward pass.
             actions[:] = 0
-            actions[busy] = agent.act(obs[busy], np.full(len(busy), epsilon, np.float32), rng).action
+            if len(busy) < len(acting):
+                inputs = inputs.rows([acting.index(slot) for slot in busy])
+                acting = busy
+            act = agent.act(inputs, np.full(len(busy), epsilon, np.float32), rng)
+            actions[busy] = act.action
             step = vector.step(actions)
-            obs = step.obs
+            ended = step.terminated | step.truncated
+            ended[step.discarded] = True
+            inputs = inputs.after(act, step.obs[busy], step.reward[busy], ended[busy])
             for game in step.episodes:
                 if len(games[game.slot]) < quotas[game.slot]:
                     games[game.slot].append(game)

@@ -132,8 +132,10 @@ class Learner:
         weights = importance_weights(sample.probabilities, sample.table_items, beta)
         counters.updates += 1
         measure = counters.updates % METRICS_PERIOD_UPDATES == 0
-        update = self.agent.update(sample.fields, weights, want_metrics=measure)
-        self.prefetch.put_priorities(sample, update.priorities)
+        progress = min(1.0, counters.steps / self.config.run.total_steps)
+        update = self.agent.update(sample.fields, weights, want_metrics=measure, progress=progress)
+        if update.priorities is not None:
+            self.prefetch.put_priorities(sample, update.priorities)
         if measure:
             self._check_finite(update.metrics)
             lag = np.maximum(0, counters.version - sample.versions).mean()

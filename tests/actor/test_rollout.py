@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.agents import Act
+from common.agents import Act, Inputs
 from common.config.schema import EnvConfig
 from common.data.fields import Chunk, check_chunk
 from common.envs import Step, VectorEnv, make_vector
@@ -20,14 +20,20 @@ class RecordingAccumulator:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.extras: list[dict[str, Any]] = []
 
     def start(self, obs: np.ndarray) -> None:
         self.calls.append(("start", *obs.tolist()))
 
     def add(
-        self, action: int, reward: float, taken: float, best: float, next_obs: np.ndarray, *rest: Any
+        self, action: int, reward: float, extras: dict[str, Any], next_obs: np.ndarray, *rest: Any
     ) -> list:
         self.calls.append(("add", *next_obs.tolist(), *rest))
+        self.extras.append(extras)
+        return []
+
+    def discard(self) -> list[Chunk]:
+        self.calls.append(("discard",))
         return []
 
     def flush(self) -> list[Chunk]:
@@ -36,20 +42,27 @@ class RecordingAccumulator:
 
 
 class CountingAgent:
-    """Values are the observation's second entry; actions are always 1."""
+    """Actions are always 1; the memory counts the steps of the episode."""
+
+    memory_size = 1
 
     def __init__(self) -> None:
         self.accumulators: list[RecordingAccumulator] = []
+        self.inputs: list[Inputs] = []
 
     def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
         return np.asarray(indices, np.float32) / total_slots
 
-    def act(self, obs: np.ndarray, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
         self.epsilon = epsilon
-        return Act(np.ones(len(obs), np.int64), obs[:, 1], obs[:, 1])
+        self.inputs.append(inputs)
+        slots = len(inputs.obs)
+        extras = {"time": inputs.obs[:, 1], "both": inputs.obs}
+        return Act(np.ones(slots, np.int64), extras, np.where(inputs.first[:, None], 1, inputs.memory + 1))
 
-    def values(self, obs: np.ndarray) -> np.ndarray:
-        return obs[:, 1] + 100
+    def values(self, inputs: Inputs) -> np.ndarray:
+        self.valued = inputs
+        return inputs.obs[:, 1] + 100
 
     def accumulator(self, chunk_steps: int) -> RecordingAccumulator:
         self.accumulators.append(RecordingAccumulator())
@@ -92,9 +105,47 @@ def test_failed_environment_breaks_the_link_between_episodes() -> None:
         rollout.step(0)
     assert agent.accumulators[0].calls[-3:] == [
         ("add", 0, 2, False, False, 0.0, 0),
-        ("flush",),
+        ("discard",),
         ("start", 0, 0),
     ]
+
+
+def test_agent_sees_its_last_step_and_its_memory() -> None:
+    rollout, agent = rollout_of(length=3)
+    for _ in range(4):
+        rollout.step(0)
+    seen = agent.inputs
+    assert [i.first[0] for i in seen] == [True, False, False, True]
+    assert [i.memory[0, 0] for i in seen] == [0, 1, 2, 3]  # forgetting is up to the agent
+    assert [i.last_action[0] for i in seen[1:]] == [1, 1, 1]
+    assert seen[1].last_reward[0] != 0
+
+
+def test_last_observation_of_a_truncated_episode_is_valued_with_the_memory_of_that_episode() -> None:
+    rollout, agent = rollout_of(slots=2, length=2, ends_by="truncation")
+    rollout.step(0)
+    rollout.step(0)
+    assert agent.valued.obs.tolist() == [[0, 2], [0, 2]]
+    assert agent.valued.first.tolist() == [False, False]
+    assert agent.valued.memory[:, 0].tolist() == [2, 2]
+    assert agent.valued.last_reward.tolist() == agent.inputs[1].last_reward.tolist()
+
+
+def test_failed_environment_begins_an_episode() -> None:
+    rollout, agent = rollout_of(fail_at=(0, 2), length=9)
+    for _ in range(4):
+        rollout.step(0)
+    assert [i.first[0] for i in agent.inputs] == [True, False, False, True]
+
+
+def test_accumulator_gets_the_extras_of_its_slot() -> None:
+    rollout, agent = rollout_of(length=9)
+    rollout.step(0)
+    rollout.step(0)
+    extras = agent.accumulators[0].extras[1]
+    assert extras["time"] == 1
+    assert isinstance(extras["time"], float)
+    assert extras["both"].tolist() == [0, 1]
 
 
 def test_exploration_follows_the_slots() -> None:

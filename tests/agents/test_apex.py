@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.agents import make_agent
+from common.agents import Inputs, make_agent
 from common.agents.apex import ApexConfig
 from common.data.accumulator import PRIORITY_FLOOR
 from common.envs import EnvSpec
@@ -117,14 +117,14 @@ def test_exploration_ladder():
 def test_acting_explores_as_often_as_told():
     agent = make_agent(ApexConfig(hidden_units=8, mlp_units=(8,)), VECTOR, seed=0)
     rng = np.random.default_rng(0)
-    obs = np.tile(rng.normal(size=(1, 3)).astype(np.float32), (4000, 1))
+    inputs = Inputs.start(np.tile(rng.normal(size=(1, 3)).astype(np.float32), (4000, 1)), 0)
     epsilon = np.repeat(np.array([0.0, 0.5], np.float32), 2000)
-    act = agent.act(obs, epsilon, rng)
+    act = agent.act(inputs, epsilon, rng)
     greedy = act.action[0]
     assert (act.action[:2000] == greedy).all()
     assert np.mean(act.action[2000:] != greedy) == pytest.approx(0.5 * 3 / 4, abs=0.05)
-    np.testing.assert_allclose(act.value_max, agent.values(obs), rtol=1e-6)
-    assert (act.value_taken <= act.value_max).all()
+    np.testing.assert_allclose(act.extras["value_max"], agent.values(inputs), rtol=1e-6)
+    assert (act.extras["value_taken"] <= act.extras["value_max"]).all()
 
 
 def test_state_round_trip_continues_exactly():
@@ -170,12 +170,12 @@ def test_learns_a_chain():
         accumulator, state = agent.accumulator(8), 2
         accumulator.start(eye[state])
         for t in range(20):
-            act = agent.act(eye[state][None], np.ones(1, np.float32), rng)
+            act = agent.act(Inputs.start(eye[state][None], 0), np.ones(1, np.float32), rng)
             state = min(4, state + 1) if act.action[0] else max(0, state - 1)
             done, cut = state == 4, t == 19
-            final = float(agent.values(eye[state][None])[0])
+            final = float(agent.values(Inputs.start(eye[state][None], 0))[0])
             for chunk in accumulator.add(
-                int(act.action[0]), float(done), act.value_taken[0], act.value_max[0], eye[state],
+                int(act.action[0]), float(done), act.extras_by_slot()[0], eye[state],
                 done, cut and not done, final,
             ):  # fmt: skip
                 items += [
@@ -190,5 +190,5 @@ def test_learns_a_chain():
         agent.update(
             batch, importance_weights(np.full(32, 1 / len(items)), len(items), 0.4), want_metrics=False
         )
-    assert agent.act(eye[:4], np.zeros(4, np.float32), rng).action.tolist() == [1, 1, 1, 1]
-    np.testing.assert_allclose(agent.values(eye[:4]), [0.729, 0.81, 0.9, 1.0], atol=0.08)
+    assert agent.act(Inputs.start(eye[:4], 0), np.zeros(4, np.float32), rng).action.tolist() == [1, 1, 1, 1]
+    np.testing.assert_allclose(agent.values(Inputs.start(eye[:4], 0)), [0.729, 0.81, 0.9, 1.0], atol=0.08)

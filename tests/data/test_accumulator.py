@@ -7,6 +7,7 @@ from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fie
 from common.data.fields import check_chunk
 
 STACK = 4
+ZEROS = {"value_taken": 0.0, "value_max": 0.0}
 
 
 def stacked(frames, t):
@@ -29,7 +30,7 @@ def collect(accumulator, lengths, endings, rng, stack):
         for t in range(length):
             last = t == length - 1
             chunks += accumulator.add(
-                int(actions[t]), rewards[t], taken[t], best[t], observe(t + 1),
+                int(actions[t]), rewards[t], {"value_taken": taken[t], "value_max": best[t]}, observe(t + 1),
                 terminated=last and terminated, truncated=last and not terminated, final_value=final_value,
             )  # fmt: skip
         got.append(chunks)
@@ -93,11 +94,11 @@ def test_flush_keeps_the_running_window():
     accumulator = NStepAccumulator(3, 0.9, 10, 0)
     accumulator.start(np.zeros(1, np.float32))
     for t in range(5):
-        assert accumulator.add(0, 1.0, 0.0, 0.0, np.full(1, t + 1, np.float32), False, False) == []
+        assert accumulator.add(0, 1.0, ZEROS, np.full(1, t + 1, np.float32), False, False) == []
     (chunk,) = accumulator.flush()
     assert chunk.steps == 2
     assert accumulator.flush() == []
-    (rest,) = accumulator.add(0, 1.0, 0.0, 0.0, np.full(1, 6, np.float32), True, False)
+    (rest,) = accumulator.add(0, 1.0, ZEROS, np.full(1, 6, np.float32), True, False)
     assert rest.steps == 4
     np.testing.assert_allclose(rest.fields["reward"], [2.71, 2.71, 1.9, 1.0], rtol=1e-6)
 
@@ -107,7 +108,7 @@ def test_observations_are_copied():
     buffer = np.zeros(1, np.float32)
     accumulator.start(buffer)
     buffer[0] = 7.0
-    (chunk,) = accumulator.add(0, 0.0, 0.0, 0.0, buffer, True, False)
+    (chunk,) = accumulator.add(0, 0.0, ZEROS, buffer, True, False)
     assert chunk.fields["obs"][:, 0].tolist() == [0.0, 7.0]
 
 

@@ -15,14 +15,18 @@ class FakeAgent:
     """Remembers what it was asked."""
 
     eval_epsilon = 0.0
+    memory_size = 1
 
     def __init__(self):
         self.batches = []
+        self.inputs = []
 
-    def act(self, obs, epsilon, rng):
-        self.batches.append(len(obs))
-        assert epsilon.shape == (len(obs),)
-        return Act(np.ones(len(obs), np.int64), np.zeros(len(obs)), np.zeros(len(obs)))
+    def act(self, inputs, epsilon, rng):
+        slots = len(inputs.obs)
+        self.batches.append(slots)
+        self.inputs.append(inputs)
+        assert epsilon.shape == (slots,)
+        return Act(np.ones(slots, np.int64), memory=np.where(inputs.first[:, None], 1, inputs.memory + 1))
 
 
 class FakeVector:
@@ -42,8 +46,9 @@ class FakeVector:
         self.time += 1
         ended = [s for s in range(self.num_slots) if self.time[s] % ((s + 1) * 3) == 0]
         episodes = [Episode(s, float((s + 1) * 3), (s + 1) * 3, 0) for s in ended]
+        terminated = np.isin(np.arange(self.num_slots), ended)
         none = np.zeros(self.num_slots, bool)
-        return Step(self.reset(), np.zeros(self.num_slots, np.float32), none, none, {}, episodes)
+        return Step(self.reset(), self.time.astype(np.float32), terminated, none, {}, episodes)
 
     def render_frame(self, slot):
         return np.full((10, 10, 3), self.time[slot], np.uint8)
@@ -74,6 +79,18 @@ def test_every_slot_plays_its_share_so_long_games_count_as_much_as_short_ones(fa
 def test_slots_that_are_done_cost_no_forward_pass(fake):
     run(fake)
     assert fake.batches == [2] * 6 + [1] * 6
+
+
+def test_every_slot_keeps_its_own_memory(fake):
+    run(fake)
+    # Slot 0 plays two games of 3 steps, slot 1 two of 6: after 6 steps only slot 1 is asked.
+    assert [i.memory[:, 0].tolist() for i in fake.inputs[:7]] == [
+        [0, 0], [1, 1], [2, 2], [3, 3], [1, 4], [2, 5], [6]
+    ]  # fmt: skip
+    assert [i.first.tolist() for i in fake.inputs[2:5]] == [[False, False], [True, False], [False, False]]
+    assert fake.inputs[6].first.tolist() == [True]
+    assert fake.inputs[6].last_reward.tolist() == [6.0]
+    assert fake.inputs[6].last_action.tolist() == [1]
 
 
 def test_stops_when_told(fake):
