@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -10,6 +9,15 @@ import torch
 from torch import Tensor
 
 from common.agents.base import Act, Inputs, TableNeeds, Update
+from common.agents.tensors import (
+    below,
+    first_line,
+    load_optimizer,
+    module_arrays,
+    optimizer_arrays,
+    prefixed,
+    tensors,
+)
 from common.config.fields import AgentConfig, structural, tunable
 from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
 from common.errors import CheckpointError, ConfigError
@@ -19,8 +27,6 @@ from common.rl import returns
 if TYPE_CHECKING:
     from common.envs import EnvSpec
 
-# Batches and parameters are views of received messages, which are read-only; nothing here writes to them.
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
 class ApexConfig(AgentConfig):
@@ -103,15 +109,15 @@ class ApexAgent:
 
     def params(self) -> dict[str, np.ndarray]:
         """Weights of the online network, as views where it lives on the CPU."""
-        return {name: tensor.detach().cpu().numpy() for name, tensor in self._online.state_dict().items()}
+        return module_arrays(self._online)
 
     def load_params(self, params: dict[str, np.ndarray]) -> None:
         """Copies `params` into the online network."""
         try:
-            self._online.load_state_dict(_tensors(params))
+            self._online.load_state_dict(tensors(params))
         except RuntimeError as error:
             raise ConfigError(
-                f"parameters do not fit the network: {_first_line(error)}; use the run's own config"
+                f"parameters do not fit the network: {first_line(error)}; use the run's own config"
             ) from None
 
     # -------------------------------------------------------------- learning
@@ -125,11 +131,11 @@ class ApexAgent:
     ) -> Update:
         """One step of double Q-learning on `[B]` items; new priorities are `|TD error|`."""
         learning = self._start_learning()
-        tensors = {name: self._to_device(array) for name, array in batch.items()}
+        data = {name: self._to_device(array) for name, array in batch.items()}
         weight = self._to_device(weights)
-        obs, next_obs = self._observations(tensors["obs"], tensors["bootstrap_steps"][:, 0].long())
-        target = self._target(tensors["reward"][:, 0], tensors["discount"][:, 0], next_obs, learning.target)
-        q = self._online(obs).gather(1, tensors["action"].long()).squeeze(1)
+        obs, next_obs = self._observations(data["obs"], data["bootstrap_steps"][:, 0].long())
+        target = self._target(data["reward"][:, 0], data["discount"][:, 0], next_obs, learning.target)
+        q = self._online(obs).gather(1, data["action"].long()).squeeze(1)
         error = target - q
         loss = (weight * returns.huber(error, self.config.huber_delta)).mean()
         learning.optimizer.zero_grad(set_to_none=True)
@@ -171,13 +177,9 @@ class ApexAgent:
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Online and target weights, optimiser moments, update count."""
         learning = self._start_learning()
-        arrays = {f"online/{k}": v.copy() for k, v in self.params().items()}
-        arrays |= {
-            f"target/{k}": v.detach().cpu().numpy().copy() for k, v in learning.target.state_dict().items()
-        }
-        for index, slots in learning.optimizer.state_dict()["state"].items():
-            for name, value in slots.items():
-                arrays[f"optimizer/{index}/{name}"] = torch.as_tensor(value).detach().cpu().numpy().copy()
+        arrays = prefixed("online/", self.params())
+        arrays |= prefixed("target/", module_arrays(learning.target))
+        arrays |= prefixed("optimizer/", optimizer_arrays(learning.optimizer))
         return arrays, {"algorithm": "apex", "updates": learning.updates}
 
     def load_state(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
@@ -186,11 +188,11 @@ class ApexAgent:
             raise CheckpointError(f"the checkpoint is of algorithm {meta.get('algorithm')!r}, not 'apex'")
         learning = self._start_learning()
         try:
-            self._online.load_state_dict(_tensors(_below("online/", arrays)))
-            learning.target.load_state_dict(_tensors(_below("target/", arrays)))
-            learning.load_optimizer(_below("optimizer/", arrays))
+            self._online.load_state_dict(tensors(below("online/", arrays)))
+            learning.target.load_state_dict(tensors(below("target/", arrays)))
+            load_optimizer(learning.optimizer, below("optimizer/", arrays))
         except (RuntimeError, KeyError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint does not fit this network: {_first_line(error)}") from None
+            raise CheckpointError(f"the checkpoint does not fit this network: {first_line(error)}") from None
         learning.updates = int(meta["updates"])
 
     # --------------------------------------------------------------- helpers
@@ -241,23 +243,3 @@ class _Learning:
                 eps=config.optimizer_epsilon,
                 centered=True,
             )
-
-    def load_optimizer(self, arrays: dict[str, np.ndarray]) -> None:
-        """Puts saved moments back; learning rate and the like stay as configured now."""
-        state: dict[int, dict[str, Tensor]] = {}
-        for path, array in arrays.items():
-            index, name = path.split("/")
-            state.setdefault(int(index), {})[name] = torch.from_numpy(array.copy())
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
-
-
-def _tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-
-
-def _below(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -17,6 +17,7 @@ from common.config.fields import UntypedAgentConfig
 
 ALGORITHMS: dict[str, str] = {
     "apex": "common.agents.apex:ApexConfig",
+    "impala": "common.agents.impala:ImpalaConfig",
 }
 
 DEFAULT_ALGORITHM = "apex"

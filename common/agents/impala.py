@@ -1,0 +1,376 @@
+"""IMPALA: actor-critic on unrolls of slightly old policies, corrected by V-trace (Espeholt et al. 2018)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from common.agents.base import Act, Inputs, TableNeeds, Update
+from common.agents.tensors import (
+    below,
+    first_line,
+    load_optimizer,
+    module_arrays,
+    optimizer_arrays,
+    prefixed,
+    tensors,
+)
+from common.config.fields import AgentConfig, structural, tunable
+from common.data.unrolls import TERMINATED, TRUNCATED, UnrollAccumulator, unroll_fields
+from common.errors import CheckpointError, ConfigError
+from common.nets.actor_critic import ActorCritic
+from common.rl import policy
+from common.rl.sequences import next_values
+from common.rl.vtrace import VTrace, vtrace
+
+if TYPE_CHECKING:
+    from common.envs import EnvSpec
+
+MOST_LOG_COST = 20.0
+"""The adjusted entropy cost stays between exp(-20) and exp(20)."""
+
+
+class ImpalaConfig(AgentConfig):
+    """Fields of `[agent]` for `algorithm = "impala"`; defaults are those of the paper's shallow network."""
+
+    algorithm: Literal["impala"] = structural("impala", "IMPALA, actor-critic with V-trace.")
+    torso: Literal["auto", "shallow", "nature", "deep", "football", "mlp"] = structural(
+        "auto",
+        "Network before the memory: `shallow` or `nature` convolutions, `deep` or `football` residual nets, "
+        "`mlp` for vectors; `auto` takes `shallow` or `mlp` by the observation.",
+    )
+    hidden_units: int = structural(256, "Width of the layer after a pixel torso.", ge=1)
+    mlp_units: tuple[int, ...] = structural((64, 64), "Widths of the mlp torso's layers.")
+    lstm_units: int = structural(0, "Width of the LSTM; 0 = no memory.", ge=0)
+    lstm_layers: int = structural(1, "Layers of the LSTM.", ge=1)
+    see_last_step: bool = structural(True, "Feed the last action and the clipped last reward to the network.")
+    unroll_steps: int = structural(
+        20, "Steps of an unroll; these are sent together, whatever actor.chunk_steps says.", ge=1
+    )
+    gamma: float = tunable(0.99, "Discount per step.", ge=0, le=1)
+    rho_bar: float | None = tunable(1.0, "Most weight of a temporal difference; none = not clipped.", gt=0)
+    c_bar: float | None = tunable(1.0, "Most weight of a trace; none = not clipped.", gt=0)
+    pg_rho_bar: float | None = tunable(1.0, "Most weight of a policy gradient; none = not clipped.", gt=0)
+    lambda_: float = tunable(1.0, "Shortens the traces further; 1 = the paper.", ge=0, le=1)
+    reward_clip: policy.RewardClip = tunable(
+        "abs_one", "Reward in the loss: raw, clipped to [-1, 1], or squeezed with losses hurting less."
+    )
+    baseline_cost: float = tunable(0.5, "Weight of the baseline's loss.", ge=0)
+    entropy_cost: float = tunable(0.01, "Weight of the entropy bonus; where it begins if adjusted.", ge=0)
+    target_entropy: float | None = tunable(
+        None, "Mean entropy in nats that the entropy cost is adjusted to; none = the cost is fixed.", ge=0
+    )
+    entropy_cost_adjustment_speed: float = tunable(10.0, "Speed of that adjustment.", gt=0)
+    kl_cost: float = tunable(0.0, "Weight of the divergence from the behaviour policy.", ge=0)
+    loss_reduction: policy.Reduction = tunable(
+        "mean", "Over steps and unrolls: `mean` as in SEED, `sum` as in the original IMPALA."
+    )
+    optimizer: Literal["rmsprop", "adam"] = structural("rmsprop", "RMSProp (not centred), or Adam.")
+    learning_rate: float = tunable(6e-4, "Step size of the optimiser, at the beginning.", gt=0)
+    learning_rate_decay: Literal["none", "linear"] = tunable("linear", "`linear`: to 0 at run.total_steps.")
+    rmsprop_decay: float = tunable(0.99, "Smoothing constant of RMSProp.", ge=0, lt=1)
+    rmsprop_momentum: float = tunable(0.0, "Momentum of RMSProp.", ge=0, lt=1)
+    adam_beta1: float = tunable(0.9, "Smoothing constant of Adam's mean.", ge=0, lt=1)
+    adam_beta2: float = tunable(0.999, "Smoothing constant of Adam's square.", ge=0, lt=1)
+    optimizer_epsilon: float = tunable(0.01, "Term added to the optimiser's denominator.", gt=0)
+    max_grad_norm: float = tunable(
+        40.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
+    )
+    eval_epsilon: float = tunable(
+        1.0, "Chance that the evaluator draws from the policy instead of taking its best action.", ge=0, le=1
+    )
+
+
+def make(config: ImpalaConfig, spec: EnvSpec, *, seed: int, device: str) -> ImpalaAgent:
+    """Builds the agent; the registry calls this."""
+    return ImpalaAgent(config, spec, seed=seed, device=device)
+
+
+class Unrolls(NamedTuple):
+    """A batch, time-major, on the device. Entry t of `[T + 1]` belongs to observation t, or led to it."""
+
+    obs: Tensor
+    """`[T + 1, B, *obs_shape]`."""
+    last_action: Tensor
+    """`[T + 1, B]` int64."""
+    last_reward: Tensor
+    """`[T + 1, B]` float."""
+    ended: Tensor
+    """`[T + 1, B]` uint8: how the step that led to the observation ended the episode, if it did."""
+    logits: Tensor
+    """`[T, B, A]` of the behaviour policy."""
+    final_value: Tensor
+    """`[T, B]`."""
+    memory: Tensor
+    """`[B, memory_size]` before the first step."""
+
+
+class ImpalaAgent:
+    """Acts, stores and learns as IMPALA. See `common.agents.base.Agent` for the methods' contracts."""
+
+    def __init__(self, config: ImpalaConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        self.config = config
+        self.spec = spec
+        self.eval_epsilon = config.eval_epsilon
+        self.table = TableNeeds("queue", max_times_sampled=1)
+        self._device = torch.device(device)
+        torch.manual_seed(seed)
+        self._net = self._network()
+        self.memory_size = self._net.state_size
+        self.fields = unroll_fields(
+            spec.obs_shape,
+            spec.obs_dtype,
+            spec.stack,
+            spec.num_actions,
+            config.unroll_steps,
+            self.memory_size,
+        )
+        self._learning: _Learning | None = None
+
+    # ---------------------------------------------------------------- acting
+
+    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
+        """Every slot draws from the policy: the stored logits are those of what was done."""
+        return np.ones(len(indices), np.float32)
+
+    @torch.inference_mode()
+    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        """Actions drawn from the policy with chance `epsilon`, else its most likely ones."""
+        policy_logits, _, memory = self._forward(inputs)
+        logits = policy_logits[0].cpu().numpy()
+        # The largest of logits plus Gumbel noise is distributed as the softmax of the logits.
+        drawn = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+        explores = rng.random(len(logits)) < epsilon
+        action = np.where(explores, drawn, logits.argmax(axis=1))
+        if not self.memory_size:
+            return Act(action, {"logits": logits})
+        return Act(action, {"logits": logits, "memory": inputs.memory}, memory.cpu().numpy())
+
+    @torch.inference_mode()
+    def values(self, inputs: Inputs) -> np.ndarray:
+        """The baseline `[S]` float32."""
+        return self._forward(inputs)[1][0].cpu().numpy()
+
+    def accumulator(self, chunk_steps: int) -> UnrollAccumulator:
+        """An accumulator of unrolls for one slot; their length is `agent.unroll_steps`."""
+        return UnrollAccumulator(self.config.unroll_steps, self.spec.stack, self.memory_size)
+
+    def params(self) -> dict[str, np.ndarray]:
+        """Weights of the network, as views where it lives on the CPU."""
+        return module_arrays(self._net)
+
+    def load_params(self, params: dict[str, np.ndarray]) -> None:
+        """Copies `params` into the network."""
+        try:
+            self._net.load_state_dict(tensors(params))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"parameters do not fit the network: {first_line(error)}; use the run's own config"
+            ) from None
+
+    def _forward(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        """One step of the network: logits `[1, S, A]`, values `[1, S]`, memory `[S, memory_size]`."""
+        arrays = (inputs.obs, inputs.last_action, inputs.last_reward, inputs.first)
+        return self._net(*(self._to_device(array)[None] for array in arrays), self._to_device(inputs.memory))
+
+    # -------------------------------------------------------------- learning
+
+    def update(
+        self,
+        batch: dict[str, np.ndarray],
+        weights: np.ndarray,
+        want_metrics: bool = True,
+        progress: float = 0.0,
+    ) -> Update:
+        """One step on `[B]` unrolls. A queue hands each one out once: `weights` are 1 and not looked at."""
+        learning = self._start_learning()
+        learning.decay(self.config, progress)
+        loss, measured = self._loss(self._unrolls(batch), learning)
+        learning.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        limit = self.config.max_grad_norm or float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self._net.parameters(), limit)
+        learning.optimizer.step()
+        learning.updates += 1
+        metrics: dict[str, float] = {}
+        if want_metrics:
+            metrics = {f"learner/{name}": value.item() for name, value in measured.items()}
+            metrics["learner/grad_norm"] = norm.item()
+            metrics["learner/learning_rate"] = learning.optimizer.param_groups[0]["lr"]
+        return Update(priorities=None, metrics=metrics)
+
+    def _loss(self, unrolls: Unrolls, learning: _Learning) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config
+        logits, values, _ = self._net(
+            unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
+        )
+        logits, actions = logits[:-1], unrolls.last_action[1:]
+        log_probs = policy.log_prob(logits, actions)
+        log_ratio = policy.log_prob(unrolls.logits, actions) - log_probs
+        corrected = self._corrected(unrolls, -log_ratio.detach(), values.detach())
+        entropy = policy.entropy(logits)
+        gradient = policy.policy_gradient(log_probs, corrected.advantages)
+        baseline = 0.5 * (corrected.targets - values[:-1]).square()
+        terms = gradient + config.baseline_cost * baseline + config.kl_cost * log_ratio
+        terms = terms - learning.entropy_cost.detach() * entropy
+        loss = policy.reduced(terms, config.loss_reduction)
+        if config.target_entropy is not None:
+            loss = loss + learning.entropy_cost * (entropy.mean().detach() - config.target_entropy)
+        return loss, {
+            "loss": loss,
+            "policy_loss": gradient.mean(),
+            "baseline_loss": baseline.mean(),
+            "entropy": entropy.mean(),
+            "entropy_cost": learning.entropy_cost,
+            "value_mean": values.mean(),
+            "behaviour_kl": log_ratio.mean(),
+        }
+
+    def _corrected(self, unrolls: Unrolls, log_rhos: Tensor, values: Tensor) -> VTrace:
+        """V-trace targets and advantages `[T, B]` for values `[T + 1, B]`."""
+        config, ended = self.config, unrolls.ended[1:]
+        following = next_values(values, ended == TRUNCATED, unrolls.final_value)
+        return vtrace(
+            log_rhos,
+            policy.clip_reward(unrolls.last_reward[1:], config.reward_clip),
+            config.gamma * (ended != TERMINATED).to(values.dtype),
+            values[:-1],
+            following,
+            (ended == 0).to(values.dtype),
+            rho_bar=config.rho_bar,
+            c_bar=config.c_bar,
+            pg_rho_bar=config.pg_rho_bar,
+            lambda_=config.lambda_,
+        )
+
+    def _unrolls(self, batch: dict[str, np.ndarray]) -> Unrolls:
+        data = {name: self._to_device(array) for name, array in batch.items()}
+        size = len(batch["action"])
+        memory = torch.zeros(size, 0, device=self._device)
+        if self.memory_size:
+            memory = data["memory"].flatten(1)[:, : self.memory_size]
+        return Unrolls(
+            self._observations(data),
+            data["action"].T.long(),
+            data["reward"].T,
+            data["ended"].T,
+            data["logits"].transpose(0, 1),
+            data["final_value"].T,
+            memory,
+        )
+
+    def _observations(self, data: dict[str, Tensor]) -> Tensor:
+        """Observations `[T + 1, B, *obs_shape]`; stacks are put together from single frames."""
+        obs, stack = data["obs"], self.spec.stack
+        if not stack:
+            return obs.transpose(0, 1)
+        size, places = len(obs), torch.arange(stack, device=obs.device)
+        times = torch.arange(obs.shape[1] - stack + 1, device=obs.device)
+        rows = torch.arange(size, device=obs.device)[None, :, None]
+        stacked = obs[rows, times[:, None, None] + places]
+        real = data["frames"].T[..., None] >= stack - places  # frames of another episode are zeros
+        return stacked.mul_(real.to(obs.dtype).reshape(*real.shape, *(1,) * (stacked.ndim - 3)))
+
+    # ----------------------------------------------------------------- state
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Weights, optimiser moments, entropy cost, update count."""
+        learning = self._start_learning()
+        arrays = prefixed("net/", self.params())
+        arrays |= prefixed("optimizer/", optimizer_arrays(learning.optimizer))
+        arrays["log_entropy_cost"] = learning.log_cost.detach().cpu().numpy().copy()
+        return arrays, {"algorithm": "impala", "updates": learning.updates}
+
+    def load_state(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
+        """Restores what `state` gave."""
+        if meta.get("algorithm") != "impala":
+            raise CheckpointError(f"the checkpoint is of algorithm {meta.get('algorithm')!r}, not 'impala'")
+        learning = self._start_learning()
+        try:
+            self._net.load_state_dict(tensors(below("net/", arrays)))
+            load_optimizer(learning.optimizer, below("optimizer/", arrays))
+            if self.config.target_entropy is not None:  # a fixed cost is what the configuration says now
+                with torch.no_grad():
+                    learning.log_cost.copy_(torch.from_numpy(arrays["log_entropy_cost"].copy()))
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint does not fit this network: {first_line(error)}") from None
+        learning.updates = int(meta["updates"])
+
+    # --------------------------------------------------------------- helpers
+
+    def _network(self) -> ActorCritic:
+        config, spec = self.config, self.spec
+        torso = config.torso
+        if torso == "auto":
+            torso = "shallow" if spec.pixels else "mlp"
+        try:
+            network = ActorCritic(
+                spec.obs_shape,
+                spec.num_actions,
+                torso,
+                hidden_units=config.hidden_units,
+                mlp_units=config.mlp_units,
+                lstm_units=config.lstm_units,
+                lstm_layers=config.lstm_layers,
+                see_last_step=config.see_last_step,
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"agent.torso {torso!r} does not suit {spec.id}: {error}; try --agent.torso mlp"
+            ) from None
+        return network.to(self._device)
+
+    def _start_learning(self) -> _Learning:
+        """The optimiser, made on first use: an actor never needs it."""
+        if self._learning is None:
+            self._learning = _Learning(self.config, self._net, self._device)
+        return self._learning
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+class _Learning:
+    """What only the learner holds: optimiser, entropy cost, update count."""
+
+    def __init__(self, config: ImpalaConfig, net: nn.Module, device: torch.device) -> None:
+        self.updates = 0
+        self._speed = config.entropy_cost_adjustment_speed
+        # The cost is exp(speed * p): it stays positive, and its own size does not slow its adjustment.
+        start = math.log(max(config.entropy_cost, math.exp(-MOST_LOG_COST))) / self._speed
+        self.log_cost = nn.Parameter(torch.tensor(start, device=device))
+        self._fixed = None if config.target_entropy is not None else config.entropy_cost
+        parameters = [*net.parameters()]
+        if self._fixed is None:
+            parameters.append(self.log_cost)
+        self.optimizer: torch.optim.Optimizer
+        if config.optimizer == "adam":
+            betas = (config.adam_beta1, config.adam_beta2)
+            self.optimizer = torch.optim.Adam(
+                parameters, lr=config.learning_rate, betas=betas, eps=config.optimizer_epsilon, fused=True
+            )
+        else:
+            self.optimizer = torch.optim.RMSprop(
+                parameters,
+                lr=config.learning_rate,
+                alpha=config.rmsprop_decay,
+                eps=config.optimizer_epsilon,
+                momentum=config.rmsprop_momentum,
+            )
+
+    @property
+    def entropy_cost(self) -> Tensor:
+        """Weight of the entropy bonus, a scalar that has a gradient if it is adjusted."""
+        if self._fixed is not None:
+            return torch.tensor(self._fixed)
+        return (self._speed * self.log_cost).clamp(-MOST_LOG_COST, MOST_LOG_COST).exp()
+
+    def decay(self, config: ImpalaConfig, progress: float) -> None:
+        """Sets the learning rate for a run of which the share `progress` is done."""
+        factor = max(0.0, 1.0 - progress) if config.learning_rate_decay == "linear" else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.learning_rate * factor

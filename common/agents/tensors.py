@@ -1,0 +1,55 @@
+"""Between numpy, which everything outside an agent speaks, and torch."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+# Batches and parameters are views of received messages, which are read-only; no agent writes to them.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
+def module_arrays(module: nn.Module) -> dict[str, np.ndarray]:
+    """Weights and buffers by name, as views where they live on the CPU."""
+    return {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
+
+
+def tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    """Copies of the arrays, which may be written to."""
+    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+
+def prefixed(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Copies of the arrays, with `prefix` before their names."""
+    return {prefix + name: array.copy() for name, array in arrays.items()}
+
+
+def below(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def optimizer_arrays(optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
+    """Moments and step counts as `INDEX/NAME`, where INDEX counts the parameters."""
+    return {
+        f"{index}/{name}": torch.as_tensor(value).detach().cpu().numpy()
+        for index, slots in optimizer.state_dict()["state"].items()
+        for name, value in slots.items()
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, arrays: dict[str, np.ndarray]) -> None:
+    """Puts saved moments back; learning rate and the like stay as configured now."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for path, array in arrays.items():
+        index, name = path.split("/")
+        state.setdefault(int(index), {})[name] = torch.from_numpy(array.copy())
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def first_line(error: Exception) -> str:
+    """What went wrong, in one line."""
+    return " ".join(str(error).split())[:200]

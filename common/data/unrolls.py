@@ -1,0 +1,194 @@
+"""Turns one slot's stream of steps into unrolls of fixed length, for actor-critics through a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from common.data.fields import Chunk, FieldSpec
+
+RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
+"""Values of the field `ended`."""
+
+
+def unroll_fields(
+    obs_shape: tuple[int, ...],
+    obs_dtype: str,
+    stack: int,
+    num_actions: int,
+    unroll_steps: int,
+    memory_size: int,
+) -> tuple[FieldSpec, ...]:
+    """Fields of an unroll of T steps, in which episodes may end and begin; each observation stored once.
+
+    Args:
+      obs_shape: shape of one whole observation; `(stack, H, W)` when `stack` is not 0.
+      obs_dtype: numpy name of its dtype.
+      stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
+      num_actions: A.
+      unroll_steps: T.
+      memory_size: width of the agent's recurrent state.
+
+    Returns:
+      `obs` of the T steps and of the one after them; `action` int32, `reward` float32 and `ended` uint8 of
+      the step before the first and of the T steps, so that entry t led to observation t; `logits` float32
+      `[T, A]` of the behaviour policy; `final_value` float32 `[T]`, the value of the last observation of an
+      episode that step t truncated; `frames` uint8 `[T + 1]` (with `stack`), how many newest frames of the
+      stack are real, the others being zeros; `memory` (with `memory_size`), the state before the first step:
+      replay knows entries of steps only, so it is spread over them (`join_memory` undoes that).
+    """
+    if stack:
+        obs = FieldSpec("obs", obs_dtype, obs_shape[1:], before=stack - 1, after=1, compress=True)
+    else:
+        obs = FieldSpec("obs", obs_dtype, obs_shape, after=1, compress=len(obs_shape) > 1)
+    fields = [
+        obs,
+        FieldSpec("action", "int32", (), before=1),
+        FieldSpec("reward", "float32", (), before=1),
+        FieldSpec("ended", "uint8", (), before=1),
+        FieldSpec("logits", "float32", (num_actions,)),
+        FieldSpec("final_value", "float32", ()),
+    ]
+    if stack:
+        fields.append(FieldSpec("frames", "uint8", (), after=1))
+    if memory_size:
+        fields.append(FieldSpec("memory", "float32", (-(-memory_size // unroll_steps),)))
+    return tuple(fields)
+
+
+def split_memory(memory: np.ndarray, steps: int) -> np.ndarray:
+    """A state `[memory_size]` as entries of `steps` steps, `[steps, ceil(memory_size / steps)]`."""
+    width = -(-len(memory) // steps)
+    entries = np.zeros(steps * width, np.float32)
+    entries[: len(memory)] = memory
+    return entries.reshape(steps, width)
+
+
+def join_memory(entries: np.ndarray, memory_size: int) -> np.ndarray:
+    """The inverse for a batch: `[B, T, width]` to `[B, memory_size]`."""
+    return entries.reshape(len(entries), -1)[:, :memory_size]
+
+
+class UnrollAccumulator:
+    """Builds unrolls of one slot, one after the other without gaps, across episodes.
+
+    Stacked frames are stored once, so the stack of a new episode has to be one that single frames and a count
+    can describe: padded with zeros (a new game), or going on (a lost life).
+    """
+
+    def __init__(self, unroll_steps: int, stack: int, memory_size: int) -> None:
+        """`stack` is the number of frames per stacked-pixel observation, 0 for whole observations."""
+        if unroll_steps < 1:
+            raise ValueError("unroll_steps must be at least 1")
+        self._steps = unroll_steps
+        self._stack = stack
+        self._memory_size = memory_size
+        self._before: tuple[int, float, int] = (0, 0.0, TERMINATED)
+        self._frames: list[np.ndarray] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing links what comes to what was."""
+        self._frames = []
+        self._real: list[int] = []
+        self._rows: list[tuple[int, float, int]] = []  # action, reward and ending
+        self._logits: list[np.ndarray] = []
+        self._final_values: list[float] = []
+        self._memory = np.zeros(self._memory_size, np.float32)
+        self._version = 0
+
+    def start(self, obs: np.ndarray) -> None:
+        """Begins an episode at `obs`, which takes the place of the observation after the last step."""
+        if not self._frames:
+            self._before = (0, 0.0, TERMINATED)
+            self._frames = [frame.copy() for frame in obs] if self._stack else [obs.copy()]
+            self._real = [self._stack]  # the whole stack is stored, zeros and all
+            return
+        self._frames[-1] = (obs[-1] if self._stack else obs).copy()
+        if self._stack and not obs[:-1].any():
+            self._real[-1] = 1
+
+    def add(
+        self,
+        action: int,
+        reward: float,
+        extras: Mapping[str, Any],
+        next_obs: np.ndarray,
+        terminated: bool,
+        truncated: bool,
+        final_value: float = 0.0,
+        version: int = 0,
+    ) -> list[Chunk]:
+        """Appends one step and returns the unroll that the step before it completed, if any.
+
+        An unroll ends with the observation *after* its last step. Where that step ended the episode, this is
+        the first one of the next, which `start` brings: so an unroll is handed out one step later.
+
+        Args:
+          action: what was done at the newest observation.
+          reward: what it earned.
+          extras: `logits` `[A]` of the policy that chose, and `memory` `[memory_size]` from before the step.
+          next_obs: the observation that followed. Copied.
+          terminated: the episode ended and nothing follows.
+          truncated: the episode was cut; `final_value` is the value of `next_obs`.
+          final_value: see there.
+          version: parameter version that chose the action.
+        """
+        done = self.flush()
+        if not self._rows:
+            self._memory = np.array(extras["memory"]) if self._memory_size else self._memory
+        self._rows.append((action, reward, TERMINATED if terminated else TRUNCATED if truncated else RUNNING))
+        self._logits.append(extras["logits"])
+        self._final_values.append(final_value if truncated and not terminated else 0.0)
+        self._frames.append((next_obs[-1] if self._stack else next_obs).copy())
+        self._real.append(min(self._stack, self._real[-1] + 1))
+        self._version = version
+        return done
+
+    def discard(self) -> list[Chunk]:
+        """Hands out a complete unroll and forgets a running one: its length is fixed."""
+        done = self.flush()
+        self._forget()
+        return done
+
+    def flush(self) -> list[Chunk]:
+        """The unroll that is complete, if any."""
+        return [self._cut()] if len(self._rows) == self._steps else []
+
+    def _cut(self) -> Chunk:
+        steps = self._steps
+        rows = [self._before, *self._rows]
+        fields = {
+            "obs": np.stack(self._frames),
+            "action": np.asarray([row[0] for row in rows], np.int32),
+            "reward": np.asarray([row[1] for row in rows], np.float32),
+            "ended": np.asarray([row[2] for row in rows], np.uint8),
+            "logits": np.stack(self._logits).astype(np.float32, copy=False),
+            "final_value": np.asarray(self._final_values, np.float32),
+        }
+        if self._stack:
+            fields["frames"] = np.asarray(self._real, np.uint8)
+        if self._memory_size:
+            fields["memory"] = split_memory(self._memory, steps)
+        chunk = Chunk(
+            fields=fields,
+            steps=steps,
+            offsets=np.zeros(1, np.int32),
+            lengths=np.full(1, steps, np.int32),
+            priorities=np.ones(1),
+            version=self._version,
+        )
+        # The next unroll begins with the observation that this one ends with.
+        kept = self._stacked_tail() if self._stack else self._frames[-1:]
+        before = self._rows[-1]
+        self._forget()
+        self._before, self._frames, self._real = before, kept, [self._stack]
+        return chunk
+
+    def _stacked_tail(self) -> list[np.ndarray]:
+        """The newest stack as it was seen: with zeros in the place of frames of another episode."""
+        newest = self._frames[-self._stack :]
+        missing = self._stack - self._real[-1]
+        return [np.zeros_like(newest[0])] * missing + newest[missing:]
