@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from common.envs import EnvSpec
 
 
-
 class ApexConfig(AgentConfig):
     """Fields of `[agent]` for `algorithm = "apex"`; defaults are the paper's (appendix C)."""
 

@@ -134,17 +134,17 @@ class UnrollAccumulator:
           terminated: the episode ended and nothing follows.
           truncated: the episode was cut; `final_value` is the value of `next_obs`.
           final_value: see there.
-          version: parameter version that chose the action.
+          version: parameter version that chose the action; an unroll carries that of its first step.
         """
         done = self.flush()
         if not self._rows:
+            self._version = version
             self._memory = np.array(extras["memory"]) if self._memory_size else self._memory
         self._rows.append((action, reward, TERMINATED if terminated else TRUNCATED if truncated else RUNNING))
         self._logits.append(extras["logits"])
         self._final_values.append(final_value if truncated and not terminated else 0.0)
         self._frames.append((next_obs[-1] if self._stack else next_obs).copy())
         self._real.append(min(self._stack, self._real[-1] + 1))
-        self._version = version
         return done
 
     def discard(self) -> list[Chunk]:

@@ -117,7 +117,7 @@ def test_a_chunk_has_the_version_of_its_first_step_and_no_zero_priority():
     accumulator.start(np.zeros(1, np.float32))
     versions = []
     for t in range(7):
-        for chunk in accumulator.add(0, 0.0, 0.0, 0.0, np.zeros(1, np.float32), False, False, version=10 + t):
+        for chunk in accumulator.add(0, 0.0, ZEROS, np.zeros(1, np.float32), False, False, version=10 + t):
             versions.append(chunk.version)
             assert (chunk.priorities > 0).all()
     assert versions == [10, 12, 14]

@@ -1,0 +1,205 @@
+import numpy as np
+import pytest
+import torch
+
+from common.agents import Inputs, make_agent
+from common.agents.impala import ImpalaConfig
+from common.config.schema import EnvConfig
+from common.data.fields import check_chunk
+from common.envs import EnvSpec, make_vector
+from common.errors import CheckpointError, ConfigError
+from services.actor.rollout import Rollout
+from tests.agents.in_process import evaluate, learn_through_a_queue, stacked_fields
+from tests.rl import oracles
+
+VECTOR = EnvSpec("test:vector", (3,), "float32", 4, 0, 1, False)
+SMALL = {"mlp_units": (8,), "hidden_units": 8, "unroll_steps": 5}
+CARTPOLE = EnvConfig(id="gym:CartPole-v1", reward_clip="none")
+
+
+def unrolls_of(agent, env_config, slots, count, seed=0):
+    """The first `count` unrolls of an agent that acts in an environment."""
+    rollout, chunks = Rollout(agent, make_vector(env_config, slots, seed), 0, seed), []
+    rollout.explore(list(range(slots)), slots)
+    while len(chunks) < count:
+        chunks += rollout.step(0)
+    for chunk in chunks:
+        check_chunk(chunk, agent.fields)
+    return stacked_fields(chunks[:count])
+
+
+def random_batch(rng, agent, size):
+    spec, steps = agent.spec, agent.config.unroll_steps
+    batch = {}
+    for field in agent.fields:
+        batch[field.name] = rng.normal(size=(size, field.entries(steps), *field.shape)).astype(field.dtype)
+    batch["action"] = rng.integers(0, spec.num_actions, batch["action"].shape).astype(np.int32)
+    batch["ended"] = rng.choice([0, 1, 2], batch["ended"].shape, p=[0.6, 0.2, 0.2]).astype(np.uint8)
+    return batch
+
+
+@pytest.mark.parametrize("lstm", [0, 8])
+@pytest.mark.parametrize("env_id", ["gym:CartPole-v1", "atari:breakout"])
+def test_learner_computes_the_very_policy_that_acted(env_id, lstm):
+    """Across episodes, lost lives, stacks, memory and last steps: with the same weights all ratios are 1."""
+    pytest.importorskip("ale_py")
+    config = EnvConfig(id=env_id, frame_skip=16, reward_clip="none")
+    spec_agent = ImpalaConfig(**(SMALL | {"unroll_steps": 30}), lstm_units=lstm)
+    env = make_vector(config, 1, 0)
+    agent = make_agent(spec_agent, env.spec, seed=3)
+    with torch.no_grad():
+        for parameter in agent._net.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))  # far from the uniform first policy
+    batch = unrolls_of(agent, config, 3, 9)
+    assert (batch["ended"][:, 1:] != 0).any()
+    unrolls = agent._unrolls(batch)
+    with torch.no_grad():
+        logits, _, _ = agent._net(
+            unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
+        )
+    assert logits.std() > 0.01
+    np.testing.assert_allclose(logits[:-1].numpy(), unrolls.logits.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_truncated_episodes_bring_the_value_of_their_last_observation():
+    config = EnvConfig(id="tests.envs.counting:Counting-v0", kwargs={"length": 3, "ends_by": "truncation"})
+    env = make_vector(config, 1, 0)
+    agent = make_agent(ImpalaConfig(**SMALL, see_last_step=False), env.spec, seed=0)
+    batch = unrolls_of(agent, config, 1, 2)
+    for unroll in range(2):
+        for t in range(5):
+            episode, time = divmod(unroll * 5 + t + 1, 3)
+            want = 0.0
+            if time == 0:
+                inputs = Inputs.start(np.array([[episode - 1, 3]], np.float32), 0)
+                want = agent.values(inputs)[0]
+            assert batch["final_value"][unroll, t] == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("lstm", [0, 4])
+def test_loss_by_hand(reduction, lstm):
+    rng = np.random.default_rng(0)
+    config = ImpalaConfig(
+        **SMALL, lstm_units=lstm, gamma=0.9, rho_bar=0.8, c_bar=1.1, pg_rho_bar=1.3, lambda_=0.9, kl_cost=0.2,
+        baseline_cost=0.7, entropy_cost=0.03, reward_clip="soft_asymmetric", loss_reduction=reduction,
+    )  # fmt: skip
+    agent = make_agent(config, VECTOR, seed=0)
+    batch = random_batch(rng, agent, 6)
+    unrolls = agent._unrolls(batch)
+    with torch.no_grad():
+        logits, values, _ = agent._net(
+            unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
+        )
+    logits, values = logits.double().numpy()[:-1], values.double().numpy()
+    action, reward, ended = (batch[name].T[1:] for name in ("action", "reward", "ended"))
+
+    def log_softmax(x):
+        return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+    def taken(x):
+        return np.take_along_axis(log_softmax(x), action[..., None].astype(int), -1)[..., 0]
+
+    log_pi, log_mu = taken(logits), taken(batch["logits"].transpose(1, 0, 2).astype(float))
+    following = np.where(ended == 2, batch["final_value"].T, values[1:])
+    sequence = {
+        "rewards": 5 * np.tanh(reward / 5) * np.where(reward < 0, 0.3, 1.0), "values": values[:-1],
+        "discounts": 0.9 * (ended != 1), "next_values": following, "continues": (ended == 0).astype(float),
+    }  # fmt: skip
+    vs, advantages = oracles.vtrace(sequence, log_pi - log_mu, 0.8, 1.1, 1.3, 0.9)
+    p = log_softmax(logits)
+    entropy = -(np.exp(p) * p).sum(-1)
+    terms = (
+        -log_pi * advantages + 0.7 * 0.5 * (vs - values[:-1]) ** 2 + 0.2 * (log_mu - log_pi) - 0.03 * entropy
+    )
+    got = agent.update(batch, np.ones(6, np.float32)).metrics
+    want = terms.mean() if reduction == "mean" else terms.sum()
+    assert got["learner/loss"] == pytest.approx(want, rel=1e-4)
+    assert got["learner/entropy"] == pytest.approx(entropy.mean(), rel=1e-4)
+
+
+def test_entropy_cost_follows_its_target():
+    rng = np.random.default_rng(0)
+    for target, rises in ((1.39, True), (0.2, False)):  # the first policy has nearly ln 4 = 1.386 nats
+        config = ImpalaConfig(**SMALL, target_entropy=target, entropy_cost=0.01, optimizer="adam")
+        agent = make_agent(config, VECTOR, seed=0)
+        batch = random_batch(rng, agent, 4)
+        seen = [agent.update(batch, np.ones(4)).metrics["learner/entropy_cost"] for _ in range(4)]
+        assert seen[0] == pytest.approx(0.01, rel=1e-4)
+        assert (seen[-1] > seen[0]) == rises
+        arrays, meta = agent.state()
+        again = make_agent(config, VECTOR, seed=1)
+        again.load_state(arrays, meta)
+        ours, theirs = (a.update(batch, np.ones(4)).metrics for a in (agent, again))
+        assert ours == theirs
+
+
+def test_learning_rate_decays_to_zero():
+    agent = make_agent(ImpalaConfig(**SMALL, learning_rate=0.1), VECTOR, seed=0)
+    batch = random_batch(np.random.default_rng(0), agent, 4)
+    rates = [
+        agent.update(batch, np.ones(4), progress=p).metrics["learner/learning_rate"] for p in (0.0, 0.75, 1.0)
+    ]
+    np.testing.assert_allclose(rates, [0.1, 0.025, 0.0])
+    before = {name: array.copy() for name, array in agent.params().items()}
+    agent.update(batch, np.ones(4), progress=1.0)
+    assert all(np.array_equal(before[name], array) for name, array in agent.params().items())
+    agent = make_agent(ImpalaConfig(**SMALL, learning_rate=0.1, learning_rate_decay="none"), VECTOR, seed=0)
+    assert agent.update(batch, np.ones(4), progress=0.5).metrics["learner/learning_rate"] == 0.1
+
+
+def test_acting_draws_from_the_policy():
+    agent = make_agent(ImpalaConfig(**SMALL), VECTOR, seed=0)
+    with torch.no_grad():
+        agent._net.head.policy.bias.copy_(torch.tensor([0.0, 1.0, 2.0, -1.0]))
+    rng = np.random.default_rng(0)
+    inputs = Inputs.start(np.zeros((20_000, 3), np.float32), 0)
+    act = agent.act(inputs, agent.slot_epsilons(list(range(20_000)), 20_000), rng)
+    p = np.exp(act.extras["logits"][0]) / np.exp(act.extras["logits"][0]).sum()
+    np.testing.assert_allclose(np.bincount(act.action, minlength=4) / 20_000, p, atol=0.015)
+    assert (agent.act(inputs, np.zeros(20_000, np.float32), rng).action == 2).all()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_state_round_trip_continues_exactly(optimizer):
+    config = ImpalaConfig(**SMALL, lstm_units=4, optimizer=optimizer, rmsprop_momentum=0.5)
+    rng = np.random.default_rng(0)
+    first, second = make_agent(config, VECTOR, seed=0), make_agent(config, VECTOR, seed=1)
+    batches = [random_batch(rng, first, 3) for _ in range(4)]
+    for batch in batches[:2]:
+        first.update(batch, np.ones(3))
+    second.load_state(*first.state())
+    for batch in batches[2:]:
+        assert first.update(batch, np.ones(3)).metrics == second.update(batch, np.ones(3)).metrics
+    with pytest.raises(CheckpointError, match="not fit"):
+        make_agent(ImpalaConfig(**SMALL), VECTOR, seed=0).load_state(*first.state())
+    with pytest.raises(CheckpointError, match="'apex'"):
+        first.load_state({}, {"algorithm": "apex"})
+
+
+def test_what_does_not_fit_is_refused_in_one_line():
+    agent = make_agent(ImpalaConfig(**SMALL), VECTOR, seed=0)
+    with pytest.raises(ConfigError, match="do not fit"):
+        agent.load_params(make_agent(ImpalaConfig(mlp_units=(9,)), VECTOR, seed=0).params())
+    with pytest.raises(ConfigError, match="torso 'deep' does not suit"):
+        make_agent(ImpalaConfig(torso="deep"), VECTOR, seed=0)
+
+
+def test_it_says_what_it_needs():
+    agent = make_agent(ImpalaConfig(lstm_units=16, lstm_layers=2), VECTOR, seed=0)
+    assert (agent.table.kind, agent.table.max_times_sampled) == ("queue", 1)
+    assert agent.memory_size == 64
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_learns_cartpole_through_a_queue():
+    """With the preset's values, and actors that are three updates behind."""
+    from common.config import load_config
+
+    config = load_config("cartpole-impala")
+    agent, _ = learn_through_a_queue(
+        config.agent, config.env, slots=config.actor.slots, batch=config.replay.batch_size,
+        steps=config.run.total_steps, seed=1, lag=3,
+    )  # fmt: skip
+    assert evaluate(agent, config.env) >= 475
