@@ -48,4 +48,8 @@ def learner_params(agent):
 
 def evaluate(agent, env_config, episodes=20, epsilon=None):
     epsilon = agent.eval_epsilon if epsilon is None else epsilon
-    return play(agent, env_config, episodes=episodes, slots=10, seed=99, epsilon=epsilon).mean_return
+    most = env_config.max_episode_frames
+    result = play(
+        agent, env_config, episodes=episodes, slots=10, seed=99, epsilon=epsilon, max_episode_frames=most
+    )
+    return result.mean_return
