@@ -37,7 +37,7 @@ class Limiter:
             return f"min size: {items} of {self.min_items} items"
         ratio = self.samples_per_insert
         if ratio > 0 and self._surplus() - batch_size < -self.error:
-            return f"samples per insert: {self._current():.3g} would exceed {ratio:.3g}; waits for inserts"
+            return f"samples per insert: {self.current:.3g} would exceed {ratio:.3g}; waits for inserts"
         return None
 
     def insert_blocked(self, items: int) -> str | None:
@@ -46,7 +46,7 @@ class Limiter:
             return f"queue is full: {items} of {self.queue_capacity} items; waits for samples"
         ratio = self.samples_per_insert
         if ratio > 0 and items >= self.min_items and self._surplus() > self.error:
-            return f"samples per insert: {self._current():.3g} is below {ratio:.3g}; waits for samples"
+            return f"samples per insert: {self.current:.3g} is below {ratio:.3g}; waits for samples"
         return None
 
     def insert_held(self, items: int, count: int) -> bool:
@@ -67,7 +67,8 @@ class Limiter:
         """Samples owed to the inserted items, less those that the minimum size brought."""
         return self.samples_per_insert * (self.inserted - self.min_items) - self.sampled - self.base
 
-    def _current(self) -> float:
+    @property
+    def current(self) -> float:
         """Samples per insert so far, not counting the items of the minimum size."""
         return self.sampled / max(self.inserted - self.min_items, 1)
 

@@ -56,6 +56,7 @@ class Sample:
         ids: uint64 ``[B]``.
         probabilities: float64 ``[B]``, over the whole table of the row's share.
         versions: int64 ``[B]``.
+        times_s: float64 ``[B]``, when each was inserted, in seconds since 1970.
         lengths: int32 ``[B]``, steps of each item; shorter windows repeat their last entry.
         rows: int64 ``[B]``, the record of each item's chunk.
         commits: uint64 ``[B]``, the number of each item's chunk.
@@ -68,6 +69,7 @@ class Sample:
     ids: NDArray[np.uint64]
     probabilities: NDArray[np.float64]
     versions: NDArray[np.int64]
+    times_s: NDArray[np.float64]
     lengths: NDArray[np.int32]
     rows: NDArray[np.int64]
     commits: NDArray[np.uint64]
@@ -312,6 +314,7 @@ class Replay:
             ids=np.ascontiguousarray(items["id"]),
             probabilities=np.concatenate([probabilities for _, probabilities in chosen]),
             versions=self.store.versions[rows],
+            times_s=self.store.times_s[rows],
             lengths=np.ascontiguousarray(items["length"]),
             rows=rows,
             commits=np.ascontiguousarray(items["commit"]),

@@ -30,6 +30,7 @@ from common.wire.sockets import Context, bound_endpoint, make_router
 from services.replay.folder import clear
 from services.replay.plan import make_plan
 from services.replay.service import ReplayService
+from services.replay.status_page import print_page
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +62,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--status",
         metavar="ADDRESS",
-        help="print the status of a running shard as JSON (with --keys by that of the viewer), and exit",
+        help="print the status of a running shard (with --keys by that of the viewer), and exit",
     )
+    parser.add_argument("--json", action="store_true", help="print the status as JSON")
     parser.add_argument(
         "--table",
         metavar="NAME:KEY=VALUE,...",
@@ -121,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> None:
         args = parser().parse_args(argv)
         if args.status:
-            return print_status(args.status, args.keys)
+            return print_status(args.status, args.keys, as_json=args.json)
         begin(f"replay-{args.index}", args)
         stop = StopSignal(force_after_s=60.0).install()
         ctx: Context = zmq.Context()
@@ -268,13 +270,17 @@ def open_replay(args: argparse.Namespace) -> Replay:
     return replay
 
 
-def print_status(endpoint: str, keys_dir: str = "") -> None:
+def print_status(endpoint: str, keys_dir: str = "", *, as_json: bool = False) -> None:
     """Print the status of a shard."""
     client = ReplayClient(endpoint, name="status", security=make_security(keys_dir, "viewer"))
     try:
-        print(json.dumps(client.status(5.0), indent=2))
+        status = client.status(5.0)
     finally:
         client.close(0)
+    if as_json:
+        print(json.dumps(status, indent=2))
+    else:
+        print_page(endpoint, status)
 
 
 if __name__ == "__main__":

@@ -6,23 +6,29 @@ import time
 from typing import Any
 
 from common.data.replay import Replay
+from common.data.table import Table
 from services.replay.requests import Requests
 
 PERIOD_S = 1.0
 
+DROPPED = (
+    "duplicate_inserts",
+    "evicted_early_items",
+    "invalid_priorities",
+    "unknown_priorities",
+)
+"""Counters of what was not done, or not for long."""
+
 
 class Meter:
-    """Turns what a shard has done into numbers, once a second.
+    """Turns what a shard has done into numbers, once a second."""
 
-    Attributes:
-        bad_messages: messages that were not served, by kind.
-    """
-
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: Replay, requests: Requests) -> None:
         self._replay = replay
+        self._requests = requests
         self._start_s = self._last_s = time.monotonic()
-        self._last: dict[str, float] = {}
-        self._rates: dict[str, float] = {"inserts_per_s": 0.0, "samples_per_s": 0.0}
+        self._last = self._totals()
+        self._rates = dict.fromkeys(self._last, 0.0)
 
     def due(self) -> bool:
         """Whether a second is over; then the rates are new."""
@@ -30,63 +36,109 @@ class Meter:
         span_s = now_s - self._last_s
         if span_s < PERIOD_S:
             return False
-        counters = self._replay.counters
-        totals = {"inserts_per_s": counters.inserted_items, "samples_per_s": counters.sampled_items}
-        for name, total in totals.items():
-            self._rates[name] = (total - self._last.get(name, 0)) / span_s
-            self._last[name] = total
-        self._last_s = now_s
+        totals = self._totals()
+        self._rates = {key: (total - self._last[key]) / span_s for key, total in totals.items()}
+        self._last, self._last_s = totals, now_s
         return True
 
     def metrics(self) -> dict[str, float]:
-        """Telemetry."""
+        """Telemetry: few numbers about the whole."""
         replay = self._replay
         counters = replay.counters
         return {
             "replay/items": sum(table.size for table in replay.tables.values()),
             "replay/steps_inserted_total": counters.inserted_steps,
             "replay/samples_total": counters.sampled_items,
-            "replay/inserts_per_s": self._rates["inserts_per_s"],
-            "replay/samples_per_s": self._rates["samples_per_s"],
+            "replay/inserts_per_s": self._rates["", "inserted"],
+            "replay/samples_per_s": self._rates["", "sampled"],
             "replay/bytes": replay.store.used_bytes if replay.store else 0,
         }
 
-    def status(self, requests: Requests | None) -> dict[str, Any]:
-        """Everything, for people and scripts."""
-        replay = self._replay
-        counters = replay.counters
-        tables = {}
+    def details(self) -> dict[str, float]:
+        """Everything else, by table, for Prometheus."""
+        replay, requests = self._replay, self._requests
+        values: dict[str, float] = {
+            "replay/chunks": replay.store.chunks if replay.store else 0,
+            "replay/bytes_limit": replay.budget_bytes,
+            "replay/batches_total": replay.counters.sampled_batches,
+            "replay/held_inserts": len(requests.held),
+            "replay/parked_samples": requests.parked,
+            "replay/waits_total": requests.waits,
+            "replay/unsent_answers_total": requests.unsent,
+        }
+        values |= {f"replay/{name}_total": getattr(replay.counters, name) for name in DROPPED}
+        for kind, count in requests.rejected.items():
+            values[f'replay/rejected_total{{kind="{kind}"}}'] = count
         for name, table in replay.tables.items():
-            limiter = table.limiter
-            tables[name] = {
-                "items": table.size,
-                "capacity": table.config.capacity,
-                "total_priority": table.sampler.total,
-                "inserted_total": limiter.inserted,
-                "sampled_total": limiter.sampled,
-                "min_items": limiter.min_items,
-                "samples_per_insert": limiter.samples_per_insert,
-                "sampling_blocked": table.sample_blocked(1) or "",
+            by_table = {
+                "table_items": table.size,
+                "table_capacity": table.config.capacity,
+                "table_inserted_total": table.limiter.inserted,
+                "table_sampled_total": table.limiter.sampled,
+                "table_inserts_per_s": self._rates[name, "inserted"],
+                "table_samples_per_s": self._rates[name, "sampled"],
+                "table_samples_per_insert": table.limiter.current,
+                "table_blocked_inserts_s_total": requests.blocked_s(name),
             }
-        status = {
+            values |= {f'replay/{key}{{table="{name}"}}': value for key, value in by_table.items()}
+        return values | requests.statistics.metrics()
+
+    def status(self) -> dict[str, Any]:
+        """Everything, for people and scripts."""
+        replay, requests = self._replay, self._requests
+        counters = {name: value for name, value in vars(replay.counters).items() if isinstance(value, int)}
+        return {
             "uptime_s": time.monotonic() - self._start_s,
             "cpu_s": time.process_time(),
             "chunks": replay.store.chunks if replay.store else 0,
             "bytes": replay.store.used_bytes if replay.store else 0,
             "bytes_limit": replay.budget_bytes,
             "restored_items": replay.restored_items,
-            **self._rates,
-            **{name: value for name, value in vars(counters).items() if isinstance(value, int)},
-            "tables": tables,
+            "inserts_per_s": self._rates["", "inserted"],
+            "samples_per_s": self._rates["", "sampled"],
+            **counters,
+            "newest_version": requests.statistics.newest_version,
+            "insert_blocked": "; ".join(requests.paused.values()),
+            "insert_blocked_s": sum(requests.blocked_s(name) for name in replay.tables),
+            "held_inserts": len(requests.held),
+            "parked_samples": requests.parked,
+            "waits": requests.waits,
+            "unsent_answers": requests.unsent,
+            "rejected": dict(requests.rejected),
+            "tables": {name: self._table(name, table) for name, table in replay.tables.items()},
         }
-        if requests is not None:
-            status |= {
-                "insert_blocked": "; ".join(requests.paused.values()),
-                "insert_blocked_s": sum(requests.blocked_s(name) for name in replay.tables),
-                "held_inserts": len(requests.held),
-                "parked_samples": requests.parked,
-                "waits": requests.waits,
-                "unsent_answers": requests.unsent,
-                "rejected": dict(requests.rejected),
-            }
-        return status
+
+    def _table(self, name: str, table: Table) -> dict[str, Any]:
+        limiter, config = table.limiter, table.config
+        return {
+            "items": table.size,
+            "capacity": config.capacity,
+            "sampler": config.sampler,
+            "remover": config.remover,
+            "limiter": config.limiter,
+            "max_times_sampled": config.max_times_sampled,
+            "total_priority": table.sampler.total,
+            "inserted_total": limiter.inserted,
+            "sampled_total": limiter.sampled,
+            "inserts_per_s": self._rates[name, "inserted"],
+            "samples_per_s": self._rates[name, "sampled"],
+            "min_items": limiter.min_items,
+            "samples_per_insert": limiter.samples_per_insert,
+            "current_samples_per_insert": limiter.current,
+            "sampling_blocked": table.sample_blocked(1) or "",
+            "insert_blocked": self._requests.paused.get(name, ""),
+            "insert_blocked_s": self._requests.blocked_s(name),
+            "quantiles": self._requests.statistics.quantiles(name),
+        }
+
+    def _totals(self) -> dict[tuple[str, str], float]:
+        """What rates are made of, by table; the empty name stands for all of them."""
+        counters = self._replay.counters
+        totals: dict[tuple[str, str], float] = {
+            ("", "inserted"): counters.inserted_items,
+            ("", "sampled"): counters.sampled_items,
+        }
+        for name, table in self._replay.tables.items():
+            totals[name, "inserted"] = table.limiter.inserted
+            totals[name, "sampled"] = table.limiter.sampled
+        return totals

@@ -14,6 +14,7 @@ from common.wire.codec import Message, WireError
 from common.wire.replay_codec import decode_insert, decode_shares, encode_batch, specs_to_wire
 from common.wire.replay_files import SharedFiles
 from services.replay.held import HeldInserts
+from services.replay.statistics import Statistics
 
 PEER_CREDIT = 64
 """Inserts that one peer may have unacknowledged."""
@@ -44,6 +45,7 @@ class Requests:
         paused: by table, why its writers pause now; only the tables whose writers do.
         rejected: messages that could not be served, by kind.
         held: inserts that wait for room in a queue.
+        statistics: what inserts and batches were like.
         waits: requests answered with WAIT.
         unsent: answers to peers that were gone.
     """
@@ -54,6 +56,7 @@ class Requests:
         self.paused: dict[str, str] = {}
         self.rejected: Counter[str] = Counter()
         self.held = HeldInserts()
+        self.statistics = Statistics(replay)
         self.waits = 0
         self.unsent = 0
         self._replay = replay
@@ -172,6 +175,7 @@ class Requests:
         except RefusedError as error:
             self.refuse(peer, Message(messages.INSERT, request_id=insert.sequence), error.kind, error.detail)
         else:
+            self.statistics.inserted(insert.version)
             fields = {"credit": self._credit_of(peer)}
             self._send(peer, Message(messages.INSERTED, fields, {}, insert.sequence))
         return True
@@ -202,6 +206,7 @@ class Requests:
             return None
         if isinstance(sample, str):
             return sample
+        self.statistics.sampled(sample)
         specs = self._replay.specs or ()
         batch = encode_batch(sample, specs, message.request_id)
         if mapped and sample.arrays:

@@ -47,8 +47,8 @@ class ReplayService:
         self._socket = socket
         self._stop = stop
         self._control = control
-        self._meter = Meter(replay)
         self._requests = Requests(replay, socket, new_incarnation(), self._status)
+        self._meter = Meter(replay, self._requests)
         self._monitor = HandshakeMonitor(socket)
         self._handshakes: Counter[str] = Counter()
         self._keyed = bool(socket.getsockopt(zmq.CURVE_SERVER))
@@ -107,9 +107,10 @@ class ReplayService:
 
     def _report(self) -> None:
         metrics = self._meter.metrics()
-        health.report(metrics)
+        handshakes = {"replay/failed_handshakes_total": float(sum(self._handshakes.values()))}
+        health.report(metrics | self._meter.details() | handshakes)
         if self._control is not None:
             self._control.send_telemetry(metrics)
 
     def _status(self) -> dict:
-        return {**self._meter.status(self._requests), "failed_handshakes": sum(self._handshakes.values())}
+        return {**self._meter.status(), "failed_handshakes": sum(self._handshakes.values())}

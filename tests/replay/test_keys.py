@@ -71,7 +71,7 @@ def test_a_key_permits_what_its_role_does(endpoint, client):
 
 
 def status_of(endpoint, *options):
-    words = [sys.executable, "-m", "services.replay", "--status", endpoint, *options]
+    words = [sys.executable, "-m", "services.replay", "--json", "--status", endpoint, *options]
     return subprocess.run(words, capture_output=True, text=True, timeout=60)
 
 

@@ -66,7 +66,7 @@ def test_insert_sample_update_status_and_stop(server, client):
     assert status["invalid_priorities"] == 1
     assert status["unknown_priorities"] == 99
     assert status["sampled_batches"] == 5 + learner.counters["gone_batches"]
-    words = [sys.executable, "-m", "services.replay", "--status", endpoint]
+    words = [sys.executable, "-m", "services.replay", "--json", "--status", endpoint]
     printed = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
     assert json.loads(printed.stdout)["tables"]["default"]["capacity"] == 100
     assert processes.stop(server.process) == 0

@@ -42,6 +42,31 @@ def test_probes_and_metrics():
     StatusServer("other", server.port).close()  # the port is free again
 
 
+def test_labels_and_histograms(monkeypatch):
+    monkeypatch.setattr(health, "_values", {})
+    buckets = {
+        f'age_s_bucket{{table="a",le="{bound}"}}': n for bound, n in (("10", 3), ("3", 1), ("+Inf", 4))
+    }
+    health.report({"items": 5, 'items{table="a"}': 2, "free_count": 1, 'lost_total{kind="x"}': 7})
+    health.report({**buckets, 'age_s_count{table="a"}': 4, 'age_s_sum{table="a"}': 30.5})
+    server = StatusServer("replay", 0)
+    try:
+        lines = get(server, "/metrics")[1].splitlines()
+    finally:
+        server.close()
+    assert "# TYPE troupe_age_s histogram" in lines
+    at = [
+        lines.index(f'troupe_age_s_bucket{{le="{b}",service="replay",table="a"}} {n}')
+        for b, n in (("3", "1.0"), ("10", "3.0"), ("+Inf", "4.0"))
+    ]
+    assert at == sorted(at)
+    assert 'troupe_age_s_sum{service="replay",table="a"} 30.5' in lines
+    assert 'troupe_items{service="replay",table="a"} 2.0' in lines
+    assert 'troupe_items{service="replay"} 5.0' in lines
+    assert 'troupe_lost_total{kind="x",service="replay"} 7.0' in lines
+    assert "# TYPE troupe_free_count gauge" in lines
+
+
 def test_health_follows_the_reports(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(health.time, "monotonic", lambda: now[0])

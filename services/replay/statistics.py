@@ -1,0 +1,123 @@
+"""Distributions: how old and how stale sampled items are, and what priorities look like."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.replay import Replay, Sample
+from common.data.table import Table
+
+AGE_BOUNDS_S = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0, 30_000.0)
+STALENESS_BOUNDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
+
+LOOK_AT = 4096
+"""Quantiles are those of so many items, drawn at random."""
+
+MOST_TRIES = 1 << 16
+EPOCH_S = 30.0
+"""A version counts as the newest for one to two epochs, so that one of an abandoned future is forgotten."""
+
+
+class Histogram:
+    """Counts of values up to each of ``bounds``, and above them all."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = np.zeros(len(bounds) + 1, np.int64)
+        self.sum = 0.0
+
+    def observe(self, values: NDArray[np.float64]) -> None:
+        """Count ``values``."""
+        at = np.searchsorted(self.bounds, values)
+        self.counts += np.bincount(at, minlength=len(self.counts))
+        self.sum += float(values.sum())
+
+    def metrics(self, name: str, labels: str) -> dict[str, float]:
+        """The values that Prometheus expects of a histogram."""
+        cumulative = np.cumsum(self.counts).tolist()
+        bounds = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
+        values = {
+            f'{name}_bucket{{{labels},le="{bound}"}}': float(count)
+            for bound, count in zip(bounds, cumulative, strict=True)
+        }
+        return values | {
+            f"{name}_count{{{labels}}}": float(cumulative[-1]),
+            f"{name}_sum{{{labels}}}": self.sum,
+        }
+
+
+class Statistics:
+    """What is known about the items of every table beyond their number."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+        self._rng = np.random.default_rng()
+        self._ages = {name: Histogram(AGE_BOUNDS_S) for name in replay.tables}
+        self._staleness = {name: Histogram(STALENESS_BOUNDS) for name in replay.tables}
+        live = replay.store.live()["version"] if replay.store else np.zeros(0, np.int64)
+        self._newest = self._newest_before = int(live.max(initial=0))
+        self._epoch_s = time.monotonic()
+
+    @property
+    def newest_version(self) -> int:
+        """The newest parameters that anything inserted lately was made with."""
+        return max(self._newest, self._newest_before)
+
+    def inserted(self, version: int) -> None:
+        """Note the version of an insert."""
+        now_s = time.monotonic()
+        if now_s - self._epoch_s > EPOCH_S:
+            self._newest_before, self._newest, self._epoch_s = self._newest, 0, now_s
+        self._newest = max(self._newest, version)
+
+    def sampled(self, sample: Sample) -> None:
+        """Count a batch."""
+        at, now_s = 0, time.time()
+        for share in sample.shares:
+            rows = slice(at, at + share.count)
+            self._ages[share.table].observe(now_s - sample.times_s[rows])
+            stale = self.newest_version - sample.versions[rows]
+            self._staleness[share.table].observe(np.maximum(stale, 0).astype(np.float64))
+            at += share.count
+
+    def metrics(self) -> dict[str, float]:
+        """Histograms and quantiles of every table, for Prometheus."""
+        values: dict[str, float] = {}
+        for name, table in self._replay.tables.items():
+            label = f'table="{name}"'
+            values |= self._ages[name].metrics("replay/sampled_age_s", label)
+            values |= self._staleness[name].metrics("replay/sampled_staleness", label)
+            for quantile, value in _quantiles(table.priorities(self._some(table))).items():
+                values[f'replay/priority{{{label},quantile="{quantile}"}}'] = value
+        return values
+
+    def quantiles(self, name: str) -> dict[str, dict[str, float]]:
+        """Quantiles of the priorities, ages (in seconds) and staleness (in versions) of the items."""
+        store, table = self._replay.store, self._replay.tables[name]
+        slots = self._some(table)
+        found = {"priority": _quantiles(table.priorities(slots))}
+        if store is not None:
+            rows = table.items(slots)["row"]
+            found["age_s"] = _quantiles(time.time() - store.times_s[rows])
+            found["staleness"] = _quantiles(np.maximum(self.newest_version - store.versions[rows], 0))
+        return found
+
+    def _some(self, table: Table) -> NDArray[np.int64]:
+        """Slots of about ``LOOK_AT`` items of the table; of all of them where it has few."""
+        slots = table.config.slots
+        tries = min(LOOK_AT * slots // max(table.size, 1), MOST_TRIES)
+        if table.size <= LOOK_AT or tries * table.size < slots * LOOK_AT // 16:
+            return table.filled()
+        some = self._rng.integers(0, slots, tries)
+        return some[table.items(some)["commit"] != 0]
+
+
+def _quantiles(values: NDArray) -> dict[str, float]:
+    if not len(values):
+        return {}
+    return {f"{q:g}": float(v) for q, v in zip(QUANTILES, np.quantile(values, QUANTILES), strict=True)}

@@ -1,0 +1,88 @@
+"""The status of a shard as a table for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_page(endpoint: str, status: dict[str, Any], console: Console | None = None) -> None:
+    """Print ``status``, an answer to STATUS."""
+    console = console or Console(highlight=False)
+    console.print(
+        f"replay at {endpoint}: up {_duration(status['uptime_s'])}, {status['chunks']:,} chunks, "
+        f"{_size(status['bytes'])} of {_size(status['bytes_limit'])}, CPU {_duration(status['cpu_s'])}",
+        markup=False,
+    )
+    page = Table(box=None, pad_edge=False)
+    page.add_column("")
+    tables = status["tables"]
+    for name in tables:
+        page.add_column(name, justify="right")
+    rows = [_column(table) for table in tables.values()]
+    for label in rows[0] if rows else ():
+        page.add_row(label, *(row[label] for row in rows))
+    console.print(page)
+    for name, table in tables.items():
+        for key, who in (("sampling_blocked", "samples"), ("insert_blocked", "inserts")):
+            if table[key]:
+                console.print(f"{name}: {who} wait ({table[key]})", markup=False)
+    counts = {name: status[name] for name in _COUNTS if status.get(name)}
+    counts |= {f"rejected {kind}": count for kind, count in sorted(status["rejected"].items())}
+    if counts:
+        text = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items())
+        console.print(f"counted: {text}", markup=False)
+
+
+_COUNTS = (
+    "restored_items",
+    "held_inserts",
+    "parked_samples",
+    "waits",
+    "duplicate_inserts",
+    "evicted_early_items",
+    "unknown_priorities",
+    "invalid_priorities",
+    "unsent_answers",
+    "failed_handshakes",
+)
+
+
+def _column(table: dict[str, Any]) -> dict[str, str]:
+    """What is said about one table, by the label of the row."""
+    often = f", {table['max_times_sampled']} times" if table["max_times_sampled"] else ""
+    target = f" of {table['samples_per_insert']:g}" if table["samples_per_insert"] else ""
+    quantiles = table["quantiles"]
+    return {
+        "items": f"{table['items']:,} of {table['capacity']:,}",
+        "sampler": table["sampler"] + often,
+        "remover": "none" if table["limiter"] == "queue" else table["remover"],
+        "limiter": "queue" if table["limiter"] == "queue" else f"from {table['min_items']:,} items",
+        "inserted": f"{table['inserted_total']:,} ({table['inserts_per_s']:,.0f}/s)",
+        "sampled": f"{table['sampled_total']:,} ({table['samples_per_s']:,.0f}/s)",
+        "samples per insert": f"{table['current_samples_per_insert']:.3g}{target}",
+        "inserts blocked": _duration(table["insert_blocked_s"]),
+        "priority 10/50/90 %": _spread(quantiles.get("priority", {}), "{:.3g}".format),
+        "age 10/50/90 %": _spread(quantiles.get("age_s", {}), _duration),
+        "staleness 10/50/90 %": _spread(quantiles.get("staleness", {}), "{:.0f}".format),
+    }
+
+
+def _spread(quantiles: dict[str, float], show: Any) -> str:
+    return " / ".join(show(quantiles[q]) for q in ("0.1", "0.5", "0.9")) if quantiles else "-"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _size(count: float) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1024:.0f} KiB"

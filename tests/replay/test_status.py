@@ -1,0 +1,126 @@
+"""What a shard says about itself: to people, to scripts, and to Prometheus."""
+
+import io
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import zmq
+from rich.console import Console
+
+from common.data.replay import Replay
+from common.data.table_config import parse_table
+from services.replay.meter import Meter
+from services.replay.requests import Requests
+from services.replay.statistics import AGE_BOUNDS_S, STALENESS_BOUNDS, Histogram, Statistics
+from services.replay.status_page import print_page
+from tests.data.test_replay import BUDGET, Items, make_insert
+from tests.replay import processes
+
+
+def filled(folder, *texts, chunks=20):
+    """Every chunk has one more step of version; priorities are 1, 2, 3, ..."""
+    replay = Replay(folder, [parse_table(text) for text in texts], budget_bytes=BUDGET, seed=0)
+    for number in range(chunks):
+        insert = make_insert(number + 1, number * 4, 4, range(4), [1] * 4, np.arange(4) + 1.0 + 4 * number)
+        insert.version = number
+        insert.items = {name: Items(*vars(insert.items["default"]).values()) for name in replay.tables}
+        replay.insert(insert)
+    return replay
+
+
+def test_histograms_count_as_prometheus_expects():
+    histogram = Histogram((1.0, 10.0))
+    histogram.observe(np.array([0.5, 1.0, 5.0, 100.0]))
+    histogram.observe(np.array([10.0]))
+    assert histogram.metrics("x", 'table="a"') == {
+        'x_bucket{table="a",le="1"}': 2,
+        'x_bucket{table="a",le="10"}': 4,
+        'x_bucket{table="a",le="+Inf"}': 5,
+        'x_count{table="a"}': 5,
+        'x_sum{table="a"}': 116.5,
+    }
+
+
+def test_ages_staleness_and_priorities(tmp_path):
+    replay = filled(tmp_path, "a:capacity=200", "b:sampler=lifo,capacity=10", chunks=40)
+    statistics = Statistics(replay)
+    assert statistics.newest_version == 39
+    replay.store.times_s[:] = time.time() - 50
+    statistics.sampled(replay.sample({"b": 8, "a": 64}))
+    values = statistics.metrics()
+    assert values['replay/sampled_age_s_count{table="a"}'] == 64
+    assert values['replay/sampled_age_s_bucket{table="b",le="30"}'] == 0
+    assert values['replay/sampled_age_s_bucket{table="b",le="100"}'] == 8
+    assert values['replay/sampled_staleness_bucket{table="b",le="1"}'] == 8, "the newest two chunks"
+    assert values['replay/sampled_staleness_bucket{table="a",le="1"}'] < 64
+    assert values['replay/priority{table="a",quantile="0"}'] == 1
+    assert values['replay/priority{table="a",quantile="0.5"}'] == pytest.approx(80.5)
+    assert values['replay/priority{table="a",quantile="1"}'] == 160
+    quantiles = statistics.quantiles("a")
+    assert quantiles["age_s"]["0.5"] == pytest.approx(50, abs=5)
+    assert quantiles["staleness"]["1"] == 39
+    assert len(AGE_BOUNDS_S) == len(set(AGE_BOUNDS_S))
+    assert len(STALENESS_BOUNDS) == len(set(STALENESS_BOUNDS))
+
+
+def test_quantiles_of_a_large_table_are_those_of_some_items(tmp_path):
+    replay = filled(tmp_path, "a:capacity=20000", chunks=3000)
+    quantiles = Statistics(replay).quantiles("a")["priority"]
+    assert quantiles["0.5"] == pytest.approx(6000, rel=0.1)
+    assert quantiles["0.9"] == pytest.approx(10800, rel=0.05)
+
+
+def test_versions_of_an_abandoned_future_are_forgotten(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("services.replay.statistics.time.monotonic", lambda: now[0])
+    statistics = Statistics(filled(tmp_path, "a:capacity=200"))
+    statistics.inserted(500)
+    statistics.inserted(20)
+    assert statistics.newest_version == 500
+    for _ in range(3):
+        now[0] += 40
+        statistics.inserted(21)
+    assert statistics.newest_version == 21
+
+
+def test_the_page_and_the_metrics_of_a_real_shard(server, client):
+    endpoint = server("--table", "default:capacity=1000,min_items=10", "--table", "rollouts:queue,capacity=2")
+    one = client(endpoint)
+    one.status(120)
+    for number in range(6):
+        processes.insert(one, number)
+    assert one.flush(60)
+    one.sample(16, timeout_s=60)
+    one.update_priorities(np.array([10**6], np.uint64), np.ones(1))
+    one.request_sample(1, "rollouts")
+    words = [sys.executable, "-m", "services.replay", "--status", endpoint]
+    page = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+    for text in ("60 of 1,000", "prioritized", "fifo, 1 times", "from 10 items", "unknown priorities 1"):
+        assert text in page, page
+    assert "rollouts: samples wait" in page
+    table = one.status(60)["tables"]["default"]
+    assert table["sampled_total"] == 16
+    assert table["current_samples_per_insert"] == pytest.approx(16 / 50)
+    assert table["quantiles"]["priority"]["0.5"] == 1
+    assert table["quantiles"]["age_s"]["1"] > 0
+
+
+def test_every_value_has_its_place_on_the_page(tmp_path, context):
+    replay = filled(tmp_path, "a:capacity=30")
+    socket = context.socket(zmq.ROUTER)
+    requests = Requests(replay, socket, 1, dict)
+    status = Meter(replay, requests).status() | {"failed_handshakes": 2}
+    requests.rejected["bad_field"] += 3
+    status["rejected"] = dict(requests.rejected)
+    file = io.StringIO()
+    print_page("tcp://here", status, Console(file=file, width=120, highlight=False))
+    page = file.getvalue()
+    assert "30 of 30" in page
+    assert "failed handshakes 2, rejected bad field 3" in page
+    details = Meter(replay, requests).details()
+    assert details['replay/rejected_total{kind="bad_field"}'] == 3
+    assert details['replay/table_items{table="a"}'] == 30
+    socket.close(0)
