@@ -28,6 +28,7 @@ class MappedFile:
     """A file of equal units that is mapped for reading and writing, made or extended with zeros.
 
     Attributes:
+        name: of the file, in its folder.
         array: ``[units, *shape]``.
     """
 
@@ -45,6 +46,7 @@ class MappedFile:
         ``read_only`` maps what another process has made, without changing it; raises OSError if it cannot.
         """
         dtype = np.dtype(dtype)
+        self.name = path.name
         self._unit_bytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
         if read_only:
             if path.stat().st_size < shape[0] * self._unit_bytes:

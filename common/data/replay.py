@@ -17,64 +17,18 @@ from common.data.columns import MappedFile, Payload
 from common.data.fields import FieldSpec
 from common.data.inserts import GapError, HeldError, Insert, RefusedError, check_insert, no_table
 from common.data.leases import Leases
-from common.data.store import ChunkStore, StoreFullError, load_signature, save_signature
+from common.data.sample import Sample, Share
+from common.data.store import HEADER_FILE, ChunkStore, StoreFullError, load_signature, save_signature
 from common.data.table import Table, TableConfig
 from common.data.table_config import check_tables
 from common.errors import ConfigError
 
 PRODUCER = np.dtype([("incarnation", "u8"), ("sequence", "u8"), ("time_s", "f8")])
+PRODUCERS_FILE = "producers"
 MAX_PRODUCERS = 8192
 
 SPARE = 8
 """Files have room for this many times the entries that the first chunk lets one expect."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """The rows of a batch that come from one table, one share behind the other.
-
-    Attributes:
-        table: its name.
-        count: rows.
-        table_items: items in the table.
-        total_priority: sum of all weights of the table, or its items where its sampler has no weights.
-    """
-
-    table: str
-    count: int
-    table_items: int
-    total_priority: float
-
-
-@dataclass
-class Sample:
-    """A batch. ``arrays`` holds windows ``[B, window, *shape]``, one LZ4 frame where a field is compressed.
-
-    Attributes:
-        shares: how the rows are divided.
-        slots: of each share.
-        ids: uint64 ``[B]``.
-        probabilities: float64 ``[B]``, over the whole table of the row's share.
-        versions: int64 ``[B]``.
-        times_s: float64 ``[B]``, when each was inserted, in seconds since 1970.
-        lengths: int32 ``[B]``, steps of each item; shorter windows repeat their last entry.
-        rows: int64 ``[B]``, the record of each item's chunk.
-        commits: uint64 ``[B]``, the number of each item's chunk.
-        offsets: int32 ``[B]``, first step of each item in its chunk.
-        arrays: by field.
-    """
-
-    shares: list[Share]
-    slots: list[NDArray[np.int64]]
-    ids: NDArray[np.uint64]
-    probabilities: NDArray[np.float64]
-    versions: NDArray[np.int64]
-    times_s: NDArray[np.float64]
-    lengths: NDArray[np.int32]
-    rows: NDArray[np.int64]
-    commits: NDArray[np.uint64]
-    offsets: NDArray[np.int32]
-    arrays: dict[str, NDArray] = field(default_factory=dict)
 
 
 @dataclass
@@ -105,9 +59,25 @@ class Replay:
     """
 
     def __init__(
-        self, folder: Path, tables: Sequence[TableConfig], *, budget_bytes: int, seed: int | None = None
+        self,
+        folder: Path,
+        tables: Sequence[TableConfig],
+        *,
+        budget_bytes: int,
+        must_fit: bool = False,
+        seed: int | None = None,
     ) -> None:
+        """Open ``folder``, whatever a former process has left there.
+
+        Args:
+            folder: made if it is not there.
+            tables: those that it was made for, or any if it is new.
+            budget_bytes: what chunks may take.
+            must_fit: refuse the first insert where full tables of the like would take more than that.
+            seed: of sampling.
+        """
         check_tables(tables)
+        self._must_fit = must_fit
         self.folder = folder
         self.budget_bytes = budget_bytes
         self.rng = np.random.default_rng(seed)
@@ -128,7 +98,7 @@ class Replay:
         self.layout: dict[str, Any] = {"tables": {table.name: table.slots for table in tables}}
         self.tables = {table.name: Table(table, self.folder, self._release) for table in tables}
         self._producers = MappedFile(
-            self.folder / "producers", PRODUCER, (MAX_PRODUCERS,), sparse=False
+            self.folder / PRODUCERS_FILE, PRODUCER, (MAX_PRODUCERS,), sparse=False
         ).array
         self._places = {
             int(row["incarnation"]): i for i, row in enumerate(self._producers) if row["incarnation"]
@@ -148,10 +118,10 @@ class Replay:
                 f"{self.folder} was made for the capacities {layout['tables']}, not {self.layout['tables']}: "
                 "use those, or another folder"
             )
-        # Positions in the files depend on neither, but a store that shrinks would have to move chunks.
         self.layout = layout
-        self.budget_bytes = layout["budget_bytes"]
         store = ChunkStore(self.folder, specs, layout["budget_bytes"], self._max_chunks, layout["entries"])
+        # What is there stays; it may only not grow beyond the budget of today.
+        store.space.budget_bytes = self.budget_bytes = min(self.budget_bytes, layout["budget_bytes"])
         self.store = store
         for table in self.tables.values():
             np.add.at(store.references, table.restore(store.commits), 1)
@@ -217,6 +187,8 @@ class Replay:
 
     def _create(self, insert: Insert) -> ChunkStore:
         """Make the store for the fields of the first insert."""
+        if self._must_fit:
+            self._check_fit(insert)
         items = sum(len(items.offsets) for items in insert.items.values())
         capacity = sum(table.slots for table in self._configs.values())
         # The files are sparse, so this costs nothing but address space: lanes find their sizes themselves.
@@ -231,6 +203,20 @@ class Replay:
         save_signature(self.folder, insert.specs, self.layout)
         self.store = store
         return store
+
+    def _check_fit(self, insert: Insert) -> None:
+        """Raise RefusedError where full tables could not have their items. What is compressed counts as 0."""
+        chunk_bytes = sum(s.entries(insert.steps) * s.entry_bytes for s in insert.specs if not s.compress)
+        for name, items in insert.items.items():
+            capacity = self._configs[name].capacity
+            wanted = capacity * chunk_bytes // len(items.offsets)
+            if wanted > self.budget_bytes:
+                amount = f"{wanted / 2**30:.1f} GiB of {self.budget_bytes / 2**30:.1f} GiB"
+                raise RefusedError(
+                    "plan",
+                    f"{capacity:,} items of table {name!r} would take {amount} that there are: lower "
+                    "the capacity, compress, or give max_bytes to have the oldest leave early",
+                )
 
     def _make_room(self, store: ChunkStore, payloads: Mapping[str, Payload]) -> list[int]:
         try:
@@ -348,6 +334,14 @@ class Replay:
         """By table, why writers should pause; only the tables that want them to."""
         reasons = {name: table.limiter.insert_blocked(table.size) for name, table in self.tables.items()}
         return {name: reason for name, reason in reasons.items() if reason}
+
+    def small_files(self) -> dict[str, NDArray]:
+        """Copies of all files but those of the chunks, by name."""
+        assert self.store is not None
+        files = {PRODUCERS_FILE: self._producers.copy(), HEADER_FILE: self.store.header().copy()}
+        for name, table in self.tables.items():
+            files |= {f"{name}.{ending}": array.copy() for ending, array in table.files().items()}
+        return files
 
     def close(self) -> None:
         """Let another process have the folder. Everything is in its files already."""

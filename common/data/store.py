@@ -26,6 +26,8 @@ from common.data.space import Space
 from common.errors import ConfigError
 
 SIGNATURE_FILE = "signature.json"
+RECORDS_FILE = "chunks.records"
+HEADER_FILE = "chunks.header"
 FORMAT = 1
 
 RESERVE_BYTES = 1 << 16
@@ -67,14 +69,14 @@ class ChunkStore:
         }
         lanes = [lane for column in self.columns.values() for lane in column.lanes]
         self.record_dtype = record_dtype(1 + len(lanes))
-        records = MappedFile(folder / "chunks.records", self.record_dtype, (max_chunks,))
+        records = MappedFile(folder / RECORDS_FILE, self.record_dtype, (max_chunks,))
         self._records = records.array
         self.commits: NDArray[np.uint64] = self._records["commit"]
         self.versions: NDArray[np.int64] = self._records["version"]
         self.times_s: NDArray[np.float64] = self._records["time_s"]
         self._lanes = [Lane(max_chunks, self.record_dtype.itemsize, [records]), *lanes]
         # Position 0: the last commit number given out. The rest: the limits of the lanes.
-        header = MappedFile(folder / "chunks.header", "uint64", (1 + len(self._lanes),), sparse=False)
+        header = MappedFile(folder / HEADER_FILE, "uint64", (1 + len(self._lanes),), sparse=False)
         self._header: NDArray[np.uint64] = header.array
         self._first_lane: dict[str, int] = {}
         position = 1
@@ -117,6 +119,19 @@ class ChunkStore:
     def live(self) -> NDArray:
         """The records of all chunks."""
         return self._records[np.flatnonzero(self.commits)]
+
+    def records_in_use(self) -> NDArray:
+        """The records up to the last row that was ever used."""
+        return self._records[: self.space.limits[0]]
+
+    def lane_files(self) -> dict[str, NDArray]:
+        """The used part of each file of the lanes, by name, but of the records."""
+        lanes = zip(self._lanes[1:], self.space.limits[1:], strict=True)
+        return {file.name: file.array[:limit] for lane, limit in lanes for file in lane.files}
+
+    def header(self) -> NDArray:
+        """What stands in the header's file."""
+        return self._header
 
     def prepare(self, payloads: Mapping[str, Payload]) -> list[int] | None:
         """Where a chunk of ``payloads`` would go in every lane; None while another one is in its way.

@@ -215,6 +215,10 @@ class Table:
         """The records ``[n]`` of ``slots``, as ``ITEM``."""
         return self._items[slots]
 
+    def files(self) -> dict[str, NDArray]:
+        """What stands in the table's files, by their endings."""
+        return {"items": self._items, "priorities": self._priorities, "header": self._header}
+
     def count_sampled(self, slots: Slots, rng: np.random.Generator) -> None:
         """Count that ``slots`` have been sampled; those go that have been sampled often enough."""
         sampled = self._items["sampled"]

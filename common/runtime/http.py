@@ -92,8 +92,8 @@ class StatusServer:
 class _Collector:
     """Shows to Prometheus what the process has reported.
 
-    A name that ends in ``_total`` is a counter; labels may stand behind a name, as in ``replay/items{table="a"}``.
-    With ``NAME_bucket{le="..."}`` goes a histogram.
+    A name that ends in ``_total`` is a counter. Labels may stand behind, as in ``replay/items{table="a"}``.
+    ``NAME_bucket{le="..."}``, ``NAME_count`` and ``NAME_sum`` make a histogram.
     """
 
     def __init__(self, service: str) -> None:

@@ -34,6 +34,8 @@ WAIT = "WAIT"
 PRIORITIES = "PRIORITIES"
 STATUS = "STATUS"
 STATUS_OK = "STATUS_OK"
+SNAPSHOT = "SNAPSHOT"
+SNAPSHOT_OK = "SNAPSHOT_OK"
 
 # Everywhere: the answer to what cannot be answered.
 ERROR = "ERROR"
@@ -222,6 +224,24 @@ MESSAGES: dict[str, Spec] = {
     ),
     STATUS: Spec("anyone -> replay"),
     STATUS_OK: Spec("replay -> asker", {"*": "sizes, rates and counters by name"}),
+    SNAPSHOT: Spec(
+        "anyone -> replay, to copy what it holds, or to ask how far that is",
+        {
+            "destination": "str, absolute path on the shard's host, or address such as s3://BUCKET/PATH; "
+            "empty or absent to ask only",
+        },
+    ),
+    SNAPSHOT_OK: Spec(
+        "replay -> asker, at once: the copy goes on meanwhile",
+        {
+            "destination": "str, of the last snapshot; empty if there was none",
+            "state": "str, running, done, failed or none",
+            "bytes_total": "int, bytes to write",
+            "bytes_done": "int, bytes written",
+            "items": "int, items in it, once it is done",
+            "detail": "str, why it failed",
+        },
+    ),
     ERROR: Spec(
         "any server -> the sender of what it could not serve; repeats its request id where it had one",
         {

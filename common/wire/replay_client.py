@@ -14,7 +14,7 @@ import zmq
 from numpy.typing import NDArray
 
 from common.data.fields import Chunk, FieldSpec
-from common.errors import AuthError, ConfigError, PeerError, TroupeError
+from common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
 from common.runtime.logging import Throttle
 from common.wire import messages, sockets
 from common.wire.batch_reader import ArrayPool, BatchReader
@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 PING_S = 0.5
 SAMPLE_PATIENCE_S = 10.0
+SNAPSHOT_PATIENCE_S = 60.0
+"""To begin a snapshot, a server may be busy for some time."""
 GARBAGE_LOG_PERIOD_S = 60.0
 """Seconds between two lines about bad messages of one kind."""
 
@@ -133,7 +135,7 @@ class ReplayClient:
         self._batches: deque[tuple[Message, _Request]] = deque()
         self._reader = BatchReader(pool, map_files=map_files)
         self._updates: deque[list[Buffer]] = deque(maxlen=64)
-        self._status: dict[str, Any] | None = None
+        self._answer: dict[str, Any] | None = None
         self._failure: TroupeError | None = None
         self._sockets_made = 0
         self._backoff = sockets.Backoff(0.2, 5.0)
@@ -265,15 +267,42 @@ class ReplayClient:
 
     def status(self, timeout_s: float = 5.0) -> dict[str, Any]:
         """Sizes, rates and counters of the server. Raises PeerError after ``timeout_s``."""
-        self._status = None
+        return self._ask(Message(messages.STATUS), timeout_s)
+
+    def snapshot(self, destination: str, timeout_s: float = 3600.0) -> dict[str, Any]:
+        """Have the server copy what it holds to ``destination``, and wait until that is done.
+
+        Args:
+            destination: absolute path on the server's host, or address such as ``s3://BUCKET/PATH``; new.
+            timeout_s: until PeerError is raised. The server goes on with it.
+
+        Returns:
+            The fields of SNAPSHOT_OK. Raises CheckpointError where the copy could not be written.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            progress = self._ask(
+                Message(messages.SNAPSHOT, {"destination": destination}), min(timeout_s, SNAPSHOT_PATIENCE_S)
+            )
+            if progress["state"] == "failed":
+                raise CheckpointError(f"no snapshot in {destination}: {progress['detail']}")
+            if progress["state"] == "done":
+                return progress
+            if time.monotonic() > deadline_s:
+                raise PeerError(f"the snapshot in {destination} is not complete after {timeout_s:g} s")
+            self._wait_until(lambda: False, 0.2)
+
+    def _ask(self, question: Message, timeout_s: float) -> dict[str, Any]:
+        """The fields of the answer. Raises PeerError after ``timeout_s``."""
+        self._answer = None
         deadline_s = time.monotonic() + timeout_s
         sent = False
-        while self._status is None and time.monotonic() < deadline_s:
-            sent = sent or sockets.send(self._socket, Message(messages.STATUS))
+        while self._answer is None and time.monotonic() < deadline_s:
+            sent = sent or sockets.send(self._socket, question)
             self.poll(50)
-        if self._status is None:
+        if self._answer is None:
             raise PeerError(f"replay at {self.endpoint} does not answer")
-        return self._status
+        return self._answer
 
     # ---------------------------------------------------------------- the connection
 
@@ -445,8 +474,8 @@ class ReplayClient:
             self.wait_reason = message.text("reason", "")
             if message.request_id in self._samples:
                 self._renew(message.request_id)
-        elif kind == messages.STATUS_OK:
-            self._status = message.fields
+        elif kind in (messages.STATUS_OK, messages.SNAPSHOT_OK):
+            self._answer = message.fields
         elif kind == messages.ERROR:
             self._on_error(message)
         else:

@@ -14,7 +14,7 @@ from common.data.columns import Payload
 from common.data.fields import Chunk, FieldSpec, Items, check_chunk
 from common.data.inserts import Insert
 from common.data.packing import PackingError, pack_entries, unpack_frame
-from common.data.replay import Sample, Share
+from common.data.sample import Sample, Share
 from common.wire import messages
 from common.wire.codec import DTYPES, Message, WireError
 

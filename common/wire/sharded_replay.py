@@ -20,7 +20,7 @@ import zmq
 from numpy.typing import NDArray
 
 from common.data.fields import Chunk
-from common.data.replay import Share
+from common.data.sample import Share
 from common.wire.batch_reader import ArrayPool
 from common.wire.replay_client import ReplayClient
 from common.wire.replay_codec import SampleBatch

@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import json
 import logging
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import zmq
 
 from common.data.limiter import auto_error
 from common.data.replay import Replay
+from common.data.snapshot import restore_snapshot
 from common.data.table_config import LIMITERS, REMOVERS, SAMPLERS, TableConfig, check_tables, parse_table
 from common.errors import ConfigError
 from common.runtime.arguments import Parser, integer, real
@@ -65,6 +67,21 @@ def parser() -> argparse.ArgumentParser:
         help="print the status of a running shard (with --keys by that of the viewer), and exit",
     )
     parser.add_argument("--json", action="store_true", help="print the status as JSON")
+    parser.add_argument(
+        "--snapshot",
+        nargs=2,
+        metavar=("ADDRESS", "DEST"),
+        help="have a running shard copy its items to DEST, a new directory on its host or an address that "
+        "fsspec knows, such as s3://BUCKET/PATH (with --keys by that of the learner), and exit",
+    )
+    parser.add_argument(
+        "--restore", metavar="SRC", help="start with the items of a snapshot, in a --data-dir that is empty"
+    )
+    parser.add_argument(
+        "--snapshot-to",
+        metavar="DIR",
+        help="permit snapshots to this directory or address only (default: any; with --insecure none)",
+    )
     parser.add_argument(
         "--table",
         metavar="NAME:KEY=VALUE,...",
@@ -124,6 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser().parse_args(argv)
         if args.status:
             return print_status(args.status, args.keys, as_json=args.json)
+        if args.snapshot:
+            endpoint, destination = args.snapshot
+            return make_snapshot(endpoint, destination, args.keys)
         begin(f"replay-{args.index}", args)
         stop = StopSignal(force_after_s=60.0).install()
         ctx: Context = zmq.Context()
@@ -164,7 +184,8 @@ def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:
                 args.seed = welcome.seed(incarnation, args.index)
         replay = open_replay(args)
         _log.info("serving at %s", endpoint)
-        ReplayService(replay, router, stop, control).run()
+        permitted = args.snapshot_to or (None if args.insecure and not args.keys else "")
+        ReplayService(replay, router, stop, control, snapshots=permitted).run()
         replay.close()
     finally:
         if control is not None:
@@ -258,16 +279,32 @@ def open_replay(args: argparse.Namespace) -> Replay:
     tables = make_tables(args)
     if args.volatile:
         clear(args.data_dir, [table.name for table in tables])
+    if args.restore:
+        restore(args.restore, args.data_dir)
     try:
         args.data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as failure:
         raise ConfigError(f"cannot write in {args.data_dir}: {failure.strerror}") from None
     plan = make_plan(args.data_dir, tables, args.max_bytes)
     _log.info("memory plan for %d items: %s", sum(table.capacity for table in tables), plan)
-    replay = Replay(args.data_dir, tables, budget_bytes=plan.store_bytes, seed=args.seed)
+    replay = Replay(
+        args.data_dir,
+        tables,
+        budget_bytes=plan.store_bytes,
+        must_fit=args.max_bytes is None,
+        seed=args.seed,
+    )
     if replay.restored_items:
         _log.info("restored %d items from %s", replay.restored_items, args.data_dir)
     return replay
+
+
+def restore(source: str, folder: Path) -> None:
+    """Make the folder from a snapshot."""
+    if "://" not in source:
+        source = os.path.abspath(source)
+    items = restore_snapshot(source, folder, _log.info)
+    _log.info("restored the snapshot in %s: %d items", source, items)
 
 
 def print_status(endpoint: str, keys_dir: str = "", *, as_json: bool = False) -> None:
@@ -281,6 +318,18 @@ def print_status(endpoint: str, keys_dir: str = "", *, as_json: bool = False) ->
         print(json.dumps(status, indent=2))
     else:
         print_page(endpoint, status)
+
+
+def make_snapshot(endpoint: str, destination: str, keys_dir: str = "") -> None:
+    """Have a running shard make a snapshot, and wait for it."""
+    if "://" not in destination:
+        destination = os.path.abspath(destination)
+    client = ReplayClient(endpoint, name="snapshot", security=make_security(keys_dir, "learner"))
+    try:
+        progress = client.snapshot(destination)
+    finally:
+        client.close(0)
+    print(f"{progress['items']:,} items, {progress['bytes_done'] / 2**20:,.1f} MiB in {destination}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from common.wire.codec import Message, WireError
 from common.wire.replay_codec import decode_insert, decode_shares, encode_batch, specs_to_wire
 from common.wire.replay_files import SharedFiles
 from services.replay.held import HeldInserts
+from services.replay.snapshots import Snapshots
 from services.replay.statistics import Statistics
 
 PEER_CREDIT = 64
@@ -46,17 +47,24 @@ class Requests:
         rejected: messages that could not be served, by kind.
         held: inserts that wait for room in a queue.
         statistics: what inserts and batches were like.
+        snapshots: those that were asked for.
         waits: requests answered with WAIT.
         unsent: answers to peers that were gone.
     """
 
     def __init__(
-        self, replay: Replay, socket: sockets.Socket, session: int, status: Callable[[], dict]
+        self,
+        replay: Replay,
+        socket: sockets.Socket,
+        session: int,
+        status: Callable[[], dict],
+        snapshots: Snapshots | None = None,
     ) -> None:
         self.paused: dict[str, str] = {}
         self.rejected: Counter[str] = Counter()
         self.held = HeldInserts()
         self.statistics = Statistics(replay)
+        self.snapshots = snapshots or Snapshots(replay)
         self.waits = 0
         self.unsent = 0
         self._replay = replay
@@ -77,6 +85,7 @@ class Requests:
             messages.PRIORITIES: self._priorities,
             messages.CREDIT: self._credit,
             messages.STATUS: self._on_status,
+            messages.SNAPSHOT: self._on_snapshot,
         }
 
     def serve(self, peer: bytes, message: Message) -> None:
@@ -234,6 +243,10 @@ class Requests:
 
     def _on_status(self, peer: bytes, message: Message) -> None:
         self._send(peer, Message(messages.STATUS_OK, self._status(), {}, message.request_id))
+
+    def _on_snapshot(self, peer: bytes, message: Message) -> None:
+        fields = self.snapshots.request(message.text("destination", "", max_chars=1024))
+        self._send(peer, Message(messages.SNAPSHOT_OK, fields, {}, message.request_id))
 
     # ---------------------------------------------------------------- helpers
 

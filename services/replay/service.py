@@ -18,6 +18,7 @@ from common.wire.handshakes import HandshakeMonitor
 from common.wire.member import new_incarnation
 from services.replay.meter import Meter
 from services.replay.requests import Requests
+from services.replay.snapshots import Snapshots
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ MAY_SEND = {
     messages.INSERT: ("actor", "learner"),
     messages.SAMPLE: ("learner",),  # for it uses up what the limiter permits
     messages.PRIORITIES: ("learner",),
+    messages.SNAPSHOT: ("learner",),  # for it writes wherever it is told to
 }
 """Roles whose keys permit a message, where there are keys; what is not here, anyone may send who has one."""
 
@@ -41,13 +43,22 @@ class ReplayService:
     """Serves a `Replay` on a bound ROUTER until `stop` is set or the run is over."""
 
     def __init__(
-        self, replay: Replay, socket: sockets.Socket, stop: StopSignal, control: ControlClient | None = None
+        self,
+        replay: Replay,
+        socket: sockets.Socket,
+        stop: StopSignal,
+        control: ControlClient | None = None,
+        *,
+        snapshots: str | None = "",
     ) -> None:
+        """Prepare to serve; ``snapshots`` is where they may go (see `Snapshots`)."""
         self._replay = replay
         self._socket = socket
         self._stop = stop
         self._control = control
-        self._requests = Requests(replay, socket, new_incarnation(), self._status)
+        self._requests = Requests(
+            replay, socket, new_incarnation(), self._status, Snapshots(replay, snapshots)
+        )
         self._meter = Meter(replay, self._requests)
         self._monitor = HandshakeMonitor(socket)
         self._handshakes: Counter[str] = Counter()
@@ -71,6 +82,7 @@ class ReplayService:
             watchdog.beat()
         watchdog.close()
         self._monitor.close()
+        self._requests.snapshots.close()
 
     def _done(self) -> bool:
         if self._control is not None:
@@ -106,6 +118,7 @@ class ReplayService:
             raise WireError(messages.REFUSED_KEY, detail)
 
     def _report(self) -> None:
+        self._requests.snapshots.announce()
         metrics = self._meter.metrics()
         handshakes = {"replay/failed_handshakes_total": float(sum(self._handshakes.values()))}
         health.report(metrics | self._meter.details() | handshakes)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.replay import Replay, Sample
+from common.data.replay import Replay
+from common.data.sample import Sample
 from common.data.table import Table
 
 AGE_BOUNDS_S = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0, 30_000.0)

@@ -359,3 +359,21 @@ def test_tables_as_text():
 def test_two_tables_of_one_name_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="different"):
         open_tables(tmp_path, "a:capacity=3", "a:capacity=4")
+
+
+def test_what_could_never_fit_is_refused_at_the_first_insert(tmp_path):
+    def first(folder, capacity, *, must_fit=True):
+        table = TableConfig(capacity=capacity)
+        replay = Replay(tmp_path / folder, [table], budget_bytes=1 << 20, must_fit=must_fit, seed=0)
+        try:
+            return replay.insert(simple(1, 0, 4))
+        finally:
+            replay.close()
+
+    # Four items of 72 bytes that are not compressed.
+    assert first("a", (1 << 20) * 4 // 72)
+    with pytest.raises(RefusedError, match="lower the capacity") as error:
+        first("b", (1 << 20) * 4 // 72 + 1)
+    assert error.value.kind == "plan"
+    assert "signature.json" not in {path.name for path in (tmp_path / "b").iterdir()}
+    assert first("c", 10**6, must_fit=False), "the oldest leave early, as was asked for"

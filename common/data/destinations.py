@@ -1,0 +1,138 @@
+"""Where snapshots go: a directory, or whatever fsspec knows an address of, such as ``s3://BUCKET/PATH``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from common.errors import CheckpointError, ConfigError
+
+
+class Destination(ABC):
+    """Files by name under one address, and one of them that makes them count."""
+
+    @abstractmethod
+    def open(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """A new file, to be written."""
+
+    @abstractmethod
+    def open_to_read(self, name: str) -> IO[bytes]:
+        """A file that is there; raises OSError if it is not."""
+
+    @abstractmethod
+    def finish(self, manifest: bytes) -> None:
+        """Write the last file, by which all of them count."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Remove what has been written, as far as it can be done."""
+
+    def read(self, name: str) -> bytes:
+        """The contents of a small file."""
+        with self.open_to_read(name) as file:
+            return file.read(1 << 24)
+
+
+class Directory(Destination):
+    """A local directory, which appears under its name when it is complete."""
+
+    def __init__(self, path: Path, manifest_name: str) -> None:
+        self._path = path
+        self._manifest_name = manifest_name
+        self._temporary = path.with_name(path.name + ".incomplete")
+        if not manifest_name:
+            return
+        if path.exists():
+            raise ConfigError(f"{path} is there already: a snapshot needs a new directory")
+        try:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[IO[bytes]]:
+        """See `Destination`. The file is on the disk when it is closed."""
+        with (self._temporary / name).open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    def open_to_read(self, name: str) -> IO[bytes]:
+        """See `Destination`."""
+        return (self._path / name).open("rb")
+
+    def finish(self, manifest: bytes) -> None:
+        """See `Destination`."""
+        with self.open(self._manifest_name) as file:
+            file.write(manifest)
+        os.rename(self._temporary, self._path)
+        parent = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+
+    def abort(self) -> None:
+        """See `Destination`."""
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+class Remote(Destination):
+    """Objects under an address that fsspec knows. There is no snapshot before its manifest is there."""
+
+    def __init__(self, url: str, manifest_name: str) -> None:
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise ConfigError(f"{url}: addresses need fsspec (pip install 'troupe[snapshot]')") from None
+        try:
+            self._system, path = url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"{url} cannot be used: {str(error).splitlines()[0]}") from None
+        self._path = path.rstrip("/")
+        self._manifest_name = manifest_name
+        self._written: list[str] = []
+        try:
+            if manifest_name and self._system.exists(f"{self._path}/{manifest_name}"):
+                raise ConfigError(f"{url} is there already: a snapshot needs a new address")
+            if manifest_name:
+                self._system.makedirs(self._path, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{url} cannot be reached: {error}") from None
+
+    def open(self, name: str) -> IO[bytes]:
+        """See `Destination`."""
+        self._written.append(f"{self._path}/{name}")
+        file: IO[bytes] = self._system.open(self._written[-1], "wb")
+        return file
+
+    def open_to_read(self, name: str) -> IO[bytes]:
+        """See `Destination`."""
+        file: IO[bytes] = self._system.open(f"{self._path}/{name}", "rb")
+        return file
+
+    def finish(self, manifest: bytes) -> None:
+        """See `Destination`."""
+        with self.open(self._manifest_name) as file:
+            file.write(manifest)
+
+    def abort(self) -> None:
+        """See `Destination`."""
+        for path in self._written:
+            with suppress(Exception):  # what stays has no manifest, and so does not count
+                self._system.rm(path)
+
+
+def open_destination(address: str, manifest_name: str = "") -> Destination:
+    """The place that ``address`` means: to write to, if the name of a manifest is given, or to read."""
+    if "://" in address:
+        return Remote(address, manifest_name)
+    if not os.path.isabs(address):
+        raise ConfigError(f"{address!r} is neither an absolute path nor an address such as s3://BUCKET/PATH")
+    return Directory(Path(address), manifest_name)

@@ -1,0 +1,80 @@
+"""Snapshots on request: one at a time, to places that are permitted."""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from dataclasses import asdict
+from typing import Any
+
+from common.data.inserts import RefusedError
+from common.data.replay import Replay
+from common.data.snapshot import Progress, Snapshot
+from common.errors import TroupeError
+
+_log = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """Starts snapshots and knows how far the last one is."""
+
+    def __init__(self, replay: Replay, permitted: str | None = "") -> None:
+        """Snapshots may go to what begins with ``permitted``, a directory or address; None permits none."""
+        self._replay = replay
+        self._permitted = permitted
+        self._snapshot: Snapshot | None = None
+        self._announced = True
+
+    def request(self, destination: str) -> dict[str, Any]:
+        """Start a snapshot, if one is asked for and not on its way yet; returns how far the last one is.
+
+        Raises RefusedError.
+        """
+        last = self._snapshot
+        if destination and (last is None or not self._is_same(last.progress, destination)):
+            if last is not None and last.progress.state == "running":
+                raise RefusedError("snapshot", f"one to {last.progress.destination} is on its way")
+            self._check(destination)
+            try:
+                self._snapshot = Snapshot(self._replay, destination)
+            except TroupeError as error:
+                raise RefusedError("snapshot", str(error)) from None
+            _log.info("writing a snapshot to %s", destination)
+            self._announced = False
+            self._snapshot.start()
+        return self.progress()
+
+    def progress(self) -> dict[str, Any]:
+        """How far the last one is."""
+        return asdict(self._snapshot.progress if self._snapshot else Progress("", "none"))
+
+    def announce(self) -> None:
+        """Log the end of a snapshot, once."""
+        if self._announced or self._snapshot is None or self._snapshot.progress.state == "running":
+            return
+        self._announced = True
+        progress = self._snapshot.progress
+        if progress.state == "done":
+            _log.info("snapshot of %d items in %s", progress.items, progress.destination)
+        else:
+            _log.error("no snapshot in %s: %s", progress.destination, progress.detail)
+
+    def close(self) -> None:
+        """Give up what is not complete."""
+        if self._snapshot is not None:
+            self._snapshot.stop()
+
+    @staticmethod
+    def _is_same(progress: Progress, destination: str) -> bool:
+        """Whether this was asked for already, by a client that did not get the answer."""
+        return progress.destination == destination and progress.state != "failed"
+
+    def _check(self, destination: str) -> None:
+        if self._permitted is None:
+            raise RefusedError(
+                "snapshot", "not without keys here: start the shard with --snapshot-to DIRECTORY"
+            )
+        scheme, separator, path = destination.rpartition("://")
+        normal = scheme + separator + posixpath.normpath(path)
+        if self._permitted and not f"{normal}/".startswith(self._permitted.rstrip("/") + "/"):
+            raise RefusedError("snapshot", f"only below {self._permitted}")

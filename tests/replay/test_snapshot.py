@@ -1,0 +1,85 @@
+"""Snapshots of a running shard, from the client and from the command line."""
+
+import subprocess
+import sys
+
+import pytest
+
+from common.errors import CheckpointError
+from common.wire.replay_client import ReplayRefusedError
+from tests.replay import processes
+
+RUN = [sys.executable, "-m", "services.replay"]
+
+
+def test_a_run_moves_with_its_snapshot(server, client, tmp_path):
+    endpoint = server("--capacity", "500")
+    one = client(endpoint)
+    one.status(120)
+    with pytest.raises(ReplayRefusedError, match="nothing"):
+        one.snapshot(str(tmp_path / "early"), 60)
+    for number in range(30):
+        processes.insert(one, number)
+    assert one.flush(60)
+    progress = one.snapshot(str(tmp_path / "first"), 120)
+    assert progress["state"] == "done"
+    assert progress["items"] == 300
+    for number in range(30, 40):
+        processes.insert(one, number)
+    assert one.flush(60)
+    words = [*RUN, "--snapshot", endpoint, str(tmp_path / "second")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "400 items" in done.stdout
+    assert str(tmp_path / "second") in done.stdout
+    # What is there is not overwritten.
+    again = subprocess.run(
+        [*RUN, "--snapshot", endpoint, str(tmp_path / "first")], capture_output=True, text=True, timeout=120
+    )
+    assert again.returncode != 0
+    assert "there already" in again.stderr
+    assert again.stderr.count("\n") == 1
+
+    elsewhere = server(
+        "--capacity",
+        "500",
+        "--restore",
+        str(tmp_path / "second"),
+        endpoint=f"ipc://{tmp_path}/other",
+        folder="b",
+    )
+    other = client(elsewhere)
+    status = other.status(120)
+    assert status["restored_items"] == 400
+    for _ in range(10):
+        processes.check(other.sample(64, timeout_s=60))
+    processes.insert(other, 40)
+    assert other.flush(60)
+    assert other.status(60)["tables"]["default"]["items"] == 410
+    # A folder with items is not written over.
+    words = [
+        *RUN,
+        "--bind",
+        f"ipc://{tmp_path}/c",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--restore",
+        "first",
+    ]
+    refused = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2
+    assert "not empty" in refused.stderr
+
+
+def test_snapshots_may_be_restricted(server, client, tmp_path):
+    endpoint = server("--snapshot-to", str(tmp_path / "good"))
+    one = client(endpoint)
+    one.status(120)
+    processes.insert(one, 0)
+    assert one.flush(60)
+    for place in (str(tmp_path / "bad"), str(tmp_path / "good" / ".." / "bad"), str(tmp_path / "goodish")):
+        with pytest.raises(ReplayRefusedError, match="only below"):
+            one.snapshot(place, 60)
+    assert one.snapshot(str(tmp_path / "good" / "one"), 60)["items"] == 10
+    with pytest.raises((CheckpointError, ReplayRefusedError)):
+        one.snapshot("good/two", 60)
