@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -189,3 +191,9 @@ def cycle(client: ReplayClient, source: Iterator[Chunk], seconds: float, *, inse
         client.receive(10)
     client.flush(30)
     return Cycle(batches / elapsed, size / batches, server_s / batches * 1e3, client_s / batches * 1e3)
+
+
+def mean(cycles: Sequence[Cycle]) -> Cycle:
+    """The mean of several measurements."""
+    names = [field.name for field in dataclasses.fields(Cycle)]
+    return Cycle(**{name: statistics.mean(getattr(each, name) for each in cycles) for name in names})

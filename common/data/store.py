@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.columns import Column, Lane, MappedFile, Payload, make_column
+from common.data.counting import add_counts
 from common.data.fence import fence
 from common.data.fields import FieldSpec
 from common.data.space import Space
@@ -211,11 +212,11 @@ class ChunkStore:
 
     def hold(self, rows: NDArray[np.int64]) -> None:
         """Count one reference more for each of ``rows`` (repeats allowed), until as many are released."""
-        np.add.at(self.references, rows, 1)
+        add_counts(self.references, rows)
 
     def release(self, rows: NDArray[np.int64]) -> None:
         """Count one item less for each of ``rows`` (repeats allowed), and free what is empty then."""
-        np.subtract.at(self.references, rows, 1)
+        add_counts(self.references, rows, -1)
         empty = rows[self.references[rows] <= 0]
         if len(empty):
             for row in set(empty.tolist()):

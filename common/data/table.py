@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.columns import MappedFile
+from common.data.counting import add_counts
 from common.data.limiter import Limiter
 from common.data.selectors import NO_SLOTS, Chosen, Selector, Slots, make_selector
 from common.data.table_config import TableConfig
@@ -213,7 +214,8 @@ class Table:
 
     def items(self, slots: Slots) -> NDArray:
         """The records ``[n]`` of ``slots``, as ``ITEM``."""
-        return self._items[slots]
+        # As bytes without fields, for numpy copies those four times as fast.
+        return self._items.view(f"V{ITEM.itemsize}")[slots].view(ITEM)
 
     def files(self) -> dict[str, NDArray]:
         """What stands in the table's files, by their endings."""
@@ -222,7 +224,7 @@ class Table:
     def count_sampled(self, slots: Slots, rng: np.random.Generator) -> None:
         """Count that ``slots`` have been sampled; those go that have been sampled often enough."""
         sampled = self._items["sampled"]
-        np.add.at(sampled, slots, 1)
+        add_counts(sampled, slots)
         self.limiter.sampled += len(slots)
         self._header[1] = self.limiter.sampled
         if self.config.max_times_sampled:
