@@ -149,6 +149,7 @@ def test_no_cuda_is_one_line(tmp_path):
 
 
 def test_an_agent_that_needs_a_queue_is_refused(tmp_path):
-    config = load_config("cartpole-apex", None, {}, {}).model_copy(update={"agent": ImpalaConfig()})
     with pytest.raises(ConfigError, match="queue"):
+        config = load_config("cartpole-apex", None, {}, {})
+        config = config.model_copy(update={"agent": ImpalaConfig()})
         Learner(config, tmp_path, resume=False, stop=StopSignal())
