@@ -56,11 +56,6 @@ class Learner:
         torch.set_num_threads(config.learner.torch_threads)
         self.spec = make_spec(config.env)
         self.agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
-        if self.agent.table.kind != "prioritized":
-            raise ConfigError(
-                f"agent.algorithm {config.agent.algorithm!r} learns from a queue, which the services do not "
-                "connect yet; choose apex"
-            )
         self.counters = RunCounters(self.spec.frames_per_step)
         if resume:
             self._restore()

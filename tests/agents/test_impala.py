@@ -1,6 +1,3 @@
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +12,6 @@ from services.actor.rollout import Rollout
 from tests.agents.in_process import evaluate, learn_through_a_queue, stacked_fields
 from tests.rl import oracles
 
-PRESETS = Path(__file__).parent / "presets"
 VECTOR = EnvSpec("test:vector", (3,), "float32", 4, 0, 1, False)
 SMALL = {"mlp_units": (8,), "hidden_units": 8, "unroll_steps": 5}
 CARTPOLE = EnvConfig(id="gym:CartPole-v1", reward_clip="none")
@@ -197,14 +193,11 @@ def test_it_says_what_it_needs():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(
-    "TROUPE_LONG_TESTS" not in os.environ, reason="minutes of learning: set TROUPE_LONG_TESTS=1"
-)
 def test_learns_cartpole_through_a_queue():
     """With the preset's values, and actors that are three updates behind."""
     from common.config import load_config
 
-    config = load_config(None, PRESETS / "cartpole-impala.toml")
+    config = load_config("cartpole-impala")
     agent, _ = learn_through_a_queue(
         config.agent, config.env, slots=config.actor.slots, batch=config.replay.batch_size,
         steps=config.run.total_steps, seed=1, lag=3,

@@ -5,7 +5,6 @@ import time
 import pytest
 import zmq
 
-from common.agents.impala import ImpalaConfig
 from common.config import load_config
 from common.errors import CheckpointError, ConfigError
 from common.runtime import StopSignal
@@ -146,10 +145,3 @@ def test_no_cuda_is_one_line(tmp_path):
         Learner(
             make_config(tmp_path, **{"learner.device": "cuda"}), tmp_path, resume=False, stop=StopSignal()
         )
-
-
-def test_an_agent_that_needs_a_queue_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="queue"):
-        config = load_config("cartpole-apex", None, {}, {})
-        config = config.model_copy(update={"agent": ImpalaConfig()})
-        Learner(config, tmp_path, resume=False, stop=StopSignal())
