@@ -52,7 +52,7 @@ class Prefetcher:
             security=security,
         )
         self._ready: queue.Queue[SampleBatch] = queue.Queue()
-        self._done: queue.Queue[tuple[SampleBatch, np.ndarray]] = queue.Queue()
+        self._done: queue.Queue[tuple[SampleBatch, np.ndarray | None]] = queue.Queue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
         self._failure: BaseException | None = None
@@ -81,8 +81,8 @@ class Prefetcher:
         finally:
             self.waited_s += time.monotonic() - began
 
-    def put_priorities(self, batch: SampleBatch, priorities: np.ndarray) -> None:
-        """Sends new priorities `[B]` float64 of a batch's items back to its shard; never blocks.
+    def put_priorities(self, batch: SampleBatch, priorities: np.ndarray | None) -> None:
+        """Sends new priorities `[B]` float64 of a batch's items, if any, back to its shard; never blocks.
 
         The batch is done with: its fields are written over by later ones.
         """
@@ -120,7 +120,8 @@ class Prefetcher:
         with contextlib.suppress(queue.Empty):
             while True:
                 batch, priorities = self._done.get_nowait()
-                self._replay.update_priorities(batch, priorities)
+                if priorities is not None:
+                    self._replay.update_priorities(batch, priorities)
                 self._replay.recycle(batch)
 
 

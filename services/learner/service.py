@@ -14,8 +14,9 @@ import numpy as np
 import torch
 import zmq
 
-from common.agents import make_agent
+from common.agents import TableNeeds, make_agent
 from common.config import Config, structural_hash, to_toml
+from common.data.table_config import TableConfig, parse_table
 from common.envs import make_spec
 from common.errors import CheckpointError, ConfigError, TroupeError
 from common.rl.replay import annealed, importance_weights
@@ -44,6 +45,25 @@ class DivergedError(TroupeError):
     """Learning produced numbers that are not finite."""
 
 
+def check_table(needs: TableNeeds, config: Config) -> None:
+    """Raises ConfigError where the table `default` is not of the kind that the algorithm learns from."""
+    tables = [parse_table(text) for text in config.replay.tables] or [TableConfig()]
+    table = next((table for table in tables if table.name == "default"), None)
+    algorithm = config.agent.algorithm
+    if table is None:
+        raise ConfigError(f"replay.tables has no table `default`, into which {algorithm} inserts")
+    if table.is_queue != (needs.kind == "queue"):
+        example = '["default:queue,capacity=64"]' if needs.kind == "queue" else "[]"
+        raise ConfigError(
+            f"{algorithm} learns from a {needs.kind} table: set replay.tables to {example}, or the like"
+        )
+    if needs.max_times_sampled and table.max_times_sampled != needs.max_times_sampled:
+        raise ConfigError(
+            f"{algorithm} may learn {needs.max_times_sampled} time from an item, but the table `default` has "
+            f"max_times_sampled={table.max_times_sampled}"
+        )
+
+
 class Learner:
     """One run's learner. `run` returns when the run is complete or a stop was asked for."""
 
@@ -57,6 +77,7 @@ class Learner:
         self.spec = make_spec(config.env)
         self.agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
         self.counters = RunCounters(self.spec.frames_per_step)
+        check_table(self.agent.table, config)
         if resume:
             self._restore()
         net = config.net
@@ -134,8 +155,7 @@ class Learner:
         measure = counters.updates % METRICS_PERIOD_UPDATES == 0
         progress = min(1.0, counters.steps / self.config.run.total_steps)
         update = self.agent.update(sample.fields, weights, want_metrics=measure, progress=progress)
-        if update.priorities is not None:
-            self.prefetch.put_priorities(sample, update.priorities)
+        self.prefetch.put_priorities(sample, update.priorities)
         if measure:
             self._check_finite(update.metrics)
             lag = np.maximum(0, counters.version - sample.versions).mean()
