@@ -176,7 +176,7 @@ class _EventFile:
         self._event, self._summary = Event, Summary
         directory.mkdir(parents=True, exist_ok=True)
         # The name has a clock of seconds: the suffix keeps a quick restart from overwriting what was there.
-        self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}.{time.time_ns() % 10**9}")
+        self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}.{time.time_ns() % 10**9:09d}")
         self._flushed_at = time.monotonic()
         if resumed_steps is not None:
             start = Event(wall_time=time.time(), step=resumed_steps)

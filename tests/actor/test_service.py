@@ -173,6 +173,7 @@ def test_stop_signal_flushes_first(context: Context, control: ControlServer, rep
     actor.stop.set()
     actor.join()
     assert actor.error is None
+    wait_for(lambda: not control.peers())  # it said BYE, after its last report
     steps = reports(control)[-1].metrics["actor/steps"]
     # Only the n newest steps of each running episode cannot be inserted.
     assert steps - 2 * 3 <= sum(chunk.steps for chunk in replay.chunks) <= steps
