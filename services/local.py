@@ -30,7 +30,9 @@ from services.workspace import (
     CONFIG_FILE,
     check_tensorboard_port,
     claimed_run_dir,
+    damage,
     launcher_log,
+    own_command,
     saved_steps,
     shell_path,
     socket_directory,
@@ -206,6 +208,8 @@ class _Launcher:
         verb = "resuming" if self._resume else "training"
         self._say(f"{verb} {self._config.env.id} in {self._run_dir}")
         self._say(f"{self._tensorboard_line()}logs: {self._run_dir / 'logs'}   stop: Ctrl-C")
+        if self._resume and (problem := damage(self._run_dir)):
+            self._say(f"{problem}; going on from the newest whole one")
 
     def _tensorboard_line(self) -> str:
         port = self._config.net.tensorboard_port
@@ -223,7 +227,7 @@ class _Launcher:
         else:
             self._say(f"complete at {view.steps:,} steps; to go on, raise the total:")
         more = "" if view.steps < view.total_steps else f" --total-steps {2 * view.total_steps}"
-        self._say(f"  troupe resume {shell_path(self._run_dir)}{more}")
+        self._say(f"  {own_command()} resume {shell_path(self._run_dir)}{more}")
 
     def _say(self, line: str) -> None:
         if self._panel is not None:

@@ -71,15 +71,11 @@ def render(view: Snapshot, title: str, footer: str) -> Panel:
 
 
 def _progress(view: Snapshot) -> Table:
-    table = Table.grid(expand=True, padding=(0, 1))
-    table.add_column(ratio=1)
-    table.add_column(justify="right", no_wrap=True)
     eta = "--:--:--" if view.eta_s is None else duration(view.eta_s)
     counts = f"{view.steps:,} / {view.total_steps:,} steps  {view.share:.1%}  {view.frames:,} frames"
-    table.add_row(
-        ProgressBar(total=1.0, completed=view.share),
-        Text(f"{counts}  {duration(view.elapsed_s)} elapsed  {eta} left"),
-    )
+    table = Table.grid(expand=True)  # two rows: beside the text the bar has no room on 80 columns
+    table.add_row(ProgressBar(total=1.0, completed=view.share))
+    table.add_row(Text(f"{counts}  {duration(view.elapsed_s)} elapsed  {eta} left"))
     return table
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _RATE_WINDOW_S = 60.0
+_SETTLED_S = 30.0  # before, starting processes take the processor and caches are cold
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ def verdict(view: Snapshot) -> tuple[str, str]:
     # Not only before the first update: a resumed run may have lost its items, and then waits for new ones.
     if items < view.min_items and not view.metrics.get("speed/updates_per_s"):
         return f"filling replay before learning starts: {items:,.0f} of {view.min_items:,} items", ""
+    if view.elapsed_s < _SETTLED_S:
+        return "too early to say what limits training", ""
     wait_share = view.metrics.get("learner/wait_share", 0.0)
     learner, actors = _cores(view, "learner"), _cores(view, "actor")
     busy = sum(service.cpu for service in view.services)

@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from common.errors import CheckpointError, ConfigError
-from common.runtime.checkpoint import newest_first, steps_of
+from common.runtime.checkpoint import check, newest_first, steps_of
 from common.runtime.files import STATUS_FILE, looking_into, make_directory
 
 CONFIG_FILE = "config.toml"
@@ -141,6 +142,26 @@ def saved_steps(run_dir: Path) -> int:
     """Return the steps that a resumed run begins with, as far as names of checkpoints tell."""
     newest = next(newest_first(run_dir / "checkpoints"), None)
     return 0 if newest is None else steps_of(newest)
+
+
+def damage(run_dir: Path) -> str:
+    """Say what is wrong with the newest checkpoint of a run to resume; empty where it is whole."""
+    newest = next(newest_first(run_dir / "checkpoints"), None)
+    try:
+        if newest is not None:
+            check(newest)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def own_command() -> str:
+    """How a user runs this very installation: `troupe` where a shell finds it, otherwise its path."""
+    beside = Path(sys.executable).parent / "troupe"
+    found = shutil.which("troupe")
+    if beside.is_file() and (found is None or not os.path.samefile(found, beside)):
+        return shell_path(beside)
+    return "troupe"
 
 
 def shell_path(path: Path) -> str:

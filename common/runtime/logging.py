@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -49,6 +51,20 @@ def add_logging_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-level", default="info", choices=_LEVELS, help="least level to log (default: info)"
     )
+
+
+@contextlib.contextmanager
+def warnings_shown(name: str) -> Iterator[None]:
+    """For commands, which have no log: print what the logger `name` warns of, as `troupe: ...`, on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("troupe: %(message)s"))
+    logger = logging.getLogger(name)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 class Throttle:

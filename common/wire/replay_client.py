@@ -155,6 +155,11 @@ class ReplayClient:
         """Inserts that the server lets this client have unacknowledged; zero while it wants a pause."""
         return self._credit
 
+    @property
+    def paused(self) -> bool:
+        """Whether the server answers, and wants no inserts at present."""
+        return self._session is not None and self._credit == 0
+
     def insert(self, chunk: Chunk, table: str = "default") -> bool:
         """Send ``chunk``; False, with ``blocked_reason``, where it has to wait: keep it and try again.
 

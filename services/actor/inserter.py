@@ -12,6 +12,9 @@ from common.data.fields import Chunk
 
 log = logging.getLogger(__name__)
 
+PATIENCE_S = 1.0
+"""At the end, shards that answer are given this long to take another chunk."""
+
 
 class ShardClient(Protocol):
     """The part of `ReplayClient` that inserting needs."""
@@ -23,6 +26,10 @@ class ShardClient(Protocol):
     @property
     def blocked_reason(self) -> str:
         """Why an insert would be refused now; empty where it would not."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether the shard answers, and wants no inserts at present."""
 
     def insert(self, chunk: Chunk) -> bool:
         """Send, or return False where credit or the outstanding inserts do not permit it."""
@@ -95,10 +102,20 @@ class Inserter:
         return "; ".join(sorted(reasons)) or "inserts are not acknowledged"
 
     def finish(self, timeout_s: float) -> int:
-        """Send and await as much as `timeout_s` permits; how many chunks were lost."""
+        """Send and await as much as `timeout_s` permits; how many chunks were lost.
+
+        Once all shards answer and none has taken anything for `PATIENCE_S`, the limit on samples per insert
+        holds: with the learner gone it will not give way, so there is nothing to wait for.
+        """
         deadline = time.monotonic() + timeout_s
+        sent, sent_at = self.chunks_total, time.monotonic()
         while self._waiting and time.monotonic() < deadline:
             self.pump(timeout_ms=50)
+            if self.chunks_total != sent:
+                sent, sent_at = self.chunks_total, time.monotonic()
+            paused = self._clients and all(client.paused for client in self._clients.values())
+            if paused and time.monotonic() - sent_at > PATIENCE_S:
+                break
         lost = self.waiting
         for client in self._clients.values():
             client.flush(max(0.0, deadline - time.monotonic()))

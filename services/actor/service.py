@@ -262,7 +262,8 @@ class ActorService:
         self._inserter.put(self._rollout.flush())
         lost = self._inserter.finish(FLUSH_TIMEOUT_S)
         if lost:
-            log.warning("%s ends with %d chunks that replay did not take", self._name, lost)
+            reason = self._inserter.reason()
+            log.info("%s ends with %d chunks that replay did not take (%s)", self._name, lost, reason)
         self._report()
         self._env.close()
         log.info("%s ends after %d steps", self._name, self._rollout.timing.steps)

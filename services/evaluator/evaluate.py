@@ -17,6 +17,7 @@ from common.errors import CheckpointError, ConfigError
 from common.runtime.arguments import Parser, integer, real
 from common.runtime.checkpoint import Checkpoint, load_checkpoint, load_newest
 from common.runtime.files import looking_into
+from common.runtime.logging import warnings_shown
 from common.runtime.video import Recorder, encode_gif
 from common.stats import ci95, human_normalized
 from services.evaluator.games import Result, play
@@ -45,7 +46,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Play and print; returns the exit code."""
     arguments = parse(argv)
-    checkpoint = open_checkpoint(arguments.path)
+    with warnings_shown("common.runtime.checkpoint"):
+        checkpoint = open_checkpoint(arguments.path)
     config, agent = restore(checkpoint)
     epsilon = agent.eval_epsilon if arguments.epsilon is None else arguments.epsilon
     recorder = Recorder() if arguments.video else None

@@ -113,7 +113,7 @@ class Prefetcher:
             for endpoint in set(live) - set(known):
                 log.info("sampling from replay at %s", endpoint)
             for endpoint in set(known) - set(live):
-                log.warning("replay at %s is gone", endpoint)
+                log.info("no more sampling from replay at %s, which has left", endpoint)
             self._replay.set_shards(live)
 
     def _send_priorities(self) -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from common.data.fields import Chunk
+from services.actor import inserter as inserter_module
 from services.actor.inserter import Inserter
 
 
@@ -25,6 +27,10 @@ class FakeShard:
     @property
     def blocked_reason(self) -> str:
         return "" if self.credit else self._reason
+
+    @property
+    def paused(self) -> bool:
+        return not self.credit and self._reason != "does not answer"
 
     def insert(self, chunk: Chunk) -> bool:
         if not self.credit:
@@ -100,3 +106,25 @@ def test_finish_counts_what_is_lost() -> None:
     inserter = inserter_of(a=a)
     inserter.put([chunk(i) for i in range(3)])
     assert inserter.finish(0.1) == 3  # two never sent, one never acknowledged
+
+
+def test_a_limit_that_will_not_give_way_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inserter_module, "PATIENCE_S", 0.05)
+    inserter = inserter_of(a=FakeShard(credit=0))
+    inserter.put([chunk(0)])
+    assert inserter.finish(1e6) == 1
+
+
+def test_a_shard_that_is_back_in_time_gets_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inserter_module, "PATIENCE_S", 0.0)
+    a = FakeShard(credit=0, blocked_reason="does not answer")
+
+    def poll(timeout_ms: int) -> None:
+        a.polls += 1
+        a.credit = 5 if a.polls > 10 else 0
+
+    monkeypatch.setattr(a, "poll", poll)
+    inserter = inserter_of(a=a)
+    inserter.put([chunk(0)])
+    assert inserter.finish(60.0) == 0
+    assert a.taken == [0]

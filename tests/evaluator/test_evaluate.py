@@ -58,7 +58,11 @@ def test_table(run_dir, capsys):
 
 def test_a_damaged_newest_checkpoint_falls_back(run_dir, capsys):
     (run_dir / "checkpoints" / "step-000000000200" / "arrays.safetensors").write_bytes(b"short")
-    assert json_of(capsys, run_dir, "--episodes", 1)["steps"] == 100
+    assert evaluate.main([str(run_dir), "--episodes", "1", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["steps"] == 100
+    assert printed.err.startswith("troupe: checkpoint ")
+    assert "is damaged" in printed.err
     with pytest.raises(CheckpointError, match="damaged"):
         evaluate.main([str(run_dir / "checkpoints" / "step-000000000200")])
 

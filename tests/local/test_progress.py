@@ -101,6 +101,16 @@ def test_plain_line_has_the_figures():
     assert "\n" not in line
 
 
+def test_the_bar_has_room_on_a_narrow_terminal():
+    console = Console(width=80, record=True, force_terminal=True, file=io.StringIO())
+    console.print(render(view(eta_s=60.0), "troupe  my-run  atari:pong", ""))
+    assert "\u2501" * 10 in console.export_text()
+
+
+def test_nothing_is_said_to_limit_a_run_that_has_just_begun():
+    assert verdict(view(elapsed_s=10.0))[0].startswith("too early")
+
+
 def test_panel_shows_everything():
     console = Console(width=120, record=True, force_terminal=True, file=io.StringIO())
     console.print(

@@ -15,6 +15,8 @@ from services import workspace
 from services.workspace import (
     check_tensorboard_port,
     claimed_run_dir,
+    damage,
+    own_command,
     saved_steps,
     shell_path,
     socket_directory,
@@ -135,3 +137,24 @@ def test_shell_path(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert shell_path(tmp_path / "runs" / "a b") == "'runs/a b'"
     assert shell_path(Path("/elsewhere")) == "/elsewhere"
+
+
+def test_a_damaged_newest_checkpoint_is_named(tmp_path):
+    assert damage(tmp_path) == ""
+    for steps in (1, 2):
+        newest = save_checkpoint(tmp_path / "checkpoints", {"w": np.zeros(3)}, {"steps": steps})
+    assert damage(tmp_path) == ""
+    (newest / "arrays.safetensors").write_bytes(b"")
+    assert newest.name in damage(tmp_path)
+
+
+def test_the_command_is_one_that_the_users_shell_finds(tmp_path, monkeypatch):
+    for place in ("venv", "elsewhere"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "troupe").touch(mode=0o755)
+    monkeypatch.setattr(workspace.sys, "executable", str(tmp_path / "venv" / "python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    assert own_command() == "venv/troupe"
+    monkeypatch.setenv("PATH", str(tmp_path / "venv"))
+    assert own_command() == "troupe"
