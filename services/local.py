@@ -95,7 +95,12 @@ class _Launcher:
         self._run_dir = run_dir
         self._stop = stop_signal
         self._resume = resume
-        self._refill = Refill(replay_endpoints(config, sockets), config.replay.min_items) if resume else None
+        table = config.replay.table()
+        # A queue hands on what comes: there is nothing to fill, nor to fill again.
+        self._min_items = table.min_items if table and not table.is_queue else 0
+        self._capacity_items = table.capacity if table else 0
+        refills = resume and self._min_items > 0
+        self._refill = Refill(replay_endpoints(config, sockets), self._min_items) if refills else None
         self._children = [Child(spec) for spec in child_specs(config, run_dir, sockets, resume=resume)]
         self._learner = self._children[0]
         self._usage = _Usage()
@@ -194,8 +199,8 @@ class _Launcher:
             services=[self._usage.view(child) for child in self._children],
             elapsed_s=time.monotonic() - self._started_at,
             eta_s=self._estimator.eta_s(steps, config.run.total_steps) if "metrics" in status else None,
-            min_items=config.replay.min_items,
-            capacity_items=config.replay.capacity_items,
+            min_items=self._min_items,
+            capacity_items=self._capacity_items,
             cores=_cores(),
         )
         if self._panel is not None:

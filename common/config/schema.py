@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator, model_va
 
 from common.config.algorithms import agent_section
 from common.config.fields import Section, operational, structural, tunable
-from common.data.table_config import check_tables, parse_table
+from common.data.table_config import TableConfig, check_tables, parse_table
 from common.errors import ConfigError
 
 _ENDPOINT = re.compile(r"(tcp://[^:/\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:]+\]:\d{1,5}|ipc://\S+|inproc://\S+)")
@@ -118,6 +118,13 @@ class ReplayConfig(Section):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return value
+
+    def table(self, name: str = "default") -> TableConfig | None:
+        """Return the table of this name over all shards; None where there is none."""
+        if self.tables:
+            return next((table for table in map(parse_table, self.tables) if table.name == name), None)
+        one = TableConfig(capacity=self.capacity_items, min_items=self.min_items)
+        return one if name == one.name else None
 
 
 class ActorConfig(Section):

@@ -16,7 +16,6 @@ import zmq
 
 from common.agents import TableNeeds, make_agent
 from common.config import Config, structural_hash, to_toml
-from common.data.table_config import TableConfig, parse_table
 from common.envs import make_spec
 from common.errors import CheckpointError, ConfigError, TroupeError
 from common.rl.replay import annealed, importance_weights
@@ -47,8 +46,7 @@ class DivergedError(TroupeError):
 
 def check_table(needs: TableNeeds, config: Config) -> None:
     """Raises ConfigError where the table `default` is not of the kind that the algorithm learns from."""
-    tables = [parse_table(text) for text in config.replay.tables] or [TableConfig()]
-    table = next((table for table in tables if table.name == "default"), None)
+    table = config.replay.table()
     algorithm = config.agent.algorithm
     if table is None:
         raise ConfigError(f"replay.tables has no table `default`, into which {algorithm} inserts")

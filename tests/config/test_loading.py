@@ -269,3 +269,14 @@ def test_without_torch_the_agent_section_is_kept_as_it_is() -> None:
 
 def test_the_page_of_all_fields_is_up_to_date() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text("utf-8") == markdown(), "run `make docs`"
+
+
+def test_the_table_of_a_run_is_found_by_name():
+    plain = load_config("pong-apex", None, {}, {}).replay
+    table = plain.table()
+    assert table is not None
+    assert (table.capacity, table.min_items) == (plain.capacity_items, plain.min_items)
+    assert plain.table("rollouts") is None
+    queue = load_config("pong-impala", None, {}, {}).replay.table()
+    assert queue is not None
+    assert queue.is_queue
