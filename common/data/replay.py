@@ -247,9 +247,16 @@ class Replay:
     # ---------------------------------------------------------------- sample and update
 
     def sample(self, shares: Mapping[str, int], *, plain: bool = False, places: bool = False) -> Sample | str:
+        """``draw`` a batch, and count it as sampled."""
+        sample = self.draw(shares, plain=plain, places=places)
+        if not isinstance(sample, str):
+            self.count_sampled(sample)
+        return sample
+
+    def draw(self, shares: Mapping[str, int], *, plain: bool = False, places: bool = False) -> Sample | str:
         """A batch with so many rows of each table, in this order, or the reason why there is none now.
 
-        Raises RefusedError where there can never be one.
+        Its items may be drawn again until ``count_sampled``. Raises RefusedError where there can be none.
 
         Args:
             shares: rows by table.
@@ -274,11 +281,14 @@ class Replay:
         else:
             offsets, lengths = sample.offsets.astype(np.int64), sample.lengths.astype(np.int64)
             sample.arrays = self.store.gather(sample.rows, offsets, lengths, plain=plain)
-        for name, slots in zip(shares, sample.slots, strict=True):
-            self.tables[name].count_sampled(slots, self.rng)
+        return sample
+
+    def count_sampled(self, sample: Sample) -> None:
+        """Count what was drawn as sampled: items that have been sampled often enough go."""
+        for share, slots in zip(sample.shares, sample.slots, strict=True):
+            self.tables[share.table].count_sampled(slots, self.rng)
         self.counters.sampled_batches += 1
         self.counters.sampled_items += len(sample.ids)
-        return sample
 
     def _choose(self, shares: Mapping[str, int]) -> Sample | None:
         """A batch without its data, and without counting it as sampled."""

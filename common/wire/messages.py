@@ -177,6 +177,8 @@ MESSAGES: dict[str, Spec] = {
             "files": "map, folder and host (boot id) where files may be mapped; absent if not (answer only)",
             "held": "u64, the first insert of this incarnation that waits for room in a queue: it and those "
             "behind it are not lost; absent if none does (answer only)",
+            "parked": "list of u64, the SAMPLE requests of the asker that wait for the limiter; absent if "
+            "none does (answer only)",
         },
     ),
     SAMPLE: Spec(

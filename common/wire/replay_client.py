@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,51 +13,31 @@ import zmq
 from numpy.typing import NDArray
 
 from common.data.fields import Chunk, FieldSpec
-from common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
+from common.errors import CheckpointError, PeerError, TroupeError
 from common.runtime.logging import Throttle
 from common.wire import messages, sockets
 from common.wire.batch_reader import ArrayPool, BatchReader
 from common.wire.codec import Buffer, Message, WireError, decode, encode
 from common.wire.member import new_incarnation
 from common.wire.replay_codec import SampleBatch, encode_insert, infer_specs
+from common.wire.replay_errors import ReplayRefusedError, refusal
+from common.wire.replay_link import ReplayLink
+from common.wire.unanswered import Inserts, Request, Requests
 
 __all__ = ["ReplayClient", "ReplayRefusedError", "SampleBatch"]
 
 _log = logging.getLogger(__name__)
 
-PING_S = 0.5
-SAMPLE_PATIENCE_S = 10.0
+COUNTERS = (
+    *("inserts", "resends", "batches", "mapped_batches", "gone_batches", "waits"),
+    *("reconnects", "bad_messages", "lost_updates"),
+)
+SAMPLE_PATIENCE_S = 5.0
+"""The server answers a request within a second: after this it is asked whether the request got lost."""
 SNAPSHOT_PATIENCE_S = 60.0
 """To begin a snapshot, a server may be busy for some time."""
 GARBAGE_LOG_PERIOD_S = 60.0
 """Seconds between two lines about bad messages of one kind."""
-
-
-class ReplayRefusedError(TroupeError):
-    """The server will never serve this request. ``kind`` is a word to branch on."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(f"replay refused: {detail} ({kind})")
-        self.kind = kind
-
-
-@dataclass
-class _Insert:
-    """An insert that is not acknowledged: its frames after the header, and the ping that followed it."""
-
-    message: Message
-    sent_at_ping: int = -1  # -1: not sent on this connection yet
-
-
-@dataclass
-class _Request:
-    """A sample request that is not answered."""
-
-    shares: Mapping[str, int]  # rows by table
-    number: int  # that the caller knows; messages may have later ones
-    windows: bool = False  # not the places: those that were answered last had gone
-    token: str = ""  # that it was sent with
-    sent_s: float = 0.0  # 0: not sent yet
 
 
 class ReplayClient:
@@ -110,38 +89,30 @@ class ReplayClient:
         self.blocked_reason = "no answer yet"
         self.wait_reason = ""
         self.batch_bytes = 0
-        self.counters = dict.fromkeys(
-            (
-                *("inserts", "resends", "batches", "mapped_batches", "gone_batches", "waits"),
-                *("reconnects", "bad_messages", "lost_updates"),
-            ),
-            0,
-        )
-        self._ctx: sockets.Context = ctx or zmq.Context.instance()
+        self.counters = dict.fromkeys(COUNTERS, 0)
         self._name = name
         self._specs = tuple(specs) if specs else None
         self._max_outstanding = max_outstanding
-        self._liveness_s = liveness_s
-        self._security = security.toward("replay") if security else None
         self._credit = 0
         self._credit_reason = ""
         self._session: int | None = None
-        self._sequence = 0
-        self._requests_made = 0
-        self._pings = 0
-        self._inserts: OrderedDict[int, _Insert] = OrderedDict()
-        self._unsent: deque[int] = deque()
-        self._samples: OrderedDict[int, _Request] = OrderedDict()
-        self._batches: deque[tuple[Message, _Request]] = deque()
+        self._inserts = Inserts(self.incarnation, name)
+        self._requests = Requests()
+        self._batches: deque[tuple[Message, Request]] = deque()
         self._reader = BatchReader(pool, map_files=map_files)
         self._updates: deque[list[Buffer]] = deque(maxlen=64)
+        self._questions = self._question = 0  # those asked, and the one that is not answered
         self._answer: dict[str, Any] | None = None
         self._failure: TroupeError | None = None
-        self._sockets_made = 0
-        self._backoff = sockets.Backoff(0.2, 5.0)
-        self._wait_log = sockets.WaitLog()
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
-        self._socket = self._connect()
+        self._link = ReplayLink(
+            ctx or zmq.Context.instance(),
+            endpoint,
+            name=name,
+            incarnation=self.incarnation,
+            liveness_s=liveness_s,
+            security=security.toward("replay") if security else None,
+        )
 
     # ---------------------------------------------------------------- inserting
 
@@ -171,13 +142,7 @@ class ReplayClient:
                 return False
         if self._specs is None:
             self._specs = infer_specs(chunk)
-        message = encode_insert(chunk, self._specs, table)
-        self._sequence += 1
-        message.request_id = self._sequence
-        message.fields["incarnation"] = self.incarnation
-        message.fields["name"] = self._name
-        self._inserts[self._sequence] = _Insert(message)
-        self._unsent.append(self._sequence)
+        self._inserts.add(encode_insert(chunk, self._specs, table))
         self.counters["inserts"] += 1
         self._send_pending()
         self._explain_block()
@@ -192,7 +157,7 @@ class ReplayClient:
     @property
     def outstanding_samples(self) -> int:
         """Batches requested and not received."""
-        return len(self._samples) + len(self._batches)
+        return len(self._requests) + len(self._batches)
 
     def request_sample(self, batch_size: int | Mapping[str, int], table: str = "default") -> int:
         """Ask for a batch; any number of requests may be on their way. Returns the request's number.
@@ -200,7 +165,7 @@ class ReplayClient:
         ``batch_size`` may say how many rows to take from each of several tables, in their order.
         """
         shares = {table: batch_size} if isinstance(batch_size, int) else dict(batch_size)
-        number = self._add_request(shares)
+        number = self._requests.add(shares)
         self._send_pending()
         return number
 
@@ -216,17 +181,17 @@ class ReplayClient:
                 continue
             windows = "rows" not in message.arrays and not message.boolean("consumed", False)
             if request.token and windows and self._reader.refused(request.token):
-                self._ping_s = 0.0  # another process, it seems: let it introduce itself
+                self._link.ping_soon()  # another process, it seems: let it introduce itself
             if batch is None:  # overwritten before it was read: have it sent this time
                 self.counters["gone_batches"] += 1
-                self._add_request(request.shares, request.number, windows=True)
+                self._requests.ask_for_windows(message.request_id, request.shares)
                 self._send_pending()
                 continue
             self.counters["batches"] += 1
             self.counters["mapped_batches"] += "rows" in message.arrays
             self.batch_bytes = sum(array.nbytes for array in message.arrays.values())
             self.wait_reason = ""
-            batch.request_id = request.number
+            batch.request_id = message.request_id
             return batch
         return None
 
@@ -239,7 +204,7 @@ class ReplayClient:
 
     def cancel_samples(self) -> None:
         """Forget the batches that were requested and have not come."""
-        self._samples.clear()
+        self._requests.clear()
 
     def sample(
         self, batch_size: int | Mapping[str, int], table: str = "default", timeout_s: float = 60.0
@@ -299,12 +264,19 @@ class ReplayClient:
 
     def _ask(self, question: Message, timeout_s: float) -> dict[str, Any]:
         """The fields of the answer. Raises PeerError after ``timeout_s``."""
+        self._questions += 1
+        self._question, question.request_id = self._questions, self._questions
         self._answer = None
         deadline_s = time.monotonic() + timeout_s
-        sent = False
-        while self._answer is None and time.monotonic() < deadline_s:
-            sent = sent or sockets.send(self._socket, question)
-            self.poll(50)
+        asked: tuple[sockets.Socket, int | None] | None = None
+        try:
+            while self._answer is None and time.monotonic() < deadline_s:
+                # Again over a new connection and of a new process: the question went with the old one.
+                if asked != (self.socket, self._session) and self._link.send(question):
+                    asked = self.socket, self._session
+                self.poll(50)
+        finally:
+            self._question = 0
         if self._answer is None:
             raise PeerError(f"replay at {self.endpoint} does not answer")
         return self._answer
@@ -317,15 +289,11 @@ class ReplayClient:
         Raises ReplayRefusedError where the server will not serve something that was asked of it, and
         AuthError where it turns us away for our keys.
         """
-        self._send_pending()
+        heard = self._receive()
         self._look_after()
-        if self._socket.poll(int(timeout_ms)):
-            while (frames := sockets.receive_frames(self._socket)) is not None:
-                self._heard_s = time.monotonic()
-                try:
-                    self._handle(decode(frames))
-                except WireError as error:
-                    self._count_bad(error)
+        self._send_pending()
+        if self._link.wait(0 if heard else timeout_ms):
+            self._receive()
             self._send_pending()
         self._explain_block()
         if self._failure is not None:
@@ -335,17 +303,16 @@ class ReplayClient:
     @property
     def socket(self) -> sockets.Socket:
         """The present socket, to be polled for reading together with others."""
-        return self._socket
+        return self._link.socket
 
     @property
     def silent_s(self) -> float:
         """Seconds since the server was heard, counted while something is awaited of it."""
-        return time.monotonic() - self._heard_s
+        return self._link.silent_s
 
     def close(self, linger_s: float = 1.0) -> None:
         """Close the connection; what was sent last still gets ``linger_s`` to leave. Does not ``flush``."""
-        self._watch.close()
-        self._socket.close(linger=int(linger_s * 1000))
+        self._link.close(linger_s)
 
     def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         deadline_s = time.monotonic() + timeout_s
@@ -357,130 +324,58 @@ class ReplayClient:
             self.poll(min(left_s * 1000 + 1, 200))
         return True
 
-    def _connect(self) -> sockets.Socket:
-        """A fresh socket, with everything that is unanswered to be sent again."""
-        self._sockets_made += 1
-        identity = (
-            f"{self._name[:64]}-{self.incarnation:x}-{id(self) & 0xFFFFFF:x}-{self._sockets_made}".encode()
-        )
-        self._watch = sockets.make_watch(self.endpoint, self._security)
-        socket = sockets.make_dealer(self._ctx, self.endpoint, identity, self._security, watch=self._watch)
-        self._heard_s = time.monotonic()
-        self._ping_s = 0.0
-        self._patience_s = self._liveness_s
-        self._send_again()
-        return socket
-
-    def _send_again(self) -> None:
-        """Mark everything that is unanswered as not sent."""
-        self.counters["resends"] += sum(insert.sent_at_ping >= 0 for insert in self._inserts.values())
-        for insert in self._inserts.values():
-            insert.sent_at_ping = -1
-        self._unsent = deque(self._inserts)
-        for number, request in list(self._samples.items()):
-            if request.sent_s:
-                self._renew(number)
+    def _receive(self) -> bool:
+        """Handle everything that has come; False where nothing has."""
+        heard = False
+        for frames in self._link.receive():
+            heard = True
+            try:
+                self._handle(decode(frames))
+            except WireError as error:
+                self._count_bad(error)
+        return heard
 
     def _look_after(self) -> None:
-        """Ping a silent server while something is awaited of it, and give up a dead connection."""
-        self._watch.check()
-        now_s = time.monotonic()
-        if now_s - self._ping_s >= PING_S and (
-            now_s - self._heard_s >= PING_S or not self._ping_s or not self._credit
-        ):
-            self._ping(now_s)
-        waiting = bool(self._inserts or self._samples) or self._session is None or not self._credit
-        if not waiting:
-            self._heard_s = max(self._heard_s, now_s - PING_S)
-            return
-        if now_s - self._heard_s > self._patience_s:
+        """Have the connection kept alive, and everything that is unanswered sent again over a new one."""
+        unanswered = len(self._inserts) + len(self._requests) + self._question
+        waiting = unanswered > 0 or self._session is None or not self._credit
+        asking = not self._credit or self._requests.overdue(SAMPLE_PATIENCE_S)
+        if self._link.look_after(waiting=waiting, asking=asking):
             self.counters["reconnects"] += 1
-            self._watch.close()
-            self._socket.close(linger=0)
-            self._socket = self._connect()
-            self._patience_s = self._liveness_s + self._backoff.next_s()
-        if now_s - self._heard_s > 2.0:
-            self.blocked_reason = f"replay at {self.endpoint} does not answer"
-            if self._wait_log.due():
-                _log.info(
-                    "%s waits for replay at %s since %.0f s",
-                    self._name,
-                    self.endpoint,
-                    self._wait_log.waited_s,
-                )
-        for number, request in list(self._samples.items()):
-            # Parked requests are answered within a second: this one, or its answer, got lost.
-            if (
-                request.sent_s
-                and now_s - request.sent_s > SAMPLE_PATIENCE_S
-                and now_s - self._heard_s < PING_S
-            ):
-                self._renew(number)
-
-    def _ping(self, now_s: float) -> None:
-        """Ask for the credit. The answer overtakes nothing, so it tells which inserts got lost."""
-        self._ping_s = now_s
-        fields = {"incarnation": self.incarnation, "name": self._name}
-        if sockets.send(self._socket, Message(messages.CREDIT, fields, {}, self._pings + 1)):
-            self._pings += 1
+            self.counters["resends"] += self._inserts.repeat()
+            self._requests.repeat()
 
     def _send_pending(self) -> None:
         """Send what has not been sent: inserts in order, requests, priorities."""
-        while self._unsent:
-            insert = self._inserts.get(self._unsent[0])
-            if insert is not None:
-                insert.message.fields["oldest"] = next(iter(self._inserts))
-                if not sockets.send(self._socket, insert.message):
-                    break
-                insert.sent_at_ping = self._pings
-            self._unsent.popleft()
-        for number, request in self._samples.items():
-            if request.sent_s:
-                continue
-            fields: dict[str, Any] = {"shares": [list(share) for share in request.shares.items()]}
-            if len(request.shares) == 1:
-                table, count = next(iter(request.shares.items()))
-                fields = {"table": table, "batch_size": count}
-            fields |= self._reader.request_fields(windows=request.windows)
-            request.token = str(fields.get("token", ""))
-            if not sockets.send(self._socket, Message(messages.SAMPLE, fields, {}, number)):
-                break
-            request.sent_s = time.monotonic()
-        while self._updates and sockets.send_frames(self._socket, self._updates[0]):
+        self._inserts.send(self._link.send, self._link.pings)
+        self._requests.send(
+            self._link.send,
+            self._link.pings,
+            lambda request: self._reader.request_fields(windows=request.windows),
+        )
+        while self._updates and self._link.send_frames(self._updates[0]):
             self._updates.popleft()
-
-    def _renew(self, number: int) -> None:
-        """Ask again for a batch, under a new number so that a late answer to the old one is told apart."""
-        old = self._samples.pop(number)
-        self._add_request(old.shares, old.number, windows=old.windows)
-
-    def _add_request(self, shares: Mapping[str, int], number: int = 0, *, windows: bool = False) -> int:
-        """A new request, or another one for the batch that the caller knows by ``number``."""
-        self._requests_made += 1
-        number = number or self._requests_made
-        self._samples[self._requests_made] = _Request(shares, number, windows)
-        return number
 
     # ---------------------------------------------------------------- what the server says
 
     def _handle(self, message: Message) -> None:
         kind = message.type
         if kind == messages.BATCH:
-            request = self._samples.pop(message.request_id, None)
+            request = self._requests.answered(message.request_id)
             if request is not None:
                 self._batches.append((message, request))
         elif kind == messages.INSERTED:
-            self._inserts.pop(message.request_id, None)
+            self._inserts.answered(message.request_id)
             self._credit = message.integer("credit", high=2**31)
         elif kind == messages.CREDIT:
             self._on_credit(message)
         elif kind == messages.WAIT:
             self.counters["waits"] += 1
             self.wait_reason = message.text("reason", "")
-            if message.request_id in self._samples:
-                self._renew(message.request_id)
+            self._requests.repeat(message.request_id)
         elif kind in (messages.STATUS_OK, messages.SNAPSHOT_OK):
-            self._answer = message.fields
+            if message.request_id == self._question:
+                self._answer = message.fields
         elif kind == messages.ERROR:
             self._on_error(message)
         else:
@@ -490,47 +385,31 @@ class ReplayClient:
         self._credit = message.integer("credit", high=2**31)
         self._credit_reason = message.text("reason", "")
         session = message.integer("session")
-        if self._session is not None and session != self._session:
-            _log.info("%s: replay at %s has been restarted", self._name, self.endpoint)
-            self._send_again()
         if session != self._session:
+            if self._session is not None:
+                _log.info("%s: replay at %s has been restarted", self._name, self.endpoint)
+                self._link.ping_soon()  # the answer tells what got lost with the old process
+            self._session = session
             self._reader.connected(message)
-        self._session = session
-        self._backoff.reset()
-        self._wait_log = sockets.WaitLog()
-        held = message.integer("held", 2**64 - 1)  # from here on inserts wait for room
-        lost = [
-            n
-            for n, insert in self._inserts.items()
-            if 0 <= insert.sent_at_ping < message.request_id and n < held
-        ]
-        if lost:  # acknowledgements come in order, so these would be here by now
-            self._send_from(lost[0])
-
-    def _send_from(self, number: int) -> None:
-        """Send ``number`` and what follows it again: the server takes inserts in order only."""
-        for sequence, insert in self._inserts.items():
-            if sequence >= number and insert.sent_at_ping >= 0:
-                self.counters["resends"] += 1
-                insert.sent_at_ping = -1
-        self._unsent = deque(n for n, insert in self._inserts.items() if insert.sent_at_ping < 0)
+        self._link.welcomed()
+        ping = message.request_id
+        self._requests.ping_answered(ping, message.sequence("parked", [], of=int))
+        self.counters["resends"] += self._inserts.ping_answered(ping, message.integer("held", 2**64 - 1))
 
     def _on_error(self, message: Message) -> None:
         kind, detail = message.text("kind", ""), message.text("detail", "")
         if kind == "gap":
-            self._send_from(message.integer("expected"))
+            self.counters["resends"] += self._inserts.repeat(message.integer("expected"))
             return
-        about_insert = message.text("about", "") == messages.INSERT
-        if about_insert:
-            self._inserts.pop(message.request_id, None)
-        else:
-            self._samples.pop(message.request_id, None)
-        error = {"signature": ConfigError, messages.REFUSED_KEY: AuthError}.get(kind)
-        text = f"replay at {self.endpoint} refused: {detail}"
-        self._failure = error(text) if error else ReplayRefusedError(kind, detail)
+        about = message.text("about", "")
+        if about == messages.INSERT:
+            self._inserts.answered(message.request_id)
+        elif about == messages.SAMPLE:
+            self._requests.answered(message.request_id)
+        self._failure = refusal(self.endpoint, kind, detail)
 
     def _explain_block(self) -> None:
-        if self._session is None:
+        if self._session is None or self._link.silent:
             self.blocked_reason = f"replay at {self.endpoint} does not answer"
         elif self._credit == 0:
             self.blocked_reason = self._credit_reason or "no credit"

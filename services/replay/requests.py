@@ -209,18 +209,19 @@ class Requests:
         fields = message.fields
         mapped = self._files.proven(fields["token"])
         try:
-            sample = self._replay.sample(fields["shares"], plain=fields["plain"], places=mapped)
+            sample = self._replay.draw(fields["shares"], plain=fields["plain"], places=mapped)
         except RefusedError as error:
             self.refuse(peer, message, error.kind, error.detail)
             return None
         if isinstance(sample, str):
             return sample
-        self.statistics.sampled(sample)
         specs = self._replay.specs or ()
         batch = encode_batch(sample, specs, message.request_id)
         if mapped and sample.arrays:
             batch.fields["consumed"] = True
-        self._send(peer, batch)
+        if self._send(peer, batch):  # or else the peer has gone, and what a queue holds is for another
+            self._replay.count_sampled(sample)
+            self.statistics.sampled(sample)
         return None
 
     def _priorities(self, peer: bytes, message: Message) -> None:
@@ -235,6 +236,9 @@ class Requests:
         held = self.held.first(message.integer("incarnation", 0))
         if held is not None:
             answer.fields["held"] = held
+        parked = [each.message.request_id for each in self._parked if each.peer == peer]
+        if parked:
+            answer.fields["parked"] = parked
         if self._replay.specs:
             answer.fields["fields"] = specs_to_wire(self._replay.specs)
         if self._files.offer:

@@ -1,0 +1,165 @@
+"""What a replay client has sent and not been answered: inserts, and requests for batches.
+
+Both are numbered, and remember after which ping they were sent last. The answer to a ping overtakes no other
+answer, and says what the server keeps waiting: everything else that was sent before the ping and is not
+answered by then got lost, and is sent again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from common.wire import messages
+from common.wire.codec import Message
+
+Send = Callable[[Message], bool]
+"""Sends a message if that is possible at once."""
+
+NOT_SENT = -1
+
+
+@dataclass
+class _Insert:
+    """An insert that is not acknowledged, and the number of pings before it was sent."""
+
+    message: Message
+    sent_at_ping: int = NOT_SENT
+
+
+class Inserts:
+    """Inserts from the first that is not acknowledged on, each to be sent in its turn."""
+
+    def __init__(self, incarnation: int, name: str) -> None:
+        self._incarnation = incarnation
+        self._name = name
+        self._made = 0
+        self._inserts: OrderedDict[int, _Insert] = OrderedDict()
+        self._unsent: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self._inserts)
+
+    def add(self, message: Message) -> None:
+        """Give ``message`` the next number."""
+        self._made += 1
+        message.request_id = self._made
+        message.fields |= {"incarnation": self._incarnation, "name": self._name}
+        self._inserts[self._made] = _Insert(message)
+        self._unsent.append(self._made)
+
+    def send(self, send: Send, pings: int) -> None:
+        """Send what has not been sent, in order, after ``pings`` pings."""
+        while self._unsent:
+            insert = self._inserts.get(self._unsent[0])
+            if insert is not None:
+                insert.message.fields["oldest"] = next(iter(self._inserts))
+                if not send(insert.message):
+                    return
+                insert.sent_at_ping = pings
+            self._unsent.popleft()
+
+    def answered(self, number: int) -> None:
+        """Forget ``number``, which is stored, or was refused."""
+        self._inserts.pop(number, None)
+
+    def repeat(self, start: int = 0) -> int:
+        """Have ``start`` and what follows sent again, for the server takes them in order only; how many."""
+        count = 0
+        for number, insert in self._inserts.items():
+            if number >= start and insert.sent_at_ping != NOT_SENT:
+                count += 1
+                insert.sent_at_ping = NOT_SENT
+        self._unsent = deque(n for n, insert in self._inserts.items() if insert.sent_at_ping == NOT_SENT)
+        return count
+
+    def ping_answered(self, ping: int, held: int) -> int:
+        """Have sent again what got lost; how many. Those from ``held`` on wait for room at the server."""
+        sent = ((n, insert.sent_at_ping) for n, insert in self._inserts.items())
+        lost = next((n for n, at in sent if NOT_SENT != at < ping and n < held), None)
+        return 0 if lost is None else self.repeat(lost)
+
+
+@dataclass
+class Request:
+    """A request for a batch that is not answered.
+
+    Attributes:
+        shares: rows by table.
+        windows: not the places: those that were answered last had gone.
+        token: that it was sent with.
+        sent_at_ping: number of pings before it was sent.
+        sent_s: and when.
+    """
+
+    shares: Mapping[str, int]
+    windows: bool = False
+    token: str = ""
+    sent_at_ping: int = NOT_SENT
+    sent_s: float = 0.0
+
+
+class Requests:
+    """Requests for batches by number. None is sent again before it is certain that no answer will come."""
+
+    def __init__(self) -> None:
+        self._made = 0
+        self._requests: OrderedDict[int, Request] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, shares: Mapping[str, int]) -> int:
+        """A new request; returns its number."""
+        self._made += 1
+        self._requests[self._made] = Request(shares)
+        return self._made
+
+    def answered(self, number: int) -> Request | None:
+        """The request ``number``, which is forgotten; None where nobody asked for it, or does any more."""
+        return self._requests.pop(number, None)
+
+    def ask_for_windows(self, number: int, shares: Mapping[str, int]) -> None:
+        """Ask again for what was answered with places that had gone when they were read."""
+        self._requests[number] = Request(shares, windows=True)
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._requests.clear()
+
+    def overdue(self, patience_s: float) -> bool:
+        """Whether one was sent so long ago that it, or its answer, may have got lost."""
+        before_s = time.monotonic() - patience_s
+        return any(
+            each.sent_at_ping != NOT_SENT and each.sent_s < before_s for each in self._requests.values()
+        )
+
+    def repeat(self, number: int | None = None) -> None:
+        """Have ``number`` sent again, or everything."""
+        for each, request in self._requests.items():
+            if number in (None, each):
+                request.sent_at_ping = NOT_SENT
+
+    def ping_answered(self, ping: int, parked: Collection[int]) -> None:
+        """Have sent again what got lost. Those in ``parked`` wait at the server."""
+        for number, request in self._requests.items():
+            if request.sent_at_ping < ping and number not in parked:
+                request.sent_at_ping = NOT_SENT
+
+    def send(self, send: Send, pings: int, fields_of: Callable[[Request], dict[str, Any]]) -> None:
+        """Send what has not been sent, with ``fields_of`` it, and note the token that is among them."""
+        for number, request in self._requests.items():
+            if request.sent_at_ping != NOT_SENT:
+                continue
+            fields: dict[str, Any] = {"shares": [list(share) for share in request.shares.items()]}
+            if len(request.shares) == 1:
+                table, count = next(iter(request.shares.items()))
+                fields = {"table": table, "batch_size": count}
+            fields |= fields_of(request)
+            request.token = str(fields.get("token", ""))
+            if not send(Message(messages.SAMPLE, fields, {}, number)):
+                return
+            request.sent_at_ping, request.sent_s = pings, time.monotonic()

@@ -1,0 +1,218 @@
+"""The client against a shard in this process, whose every step the test decides."""
+
+import time
+
+import numpy as np
+import pytest
+
+from common.data.replay import Replay
+from common.data.table_config import parse_table
+from common.errors import AuthError, ConfigError
+from common.wire import messages, sockets
+from common.wire.codec import Message, decode
+from common.wire.replay_client import ReplayRefusedError
+from common.wire.replay_errors import refusal
+from common.wire.unanswered import Inserts
+from services.replay.requests import Requests
+from tests.data.test_replay import BUDGET, make_insert
+from tests.replay import processes
+
+PATIENCE_S = 60.0
+
+
+class Shard:
+    """A queue behind a socket. It serves a message when it is told to."""
+
+    def __init__(self, folder, context, endpoint):
+        self.router = sockets.make_router(context, endpoint)
+        self.replay = Replay(folder, [parse_table("default:queue,capacity=9")], budget_bytes=BUDGET, seed=0)
+        self.filled = 0
+        self.restart(1)
+
+    def restart(self, session):
+        """Forget what a process would forget."""
+        self.requests = Requests(self.replay, self.router, session, lambda: {"session": session})
+
+    def fill(self, count):
+        """Put rollouts of versions 0, 1, 2, ... in the queue."""
+        for _ in range(count):
+            insert = make_insert(self.filled + 1, 0, 4, [0], [4], [1.0])
+            insert.version, self.filled = self.filled, self.filled + 1
+            self.replay.insert(insert)
+
+    def take(self, client=None, kind=None):
+        """The next message (of a kind: others are served), which is not served. The client goes on."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            frames = sockets.receive_frames(self.router)
+            if frames is None:
+                client.poll(5) if client else time.sleep(0.005)
+                continue
+            taken = frames[0].bytes, decode(frames[1:])
+            if kind in (None, taken[1].type):
+                return taken
+            self.requests.serve(*taken)
+        raise AssertionError(f"no {kind} came")
+
+    def serve_all(self):
+        """Serve what has come."""
+        while (frames := sockets.receive_frames(self.router)) is not None:
+            self.requests.serve(frames[0].bytes, decode(frames[1:]))
+        self.requests.advance()
+
+    def serve_until(self, client, condition):
+        """Serve and let the client go on."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline
+            client.poll(5)
+            self.serve_all()
+
+    def versions(self, client, count):
+        """Of the next batches that the client gets."""
+        seen = []
+        deadline = time.monotonic() + PATIENCE_S
+        while len(seen) < count and time.monotonic() < deadline:
+            batch = client.receive(0.005)
+            if batch is not None:
+                seen.append(int(batch.versions[0]))
+            self.serve_all()
+        return seen
+
+
+@pytest.fixture
+def shard(tmp_path, context):
+    shard = Shard(tmp_path / "data", context, f"ipc://{tmp_path}/shard")
+    yield shard
+    shard.router.close(0)
+    shard.replay.close()
+
+
+@pytest.fixture
+def learner(tmp_path, shard, client):
+    """A client that the shard has answered to."""
+    learner = client(f"ipc://{tmp_path}/shard", name="learner", liveness_s=PATIENCE_S)
+    shard.serve_until(learner, lambda: learner.credit)
+    return learner
+
+
+def test_a_request_that_a_restarted_server_has_is_not_made_twice(shard, learner):
+    """What one of the two were answered with would leave the queue and reach nobody."""
+    learner.request_sample(1)
+    shard.take(learner, messages.SAMPLE)  # lost with the old process
+    shard.restart(2)
+    ping = shard.take(learner, messages.CREDIT)
+    learner.request_sample(1)  # to the new process, before the news of it
+    request = shard.take(learner, messages.SAMPLE)
+    shard.requests.serve(*ping)
+    shard.requests.serve(*request)
+    shard.serve_until(learner, lambda: shard.requests.parked == 2)
+    shard.fill(4)
+    assert sorted(shard.versions(learner, 2)) == [0, 1]
+    learner.request_sample(1)
+    assert shard.versions(learner, 1) == [2]
+    assert learner.outstanding_samples == 0
+
+
+def test_a_request_that_waits_at_the_server_is_not_taken_for_lost(shard, learner):
+    number = learner.request_sample(1)
+    peer, request = shard.take(learner, messages.SAMPLE)
+    shard.requests.serve(peer, request)
+    for _ in range(2):  # two questions for the credit
+        shard.requests.serve(*shard.take(learner, messages.CREDIT))
+    answers = shard.requests.parked
+    learner.poll(50)
+    assert sockets.receive_frames(shard.router) is None
+    assert (answers, request.request_id) == (1, number)
+    shard.fill(1)
+    assert shard.versions(learner, 1) == [0]
+
+
+def test_a_lost_request_is_sent_again_under_its_number(shard, learner):
+    number = learner.request_sample(1)
+    shard.take(learner, messages.SAMPLE)
+    _, again = shard.take(learner, messages.SAMPLE)  # the credit that it asks for meanwhile is answered
+    assert again.request_id == number
+
+
+def test_what_came_while_the_caller_was_away_is_a_sign_of_life(tmp_path, shard, client):
+    learner = client(f"ipc://{tmp_path}/shard", name="learner", liveness_s=0.3)
+    shard.serve_until(learner, lambda: learner.credit)
+    shard.fill(2)
+    learner.request_sample(1)
+    shard.requests.serve(*shard.take(None, messages.SAMPLE))
+    assert learner.socket.poll(PATIENCE_S * 1000)
+    reconnects = learner.counters["reconnects"]
+    time.sleep(0.7)  # longer than it bears silence
+    assert int(learner.receive(0).versions[0]) == 0
+    assert learner.counters["reconnects"] == reconnects
+
+
+def test_what_is_for_a_peer_that_has_gone_stays_in_the_queue(shard, learner):
+    shard.fill(1)
+    shard.requests.serve(b"gone", Message(messages.SAMPLE, {"batch_size": 1}, {}, 1))
+    assert shard.requests.unsent == 1
+    assert shard.replay.counters.sampled_batches == 0
+    learner.request_sample(1)
+    assert shard.versions(learner, 1) == [0]
+    assert shard.replay.tables["default"].size == 0
+
+
+def test_a_question_is_asked_again_of_a_restarted_server(shard, learner):
+    def answers():
+        _, question = shard.take(None, messages.STATUS)  # the process ends before it answers
+        shard.restart(2)
+        shard.serve_all()
+        return question
+
+    asked = []
+    poll = learner.poll
+
+    def poll_and_serve(timeout_ms=0):
+        if not asked:
+            asked.append(answers())
+        shard.serve_all()
+        poll(5)
+
+    learner.poll = poll_and_serve
+    assert learner.status(PATIENCE_S) == {"session": 2}
+
+
+def test_inserts_that_got_lost_are_sent_again_in_order():
+    inserts, sent = Inserts(5, "actor-0"), []
+    for _ in range(5):
+        inserts.add(Message(messages.INSERT))
+    inserts.send(lambda message: sent.append(message.request_id) or True, 0)
+    inserts.answered(1)
+    assert inserts.ping_answered(1, held=2) == 0, "all of them wait for room"
+    assert inserts.ping_answered(1, held=4) == 4, "the server takes nothing behind a gap"
+    inserts.send(lambda message: sent.append(message.request_id) or True, 1)
+    assert sent == [1, 2, 3, 4, 5, 2, 3, 4, 5]
+    assert inserts.ping_answered(1, held=99) == 0, "the ping was sent before them"
+    assert inserts.ping_answered(2, held=99) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("plan", ConfigError),
+        ("signature", ConfigError),
+        ("key", AuthError),
+        ("no_table", ReplayRefusedError),
+    ],
+)
+def test_what_a_user_can_mend_is_an_error_of_the_users(kind, error):
+    failure = refusal("tcp://there:5560", kind, "too much")
+    assert isinstance(failure, error)
+    assert "too much" in str(failure)
+
+
+def test_a_plan_that_does_not_fit_is_told_to_who_inserts(tmp_path, shard, client):
+    shard.replay._must_fit, shard.replay.budget_bytes = True, 100
+    actor = client(f"ipc://{tmp_path}/shard")
+    shard.serve_until(actor, lambda: actor.credit)
+    rollout = processes.chunk(0)
+    rollout.offsets, rollout.lengths, rollout.priorities = np.zeros(1, int), np.array([10]), np.ones(1)
+    assert actor.insert(rollout)
+    with pytest.raises(ConfigError, match="lower the capacity"):
+        shard.serve_until(actor, lambda: not actor.outstanding)
