@@ -67,7 +67,7 @@ class Meter:
             "replay/unsent_answers_total": requests.unsent,
         }
         values |= {f"replay/{name}_total": getattr(replay.counters, name) for name in DROPPED}
-        for kind, count in requests.rejected.items():
+        for kind, count in requests.rejections.by_kind.items():
             values[f'replay/rejected_total{{kind="{kind}"}}'] = count
         for name, table in replay.tables.items():
             by_table = {
@@ -104,7 +104,7 @@ class Meter:
             "parked_samples": requests.parked,
             "waits": requests.waits,
             "unsent_answers": requests.unsent,
-            "rejected": dict(requests.rejected),
+            **requests.rejections.status(),
             "tables": {name: self._table(name, table) for name, table in replay.tables.items()},
         }
 

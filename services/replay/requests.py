@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from common.wire.codec import Message, WireError
 from common.wire.replay_codec import decode_insert, decode_shares, encode_batch, specs_to_wire
 from common.wire.replay_files import SharedFiles
 from services.replay.held import HeldInserts
+from services.replay.rejections import Rejections
 from services.replay.snapshots import Snapshots
 from services.replay.statistics import Statistics
 
@@ -44,7 +45,7 @@ class Requests:
 
     Attributes:
         paused: by table, why its writers pause now; only the tables whose writers do.
-        rejected: messages that could not be served, by kind.
+        rejections: messages that could not be served.
         held: inserts that wait for room in a queue.
         statistics: what inserts and batches were like.
         snapshots: those that were asked for.
@@ -61,7 +62,7 @@ class Requests:
         snapshots: Snapshots | None = None,
     ) -> None:
         self.paused: dict[str, str] = {}
-        self.rejected: Counter[str] = Counter()
+        self.rejections = Rejections()
         self.held = HeldInserts()
         self.statistics = Statistics(replay)
         self.snapshots = snapshots or Snapshots(replay)
@@ -100,7 +101,7 @@ class Requests:
 
     def refuse(self, peer: bytes, message: Message, kind: str, detail: str) -> None:
         """Answer with ERROR, and count."""
-        self.rejected[kind] += 1
+        self.rejections.count(peer, kind)
         fields = {"kind": kind, "detail": detail[:1000], "about": message.type}
         self._send(peer, Message(messages.ERROR, fields, {}, message.request_id))
 

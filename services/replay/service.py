@@ -17,6 +17,7 @@ from common.wire.control_client import ControlClient
 from common.wire.handshakes import HandshakeMonitor
 from common.wire.member import new_incarnation
 from services.replay.meter import Meter
+from services.replay.rejections import peer_name
 from services.replay.requests import Requests
 from services.replay.snapshots import Snapshots
 
@@ -108,7 +109,14 @@ class ReplayService:
             except WireError as error:
                 self._requests.refuse(peer, message, error.kind, error.detail)
                 if self._throttle(error.kind):
-                    _log.warning("bad message from %.60r: %s", peer, error)
+                    rejections = self._requests.rejections
+                    _log.warning(
+                        "bad message from %s: %s (%d of this kind so far, %d from this peer)",
+                        peer_name(peer),
+                        error,
+                        rejections.by_kind[error.kind],
+                        rejections.of(peer),
+                    )
 
     def _check_role(self, frame: zmq.Frame, message: Message) -> None:
         """Raise `WireError` where the sender has shown the key of a role that may not send this."""

@@ -18,6 +18,8 @@ from tests.replay import processes
 
 MESSAGES = 100_000 if os.environ.get("TROUPE_CHAOS") else 2000
 KINDS = 10
+ENOUGH = 11
+"""Rounds in which the others have to be served meanwhile, however long they take."""
 
 
 def header(kind, fields, arrays=(), version=PROTOCOL_VERSION):
@@ -62,20 +64,22 @@ def hostile_frames(rng, good):
 
 
 class Attacker(threading.Thread):
-    """Sends ``MESSAGES`` as fast as they are taken, over one connection after the other."""
+    """Sends ``MESSAGES`` as fast as they are taken, over one connection after the other, and more until
+    ``enough`` is set.
+    """
 
     def __init__(self, context, port):
         super().__init__()
         self.sent = 0
         self.failure = None
-        self.stopped = threading.Event()
+        self.enough, self.stopped = threading.Event(), threading.Event()
         self._context, self._port = context, port
 
     def run(self):
         rng = np.random.default_rng(0)
         good = processes.good_insert()
         try:
-            while self.sent < MESSAGES and not self.stopped.is_set():
+            while not (self.sent >= MESSAGES and self.enough.is_set()) and not self.stopped.is_set():
                 self._one_connection(rng, good)
         except BaseException as error:
             self.failure = error
@@ -84,7 +88,7 @@ class Attacker(threading.Thread):
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 5000)
         dealer.connect(f"tcp://127.0.0.1:{self._port}")
-        for _ in range(min(500, MESSAGES - self.sent)):
+        for _ in range(500):
             if not dealer.poll(10_000, zmq.POLLOUT):
                 raise TimeoutError("the server takes nothing any more")
             dealer.send_multipart(hostile_frames(rng, good))
@@ -123,15 +127,20 @@ def test_garbage_harms_nobody(tmp_path):
             assert np.array_equal(batch.fields["obs"][ours, 3, 0, 0], action % 251)
             client.update_priorities(batch.ids[ours], np.ones(ours.sum()))
             served += 1
+            if served == ENOUGH:
+                attacker.enough.set()
         assert attacker.failure is None
-        assert attacker.sent == MESSAGES
-        assert served > 10
+        assert attacker.sent >= MESSAGES
+        assert served >= ENOUGH
         assert client.flush(30)
         deadline = time.monotonic() + 60  # the server takes turns, so it may have answered us first
         while sum((rejected := client.status(20)["rejected"]).values()) < 0.3 * MESSAGES:
             assert time.monotonic() < deadline, rejected
             time.sleep(0.05)
         assert len(rejected) >= 5
+        by_peer = client.status(20)["rejected_by_peer"]
+        assert 2 <= len(by_peer) <= 64
+        assert not any(peer.startswith("actor-0") for peer in by_peer)
         assert client.status(20)["inserted_chunks"] >= number + 1
         assert process.poll() is None
     finally:

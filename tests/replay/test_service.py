@@ -127,6 +127,9 @@ def test_mistakes_are_told_and_counted(server, client, context):
     status = actor.status()
     assert status["rejected"].pop("signature") >= 1
     assert status["rejected"] == {"no_table": 1, "bad_priority": 1}
+    by_name = {peer.split("-")[0]: kinds for peer, kinds in status["rejected_by_peer"].items()}
+    assert by_name.pop("other")["signature"] >= 1
+    assert by_name == {"actor": {"no_table": 1, "bad_priority": 1}}
     assert status["inserted_chunks"] == 2
     outside = processes.chunk(3)
     outside.lengths[-1] = 2

@@ -13,6 +13,7 @@ from rich.console import Console
 from common.data.replay import Replay
 from common.data.table_config import parse_table
 from services.replay.meter import Meter
+from services.replay.rejections import MAX_CHARS, MAX_PEERS, Rejections, peer_name
 from services.replay.requests import Requests
 from services.replay.statistics import AGE_BOUNDS_S, STALENESS_BOUNDS, Histogram, Statistics
 from services.replay.status_page import print_page
@@ -108,18 +109,34 @@ def test_the_page_and_the_metrics_of_a_real_shard(server, client):
     assert table["quantiles"]["age_s"]["1"] > 0
 
 
+def test_bad_messages_are_counted_by_peer_of_so_many_peers():
+    rejections = Rejections()
+    for number in range(10 * MAX_PEERS):
+        rejections.count(b"peer-%d" % number, "bad_field")
+        rejections.count(b"peer-0", "bad_type")
+    assert rejections.by_kind == {"bad_field": 10 * MAX_PEERS, "bad_type": 10 * MAX_PEERS}
+    assert len(rejections.by_peer) == MAX_PEERS
+    assert rejections.of(b"peer-0") == 10 * MAX_PEERS + 1, "who goes on is remembered"
+    assert rejections.of(b"peer-1") == 0
+    assert peer_name(b"\xff" * 255) == "ff" * (MAX_CHARS // 2)
+    assert peer_name(b"a\nb") == "610a62"
+
+
 def test_every_value_has_its_place_on_the_page(tmp_path, context):
     replay = filled(tmp_path, "a:capacity=30")
     socket = context.socket(zmq.ROUTER)
     requests = Requests(replay, socket, 1, dict)
     status = Meter(replay, requests).status() | {"failed_handshakes": 2}
-    requests.rejected["bad_field"] += 3
-    status["rejected"] = dict(requests.rejected)
+    for number in range(3):
+        requests.rejections.count(b"actor-0-1f" if number else b"\0\1\2\3\4", "bad_field")
+    status |= requests.rejections.status()
     file = io.StringIO()
     print_page("tcp://here", status, Console(file=file, width=120, highlight=False))
     page = file.getvalue()
     assert "30 of 30" in page
     assert "failed handshakes 2, rejected bad field 3" in page
+    assert "rejected from actor-0-1f: bad field 2" in page
+    assert "rejected from 0001020304: bad field 1" in page
     details = Meter(replay, requests).details()
     assert details['replay/rejected_total{kind="bad_field"}'] == 3
     assert details['replay/table_items{table="a"}'] == 30
