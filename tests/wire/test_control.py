@@ -1,4 +1,4 @@
-"""Both ends of the control connection over real sockets."""
+"""Who belongs to a run: both ends of the control connection over real sockets."""
 
 import logging
 import threading
@@ -6,19 +6,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import msgpack
-import numpy as np
 import pytest
 
 from common.errors import ConfigError, PeerError
 from common.wire import sockets
 from common.wire.control import ControlServer
 from tests.wire.conftest import CONFIG, LOOPBACK, until
-
-WEIGHTS = {"w": np.arange(300_000, dtype=np.float32).reshape(300, 1000), "n": np.array(3, np.int64)}
-
-
-def scaled(factor: float) -> dict[str, np.ndarray]:
-    return {"w": WEIGHTS["w"] * np.float32(factor), "n": WEIGHTS["n"]}
 
 
 def names(server) -> list[str]:
@@ -232,194 +225,6 @@ def test_reports_made_while_the_learner_is_away_arrive_later(serve, connect):
     received = [server.telemetry.get(timeout=5).metrics["n"] for _ in range(256)]
     assert received == list(range(300 - 256, 300))
     assert client.telemetry_dropped == 300 - 256
-
-
-# -- parameters --
-
-
-def test_the_newest_parameters_are_fetched(serve, connect):
-    server = serve()
-    client = connect(server, "actor-0")
-    client.join(5)
-    for version in range(1, 6):
-        server.publish(version, scaled(version))
-    until(lambda: client.state.version == 5)
-    params = client.wait_params(5)
-    assert params.version == 5
-    np.testing.assert_array_equal(params.params["w"], WEIGHTS["w"] * 5)
-    assert params.params["n"].shape == ()
-    assert not params.params["w"].flags.writeable
-
-
-def test_newer_parameters_come_without_waiting(serve, connect):
-    server = serve()
-    client = connect(server, "actor-0")
-    client.join(5)
-    server.publish(1, scaled(1))
-    assert client.wait_params(5).version == 1
-    assert client.params_if_newer(1) is None
-    server.publish(2, scaled(2))
-    params = until(lambda: client.params_if_newer(1))
-    assert params.version == 2
-    assert params.params["w"][0, 1] == 2
-    assert client.params_if_newer(2) is None
-    until(lambda: server.peers()[0]["version"] == 2)
-
-
-def test_a_late_joiner_gets_the_newest_parameters(serve, connect):
-    server = serve()
-    server.publish(41, scaled(1))
-    server.publish(42, scaled(2))
-    client = connect(server, "actor-0")
-    assert client.join(5).version == 42
-    assert client.wait_params(5).version == 42
-
-
-def test_many_askers_share_one_encoding(serve, connect, monkeypatch):
-    server = serve()
-    calls = []
-    import common.wire.control as control
-
-    encode_params = control.encode_params
-    monkeypatch.setattr(control, "encode_params", lambda params: calls.append(1) or encode_params(params))
-    clients = [connect(server, f"actor-{index}") for index in range(5)]
-    for client in clients:
-        client.join(5)
-    server.publish(1, WEIGHTS)
-    for client in clients:
-        np.testing.assert_array_equal(client.wait_params(5).params["w"], WEIGHTS["w"])
-    assert len(calls) == 1
-
-
-def test_published_parameters_are_a_snapshot(serve, connect):
-    server = serve()
-    client = connect(server, "actor-0")
-    client.join(5)
-    weights = np.zeros(1000, np.float32)
-    server.publish(1, {"w": weights})
-    weights += 1  # the optimiser goes on
-    assert client.wait_params(5).params["w"].sum() == 0
-
-
-def test_nobody_waits_for_parameters_for_ever(serve, connect):
-    client = connect(serve(), "actor-0")
-    client.join(5)
-    start = time.monotonic()
-    with pytest.raises(PeerError, match=r"actor-0 got no parameters from the learner .* published none"):
-        client.wait_params(0.3)
-    assert time.monotonic() - start < 3
-
-
-def test_waiting_for_parameters_does_not_burn_the_processor(serve, connect):
-    server = serve()
-    client = connect(server, "actor-0")
-    client.join(5)
-    server.publish(1, {"w": np.zeros(3)})
-    client.wait_params(5)
-    start = time.process_time()
-    with pytest.raises(PeerError):
-        client.wait_params(1.0, newer_than=1)
-    assert time.process_time() - start < 0.4
-
-
-def test_an_idle_membership_costs_next_to_nothing(serve, connect):
-    connect(serve(heartbeat_s=1.0, liveness_s=15.0), "actor-0").join(5)
-    start = time.process_time()
-    time.sleep(1.0)
-    assert time.process_time() - start < 0.1
-
-
-@pytest.mark.parametrize("version", [80, 100])
-def test_parameters_of_a_restarted_learner_are_newer_whatever_their_number(serve, connect, version):
-    server = serve()
-    client = connect(server, "actor-0")
-    client.join(5)
-    server.publish(100, scaled(1))
-    assert client.wait_params(5).version == 100
-    server.stop()
-    server = serve(server.control_endpoint)
-    server.publish(version, scaled(2))
-    params = until(lambda: client.params_if_newer(100))
-    assert params.version == version
-    assert params.params["w"][0, 1] == 2
-    assert client.params_if_newer(version) is None
-
-
-# -- telemetry, state, shards --
-
-
-def test_reports_arrive_whole_and_in_order(serve, connect):
-    server = serve()
-    client = connect(server, "evaluator")
-    client.join(5)
-    video = np.random.default_rng(1).integers(0, 255, (20, 84, 84, 3), np.uint8)
-    client.send_telemetry(
-        {"eval/episode_return": np.float32(21.0), "eval/version": 3},
-        {"video": video, "gif": b"GIF89a"},
-        {"episodes": [[21.0, 900], [-21.0, 800]]},
-    )
-    client.send_telemetry({"second": 2})
-    report = server.telemetry.get(timeout=5)
-    assert (report.source, report.role, report.incarnation) == ("evaluator", "evaluator", client.incarnation)
-    assert report.metrics == {"eval/episode_return": 21.0, "eval/version": 3.0}
-    assert report.fields == {"episodes": [[21.0, 900], [-21.0, 800]]}
-    np.testing.assert_array_equal(report.blobs["video"], video)
-    assert report.blobs["gif"].tobytes() == b"GIF89a"
-    assert server.telemetry.get(timeout=5).metrics == {"second": 2.0}
-
-
-def test_a_report_that_is_too_large_is_dropped_and_counted(serve, connect):
-    client = connect(serve(), "actor-0")
-    client.join(5)
-    assert not client.send_telemetry({}, fields={"text": "x" * 70_000})
-    assert client.telemetry_dropped == 1
-
-
-def test_reports_made_just_before_the_end_arrive(serve, connect):
-    server = serve()
-    client = connect(server, "actor-0")
-    client.join(5)
-    for number in range(50):
-        client.send_telemetry({"n": number})
-    client.close()
-    assert [server.telemetry.get(timeout=5).metrics["n"] for _ in range(50)] == list(range(50))
-
-
-def test_the_counters_and_the_end_of_the_run_reach_everyone(serve, connect):
-    server = serve()
-    client = connect(server, "actor-0")
-    client.join(5)
-    server.set_state(steps=12, updates=3)
-    until(lambda: (client.state.steps, client.state.updates) == (12, 3))
-    assert not client.state.stopping
-    server.set_state(stopping=True)
-    until(lambda: client.state.stopping)
-    assert server.wait_until_empty(0.05) == ["actor-0"]
-    client.close()
-    assert server.wait_until_empty(2) == []
-
-
-def test_shards_come_and_go(serve, connect):
-    server = serve()
-    actor = connect(server, "actor-0")
-    assert actor.join(5).shards == []
-    with pytest.raises(PeerError, match="0 of 2 replay shards"):
-        server.wait_for_shards(2, 0.1)
-    shards = [connect(server, f"replay-{i}", replay_endpoint=f"tcp://127.0.0.1:{5560 + i}") for i in (1, 0)]
-    for shard in shards:
-        shard.join(5)
-    assert server.wait_for_shards(2, 5) == ["tcp://127.0.0.1:5560", "tcp://127.0.0.1:5561"]
-    until(lambda: actor.shards == ["tcp://127.0.0.1:5560", "tcp://127.0.0.1:5561"])
-    shards[1].close()
-    until(lambda: actor.shards == ["tcp://127.0.0.1:5561"])
-
-
-def test_the_last_error_of_a_service_is_seen(serve, connect):
-    server = serve()
-    client = connect(server, "actor-0")
-    client.join(5)
-    client.report_error("environment 3 hangs")
-    until(lambda: server.peers()[0]["error"] == "environment 3 hangs")
 
 
 # -- the ends --
