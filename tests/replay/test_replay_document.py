@@ -1,0 +1,101 @@
+"""The commands and the Python of docs/replay.md run as printed, and docs/replay-operations.md is complete."""
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from common.data.replay import Replay
+from common.data.table_config import LIMITERS, REMOVERS, SAMPLERS, TableConfig
+from services.replay.meter import Meter
+from services.replay.requests import Requests
+from services.replay.status_page import print_page
+
+DOCS = Path(__file__).parents[2] / "docs"
+REPLAY = (DOCS / "replay.md").read_text()
+OPERATIONS = (DOCS / "replay-operations.md").read_text()
+ADDRESS = re.compile(r"tcp://127\.0\.0\.1:(\d+)")
+
+
+def blocks(text):
+    """The fenced blocks of a page, as pairs of language and contents."""
+    return re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def commands(text):
+    """The servers that a page starts, as lists of words."""
+    lines = "".join(body for language, body in blocks(text) if language == "sh").replace("\\\n", " ")
+    return [shlex.split(line) for line in lines.splitlines() if line.startswith("troupe replay --bind")]
+
+
+@pytest.mark.timeout(150)  # the examples wait without end
+def test_the_python_of_the_page_prints_what_the_page_says(server, tmp_path):
+    def local(text):
+        """The servers are bound in a private directory: ports may be taken."""
+        return ADDRESS.sub(rf"ipc://{tmp_path}/\1", text)
+
+    for words in commands(REPLAY):
+        _, _, bind, address, data, folder, *options = words
+        assert (bind, data) == ("--bind", "--data-dir")
+        server(*options, endpoint=local(address), folder=folder)
+    space = {"__name__": "document"}
+    printed = None
+    for language, body in blocks(REPLAY):
+        if language == "python":
+            assert not printed, f"the page does not say that this is printed: {printed}"
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                exec(compile(local(body), "docs/replay.md", "exec"), space)
+            printed = output.getvalue()
+        elif language == "text":
+            assert printed == local(body)
+            printed = None
+    for client in ("client", "tables", "actor", "sharded"):
+        space[client].close(0)
+
+
+@pytest.mark.parametrize("name", [*SAMPLERS, *REMOVERS, *LIMITERS, *vars(TableConfig())])
+def test_every_word_about_a_table_is_explained(name):
+    section = re.search(r"^## Tables\n(.*?)^## ", REPLAY, re.DOTALL | re.MULTILINE)[1]
+    assert name == "name" or f"`{name}`" in section
+
+
+def test_the_links_of_the_pages_lead_somewhere():
+    for page in DOCS.glob("*.md"):
+        for file, anchor in re.findall(r"\]\(([\w-]+\.md)?(?:#([\w-]+))?\)", page.read_text()):
+            target = DOCS / file if file else page
+            assert target.exists(), (page.name, file)
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            anchors = {
+                re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+            }
+            assert not anchor or anchor in anchors, (page.name, file, anchor)
+
+
+def test_every_metric_is_in_the_table_and_nothing_else(tmp_path):
+    with contextlib.closing(Replay(tmp_path, [TableConfig(capacity=10)], budget_bytes=1 << 20)) as replay:
+        meter = Meter(replay, Requests(replay, None, 1, dict))
+        full = {*meter.metrics(), *meter.details()}
+    # These are absent from an empty server, or counted by the service around it.
+    full |= {"replay/priority", "replay/rejected_total", "replay/failed_handshakes_total"}
+    names = {name.partition("{")[0].removeprefix("replay/") for name in full}
+    histograms = {name.removesuffix("_bucket") for name in names if name.endswith("_bucket")}
+    parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
+    section = re.search(r"^## Metrics\n(.*?)^## ", OPERATIONS, re.DOTALL | re.MULTILINE)[1]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert documented == names - parts | histograms
+
+
+def test_the_status_page_has_the_rows_that_are_shown(server, client, tmp_path):
+    endpoint = server(*commands(REPLAY)[1][6:])
+    one = client(endpoint)
+    console = Console(file=io.StringIO(), width=120)
+    print_page(endpoint, one.status(60), console)
+    rows = re.findall(r"^(\w[\w /%]*?)  ", console.file.getvalue(), re.MULTILINE)
+    page = re.search(r"^## Status\n(.*?)^## ", OPERATIONS, re.DOTALL | re.MULTILINE)[1]
+    assert len(rows) > 8
+    assert set(rows) == set(re.findall(r"^(\w[\w /%]*?)  ", page, re.MULTILINE))
