@@ -21,6 +21,16 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_sections_lead_somewhere(page: Path) -> None:
+    for file, anchor in re.findall(r"\]\(([\w./-]+\.md)?#([\w-]+)\)", page.read_text("utf-8")):
+        target = page.parent / file if file else page
+        headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE)
+        # As GitHub makes them of headings.
+        anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+        assert anchor in anchors, f"{page.name} links to {file}#{anchor}"
+
+
 def test_the_readme_has_every_preset() -> None:
     rows = re.findall(r"^\| `([a-z0-9-]+)` \|", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
     assert sorted(rows) == preset_names()

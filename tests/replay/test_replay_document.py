@@ -63,18 +63,6 @@ def test_every_word_about_a_table_is_explained(name):
     assert name == "name" or f"`{name}`" in section
 
 
-def test_the_links_of_the_pages_lead_somewhere():
-    for page in DOCS.glob("*.md"):
-        for file, anchor in re.findall(r"\]\(([\w-]+\.md)?(?:#([\w-]+))?\)", page.read_text()):
-            target = DOCS / file if file else page
-            assert target.exists(), (page.name, file)
-            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
-            anchors = {
-                re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
-            }
-            assert not anchor or anchor in anchors, (page.name, file, anchor)
-
-
 def test_every_metric_is_in_the_table_and_nothing_else(tmp_path):
     with contextlib.closing(Replay(tmp_path, [TableConfig(capacity=10)], budget_bytes=1 << 20)) as replay:
         meter = Meter(replay, Requests(replay, None, 1, dict))
