@@ -53,7 +53,8 @@ def test_every_rollout_passes_once_and_in_order(server, client):
 
 def test_what_waits_for_room_survives_the_death_of_the_server(server, client):
     endpoint = server("--table", "rollouts:queue,capacity=4")
-    actor, learner = client(endpoint, liveness_s=1.0), client(endpoint, liveness_s=1.0)
+    # The learner is patient: a batch on its way over a connection that it gives up is lost, as specified.
+    actor, learner = client(endpoint, liveness_s=1.0), client(endpoint, liveness_s=30.0)
     learner.status(120)
     made = 0
     deadline = time.monotonic() + 120
