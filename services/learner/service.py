@@ -76,6 +76,7 @@ class Learner:
         self.agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
         self.counters = RunCounters(self.spec.frames_per_step)
         check_table(self.agent.table, config)
+        self._saved: tuple[int, int] | None = None
         if resume:
             self._restore()
         net = config.net
@@ -235,6 +236,11 @@ class Learner:
     # ------------------------------------------------------------ checkpoints
 
     def _checkpoint(self) -> None:
+        """Saves the run, unless nothing has happened since: copies of one state would push out earlier ones."""
+        self._next_checkpoint = time.monotonic() + self.config.learner.checkpoint_period_s
+        reached = (self.counters.steps, self.counters.updates)
+        if reached == self._saved:
+            return
         arrays, agent_meta = self.agent.state()
         arrays["rng/torch"] = torch.get_rng_state().numpy()
         meta: dict[str, Any] = {
@@ -245,11 +251,11 @@ class Learner:
         }
         try:
             path = save_checkpoint(self._checkpoints, arrays, meta, keep=self.config.learner.keep_checkpoints)
+            self._saved = reached
             log.info("checkpoint %s (%d updates)", path.name, self.counters.updates)
         except CheckpointError as error:
             # A full disk must not end the training: the previous checkpoint stays valid.
             log.error("%s", error)
-        self._next_checkpoint = time.monotonic() + self.config.learner.checkpoint_period_s
 
     def _restore(self) -> None:
         arrays, meta, path = load_newest(self._checkpoints)
@@ -260,6 +266,7 @@ class Learner:
         self.agent.load_state({k: v for k, v in arrays.items() if not k.startswith("rng/")}, meta["agent"])
         torch.set_rng_state(torch.from_numpy(arrays["rng/torch"].copy()))
         self.counters.load_meta(meta)
+        self._saved = (self.counters.steps, self.counters.updates)
         log.info(
             "resumed from %s: %d steps, %d updates", path.name, self.counters.steps, self.counters.updates
         )

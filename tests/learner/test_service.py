@@ -132,6 +132,21 @@ def test_divergence_stops_before_it_is_saved(tmp_path):
     learner._close()
 
 
+def test_an_idle_learner_pushes_no_checkpoint_out(tmp_path):
+    config = make_config(tmp_path, **{"learner.checkpoint_period_s": "1", "learner.keep_checkpoints": "2"})
+    first = Running(config, tmp_path)
+    report(config, {"actor/steps": 20})
+    first.end()
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert len(saved) == 2  # of the start, and of the stop
+    idle = Running(config, tmp_path, resume=True)
+    for _ in range(3):
+        idle.learner._next_checkpoint = 0.0
+        time.sleep(0.5)
+    idle.end()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == saved
+
+
 def test_resuming_needs_a_matching_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint"):
         Learner(make_config(tmp_path), tmp_path, resume=True, stop=StopSignal())
