@@ -18,7 +18,14 @@ from common.data.fields import FieldSpec
 from common.data.inserts import GapError, HeldError, Insert, RefusedError, check_insert, no_table
 from common.data.leases import Leases
 from common.data.sample import Sample, Share
-from common.data.store import HEADER_FILE, ChunkStore, StoreFullError, load_signature, save_signature
+from common.data.store import (
+    HEADER_FILE,
+    ChunkStore,
+    StoreFullError,
+    check_run,
+    load_signature,
+    save_signature,
+)
 from common.data.table import Table, TableConfig
 from common.data.table_config import check_tables
 from common.errors import ConfigError
@@ -56,6 +63,7 @@ class Replay:
         store: None until the first insert has said what the fields are.
         counters: since the start of the process.
         restored_items: items that a former process has left.
+        run: name of the run that the items are of; empty where they are of none.
     """
 
     def __init__(
@@ -66,6 +74,8 @@ class Replay:
         budget_bytes: int,
         must_fit: bool = False,
         seed: int | None = None,
+        run: str = "",
+        adopt: bool = False,
     ) -> None:
         """Open ``folder``, whatever a former process has left there.
 
@@ -75,11 +85,14 @@ class Replay:
             budget_bytes: what chunks may take.
             must_fit: refuse the first insert where full tables of the like would take more than that.
             seed: of sampling.
+            run: see the attribute; what is there of another run is refused.
+            adopt: make what is there of another run part of this one instead.
         """
         check_tables(tables)
         self._must_fit = must_fit
         self.folder = folder
         self.budget_bytes = budget_bytes
+        self.run = run
         self.rng = np.random.default_rng(seed)
         self.counters = Counters()
         self.store: ChunkStore | None = None
@@ -87,12 +100,16 @@ class Replay:
         self._leases = Leases()
         self._lock = _lock_folder(folder)
         try:
-            self._open(tables)
+            self._open(tables, adopt=adopt)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, tables: Sequence[TableConfig]) -> None:
+    def _open(self, tables: Sequence[TableConfig], *, adopt: bool) -> None:
+        saved = load_signature(self.folder)
+        if saved is not None and not adopt:
+            remedy = "use another --data-dir, --volatile to start empty, or --adopt to take them over"
+            check_run(self.folder, saved[1], self.run, remedy)
         self._max_chunks = sum(table.slots for table in tables) + 1024
         self._configs = {table.name: table for table in tables}
         self.layout: dict[str, Any] = {"tables": {table.name: table.slots for table in tables}}
@@ -103,7 +120,6 @@ class Replay:
         self._places = {
             int(row["incarnation"]): i for i, row in enumerate(self._producers) if row["incarnation"]
         }
-        saved = load_signature(self.folder)
         if saved is not None:
             self._restore(*saved)
 
@@ -118,6 +134,9 @@ class Replay:
                 f"{self.folder} was made for the capacities {layout['tables']}, not {self.layout['tables']}: "
                 "use those, or another folder"
             )
+        if layout.get("run", "") != self.run:
+            layout["run"] = self.run
+            save_signature(self.folder, specs, layout)
         self.layout = layout
         store = ChunkStore(self.folder, specs, layout["budget_bytes"], self._max_chunks, layout["entries"])
         # What is there stays; it may only not grow beyond the budget of today.
@@ -196,7 +215,7 @@ class Replay:
             spec.name: max(SPARE * capacity * spec.entries(insert.steps) // items, 1 << 16)
             for spec in insert.specs
         }
-        self.layout |= {"entries": entries, "budget_bytes": self.budget_bytes}
+        self.layout |= {"entries": entries, "budget_bytes": self.budget_bytes, "run": self.run}
         store = ChunkStore(self.folder, insert.specs, self.budget_bytes, self._max_chunks, entries)
         for table in self.tables.values():
             table.restore(store.commits)

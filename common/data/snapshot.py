@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from common.data.destinations import Destination, open_destination
 from common.data.fence import fence
 from common.data.replay import Replay
-from common.data.store import RECORDS_FILE, SIGNATURE_FILE
+from common.data.store import RECORDS_FILE, SIGNATURE_FILE, check_run
 from common.errors import CheckpointError, ConfigError
 
 MANIFEST_FILE = "snapshot.json"
@@ -144,11 +144,13 @@ class Snapshot:
         self._files.append({"name": name, "bytes": len(data), "sha256": digest.hexdigest()})
 
 
-def restore_snapshot(source: str, folder: Path, say: Callable[[str], None] = lambda _: None) -> int:
+def restore_snapshot(
+    source: str, folder: Path, say: Callable[[str], None] = lambda _: None, *, run: str | None = None
+) -> int:
     """Make ``folder`` from the snapshot at ``source``; returns the number of its items.
 
-    The folder appears when it is complete. Raises ConfigError where something is there already, and
-    CheckpointError where the snapshot cannot be read or is damaged.
+    The folder appears when it is complete. Raises ConfigError where something is there already, or the
+    snapshot is not of ``run`` (None: any will do), and CheckpointError where it cannot be read or is damaged.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is no directory")
@@ -161,8 +163,11 @@ def restore_snapshot(source: str, folder: Path, say: Callable[[str], None] = lam
             raise CheckpointError(f"{source} has format {manifest['format']}, this version reads {FORMAT}")
         files = [(str(f["name"]), int(f["bytes"]), str(f["sha256"])) for f in manifest["files"]]
         items = int(manifest["items"])
+        layout = dict(manifest["layout"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{source} holds no snapshot that can be read: {error}") from None
+    if run is not None:
+        check_run(source, layout, run, "restore another snapshot, or take over this one with --adopt")
     temporary = folder.with_name(folder.name + ".restoring")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

@@ -289,6 +289,17 @@ def save_signature(folder: Path, specs: Sequence[FieldSpec], layout: Mapping[str
     os.replace(temporary, folder / SIGNATURE_FILE)
 
 
+def check_run(place: object, layout: Mapping[str, Any], run: str, remedy: str) -> None:
+    """Raise ConfigError where the files in ``place`` are of another run than ``run`` (empty: of none)."""
+    theirs = str(layout.get("run", ""))
+    if theirs != run:
+        raise ConfigError(f"{place} holds items of {_named(theirs)}, and this is {_named(run)}: {remedy}")
+
+
+def _named(run: str) -> str:
+    return f"run {run}" if run else "no run"
+
+
 def load_signature(folder: Path) -> tuple[tuple[FieldSpec, ...], dict[str, Any]] | None:
     """What the files in ``folder`` mean; None if there are none."""
     path = folder / SIGNATURE_FILE

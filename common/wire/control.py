@@ -73,6 +73,7 @@ class ControlServer:
         heartbeat_s: float = 1.0,
         liveness_s: float = 15.0,
         security: sockets.Security | None = None,
+        run: str = "",
     ) -> None:
         self.telemetry: queue.Queue[Telemetry] = queue.Queue(_TELEMETRY_QUEUE)
         self.session = int.from_bytes(os.urandom(8), "little") >> 1
@@ -80,6 +81,7 @@ class ControlServer:
         self._endpoints = (control_endpoint, announce_endpoint)
         self._config = config_dict
         self._hash = structural_hash
+        self._run = run
         self._heartbeat_s = heartbeat_s
         self._liveness_s = liveness_s
         self._security = security
@@ -333,6 +335,12 @@ class ControlServer:
         if theirs and theirs != self._hash:
             detail = f"{name} has another structural config (hash {theirs}) than the run (hash {self._hash})"
             raise RefusedError(messages.REFUSED_HASH, detail)
+        former = message.text("run", "", max_chars=64)
+        if former and former != self._run:
+            raise RefusedError(
+                messages.REFUSED_RUN,
+                f"{name} is in run {former}, and this learner has begun run {self._run}: start {name} again",
+            )
         peer = Peer(
             identity,
             role,
@@ -352,6 +360,7 @@ class ControlServer:
             messages.WELCOME,
             {
                 "config": self._config,
+                "run": self._run,
                 "slots": peer.slots,
                 "total_slots": self._roster.total_slots,
                 "announce": self.announce_endpoint,

@@ -10,7 +10,7 @@ from typing import Any
 
 import zmq
 
-from common.errors import AuthError, ConfigError, TroupeError
+from common.errors import AuthError, ConfigError, PeerError, TroupeError
 from common.runtime.logging import Throttle
 from common.wire import messages, sockets
 from common.wire.codec import Message, WireError
@@ -122,9 +122,7 @@ class ControlLink:
                     *(self._name, self.endpoint, wait_log.waited_s, member.waiting_for),
                 )
             unsent = now_s >= hello_s
-            if unsent and self._request(
-                dealer, messages.HELLO, {**self._hello, "slots_held": member.slots()}
-            ):
+            if unsent and self._request(dealer, messages.HELLO, self._hello | member.former()):
                 unsent, hello_s = False, now_s + 2 * self._heartbeat_s
             # A DEALER becomes writable when its connection is up, so this does not poll in a circle.
             dealer.poll(200, zmq.POLLIN | zmq.POLLOUT if unsent else zmq.POLLIN)
@@ -155,13 +153,18 @@ class ControlLink:
 
     def _refusal(self, message: Message) -> TroupeError:
         detail = message.text("detail", "")
-        if message.text("kind", "") == messages.REFUSED_KEY:
-            return AuthError(f"the learner at {self.endpoint} refuses {self._name}: {detail}")
+        line = f"the learner at {self.endpoint} refuses {self._name}: {detail}"
+        kind = message.text("kind", "")
+        if kind == messages.REFUSED_KEY:
+            return AuthError(line)
+        if kind == messages.REFUSED_RUN:
+            # As if its own learner had gone for good: whoever looks after the service may start it again.
+            return PeerError(line)
         theirs = message.mapping("config", {})
         if theirs and self._config:
             different = differences(self._config, theirs)
-            detail += f": here against there {'; '.join(different[:5])}" if different else ""
-        return ConfigError(f"the learner at {self.endpoint} refuses {self._name}: {detail}")
+            line += f": here against there {'; '.join(different[:5])}" if different else ""
+        return ConfigError(line)
 
     def _stay(self, dealer: sockets.Socket, sub: sockets.Socket, watch: HandshakeWatch) -> None:
         """Serve until the end, or until the learner is silent for `liveness_s` or wants another HELLO."""

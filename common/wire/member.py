@@ -59,6 +59,7 @@ class Welcome:
     heartbeat_s: float = 1.0
     liveness_s: float = 15.0
     session: int = 0
+    run: str = ""
 
     def seed(self, incarnation: int, *place: int) -> int:
         """Draw the seed of a generator at `place` (a slot, a shard) of this run.
@@ -87,6 +88,7 @@ class Welcome:
             message.number("heartbeat_s"),
             message.number("liveness_s"),
             state.session,
+            message.text("run", "", max_chars=64),
         )
 
 
@@ -147,6 +149,10 @@ class Member:
         """The version here, for the learner to compare with; -1 where another learner process made it."""
         params = self.params
         return params.version if params is not None and params.session == self.state.session else -1
+
+    def former(self) -> dict[str, Any]:
+        """What HELLO says about the membership that there was before."""
+        return {"slots_held": self.slots(), "run": self.welcome.run if self.welcome else ""}
 
     def slots(self) -> list[int]:
         """The slots on lease, empty before the first WELCOME."""

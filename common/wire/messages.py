@@ -51,6 +51,7 @@ REFUSED_VERSION = "version"
 REFUSED_HASH = "hash"
 REFUSED_SUPERSEDED = "superseded"
 REFUSED_BAD_HELLO = "bad_hello"
+REFUSED_RUN = "run"  # the learner has begun another run than the one that the service is in
 REFUSED_KEY = "key"  # the key is that of another role
 NO_SLOTS = "no_slots"  # leases may run out
 UNKNOWN_PEER = "unknown_peer"  # the learner has been restarted, or has given the peer up
@@ -95,6 +96,7 @@ MESSAGES: dict[str, Spec] = {
             "host": "str, for logs",
             "pid": "int, for logs",
             "software": "str, for logs",
+            "run": "str, the run that the service is in; empty or absent if this process was in none yet",
         },
     ),
     WELCOME: Spec(
@@ -107,6 +109,7 @@ MESSAGES: dict[str, Spec] = {
             "shards": "list of str, endpoints of the live replay shards",
             "heartbeat_s": "float, how often to send HEARTBEAT",
             "liveness_s": "float, silence after which either side gives up the other",
+            "run": "str, random name of the run, the same for all of its learner processes",
             **_STATE,
         },
     ),

@@ -29,7 +29,8 @@ case $role in
   replay)
     index=${TROUPE_INDEX:-0}
     mapfile -t words < <(log "replay-$index")
-    exec "$troupe/troupe" replay --learner "$TROUPE_LEARNER" --keys "$TROUPE_KEYS" --index "$index" \
+    # The folder is this run's by its path, though its learner may have been lost before it had saved anything.
+    exec "$troupe/troupe" replay --adopt --learner "$TROUPE_LEARNER" --keys "$TROUPE_KEYS" --index "$index" \
       --bind "tcp://0.0.0.0:$((5560 + index))" --advertise "$TROUPE_ADVERTISE" \
       --data-dir "$TROUPE_RUN_DIR/replay/shard-$index" "${words[@]}" ;;
   actor)

@@ -16,6 +16,7 @@ import zmq
 
 from common.agents import TableNeeds, make_agent
 from common.config import Config, structural_hash, to_toml
+from common.data.fields import check_windows
 from common.envs import make_spec
 from common.errors import CheckpointError, ConfigError, TroupeError
 from common.rl.replay import annealed, importance_weights
@@ -77,6 +78,7 @@ class Learner:
         self.counters = RunCounters(self.spec.frames_per_step)
         check_table(self.agent.table, config)
         self._saved: tuple[int, int] | None = None
+        self.run_id = secrets.token_hex(8)
         if resume:
             self._restore()
         net = config.net
@@ -92,6 +94,7 @@ class Learner:
             heartbeat_s=net.heartbeat_s,
             liveness_s=net.liveness_s,
             security=security,
+            run=self.run_id,
         )
         self.prefetch = Prefetcher(
             self._context,
@@ -116,12 +119,13 @@ class Learner:
 
     def run(self) -> None:
         """The main loop."""
+        if not self.counters.updates:
+            # Before anybody hears the run's name: it has to outlive this process, as what is stored under it.
+            self._checkpoint()
         self.control.start()
         self.prefetch.start()
         try:
             self._publish()
-            if not self.counters.updates:
-                self._checkpoint()  # from the first second on there is something to resume from
             while not self.stop and not self._complete():
                 batch = self.prefetch.get(timeout_s=0.25)
                 if batch is None:
@@ -143,6 +147,7 @@ class Learner:
     def _learn(self, sample: SampleBatch) -> None:
         """One update, its priorities, and every so often a new parameter version."""
         replay, counters = self.config.replay, self.counters
+        self._check_fields(sample)
         beta = annealed(
             replay.importance_exponent,
             replay.importance_exponent_final,
@@ -163,6 +168,16 @@ class Learner:
             )
         if counters.updates % self.config.learner.publish_period_updates == 0:
             self._publish()
+
+    def _check_fields(self, sample: SampleBatch) -> None:
+        """Stops before items that some other program has stored are taken for the agent's."""
+        try:
+            check_windows(sample.fields, int(sample.lengths.max()), self.agent.fields)
+        except ValueError as error:
+            raise ConfigError(
+                f"replay at {sample.shard} sends {error}, which {self.config.agent.algorithm} cannot learn "
+                "from: start that shard with another --data-dir, or with --volatile"
+            ) from None
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
         """Stops before diverged weights are published or saved over good ones."""
@@ -248,6 +263,7 @@ class Learner:
             "agent": agent_meta,
             "config": self.config.to_dict(),
             "structural_hash": structural_hash(self.config),
+            "run": self.run_id,
         }
         try:
             path = save_checkpoint(self._checkpoints, arrays, meta, keep=self.config.learner.keep_checkpoints)
@@ -267,6 +283,7 @@ class Learner:
         torch.set_rng_state(torch.from_numpy(arrays["rng/torch"].copy()))
         self.counters.load_meta(meta)
         self._saved = (self.counters.steps, self.counters.updates)
+        self.run_id = str(meta.get("run", ""))
         log.info(
             "resumed from %s: %d steps, %d updates", path.name, self.counters.steps, self.counters.updates
         )

@@ -78,6 +78,11 @@ def parser() -> argparse.ArgumentParser:
         "--restore", metavar="SRC", help="start with the items of a snapshot, in a --data-dir that is empty"
     )
     parser.add_argument(
+        "--adopt",
+        action="store_true",
+        help="take over what DIR or SRC holds of another run, or of none, which is refused otherwise",
+    )
+    parser.add_argument(
         "--snapshot-to",
         metavar="DIR",
         help="permit snapshots to this directory or address only (default: any; with --insecure none)",
@@ -160,7 +165,7 @@ def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:
     # Bound before joining, for the learner passes the address on. Early requests wait in the socket.
     security = make_security(args.keys, "replay", insecure=args.insecure)
     router = make_router(ctx, args.bind, security)
-    control = None
+    control, run = None, ""
     try:
         endpoint = args.advertise or bound_endpoint(router)
         if args.learner and not args.advertise:
@@ -179,10 +184,11 @@ def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:
             welcome = control.join_unless(lambda: stop.requested)
             if welcome is None:
                 return
+            run = welcome.run
             use_config(args, welcome.config)
             if args.seed is None:
                 args.seed = welcome.seed(incarnation, args.index)
-        replay = open_replay(args)
+        replay = open_replay(args, run)
         _log.info("serving at %s", endpoint)
         permitted = args.snapshot_to or (None if args.insecure and not args.keys else "")
         ReplayService(replay, router, stop, control, snapshots=permitted).run()
@@ -274,13 +280,13 @@ def make_tables(args: argparse.Namespace) -> list[TableConfig]:
     ]
 
 
-def open_replay(args: argparse.Namespace) -> Replay:
-    """Open the folder and say what is in it, and what it may grow to."""
+def open_replay(args: argparse.Namespace, run: str = "") -> Replay:
+    """Open the folder for `run` (empty: for none), and say what is in it, and what it may grow to."""
     tables = make_tables(args)
     if args.volatile:
         clear(args.data_dir, [table.name for table in tables])
     if args.restore:
-        restore(args.restore, args.data_dir)
+        restore(args.restore, args.data_dir, None if args.adopt else run)
     try:
         args.data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as failure:
@@ -293,17 +299,19 @@ def open_replay(args: argparse.Namespace) -> Replay:
         budget_bytes=plan.store_bytes,
         must_fit=args.max_bytes is None,
         seed=args.seed,
+        run=run,
+        adopt=args.adopt,
     )
     if replay.restored_items:
         _log.info("restored %d items from %s", replay.restored_items, args.data_dir)
     return replay
 
 
-def restore(source: str, folder: Path) -> None:
-    """Make the folder from a snapshot."""
+def restore(source: str, folder: Path, run: str | None) -> None:
+    """Make the folder from a snapshot of `run` (empty: of none; None: of any)."""
     if "://" not in source:
         source = os.path.abspath(source)
-    items = restore_snapshot(source, folder, _log.info)
+    items = restore_snapshot(source, folder, _log.info, run=run)
     _log.info("restored the snapshot in %s: %d items", source, items)
 
 

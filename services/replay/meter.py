@@ -90,6 +90,7 @@ class Meter:
         return {
             "uptime_s": time.monotonic() - self._start_s,
             "cpu_s": time.process_time(),
+            "run": replay.run,
             "chunks": replay.store.chunks if replay.store else 0,
             "bytes": replay.store.used_bytes if replay.store else 0,
             "bytes_limit": replay.budget_bytes,

@@ -1,0 +1,213 @@
+"""A folder belongs to a run: what one run has stored, another does not get unless it asks for it."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from common.config import load_config
+from common.runtime import StopSignal
+from common.wire.control import ControlServer
+from services.learner.service import Learner
+from tests.replay import processes
+
+CONFIG = {"replay": {"capacity_items": 1000, "min_items": 10}, "run": {"seed": 1}}
+
+
+@pytest.fixture
+def learner(context, tmp_path):
+    """A function that has a learner of a run at the same address as the former one."""
+    servers = []
+
+    def begin(run):
+        if servers:
+            servers[-1].stop()
+        addresses = f"ipc://{tmp_path}/control", f"ipc://{tmp_path}/announce"
+        servers.append(
+            ControlServer(
+                context,
+                *addresses,
+                config_dict=CONFIG,
+                structural_hash="abc",
+                total_slots=4,
+                heartbeat_s=0.2,
+                liveness_s=5.0,
+                run=run,
+            )
+        )
+        servers[-1].start()
+        return servers[-1]
+
+    yield begin
+    for each in servers:
+        each.stop()
+
+
+@pytest.fixture
+def member(server, tmp_path):
+    """A function that starts a shard as part of the learner's run."""
+    return lambda *options, **more: server("--learner", f"ipc://{tmp_path}/control", *options, **more)
+
+
+def wait_for(condition, timeout_s=60.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def stopped(process):
+    """The exit code after SIGTERM."""
+    process.terminate()
+    return process.wait(60)
+
+
+def fill(client, endpoint, first=0):
+    """Three chunks of ten items each."""
+    actor = client(endpoint)
+    for number in range(first, first + 3):
+        processes.insert(actor, number)
+    assert actor.flush(60)
+    return actor
+
+
+def refusal(tmp_path, *options):
+    """The one line with which a shard ends with exit code 2."""
+    words = ["--bind", f"ipc://{tmp_path}/refused", "--log-level", "warning", *map(str, options)]
+    done = subprocess.run(
+        [sys.executable, "-m", "services.replay", *words], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_items_of_an_old_run_stay_out_of_a_new_one(learner, member, server, client, tmp_path):
+    folder = tmp_path / "data"
+    learner("first")
+    fill(client, member())
+    assert stopped(server.process) == 0
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    learner("second")
+    run = "--learner", f"ipc://{tmp_path}/control", "--data-dir", folder
+    line = refusal(tmp_path, *run)
+    assert "holds items of run first, and this is run second" in line
+    assert "--data-dir, --volatile to start empty, or --adopt" in line
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert "holds items of run first, and this is no run" in refusal(tmp_path, "--data-dir", folder)
+
+    learner("first")
+    again = client(member())
+    assert again.status(60)["restored_items"] == 30
+    processes.check(again.sample(16, timeout_s=60))
+    assert stopped(server.process) == 0
+
+    learner("second")
+    status = client(member("--volatile")).status(60)
+    assert (status["restored_items"], status["run"]) == (0, "second")
+
+
+def test_a_shard_does_not_follow_its_address_into_another_run(learner, member, server, client):
+    """The learner is replaced under a running shard, which has items of the former run."""
+    learner("first")
+    fill(client, member())
+    control = learner("second")
+    assert server.process.wait(60) == 3
+    assert control.shards() == []
+
+
+def test_a_snapshot_is_of_a_run_too(learner, member, server, client, tmp_path):
+    learner("first")
+    actor = fill(client, member())
+    snapshot = tmp_path / "snapshot"
+    assert actor.snapshot(str(snapshot), 60)["items"] == 30
+    assert stopped(server.process) == 0
+    restore = "--restore", str(snapshot)
+    assert client(member(*restore, folder="same")).status(60)["restored_items"] == 30
+    assert stopped(server.process) == 0
+
+    learner("second")
+    run = "--learner", f"ipc://{tmp_path}/control"
+    line = refusal(tmp_path, *run, *restore, "--data-dir", tmp_path / "other")
+    assert "holds items of run first" in line
+    assert not (tmp_path / "other").exists()
+    endpoint = member("--adopt", *restore, folder="other")
+    assert client(endpoint).status(60)["restored_items"] == 30
+    fill(client, endpoint, first=3)
+    assert stopped(server.process) == 0
+    # It is the new run's from now on.
+    assert client(member(folder="other")).status(60)["restored_items"] == 60
+
+
+def test_items_of_no_run_are_adopted_only_on_request(learner, member, server, client, tmp_path):
+    fill(client, server("--capacity", "1000"))
+    assert stopped(server.process) == 0
+    learner("first")
+    run = "--learner", f"ipc://{tmp_path}/control", "--data-dir", tmp_path / "data"
+    assert "holds items of no run, and this is run first" in refusal(tmp_path, *run)
+    assert client(member("--adopt")).status(60)["restored_items"] == 30
+
+
+class Running:
+    """A real learner in a thread, in `run_dir`."""
+
+    def __init__(self, tmp_path, run_dir, *, resume=False):
+        addresses = {f"net.{name}": f"ipc://{tmp_path}/{name}" for name in ("control", "announce")}
+        small = {"agent.mlp_units": "[8]", "agent.hidden_units": "8", "net.heartbeat_s": "0.2"}
+        run_dir.mkdir(exist_ok=True)
+        self.stop = StopSignal()
+        config = load_config("cartpole-apex", None, {**small, **addresses}, {})
+        self.learner = Learner(config, run_dir, resume=resume, stop=self.stop)
+        self.failure = None
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        try:
+            self.learner.run()
+        except Exception as error:
+            self.failure = error
+
+    def end(self):
+        self.stop.set()
+        self.thread.join(90)
+        assert not self.thread.is_alive()
+
+
+def test_a_learner_on_another_machine_goes_on_with_the_run(member, server, client, tmp_path):
+    """All that it has of the run is the checkpoints."""
+    running = Running(tmp_path, tmp_path / "here")
+    fill(client, member())
+    running.end()
+    assert stopped(server.process) == 0
+    shutil.copytree(tmp_path / "here" / "checkpoints", tmp_path / "there" / "checkpoints")
+    replacement = Running(tmp_path, tmp_path / "there", resume=True)
+    assert replacement.learner.run_id == running.learner.run_id
+    assert client(member()).status(60)["restored_items"] == 30
+    replacement.end()
+    assert stopped(server.process) == 0
+    signature = json.loads((tmp_path / "data" / "signature.json").read_text())
+    assert signature["layout"]["run"] == running.learner.run_id
+
+    anew = Running(tmp_path, tmp_path / "anew")
+    run = "--learner", f"ipc://{tmp_path}/control", "--data-dir", tmp_path / "data"
+    assert f"this is run {anew.learner.run_id}" in refusal(tmp_path, *run)
+    anew.end()
+
+
+def test_items_that_the_agent_cannot_learn_from_end_the_learner_in_a_line(member, client, tmp_path):
+    running = Running(tmp_path, tmp_path / "run")
+    actor = client(member())
+    for number in range(100):
+        processes.insert(actor, number)
+    wait_for(lambda: actor.poll(20) or running.failure)
+    line = str(running.failure)
+    running.end()
+    assert line.startswith(f"replay at ipc://{tmp_path}/replay sends the fields ['action', 'obs', ")
+    assert line.endswith("--data-dir, or with --volatile")
+    assert running.failure.exit_code == 2
