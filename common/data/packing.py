@@ -64,6 +64,41 @@ def pack_entries(array: NDArray) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]
     return np.frombuffer(b"".join(parts), np.uint8), lengths
 
 
+def store_entries(array: NDArray) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
+    """The same as ``pack_entries``, but every entry stands uncompressed."""
+    count, entry_bytes = len(array), array[0].nbytes
+    blocks = np.empty((count, 4 + entry_bytes), np.uint8)
+    blocks[:, :4].view("<u4")[:] = entry_bytes | int(STORED)
+    blocks[:, 4:] = np.ascontiguousarray(array).reshape(count, -1).view(np.uint8)
+    return blocks.reshape(-1), np.full(count, 4 + entry_bytes, np.uint32)
+
+
+class Packer:
+    """``pack_entries`` for the chunks of a field in turn, without trying for ever what does not shrink.
+
+    Once no entry of a chunk has shrunk, one of each further chunk is tried, until one shrinks again.
+
+    Attributes:
+        tried: entries that it has tried to compress.
+    """
+
+    def __init__(self) -> None:
+        self.tried = 0
+        self._hopeless = False
+
+    def pack(self, array: NDArray) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
+        """Blocks of the entries of the next chunk, as ``pack_entries`` returns them."""
+        if self._hopeless:
+            probe = array[self.tried % len(array)]  # another one every time
+            self.tried += 1
+            if len(lz4.block.compress(np.ascontiguousarray(probe), store_size=False)) >= probe.nbytes:
+                return store_entries(array)
+        blocks, lengths = pack_entries(array)
+        self.tried += len(array)
+        self._hopeless = bool(np.all(lengths == 4 + array[0].nbytes))
+        return blocks, lengths
+
+
 def check_blocks(blocks: NDArray[np.uint8], lengths: NDArray[np.uint32], entry_bytes: int) -> None:
     """Raises PackingError unless ``blocks`` are ``len(lengths)`` blocks that unpack to ``entry_bytes`` each.
 

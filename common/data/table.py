@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,9 @@ ITEM = np.dtype(
     [("commit", "u8"), ("id", "u8"), ("row", "i4"), ("offset", "i4"), ("length", "i4"), ("sampled", "i4")]
 )
 """One item: the chunk that it is cut from (``commit`` is zero where the slot is empty), and its window."""
+
+MOST_FIRST_ID = 1 << 52
+"""The first id of a table is drawn below this, so that the others stay exact as float64, and in JSON."""
 
 MAX_PRIORITY = 1e30
 """Larger priorities are refused: sums of them could become infinite."""
@@ -42,6 +46,8 @@ class Table:
         self._items = MappedFile(folder / f"{config.name}.items", ITEM, (capacity,), sparse=False).array
         self._commits: NDArray[np.uint64] = self._items["commit"]
         self._ids: NDArray[np.uint64] = self._items["id"]
+        # Late priorities for items of a folder that has been emptied since must not meet those of this one.
+        self._first_ids = np.uint64(secrets.randbelow(MOST_FIRST_ID // capacity) * capacity + 1)
         self._priorities: NDArray[np.float64] = MappedFile(
             folder / f"{config.name}.priorities", "float64", (capacity,), sparse=False
         ).array
@@ -128,10 +134,10 @@ class Table:
         items = np.empty(count, ITEM)
         items["commit"], items["row"], items["sampled"] = commit, row, 0
         items["offset"], items["length"] = offsets, lengths
-        # A slot's ids are slot + 1, slot + 1 + capacity, ...: never reused, and found again without a search.
+        # A slot's ids are its first, and so much more each time: never reused, found again without a search.
         capacity = np.uint64(self._slots)
         last = self._ids[slots]
-        items["id"] = np.where(last > 0, last + capacity, slots.astype(np.uint64) + np.uint64(1))
+        items["id"] = np.where(last > 0, last + capacity, slots.astype(np.uint64) + self._first_ids)
         self._priorities[slots] = priorities
         self._items[slots] = items
         self.size += count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +13,7 @@ import zmq
 from numpy.typing import NDArray
 
 from common.data.fields import Chunk, FieldSpec
+from common.data.packing import Packer
 from common.errors import CheckpointError, PeerError, TroupeError
 from common.runtime.logging import Throttle
 from common.wire import messages, sockets
@@ -92,6 +93,7 @@ class ReplayClient:
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._name = name
         self._specs = tuple(specs) if specs else None
+        self._packers: dict[str, Packer] = defaultdict(Packer)
         self._max_outstanding = max_outstanding
         self._credit = 0
         self._credit_reason = ""
@@ -142,7 +144,7 @@ class ReplayClient:
                 return False
         if self._specs is None:
             self._specs = infer_specs(chunk)
-        self._inserts.add(encode_insert(chunk, self._specs, table))
+        self._inserts.add(encode_insert(chunk, self._specs, table, self._packers))
         self.counters["inserts"] += 1
         self._send_pending()
         self._explain_block()

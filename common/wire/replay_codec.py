@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from common.data.arena import Allocate, Arena
 from common.data.columns import Payload
 from common.data.fields import Chunk, FieldSpec, Items, check_chunk
 from common.data.inserts import Insert
-from common.data.packing import PackingError, pack_entries, unpack_frame
+from common.data.packing import Packer, PackingError, pack_entries, unpack_frame
 from common.data.sample import Sample, Share
 from common.wire import messages
 from common.wire.codec import DTYPES, Message, WireError
@@ -98,8 +98,10 @@ def specs_from_wire(entries: list[Any]) -> tuple[FieldSpec, ...]:
     return tuple(specs)
 
 
-def encode_insert(chunk: Chunk, specs: Sequence[FieldSpec], table: str) -> Message:
-    """An INSERT without its producer's numbers, the compressed fields compressed."""
+def encode_insert(
+    chunk: Chunk, specs: Sequence[FieldSpec], table: str, packers: Mapping[str, Packer] | None = None
+) -> Message:
+    """An INSERT without its producer's numbers, the compressed fields compressed (by their ``packers``)."""
     check_chunk(chunk, specs)
     if table in chunk.more:
         raise ValueError(f"items for table {table!r} twice")
@@ -116,7 +118,8 @@ def encode_insert(chunk: Chunk, specs: Sequence[FieldSpec], table: str) -> Messa
     for spec in specs:
         data = chunk.fields[spec.name]
         if spec.compress:
-            arrays["chunk/" + spec.name], arrays["lengths/" + spec.name] = pack_entries(data)
+            pack = pack_entries if packers is None else packers[spec.name].pack
+            arrays["chunk/" + spec.name], arrays["lengths/" + spec.name] = pack(data)
         else:
             # A copy: the sender may write in its arrays before ZeroMQ has read them.
             arrays["chunk/" + spec.name] = np.array(data, order="C")

@@ -5,7 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.data import packing
-from common.data.packing import PackingError, check_blocks, join_frame, pack_entries, unpack_frame
+from common.data.packing import (
+    Packer,
+    PackingError,
+    check_blocks,
+    join_frame,
+    pack_entries,
+    store_entries,
+    unpack_frame,
+)
 
 
 def frames(count, rng, noisy):
@@ -82,3 +90,32 @@ def test_large_entries():
     assert np.array_equal(unpack_frame(frame, data.shape, "uint8"), data)
     with pytest.raises(PackingError):
         pack_entries(np.zeros((1, 3000, 3000), np.uint8))
+
+
+def test_what_does_not_shrink_is_not_tried_for_ever():
+    rng = np.random.default_rng(0)
+    noise, quiet = frames(10, rng, range(10)), frames(10, rng, [])
+    packer = Packer()
+    for _ in range(21):
+        blocks, lengths = packer.pack(noise)
+        check_blocks(blocks, lengths, 84 * 84)
+        assert blocks.tobytes() == pack_entries(noise)[0].tobytes()
+    assert packer.tried == 10 + 20, "one of each chunk but the first"
+    assert len(packer.pack(quiet)[0]) < quiet.nbytes // 10, "found out at once"
+    packer.pack(noise)
+    # A chunk with one that shrinks, wherever it is, gets all the effort again before long.
+    mixed = frames(10, rng, range(1, 10))
+    assert packer.pack(mixed)[0].nbytes == store_entries(mixed)[0].nbytes
+    for _ in range(10):
+        size = packer.pack(mixed)[0].nbytes
+    assert size == pack_entries(mixed)[0].nbytes < store_entries(mixed)[0].nbytes
+
+
+@given(st.integers(1, 5), st.sampled_from([(3,), (2, 5), ()]), st.sampled_from(["uint8", "float32", "int64"]))
+@settings(max_examples=20, deadline=None)
+def test_stored_entries_are_blocks(count, shape, dtype):
+    data = np.random.default_rng(count).integers(0, 100, (count, *shape)).astype(dtype)
+    blocks, lengths = store_entries(data)
+    check_blocks(blocks, lengths, data[0].nbytes)
+    frame = join_frame([blocks.data], data[0].nbytes, data.nbytes)
+    assert np.array_equal(unpack_frame(frame, data.shape, dtype), data)
