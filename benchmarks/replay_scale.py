@@ -3,7 +3,8 @@
 `python -m benchmarks.replay_scale --json [--seconds S] [--items N] [--raw-items N]`. The cycle of
 `benchmarks.replay` over Pong frames with 100 thousand items and with N; `cost_ratio` is the CPU time of a
 batch in the large table, both sides together, over that in the small one. `restart_s` is from the start of a
-process on a million items, whose predecessor was killed, to its first batch. `*_gb` is what the files take on
+process on a million items, whose predecessor was killed, to its first batch. `raw_items` are those that are
+there after a tenth more than N were stored, within 7,940 bytes each. `*_gb` is what the files take on
 the disk (GB of 10^9 bytes): they are mapped, so that is memory as well as far as it is used;
 `server_private_gb` is what the process has besides.
 """
@@ -33,6 +34,8 @@ from common.wire.replay_client import ReplayClient
 
 SMALL = 100_000
 RESTART = 1_000_000
+RAW_ITEM_BYTES = 7940
+"""What `--max-bytes` lets a raw item take: 56 frames for each 50 items, 16 bytes, part of a record."""
 
 
 def main() -> None:
@@ -56,11 +59,14 @@ def main() -> None:
     figures |= small.figures("small") | large.figures("large")
     figures["cost_ratio"] = round(large.cpu_ms / small.cpu_ms, 3)
     if arguments.raw_items:
-        with server(arguments.raw_items, arguments.port + 2) as running:
+        limit = str(arguments.raw_items * RAW_ITEM_BYTES)
+        with server(arguments.raw_items, arguments.port + 2, "--max-bytes", limit) as running:
             client = ReplayClient(running.endpoint, name="bench", specs=specs(False))
-            insert_all(client, chunks(noise_frames(5_000)), arguments.raw_items // STEPS)
+            # Enough for the old to make room for the new.
+            insert_all(client, chunks(noise_frames(5_000)), arguments.raw_items // STEPS * 11 // 10)
+            items = client.status()["tables"]["default"]["items"]
             client.close(0)
-            figures |= {"raw_items": arguments.raw_items, "raw_gb": round(running.disk_bytes / 1e9, 3)}
+            figures |= {"raw_items": items, "raw_gb": round(running.disk_bytes / 1e9, 3)}
     if not arguments.json:
         for figure, value in figures.items():
             print(f"{figure:34} {value}")

@@ -32,7 +32,8 @@ HEADER_FILE = "chunks.header"
 FORMAT = 1
 
 RESERVE_BYTES = 1 << 16
-"""Room on the disk is taken in steps of a sixteenth of a lane, or so much."""
+MOST_RESERVE_BYTES = 1 << 24
+"""Room on the disk is taken in steps of a sixteenth of a lane, but at least and at most so much."""
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +161,8 @@ class ChunkStore:
             if end <= reserved:
                 continue
             lane = self._lanes[i]
-            step = max(reserved // 16, RESERVE_BYTES // lane.unit_bytes)
+            most, least = MOST_RESERVE_BYTES // lane.unit_bytes, RESERVE_BYTES // lane.unit_bytes
+            step = max(min(reserved // 16, most), least)
             target = min(max(end, reserved + step), lane.most)
             try:
                 for file in lane.files:

@@ -55,8 +55,8 @@ def report(config, metrics, fields=None):
         slots_wanted=4,
     )
     try:
-        client.join(10.0)
-        params = client.wait_params(10.0)
+        client.join(60.0)
+        params = client.wait_params(60.0)
         assert client.send_telemetry(metrics, fields=fields or {})
         time.sleep(0.5)
     finally:
@@ -87,7 +87,7 @@ def test_a_complete_run_ends_by_itself(tmp_path):
     config = make_config(tmp_path, **{"run.total_steps": "50", "evaluator.enabled": "false"})
     running = Running(config, tmp_path)
     report(config, {"actor/steps": 60})
-    running.thread.join(20)
+    running.thread.join(60)
     assert not running.thread.is_alive()
     assert load_newest(tmp_path / "checkpoints").meta["steps"] == 60
 
