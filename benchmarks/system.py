@@ -1,6 +1,6 @@
 """Whole training on this machine: environment steps and updates per second of a preset, learner on.
 
-`python -m benchmarks.system --json [--seconds S] [--preset pong-apex] [--agent apex]`
+`python -m benchmarks.system --json [--seconds S] [--preset pong-apex] [--agent apex] [--SECTION.FIELD VALUE]`
 """
 
 from __future__ import annotations
@@ -8,39 +8,68 @@ from __future__ import annotations
 import csv
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+
+import psutil
 
 from benchmarks.common import parser, report
 
 START_LIMIT_S = 240.0
+SETTLE_S = 10.0
+"""Between the first update and the measurement: caches fill, the first evaluation may begin."""
 
 
-def rates(run_dir: Path, name: str, since_s: float) -> list[float]:
-    """Values of a metric that were written after `since_s` seconds of the run."""
+def progress(run_dir: Path) -> list[tuple[float, int, int]]:
+    """Seconds of the run, steps and updates, once for each step count that was recorded."""
+    seen: dict[int, tuple[float, int, int]] = {}
     with (run_dir / "metrics.csv").open() as file:
-        return [
-            float(row["value"])
-            for row in csv.DictReader(file)
-            if row["name"] == name and float(row["wall_s"]) > since_s
-        ]
+        for row in csv.DictReader(file):
+            if None not in row.values():  # the last line may be half written
+                steps = int(row["steps"])
+                seen.setdefault(steps, (float(row["wall_s"]), steps, int(row["updates"])))
+    return [seen[steps] for steps in sorted(seen)]
 
 
-def wait_for_updates(run_dir: Path, process: subprocess.Popen[bytes]) -> float:
-    """Waits until learning has begun; seconds of the run at that moment."""
+def cpu_seconds(launcher: int) -> Counter[str]:
+    """CPU seconds that each service has used so far, by role, its threads together."""
+    used: Counter[str] = Counter()
+    for process in psutil.Process(launcher).children(recursive=True):
+        try:
+            command, times = process.cmdline(), process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        roles = [part.removeprefix("services.") for part in command if part.startswith("services.")]
+        used[roles[0] if roles else "other"] += times.user + times.system
+    return used
+
+
+def wait_for_updates(run_dir: Path, process: subprocess.Popen[bytes]) -> None:
+    """Waits until learning has begun."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.5)
-        if (run_dir / "metrics.csv").exists():
-            with (run_dir / "metrics.csv").open() as file:
-                for row in csv.DictReader(file):
-                    if int(row["updates"]) > 0:
-                        return float(row["wall_s"])
+        if (run_dir / "metrics.csv").exists() and any(updates for _, _, updates in progress(run_dir)):
+            return
     raise SystemExit(f"no update within {START_LIMIT_S:.0f} s; see {run_dir}/logs")
+
+
+def measure(run_dir: Path, launcher: int, seconds: float) -> dict[str, float | int | str]:
+    """Rates and CPU time per step of a run that is going on."""
+    first, cpu_before = progress(run_dir)[-1], cpu_seconds(launcher)
+    time.sleep(seconds)
+    last, cpu = progress(run_dir)[-1], cpu_seconds(launcher) - cpu_before
+    wall_s, steps, updates = (after - before for after, before in zip(last, first, strict=True))
+    figures: dict[str, float | int | str] = {
+        "train_steps_per_s": round(steps / wall_s, 1),
+        "train_updates_per_s": round(updates / wall_s, 2),
+    }
+    # CPU time depends less than the rates on what else the machine does.
+    return figures | {f"{role}_cpu_ms_per_step": round(used / steps * 1e3, 4) for role, used in cpu.items()}
 
 
 def main() -> None:
@@ -48,37 +77,23 @@ def main() -> None:
     args = parser(__doc__, seconds=60.0)
     args.add_argument("--preset", default="")
     args.add_argument("--agent", default="apex", help="measures pong-AGENT unless --preset says otherwise")
-    options = args.parse_args()
+    options, overrides = args.parse_known_args()
     preset = options.preset or f"pong-{options.agent}"
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         command = [sys.executable, "-m", "services", "train", preset, "--run-dir", str(run_dir)]
-        command += ["--no-progress", "--net.tensorboard_port", "0", "--run.log_every_s", "2"]
+        command += ["--no-progress", "--net.tensorboard_port", "0", "--run.log_every_s", "2", *overrides]
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
         try:
-            began_s = wait_for_updates(run_dir, process)
-            # The rates are means over 30 s: the first ones still contain the time before learning began.
-            time.sleep(30.0 + options.seconds)
-            since_s = began_s + 30.0
-            figures: dict[str, float | int | str] = {
-                "preset": preset,
-                "train_steps_per_s": round(
-                    statistics.median(rates(run_dir, "speed/steps_per_s", since_s)), 1
-                ),
-                "train_updates_per_s": round(
-                    statistics.median(rates(run_dir, "speed/updates_per_s", since_s)), 2
-                ),
-                "learner_wait_share": round(
-                    statistics.median(rates(run_dir, "learner/wait_share", since_s)), 3
-                ),
-                "seconds": options.seconds,
-            }
+            wait_for_updates(run_dir, process)
+            time.sleep(SETTLE_S)
+            figures = measure(run_dir, process.pid, options.seconds)
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(90)
-    report("system", figures)
+    report("system", {"preset": preset, **figures, "seconds": options.seconds})
 
 
 if __name__ == "__main__":

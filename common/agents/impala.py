@@ -23,6 +23,7 @@ from common.config.fields import AgentConfig, structural, tunable
 from common.data.unrolls import TERMINATED, TRUNCATED, UnrollAccumulator, unroll_fields
 from common.errors import CheckpointError, ConfigError
 from common.nets.actor_critic import ActorCritic
+from common.nets.frames import stacked
 from common.rl import policy
 from common.rl.sequences import next_values
 from common.rl.vtrace import VTrace, vtrace
@@ -265,15 +266,9 @@ class ImpalaAgent:
 
     def _observations(self, data: dict[str, Tensor]) -> Tensor:
         """Observations `[T + 1, B, *obs_shape]`; stacks are put together from single frames."""
-        obs, stack = data["obs"], self.spec.stack
-        if not stack:
-            return obs.transpose(0, 1)
-        size, places = len(obs), torch.arange(stack, device=obs.device)
-        times = torch.arange(obs.shape[1] - stack + 1, device=obs.device)
-        rows = torch.arange(size, device=obs.device)[None, :, None]
-        stacked = obs[rows, times[:, None, None] + places]
-        real = data["frames"].T[..., None] >= stack - places  # frames of another episode are zeros
-        return stacked.mul_(real.to(obs.dtype).reshape(*real.shape, *(1,) * (stacked.ndim - 3)))
+        if not self.spec.stack:
+            return data["obs"].transpose(0, 1)
+        return stacked(data["obs"].transpose(0, 1), data["frames"].T, self.spec.stack)
 
     # ----------------------------------------------------------------- state
 

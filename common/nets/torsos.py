@@ -8,6 +8,8 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from common.nets.frames import as_images
+
 
 class Torso(Protocol):
     """What every torso here offers, besides being a module."""
@@ -33,16 +35,6 @@ def lecun_normal(module: nn.Module) -> nn.Module:
     nn.init.trunc_normal_(weight, 0.0, deviation, -2.0 * deviation, 2.0 * deviation)
     nn.init.zeros_(module.bias)  # type: ignore[arg-type]
     return module
-
-
-def as_images(obs: Tensor) -> Tensor:
-    """Pixels `[B, ..., H, W]` as float images `[B, C, H, W]` in [0, 1]; stack and colour are channels.
-
-    Measured on CPU: channels_last convolutions are a quarter to a third faster, forward and backward.
-    """
-    obs = obs.flatten(1, -3)
-    x = obs.to(torch.float32).mul_(1.0 / 255.0) if obs.dtype == torch.uint8 else obs
-    return x.contiguous(memory_format=torch.channels_last)
 
 
 class PixelTorso(nn.Module):

@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from common.errors import ConfigError
 from common.runtime.arguments import Parser, integer, real
 from common.runtime.lifecycle import StopSignal, run_main
+from common.runtime.memory import keep_freed_memory
 from common.runtime.startup import add_service_arguments, begin
 from common.wire.key_options import add_key_arguments, make_security
 
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> None:
     begin(arguments.name, arguments)
+    keep_freed_memory()
     stop = StopSignal(force_after_s=30.0).install()
     try:
         import zmq

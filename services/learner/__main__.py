@@ -12,6 +12,7 @@ from common.errors import ConfigError
 from common.runtime import StopSignal, run_main
 from common.runtime.arguments import Parser
 from common.runtime.files import atomic_write, looking_into, make_directory
+from common.runtime.memory import keep_freed_memory
 from common.runtime.startup import add_service_arguments, begin
 from common.wire.key_options import add_key_arguments
 
@@ -65,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> None:
         args = parser().parse_args(argv)
         begin("learner", args)
+        keep_freed_memory()
         from services.learner.service import Learner
 
         stop = StopSignal(force_after_s=60.0).install()

@@ -1,0 +1,40 @@
+import numpy as np
+import pytest
+import torch
+
+from common.nets.frames import as_images, interleaved, stacked
+
+
+@pytest.mark.parametrize("stack", [1, 2, 4])
+@pytest.mark.parametrize("shape", [(5, 6), (3, 5, 6)])
+def test_stacks_hold_the_newest_frames_and_zeros_before_an_episode(stack, shape):
+    steps, batch = 7, 3
+    rng = np.random.default_rng(0)
+    frames = rng.integers(1, 256, (steps + stack - 1, batch, *shape), dtype=np.uint8)
+    real = rng.integers(1, stack + 1, (steps, batch), dtype=np.uint8)
+    obs = stacked(torch.from_numpy(frames), torch.from_numpy(real), stack)
+    assert obs.shape == (steps, batch, stack, *shape)
+    assert obs.dtype == torch.uint8
+    for t in range(steps):
+        for b in range(batch):
+            expected = frames[t : t + stack, b].copy()
+            expected[: stack - real[t, b]] = 0
+            np.testing.assert_array_equal(obs[t, b], expected)
+
+
+def test_interleaved_frames_are_channels_in_order():
+    frames = torch.randint(0, 256, (4, 2, 3, 5, 6), dtype=torch.uint8)
+    images = interleaved(frames.unbind(0))
+    np.testing.assert_array_equal(images, frames.movedim(0, 2))
+    assert images.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (4, 3, 5, 6), (1, 5, 6)])
+def test_pixels_become_images_in_zero_to_one(shape):
+    obs = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
+    before = obs.clone()
+    images = as_images(obs)
+    np.testing.assert_allclose(images, obs.numpy().reshape(2, -1, 5, 6) / np.float32(255), rtol=1e-6)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    np.testing.assert_array_equal(obs, before)
+    np.testing.assert_array_equal(as_images(images), images)  # floats are taken as they are
