@@ -149,6 +149,10 @@ class LearnerConfig(Section):
 
     prefetch: int = tunable(16, "Sampled batches requested or ready ahead of the update.", ge=1)
     publish_period_updates: int = tunable(25, "Updates between two published parameter versions.", ge=1)
+    publish_dtype: Literal["float32", "bfloat16"] = tunable(
+        "float32",
+        "Weights on the wire: bfloat16 halves their bytes. Everybody computes in float32 all the same.",
+    )
     checkpoint_period_s: float = tunable(300.0, "Seconds between two checkpoints.", gt=0)
     keep_checkpoints: int = tunable(3, "Newest checkpoints kept.", ge=1)
     torch_threads: int = tunable(1, "Threads of an update on the CPU.", ge=1)

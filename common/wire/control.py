@@ -59,6 +59,7 @@ class ControlServer:
     Attributes:
         telemetry: reports in the order of arrival; the learner drains it.
         session: random number of this learner process.
+        params_sent: how many times parameters have been sent to a peer.
     """
 
     def __init__(
@@ -72,10 +73,12 @@ class ControlServer:
         total_slots: int,
         heartbeat_s: float = 1.0,
         liveness_s: float = 15.0,
+        bfloat16: bool = False,
         security: sockets.Security | None = None,
         run: str = "",
     ) -> None:
         self.telemetry: queue.Queue[Telemetry] = queue.Queue(_TELEMETRY_QUEUE)
+        self.params_sent = 0
         self.session = int.from_bytes(os.urandom(8), "little") >> 1
         self._ctx = ctx
         self._endpoints = (control_endpoint, announce_endpoint)
@@ -84,6 +87,7 @@ class ControlServer:
         self._run = run
         self._heartbeat_s = heartbeat_s
         self._liveness_s = liveness_s
+        self._bfloat16 = bfloat16
         self._security = security
         self._roster = Roster(total_slots, heartbeat_s, liveness_s)
         self._changed = threading.Condition()  # guards everything below, and the roster
@@ -152,7 +156,7 @@ class ControlServer:
 
     def publish(self, version: int, params: dict[str, np.ndarray]) -> None:
         """Encode `params` once, offer them to everyone, and announce `version` (not negative)."""
-        encoded = encode_params(params)
+        encoded = encode_params(params, bfloat16=self._bfloat16)
         with self._changed:
             self._params = encoded
             self._state["version"] = version
@@ -380,6 +384,7 @@ class ControlServer:
         answer = Message(messages.PARAMS, {"manifest": [], **self._state})
         if self._params is not None and message.integer("version", -1, low=-1) != self._state["version"]:
             answer.fields["manifest"], answer.arrays["blob"] = self._params
+            self.params_sent += 1
         return answer
 
     def _on_telemetry(self, identity: bytes, peer: Peer, message: Message) -> None:

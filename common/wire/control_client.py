@@ -13,6 +13,7 @@ import socket as host_socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from common.wire import messages, sockets
 from common.wire.codec import Message, WireError, encode
 from common.wire.control_link import ControlLink
 from common.wire.member import Member, Params, RunState, Welcome, new_incarnation
+from common.wire.relay import PATIENCE_S
 
 __all__ = ["ControlClient", "Params", "RunState", "Welcome", "new_incarnation"]
 
@@ -56,9 +58,13 @@ class ControlClient:
         liveness_s: float = 15.0,
         connect_timeout_s: float = 60.0,
         security: sockets.Security | None = None,
+        relay_directory: Path | None = None,
+        relay_patience_s: float = PATIENCE_S,
     ) -> None:
         """Prepare to join; nothing is connected before `join`.
 
+        Processes with the same `relay_directory` fetch parameters once for all of them; the one that does has
+        `relay_patience_s` to answer the others before they ask the learner.
         `structural_hash` (with `config_dict`, to name the difference) is given by services that have a config
         of their own. `heartbeat_s` and `liveness_s` hold until the learner's own values are known.
         """
@@ -90,6 +96,8 @@ class ControlClient:
             heartbeat_s=heartbeat_s,
             liveness_s=liveness_s,
             security=security,
+            relay_directory=relay_directory,
+            relay_patience_s=relay_patience_s,
         )
         self._thread: threading.Thread | None = None
 
@@ -151,6 +159,16 @@ class ControlClient:
     def rejected(self) -> int:
         """Messages that the learner could not serve, or that came from it and could not be understood."""
         return self._member.rejected
+
+    @property
+    def relays(self) -> bool:
+        """Whether it feeds parameters to the others of its relay directory."""
+        return self._member.relays
+
+    @property
+    def relayed(self) -> int:
+        """Parameter sets that came from the relay rather than from the learner."""
+        return self._member.relayed
 
     @property
     def state(self) -> RunState:

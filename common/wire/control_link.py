@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -17,6 +18,7 @@ from common.wire.codec import Message, WireError
 from common.wire.handshakes import HandshakeWatch
 from common.wire.member import Member, Params, RunState, Welcome, differences
 from common.wire.params import decode_params
+from common.wire.relay import PATIENCE_S, HostRelay
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +46,13 @@ class ControlLink:
         heartbeat_s: float = 1.0,
         liveness_s: float = 15.0,
         security: sockets.Security | None = None,
+        relay_directory: Path | None = None,
+        relay_patience_s: float = PATIENCE_S,
     ) -> None:
-        """Prepare to say `hello` (the fields of HELLO) to `endpoint`."""
+        """Prepare to say `hello` (the fields of HELLO) to `endpoint`.
+
+        With `relay_directory`, parameters come through the one process of the host that fetches them.
+        """
         self.endpoint = endpoint
         self.bye_reason = ""
         self.stopped = threading.Event()
@@ -58,6 +65,8 @@ class ControlLink:
         self._heartbeat_s = heartbeat_s
         self._liveness_s = liveness_s
         self._security = security.toward("learner") if security else None
+        self._relay_options = relay_directory, relay_patience_s
+        self._relay: HostRelay | None = None
         self._lives = 0
         self._request_id = 0
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
@@ -102,6 +111,7 @@ class ControlLink:
             self._stay(dealer, sub, watch)
             return True
         finally:
+            self._leave_relay()
             watch.close()
             dealer.close()
             if sub is not None:
@@ -171,6 +181,7 @@ class ControlLink:
         poller = zmq.Poller()
         for readable in (dealer, sub, self.waker.fd):
             poller.register(readable, zmq.POLLIN)
+        self._join_relay(poller)
         heard_s = time.monotonic()
         heartbeat_s = params_s = 0.0
         while not self.stopped.is_set():
@@ -186,8 +197,8 @@ class ControlLink:
                 self._send_heartbeat(dealer)
                 heartbeat_s = now_s + self._heartbeat_s
             self._send_telemetry(dealer)
-            if now_s >= params_s and self._ask_for_params(dealer):
-                params_s = now_s + self._liveness_s  # only a lost answer makes it ask twice
+            if now_s >= params_s:
+                params_s = now_s + self._ask_for_params(dealer)
             poller.poll(max(1, math.ceil((heartbeat_s - time.monotonic()) * 1000)))
             self.waker.clear()
             for _ in range(_MESSAGES_PER_TURN):
@@ -202,6 +213,8 @@ class ControlLink:
             announcement = self._receive(sub)
             if announcement is not None:
                 self._on_message(announcement)
+            if self._relay is not None and self._turn_of_relay(self._relay):
+                params_s = 0.0
         self._send_telemetry(dealer)
         sockets.send(dealer, Message(messages.BYE, {"reason": self.bye_reason}))
 
@@ -219,16 +232,55 @@ class ControlLink:
                     return
                 member.telemetry.popleft()
 
-    def _ask_for_params(self, dealer: sockets.Socket) -> bool:
-        """Send PARAMS_GET where parameters are wanted and there are any that are not here."""
+    def _ask_for_params(self, dealer: sockets.Socket) -> float:
+        """Send PARAMS_GET where there are parameters that are wanted; seconds until the next try."""
         member = self._member
         with member.changed:
             if member.has_newest():
                 member.want_params = False
             if not member.want_params or member.state.version < 0:
-                return False
+                return 0.0
             version = member.known_version()
-        return self._request(dealer, messages.PARAMS_GET, {"version": version})
+        if self._relay is not None and self._relay.ask(version, self._request_id):
+            return self._relay.patience_s
+        asked = self._request(dealer, messages.PARAMS_GET, {"version": version})
+        return self._liveness_s if asked else 0.0  # only a lost answer makes it ask twice
+
+    # -- the relay of this host --
+
+    def _join_relay(self, poller: zmq.Poller) -> None:
+        directory, patience_s = self._relay_options
+        if directory is not None:
+            self._relay = HostRelay(self._ctx, directory, self._member, self._name, poller, patience_s)
+            self._member.relays = self._relay.serves
+
+    def _leave_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+            self._member.relays = False
+
+    def _turn_of_relay(self, relay: HostRelay) -> bool:
+        """Feed the others, or take what the relay has sent; whether it has answered."""
+        relay.serve()
+        member = self._member
+        member.relays = relay.serves
+        try:
+            message = relay.answer()
+            if message is None:
+                return False
+            state = RunState.of(message)
+            params = _params_of(message, state)
+        except WireError as error:
+            self._garbage(error)
+            return False
+        with member.changed:
+            known = member.known_version()
+            if params is not None and state.session == member.state.session and params.version > known:
+                member.params = params
+                member.relayed += 1
+                member.changed.notify_all()
+        return True
 
     def _on_message(self, message: Message) -> bool:
         """Take in one message of the learner; False where it wants another HELLO."""
@@ -262,10 +314,7 @@ class ControlLink:
 
     def _on_params(self, message: Message) -> None:
         state = RunState.of(message)
-        params = None
-        if "blob" in message.arrays:
-            tensors = decode_params(message.sequence("manifest"), message.array("blob", "uint8", 1))
-            params = Params(state.version, tensors, state.session)
+        params = _params_of(message, state)
         member = self._member
         with member.changed:
             if params is not None:
@@ -294,3 +343,11 @@ class ControlLink:
     def _request(self, dealer: sockets.Socket, kind: str, fields: dict[str, Any]) -> bool:
         self._request_id += 1
         return sockets.send(dealer, Message(kind, fields, {}, self._request_id))
+
+
+def _params_of(message: Message, state: RunState) -> Params | None:
+    """The parameter set in a PARAMS, None where it brings none; raises `WireError`."""
+    if "blob" not in message.arrays:
+        return None
+    encoded = message.sequence("manifest"), message.array("blob", "uint8", 1)
+    return Params(state.version, decode_params(*encoded), state.session, encoded)

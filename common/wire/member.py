@@ -94,11 +94,12 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Params:
-    """A parameter set: read-only views of the received buffer, by name."""
+    """A parameter set: read-only arrays by name, and the manifest and the buffer as they came."""
 
     version: int
     params: dict[str, np.ndarray] = field(repr=False)
     session: int = 0
+    encoded: tuple[list[Any], np.ndarray] | None = field(default=None, repr=False)
 
 
 class Member:
@@ -118,6 +119,8 @@ class Member:
         error: last error that the service reported.
         telemetry: encoded reports that are not sent yet, oldest first.
         rejected: messages of the learner that could not be understood or served.
+        relays: whether this process feeds parameters to the others of its host.
+        relayed: parameter sets that came from such a process.
     """
 
     def __init__(self) -> None:
@@ -135,6 +138,8 @@ class Member:
         self.error = ""
         self.telemetry: deque[list[Buffer]] = deque()
         self.rejected = 0
+        self.relays = False
+        self.relayed = 0
 
     def has_newest(self) -> bool:
         """Whether the parameters here are the newest that the learner has published."""

@@ -13,8 +13,19 @@ _ALIGN_BYTES = 64
 """Every tensor starts at a multiple of this, which suits any vector unit and any later device copy."""
 
 
-def encode_params(params: dict[str, np.ndarray]) -> tuple[list[list[Any]], np.ndarray]:
+BFLOAT16 = "bfloat16"
+"""Dtype of a manifest, besides those of the wire: the upper half of a float32, stored as uint16."""
+
+
+def encode_params(
+    params: dict[str, np.ndarray], *, bfloat16: bool = False
+) -> tuple[list[list[Any]], np.ndarray]:
     """Copy `params` into one buffer.
+
+    Args:
+        params: arrays by name.
+        bfloat16: round float32 matrices, and whatever has more dimensions, to bfloat16. Vectors (biases,
+            statistics) and counters stay exact: they are few.
 
     Returns:
         The manifest, one `[name, dtype, shape, offset in bytes]` per tensor in the order of `params`, and the
@@ -23,19 +34,42 @@ def encode_params(params: dict[str, np.ndarray]) -> tuple[list[list[Any]], np.nd
     manifest: list[list[Any]] = []
     offset = 0
     for name, array in params.items():
-        if array.dtype.name not in DTYPES:
+        kind, size = array.dtype.name, array.nbytes
+        if kind not in DTYPES:
             raise WireError("bad_dtype", f"parameter {name} is {array.dtype}, which the wire does not carry")
-        manifest.append([name, array.dtype.name, list(array.shape), offset])
-        offset += -(-array.nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
+        if bfloat16 and kind == "float32" and array.ndim >= 2:
+            kind, size = BFLOAT16, size // 2
+        manifest.append([name, kind, list(array.shape), offset])
+        offset += -(-size // _ALIGN_BYTES) * _ALIGN_BYTES
     buffer = np.zeros(offset, np.uint8)
     for (_, kind, _, start), array in zip(manifest, params.values(), strict=True):
-        target = buffer[start : start + array.nbytes].view(DTYPES[kind])
-        target[:] = array.reshape(-1)
+        flat = array.reshape(-1)
+        if kind == BFLOAT16:
+            flat = to_bfloat16(flat)
+        buffer[start : start + flat.nbytes].view(flat.dtype.newbyteorder("<"))[:] = flat
     return manifest, buffer
 
 
+def to_bfloat16(array: np.ndarray) -> np.ndarray:
+    """float32 `[n]` to bfloat16 as uint16 `[n]`, rounded to the nearest, halves to even; NaN stays NaN."""
+    bits = array.astype(np.float32, copy=False).view(np.uint32)
+    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    nans = np.isnan(array)
+    if nans.any():  # rounding could carry into the exponent, and make infinities of them
+        rounded[nans] = (bits[nans] >> 16).astype(np.uint16) | 0x40
+    return rounded
+
+
+def from_bfloat16(halves: np.ndarray) -> np.ndarray:
+    """The inverse, exact: uint16 `[n]` to float32 `[n]`."""
+    return (halves.astype(np.uint32) << 16).view(np.float32)
+
+
 def decode_params(manifest: list[Any], buffer: np.ndarray) -> dict[str, np.ndarray]:
-    """Name the pieces of `buffer`, uint8 [bytes], without copying. Raises `WireError` on a misfit."""
+    """Name the pieces of `buffer`, uint8 [bytes]. Raises `WireError` on a misfit.
+
+    They are views of it, but for those in bfloat16, which become float32.
+    """
     if buffer.dtype != np.uint8 or buffer.ndim != 1:
         raise WireError("bad_params", f"the buffer is {buffer.dtype} with {buffer.ndim} dimensions")
     params: dict[str, np.ndarray] = {}
@@ -43,14 +77,16 @@ def decode_params(manifest: list[Any], buffer: np.ndarray) -> dict[str, np.ndarr
         if not isinstance(entry, list) or len(entry) != 4:
             raise WireError("bad_params", "an entry of the manifest is not [name, dtype, shape, offset]")
         name, kind, shape, start = entry
-        if not isinstance(name, str) or not isinstance(kind, str) or kind not in DTYPES or name in params:
+        known = isinstance(kind, str) and (kind in DTYPES or kind == BFLOAT16)
+        if not isinstance(name, str) or not known or name in params:
             raise WireError("bad_params", f"entry {name!r:.80} of the manifest has a bad name or type")
         sizes = [*shape, start] if isinstance(shape, list) and len(shape) <= 32 else [-1]
         if not all(isinstance(size, int) and 0 <= size < 2**48 for size in sizes):
             raise WireError("bad_params", f"tensor {name!r:.80} has a bad shape or offset")
-        dtype = DTYPES[kind]
+        dtype = DTYPES["uint16" if kind == BFLOAT16 else kind]
         stop = start + math.prod(shape) * dtype.itemsize
         if stop > buffer.nbytes or start % dtype.itemsize:
             raise WireError("bad_params", f"tensor {name!r:.80} lies outside the buffer or between elements")
-        params[name] = buffer[start:stop].view(dtype).reshape(shape)
+        array = buffer[start:stop].view(dtype)
+        params[name] = (from_bfloat16(array) if kind == BFLOAT16 else array).reshape(shape)
     return params

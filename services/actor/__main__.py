@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 # Before numpy and torch are imported: one actor is one core, and OpenMP would take them all.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +17,7 @@ from common.runtime.lifecycle import StopSignal, run_main
 from common.runtime.memory import keep_freed_memory
 from common.runtime.startup import add_service_arguments, begin
 from common.wire.key_options import add_key_arguments, make_security
+from common.wire.relay import default_directory
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -36,6 +38,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=60.0,
         metavar="S",
         help="patience with the learner (default: 60)",
+    )
+    parser.add_argument(
+        "--relay",
+        nargs="?",
+        const=default_directory(),
+        type=Path,
+        metavar="DIR",
+        help="fetch parameters once for all actors of this host that share DIR (default: one of this user's "
+        "in the temporary directory), through one of them",
     )
     add_key_arguments(parser)
     add_service_arguments(parser)
@@ -67,6 +78,7 @@ def _run(arguments: argparse.Namespace) -> None:
             slots=arguments.slots,
             join_timeout_s=arguments.join_timeout_s,
             security=make_security(arguments.keys, "actor"),
+            relay_directory=arguments.relay,
         ).run()
     finally:
         context.destroy(linger=1000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from pathlib import Path
 
 import torch
 
@@ -43,6 +44,7 @@ class ActorService:
         slots: environment copies; 0 takes `actor.slots` of the run's config.
         join_timeout_s: how long to wait for the learner at the start.
         security: keys.
+        relay_directory: shared by the actors of this host, of which one fetches parameters for all.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class ActorService:
         slots: int = 0,
         join_timeout_s: float = 60.0,
         security: Security | None = None,
+        relay_directory: Path | None = None,
     ) -> None:
         self._ctx = ctx
         self._learner = learner
@@ -63,6 +66,7 @@ class ActorService:
         self._slots_wanted = slots
         self._join_timeout_s = join_timeout_s
         self._security = security
+        self._relay_directory = relay_directory
         self._incarnation = 0
         self._meter = Meter()
         self._inserter = Inserter(self._connect_shard)
@@ -122,6 +126,7 @@ class ActorService:
             slots_wanted=slots,
             connect_timeout_s=self._join_timeout_s,
             security=self._security,
+            relay_directory=self._relay_directory if role == "actor" else None,
         )
         deadline = Deadline(self._join_timeout_s)
         while not self._stop:

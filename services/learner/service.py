@@ -93,6 +93,7 @@ class Learner:
             total_slots=config.total_slots,
             heartbeat_s=net.heartbeat_s,
             liveness_s=net.liveness_s,
+            bfloat16=config.learner.publish_dtype == "bfloat16",
             security=security,
             run=self.run_id,
         )

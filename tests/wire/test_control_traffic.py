@@ -62,7 +62,9 @@ def test_many_askers_share_one_encoding(serve, connect, monkeypatch):
     import common.wire.control as control
 
     encode_params = control.encode_params
-    monkeypatch.setattr(control, "encode_params", lambda params: calls.append(1) or encode_params(params))
+    monkeypatch.setattr(
+        control, "encode_params", lambda params, **how: calls.append(1) or encode_params(params, **how)
+    )
     clients = [connect(server, f"actor-{index}") for index in range(5)]
     for client in clients:
         client.join(5)

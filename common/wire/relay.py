@@ -1,0 +1,194 @@
+"""One process of a host fetches parameters from the learner and feeds the others of that host.
+
+Every process that takes part tries for a lock in a directory that they share. Who gets it serves PARAMS_GET
+there as the learner does; the others ask it first, and the learner where it does not answer in time. The
+kernel frees the lock of a process that dies, so another one takes over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import zmq
+
+from common.errors import ConfigError
+from common.wire import messages, sockets
+from common.wire.codec import Message, WireError, decode
+from common.wire.member import Member
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_S = 2.0
+"""How long the relay may take to answer before the learner is asked instead."""
+_SHUN_S = 5.0
+"""How long a relay that did not answer is left alone."""
+_ABSENT_S = 0.2
+"""How long one that is not there, or not yet."""
+
+
+def default_directory() -> Path:
+    """The directory that the processes of this user on this host share."""
+    return Path(tempfile.gettempdir()) / f"troupe-relay-{os.getuid()}"
+
+
+class HostRelay:
+    """The part of one process, for as long as its connection to one learner process lives.
+
+    All methods belong to the thread of the control link.
+    """
+
+    def __init__(
+        self,
+        ctx: sockets.Context,
+        directory: Path,
+        member: Member,
+        name: str,
+        poller: zmq.Poller,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Become the relay of `directory`, or connect to it. Raises `ConfigError` for an unfit directory."""
+        self.patience_s = patience_s
+        self._ctx = ctx
+        self._member = member
+        self._name = name
+        self._poller = poller
+        self._path = _private(directory) / f"{member.state.session:x}"
+        if len(os.fsencode(self._path)) > zmq.IPC_PATH_MAX_LEN:
+            raise ConfigError(
+                f"the path {self._path} is too long for a socket: take another --relay directory"
+            )
+        self._lock: int | None = None
+        self._server: sockets.Socket | None = None
+        self._client: sockets.Socket | None = None
+        self._waiting: dict[bytes, tuple[int, int]] = {}  # request and version of who waits for a newer one
+        self._unanswered = False
+        self._shunned_until_s = 0.0
+        self._elect()
+
+    @property
+    def serves(self) -> bool:
+        """Whether this process is the relay."""
+        return self._server is not None
+
+    def close(self) -> None:
+        """Close the sockets and leave the lock to another process."""
+        for socket in (self._server, self._client):
+            if socket is not None:
+                self._poller.unregister(socket)
+                socket.close(linger=0)
+        self._server = self._client = None
+        if self._lock is not None:
+            self._lock_file.unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def _lock_file(self) -> Path:
+        return self._path.with_name(self._path.name + ".lock")
+
+    def _elect(self) -> None:
+        """Take the lock and serve; or connect to the process that has it."""
+        lock = os.open(self._lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            if self._client is None:
+                self._client = sockets.make_dealer(self._ctx, f"ipc://{self._path}")
+                self._poller.register(self._client, zmq.POLLIN)
+            return
+        if self._client is not None:
+            self._poller.unregister(self._client)
+            self._client.close(linger=0)
+            self._client = None
+        self._lock = lock
+        # The file of a dead relay is no obstacle: ZeroMQ binds over it.
+        self._server = sockets.make_router(self._ctx, f"ipc://{self._path}", hwm=16)
+        self._poller.register(self._server, zmq.POLLIN)
+        _log.info("%s feeds parameters to the other processes of this host", self._name)
+
+    # -- as one of the others --
+
+    def ask(self, version: int, request_id: int) -> bool:
+        """Ask the relay for parameters newer than `version`; False where the learner has to be asked."""
+        now_s = time.monotonic()
+        if self._unanswered:
+            self._unanswered = False
+            _log.info("%s: the relay of this host does not answer: asking the learner", self._name)
+            self._avoid(now_s + _SHUN_S)
+        if self._client is None or now_s < self._shunned_until_s:
+            return False
+        question = Message(messages.PARAMS_GET, {"version": version}, {}, request_id)
+        self._unanswered = sockets.send(self._client, question)
+        if not self._unanswered:  # nobody is there, or not yet
+            self._avoid(now_s + _ABSENT_S)
+        return self._unanswered
+
+    def _avoid(self, until_s: float) -> None:
+        """Ask the learner for a while, and take over if the lock is free."""
+        self._shunned_until_s = until_s
+        self._elect()
+
+    def answer(self) -> Message | None:
+        """What the relay has answered, if anything. Raises `WireError` for nonsense."""
+        if self._client is None:
+            return None
+        message = sockets.receive(self._client)
+        if message is not None:
+            self._unanswered = False
+        return message
+
+    # -- as the relay --
+
+    def serve(self) -> None:
+        """Answer what can be answered; the others wait until newer parameters have come from the learner."""
+        if self._server is None:
+            return
+        while (frames := sockets.receive_frames(self._server)) is not None:
+            self._take(frames)
+        if not self._waiting:
+            return
+        member = self._member
+        with member.changed:
+            if not member.has_newest():
+                member.want_params = True
+                return
+            params, state = member.params, member.state
+        if params is None or params.encoded is None:
+            return
+        manifest, blob = params.encoded
+        fields = {"manifest": manifest, "session": params.session, "version": params.version}
+        fields |= {"steps": state.steps, "updates": state.updates, "stopping": state.stopping}
+        for identity, (request_id, version) in list(self._waiting.items()):
+            if params.version > version:  # else it knows of a newer one than we do: so shall we, soon
+                sockets.send(
+                    self._server, Message(messages.PARAMS, fields, {"blob": blob}, request_id), identity
+                )
+                del self._waiting[identity]
+
+    def _take(self, frames: list[zmq.Frame]) -> None:
+        try:
+            message = decode(frames[1:])
+            if message.type != messages.PARAMS_GET:
+                raise WireError("bad_type", f"a relay does not know {message.type}")
+            self._waiting[frames[0].bytes] = message.request_id, message.integer("version", -1, low=-1)
+        except WireError as error:
+            self._member.rejected += 1
+            _log.debug("the relay cannot serve a peer: %s", error)
+
+
+def _private(directory: Path) -> Path:
+    """The directory, made where it does not exist; nobody else may put a socket there."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
+    except OSError as error:
+        raise ConfigError(f"the relay directory {directory} cannot be used: {error.strerror}") from None
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(f"the relay directory {directory} should be yours alone: chmod 700 {directory}")
+    return directory
