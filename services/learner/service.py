@@ -252,7 +252,7 @@ class Learner:
     # ------------------------------------------------------------ checkpoints
 
     def _checkpoint(self) -> None:
-        """Saves the run, unless nothing has happened since: copies of one state would push out earlier ones."""
+        """Saves the run unless nothing has happened since: copies of one state would push out others."""
         self._next_checkpoint = time.monotonic() + self.config.learner.checkpoint_period_s
         reached = (self.counters.steps, self.counters.updates)
         if reached == self._saved:
