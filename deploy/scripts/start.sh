@@ -32,7 +32,7 @@ case $role in
     # The folder is this run's by its path, though its learner may have been lost before it had saved anything.
     exec "$troupe/troupe" replay --adopt --learner "$TROUPE_LEARNER" --keys "$TROUPE_KEYS" --index "$index" \
       --bind "tcp://0.0.0.0:$((5560 + index))" --advertise "$TROUPE_ADVERTISE" \
-      --data-dir "$TROUPE_RUN_DIR/replay/shard-$index" "${words[@]}" ;;
+      --data-dir "$TROUPE_RUN_DIR/replay/shard-$index" --join-timeout-s "$patience_s" "${words[@]}" ;;
   actor)
     name=actor-${TROUPE_HOST:-$(hostname)}-${2:?usage: troupe-start actor NUMBER}
     mapfile -t words < <(log "$name")

@@ -60,6 +60,13 @@ def parser() -> argparse.ArgumentParser:
         "--advertise", metavar="ADDRESS", help="address that others use, if not that of --bind"
     )
     parser.add_argument("--index", type=integer(0), default=0, help="number of this shard in its run")
+    parser.add_argument(
+        "--join-timeout-s",
+        type=real(0),
+        default=60.0,
+        metavar="S",
+        help="patience with the learner (default: 60)",
+    )
     add_key_arguments(parser, server=True)
     parser.add_argument(
         "--status",
@@ -179,6 +186,7 @@ def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:
                 name=f"replay-{args.index}",
                 incarnation=incarnation,
                 replay_endpoint=endpoint,
+                connect_timeout_s=args.join_timeout_s,
                 security=security,
             )
             welcome = control.join_unless(lambda: stop.requested)

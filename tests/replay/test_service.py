@@ -199,6 +199,7 @@ def test_nobody_there_is_said(client, tmp_path):
         (["--capacity", str(10**13)], 2, "more than 90 %"),
         (["--data-dir", "/proc/nowhere"], 2, "cannot write in /proc/nowhere"),
         (["--status", "tcp://127.0.0.1:1"], 3, "does not answer"),
+        (["--learner", "tcp://127.0.0.1:1", "--join-timeout-s", "0.5"], 3, "could not join the learner"),
         (
             ["--bind", "tcp://0.0.0.0:*", "--insecure", "--learner", "tcp://127.0.0.1:1"],
             2,
