@@ -69,8 +69,12 @@ class Limiter:
 
     @property
     def current(self) -> float:
-        """Samples per insert so far, not counting the items of the minimum size."""
-        return self.sampled / max(self.inserted - self.min_items, 1)
+        """Samples per insert so far, not counting the items of the minimum size, but all those of a queue.
+
+        A queue's minimum is passed on like the rest; that of another table is there before anything counts.
+        """
+        forgiven = 0 if self.queue_capacity else self.min_items
+        return self.sampled / max(self.inserted - forgiven, 1)
 
 
 def auto_error(samples_per_insert: float, min_items: int, batch_size: int) -> float:

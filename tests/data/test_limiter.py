@@ -46,6 +46,12 @@ def test_reasons_say_which_side_waits():
     assert "waits for samples" in limiter.insert_blocked(200)
 
 
+def test_a_queue_counts_all_of_its_inserts_and_others_those_beyond_the_minimum():
+    assert Limiter(min_items=1, inserted=2, sampled=2, queue_capacity=5).current == 1
+    assert Limiter(min_items=1, queue_capacity=5).current == 0
+    assert Limiter(min_items=10, inserted=50, sampled=80).current == 2
+
+
 def test_batch_that_would_wait_for_ever_is_named():
     assert "twice" in Limiter(1, 1.0, 10).impossible(21)
     assert Limiter(1, 1.0, 10).impossible(20) is None
