@@ -234,6 +234,7 @@ MESSAGES: dict[str, Spec] = {
         {
             "destination": "str, absolute path on the shard's host, or address such as s3://BUCKET/PATH; "
             "empty or absent to ask only",
+            "token": "str, random, the same in every request about one snapshot",
         },
     ),
     SNAPSHOT_OK: Spec(

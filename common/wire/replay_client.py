@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -252,10 +253,9 @@ class ReplayClient:
             The fields of SNAPSHOT_OK. Raises CheckpointError where the copy could not be written.
         """
         deadline_s = time.monotonic() + timeout_s
+        fields = {"destination": destination, "token": secrets.token_hex(8)}
         while True:
-            progress = self._ask(
-                Message(messages.SNAPSHOT, {"destination": destination}), min(timeout_s, SNAPSHOT_PATIENCE_S)
-            )
+            progress = self._ask(Message(messages.SNAPSHOT, fields), min(timeout_s, SNAPSHOT_PATIENCE_S))
             if progress["state"] == "failed":
                 raise CheckpointError(f"no snapshot in {destination}: {progress['detail']}")
             if progress["state"] == "done":

@@ -250,7 +250,8 @@ class Requests:
         self._send(peer, Message(messages.STATUS_OK, self._status(), {}, message.request_id))
 
     def _on_snapshot(self, peer: bytes, message: Message) -> None:
-        fields = self.snapshots.request(message.text("destination", "", max_chars=1024))
+        destination = message.text("destination", "", max_chars=1024)
+        fields = self.snapshots.request(destination, message.text("token", "", max_chars=64))
         self._send(peer, Message(messages.SNAPSHOT_OK, fields, {}, message.request_id))
 
     # ---------------------------------------------------------------- helpers

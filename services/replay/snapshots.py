@@ -23,15 +23,18 @@ class Snapshots:
         self._replay = replay
         self._permitted = permitted
         self._snapshot: Snapshot | None = None
+        self._token = ""
         self._announced = True
 
-    def request(self, destination: str) -> dict[str, Any]:
-        """Start a snapshot, if one is asked for and not on its way yet; returns how far the last one is.
+    def request(self, destination: str, token: str = "") -> dict[str, Any]:
+        """Start a snapshot, if one is asked for; returns how far the last one is.
 
-        Raises RefusedError.
+        The ``token`` of the last one says that it is meant: it is asked for again until it is complete, and
+        by a client that did not get the answer. Raises RefusedError.
         """
         last = self._snapshot
-        if destination and (last is None or not self._is_same(last.progress, destination)):
+        again = last is not None and token != "" and token == self._token
+        if destination and not again:
             if last is not None and last.progress.state == "running":
                 raise RefusedError("snapshot", f"one to {last.progress.destination} is on its way")
             self._check(destination)
@@ -39,6 +42,7 @@ class Snapshots:
                 self._snapshot = Snapshot(self._replay, destination)
             except TroupeError as error:
                 raise RefusedError("snapshot", str(error)) from None
+            self._token = token
             _log.info("writing a snapshot to %s", destination)
             self._announced = False
             self._snapshot.start()
@@ -63,11 +67,6 @@ class Snapshots:
         """Give up what is not complete."""
         if self._snapshot is not None:
             self._snapshot.stop()
-
-    @staticmethod
-    def _is_same(progress: Progress, destination: str) -> bool:
-        """Whether this was asked for already, by a client that did not get the answer."""
-        return progress.destination == destination and progress.state != "failed"
 
     def _check(self, destination: str) -> None:
         if self._permitted is None:

@@ -1,12 +1,18 @@
 """Snapshots of a running shard, from the client and from the command line."""
 
+import contextlib
 import subprocess
 import sys
 
 import pytest
 
+from common.data.inserts import RefusedError
+from common.data.replay import Replay
+from common.data.table_config import TableConfig
 from common.errors import CheckpointError
 from common.wire.replay_client import ReplayRefusedError
+from services.replay.snapshots import Snapshots
+from tests.data.test_replay import BUDGET, simple
 from tests.replay import processes
 
 RUN = [sys.executable, "-m", "services.replay"]
@@ -32,13 +38,14 @@ def test_a_run_moves_with_its_snapshot(server, client, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert "400 items" in done.stdout
     assert str(tmp_path / "second") in done.stdout
-    # What is there is not overwritten.
-    again = subprocess.run(
-        [*RUN, "--snapshot", endpoint, str(tmp_path / "first")], capture_output=True, text=True, timeout=120
-    )
-    assert again.returncode != 0
-    assert "there already" in again.stderr
-    assert again.stderr.count("\n") == 1
+    # What is there is not overwritten, nor taken for what is asked for, the last one included.
+    for name in ("first", "second"):
+        again = subprocess.run(
+            [*RUN, "--snapshot", endpoint, str(tmp_path / name)], capture_output=True, text=True, timeout=120
+        )
+        assert again.returncode != 0
+        assert (again.stdout, again.stderr.count("\n")) == ("", 1)
+        assert "there already" in again.stderr
 
     elsewhere = server(
         "--capacity",
@@ -69,6 +76,32 @@ def test_a_run_moves_with_its_snapshot(server, client, tmp_path):
     refused = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert refused.returncode == 2
     assert "not empty" in refused.stderr
+
+
+def test_a_request_that_is_sent_again_means_the_same_snapshot(tmp_path):
+    with contextlib.closing(
+        Replay(tmp_path / "data", [TableConfig(capacity=100)], budget_bytes=BUDGET)
+    ) as replay:
+        replay.insert(simple(1, 0, 5))
+        snapshots = Snapshots(replay)
+        one, other = str(tmp_path / "one"), str(tmp_path / "other")
+        assert snapshots.request(one, "a")["destination"] == one
+        snapshots._snapshot.join(60)
+        done = snapshots.request(one, "a")
+        assert (done["state"], done["items"]) == ("done", 5)
+        assert snapshots.request("") == done
+        for token in ("b", ""):
+            with pytest.raises(RefusedError, match="there already"):
+                snapshots.request(one, token)
+        snapshots._snapshot.progress.state = "running"
+        assert snapshots.request(one, "a")["state"] == "running"
+        for place in (one, other):
+            with pytest.raises(RefusedError, match="on its way"):
+                snapshots.request(place, "b")
+        snapshots._snapshot.progress.state = "failed"
+        assert snapshots.request(one, "a")["state"] == "failed", "not begun again under the client's feet"
+        assert snapshots.request(other, "b")["destination"] == other
+        snapshots.close()
 
 
 def test_snapshots_may_be_restricted(server, client, tmp_path):
