@@ -90,11 +90,13 @@ class Remote(Destination):
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise ConfigError(f"{url}: addresses need fsspec (pip install 'troupe[snapshot]')") from None
+            raise ConfigError(f"{url}: {_to_install(url)}") from None
         try:
             self._system, path = url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(f"{url} cannot be used: {str(error).splitlines()[0]}") from None
+        except ImportError as error:
+            raise ConfigError(f"{url} cannot be used: {_line(error)} ({_to_install(url)})") from None
+        except Exception as error:  # every system has errors of its own
+            raise ConfigError(f"{url} cannot be used: {_line(error)}") from None
         self._path = path.rstrip("/")
         self._manifest_name = manifest_name
         self._written: list[str] = []
@@ -103,8 +105,10 @@ class Remote(Destination):
                 raise ConfigError(f"{url} is there already: a snapshot needs a new address")
             if manifest_name:
                 self._system.makedirs(self._path, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"{url} cannot be reached: {error}") from None
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise CheckpointError(f"{url} cannot be written: {_line(error)}") from None
 
     def open(self, name: str) -> IO[bytes]:
         """See `Destination`."""
@@ -114,7 +118,12 @@ class Remote(Destination):
 
     def open_to_read(self, name: str) -> IO[bytes]:
         """See `Destination`."""
-        file: IO[bytes] = self._system.open(f"{self._path}/{name}", "rb")
+        try:
+            file: IO[bytes] = self._system.open(f"{self._path}/{name}", "rb")
+        except OSError:
+            raise
+        except Exception as error:  # no credentials, for one
+            raise OSError(_line(error)) from None
         return file
 
     def finish(self, manifest: bytes) -> None:
@@ -127,6 +136,17 @@ class Remote(Destination):
         for path in self._written:
             with suppress(Exception):  # what stays has no manifest, and so does not count
                 self._system.rm(path)
+
+
+def _line(error: Exception) -> str:
+    """What a library says, in one line."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def _to_install(url: str) -> str:
+    if url.startswith(("s3://", "s3a://")):
+        return "install s3fs where this is to be read or written: pip install 'troupe[s3]'"
+    return "install fsspec and its package for this: pip install 'troupe[snapshot]'"
 
 
 def open_destination(address: str, manifest_name: str = "") -> Destination:

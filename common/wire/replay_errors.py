@@ -14,7 +14,12 @@ class ReplayRefusedError(TroupeError):
         self.kind = kind
 
 
-_USERS_OWN = {"signature": ConfigError, "plan": ConfigError, messages.REFUSED_KEY: AuthError}
+_USERS_OWN = {
+    "signature": ConfigError,
+    "plan": ConfigError,
+    "snapshot": ConfigError,
+    messages.REFUSED_KEY: AuthError,
+}
 """Kinds that the user's settings are the cause of, and the only cure."""
 
 

@@ -3,10 +3,14 @@
 import json
 import os
 import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
+from common.data.destinations import open_destination
 from common.data.replay import Replay
 from common.data.snapshot import MANIFEST_FILE, Snapshot, restore_snapshot
 from common.data.table_config import parse_table
@@ -155,6 +159,36 @@ def test_places_that_cannot_be_used(tmp_path):
     take(replay, f"memory://{tmp_path.name}/once")
     with pytest.raises(ConfigError, match="there already"):
         Snapshot(replay, f"memory://{tmp_path.name}/once")
+
+
+def test_what_to_install_is_named(monkeypatch):
+    def missing(address, package):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            with pytest.raises(ConfigError) as error:
+                open_destination(address, MANIFEST_FILE)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    assert "pip install 'troupe[s3]'" in missing("s3://bucket/path", "s3fs")
+    assert "gcsfs" in missing("gs://bucket/path", "gcsfs")
+    assert "pip install 'troupe[snapshot]'" in missing("gs://bucket/path", "fsspec.core")
+    with pytest.raises(ConfigError, match=r"cannot be used: Protocol not known: nosuch$"):
+        open_destination("nosuch://bucket/path")
+
+
+def test_errors_of_other_libraries_are_told_like_those_of_files(monkeypatch):
+    """That of botocore for absent credentials, for one, is no OSError."""
+
+    def fail(*_, **__):
+        raise LookupError("Unable to locate credentials\nTry again")
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", fail)
+    with pytest.raises(CheckpointError, match=r"no snapshot that can be read: Unable to locate credentials$"):
+        restore_snapshot("memory://nothing", Path("/nowhere"))
+    monkeypatch.setattr(MemoryFileSystem, "exists", fail)
+    with pytest.raises(CheckpointError, match=r"Unable to locate credentials$"):
+        open_destination("memory://nothing", MANIFEST_FILE)
 
 
 def test_damage_is_told_and_nothing_is_restored(tmp_path):

@@ -197,6 +197,7 @@ def test_inserts_that_got_lost_are_sent_again_in_order():
     [
         ("plan", ConfigError),
         ("signature", ConfigError),
+        ("snapshot", ConfigError),
         ("key", AuthError),
         ("no_table", ReplayRefusedError),
     ],
