@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -129,11 +129,7 @@ class Replay:
         return self.store.specs if self.store else None
 
     def _restore(self, specs: tuple[FieldSpec, ...], layout: dict[str, Any]) -> None:
-        if layout["tables"] != self.layout["tables"]:
-            raise ConfigError(
-                f"{self.folder} was made for the capacities {layout['tables']}, not {self.layout['tables']}: "
-                "use those, or another folder"
-            )
+        check_capacities(self.folder, layout, self._configs.values())
         if layout.get("run", "") != self.run:
             layout["run"] = self.run
             save_signature(self.folder, specs, layout)
@@ -377,6 +373,16 @@ class Replay:
         if self.store is not None:
             self.store.close()
         self._lock.close()
+
+
+def check_capacities(place: object, layout: Mapping[str, Any], tables: Iterable[TableConfig]) -> None:
+    """Raise ConfigError where the files in ``place``, with this ``layout``, are of other ``tables``."""
+    wanted = {table.name: table.slots for table in tables}
+    if layout["tables"] != wanted:
+        raise ConfigError(
+            f"{place} was made for the capacities {layout['tables']}, not {wanted}: "
+            "use those, or another folder"
+        )
 
 
 def _lock_folder(folder: Path) -> IO[str]:

@@ -16,7 +16,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from common.data.destinations import Destination, open_destination
 from common.data.fence import fence
-from common.data.replay import Replay
+from common.data.replay import Replay, check_capacities
 from common.data.store import RECORDS_FILE, SIGNATURE_FILE, check_run
+from common.data.table_config import TableConfig
 from common.errors import CheckpointError, ConfigError
 
 MANIFEST_FILE = "snapshot.json"
@@ -145,12 +146,18 @@ class Snapshot:
 
 
 def restore_snapshot(
-    source: str, folder: Path, say: Callable[[str], None] = lambda _: None, *, run: str | None = None
+    source: str,
+    folder: Path,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    run: str | None = None,
+    tables: Sequence[TableConfig] | None = None,
 ) -> int:
     """Make ``folder`` from the snapshot at ``source``; returns the number of its items.
 
-    The folder appears when it is complete. Raises ConfigError where something is there already, or the
-    snapshot is not of ``run`` (None: any will do), and CheckpointError where it cannot be read or is damaged.
+    The folder appears when it is complete. Before anything is copied it is known whether the snapshot is of
+    ``run`` and of ``tables`` (None: any will do). Raises ConfigError where it is not or something is there
+    already, and CheckpointError where it cannot be read or is damaged.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is no directory")
@@ -168,10 +175,12 @@ def restore_snapshot(
         raise CheckpointError(f"{source} holds no snapshot that can be read: {error}") from None
     if run is not None:
         check_run(source, layout, run, "restore another snapshot, or take over this one with --adopt")
+    if tables is not None:
+        check_capacities(source, layout, tables)
     temporary = folder.with_name(folder.name + ".restoring")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     try:
+        temporary.mkdir(parents=True)
         for name, size, digest in files:
             say(f"restoring {name} ({size >> 20} MiB)")
             _copy(origin, name, size, digest, temporary)

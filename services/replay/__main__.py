@@ -294,7 +294,9 @@ def open_replay(args: argparse.Namespace, run: str = "") -> Replay:
     if args.volatile:
         clear(args.data_dir, [table.name for table in tables])
     if args.restore:
-        restore(args.restore, args.data_dir, None if args.adopt else run)
+        # What would be refused afterwards is refused before anything is copied.
+        make_plan(args.data_dir, tables, args.max_bytes)
+        restore(args.restore, args.data_dir, tables, None if args.adopt else run)
     try:
         args.data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as failure:
@@ -315,11 +317,11 @@ def open_replay(args: argparse.Namespace, run: str = "") -> Replay:
     return replay
 
 
-def restore(source: str, folder: Path, run: str | None) -> None:
-    """Make the folder from a snapshot of `run` (empty: of none; None: of any)."""
+def restore(source: str, folder: Path, tables: Sequence[TableConfig], run: str | None) -> None:
+    """Make the folder of these tables from a snapshot of `run` (empty: of none; None: of any)."""
     if "://" not in source:
         source = os.path.abspath(source)
-    items = restore_snapshot(source, folder, _log.info, run=run)
+    items = restore_snapshot(source, folder, _log.info, run=run, tables=tables)
     _log.info("restored the snapshot in %s: %d items", source, items)
 
 

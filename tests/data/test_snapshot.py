@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from common.data import snapshot as snapshots
 from common.data.destinations import open_destination
 from common.data.replay import Replay
 from common.data.snapshot import MANIFEST_FILE, Snapshot, restore_snapshot
@@ -71,7 +72,8 @@ def test_another_machine_gets_everything(tmp_path, kind):
     assert progress.items == 250 + 20 + 250
     replay.sample({"queue": 40})
     fill(replay, 30, first=51)
-    assert restore_snapshot(place, tmp_path / "there") == progress.items
+    tables = [parse_table(text) for text in TABLES]
+    assert restore_snapshot(place, tmp_path / "there", tables=tables) == progress.items
     copy = open_tables(tmp_path / "there")
     assert copy.restored_items == progress.items
     check_everything(copy)
@@ -225,6 +227,20 @@ def test_damage_is_told_and_nothing_is_restored(tmp_path):
     damaged(lambda folder: (folder / "action.raw").unlink())
     damaged(lambda folder: (folder / MANIFEST_FILE).write_text("{"))
     damaged(lambda folder: (folder / MANIFEST_FILE).unlink())
+
+
+def test_other_tables_are_refused_before_anything_is_copied(tmp_path, monkeypatch):
+    replay = open_tables(tmp_path / "here")
+    fill(replay)
+    take(replay, tmp_path / "snapshot")
+    monkeypatch.setattr(snapshots, "_copy", None)
+    for texts in (TABLES[:2], ("default:capacity=301", *TABLES[1:])):
+        with pytest.raises(ConfigError, match="snapshot was made for the capacities") as error:
+            restore_snapshot(
+                str(tmp_path / "snapshot"), tmp_path / "there", tables=[parse_table(text) for text in texts]
+            )
+        assert "\n" not in str(error.value)
+    assert {path.name for path in tmp_path.iterdir()} == {"here", "snapshot"}
 
 
 def test_a_smaller_machine_keeps_what_it_gets_and_does_not_grow(tmp_path):

@@ -50,6 +50,13 @@ def test_a_run_moves_with_its_snapshot(server, client, tmp_path):
         assert (again.stdout, again.stderr.count("\n")) == ("", 1)
         assert "there already" in again.stderr
 
+    words = ["--bind", f"ipc://{tmp_path}/c", "--restore", str(tmp_path / "second"), "--data-dir"]
+    words = [*RUN, *words, str(tmp_path / "small"), "--capacity", "400"]
+    refused = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2
+    assert "was made for the capacities" in refused.stderr
+    assert not (tmp_path / "small").exists()
+
     elsewhere = server(
         "--capacity",
         "500",
