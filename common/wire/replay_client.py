@@ -408,6 +408,8 @@ class ReplayClient:
             self._inserts.answered(message.request_id)
         elif about == messages.SAMPLE:
             self._requests.answered(message.request_id)
+        elif about in (messages.STATUS, messages.SNAPSHOT) and message.request_id != self._question:
+            return  # the answer to a question that was sent twice
         self._failure = refusal(self.endpoint, kind, detail)
 
     def _explain_block(self) -> None:
