@@ -29,9 +29,12 @@ from common.data.fence import fence
 from common.data.replay import Replay, check_capacities
 from common.data.store import RECORDS_FILE, SIGNATURE_FILE, check_run
 from common.data.table_config import TableConfig
-from common.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError, TroupeError
 
 MANIFEST_FILE = "snapshot.json"
+RESTORED_FILE = "restored.json"
+"""In a folder that was restored: from which address, and the checksum of the manifest that was there."""
+
 FORMAT = 1
 PIECE_BYTES = 8 << 20
 
@@ -152,20 +155,24 @@ def restore_snapshot(
     *,
     run: str | None = None,
     tables: Sequence[TableConfig] | None = None,
-) -> int:
+) -> int | None:
     """Make ``folder`` from the snapshot at ``source``; returns the number of its items.
 
     The folder appears when it is complete. Before anything is copied it is known whether the snapshot is of
-    ``run`` and of ``tables`` (None: any will do). Raises ConfigError where it is not or something is there
-    already, and CheckpointError where it cannot be read or is damaged.
+    ``run`` and of ``tables`` (None: any will do). Returns None where the folder was made from this very
+    snapshot before, and stays as it is. Raises ConfigError where something else is there or the snapshot will
+    not do, and CheckpointError where it cannot be read or is damaged.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is no directory")
     if folder.exists() and any(path.name not in ("lock", "token") for path in folder.iterdir()):
+        if _was_restored(source, folder):
+            return None
         raise ConfigError(f"{folder} is not empty: restore to another --data-dir, or use --volatile")
     origin = open_destination(source)
     try:
-        manifest = json.loads(origin.read(MANIFEST_FILE))
+        text = origin.read(MANIFEST_FILE)
+        manifest = json.loads(text)
         if manifest["format"] != FORMAT:
             raise CheckpointError(f"{source} has format {manifest['format']}, this version reads {FORMAT}")
         files = [(str(f["name"]), int(f["bytes"]), str(f["sha256"])) for f in manifest["files"]]
@@ -184,6 +191,7 @@ def restore_snapshot(
         for name, size, digest in files:
             say(f"restoring {name} ({size >> 20} MiB)")
             _copy(origin, name, size, digest, temporary)
+        (temporary / RESTORED_FILE).write_text(json.dumps({"source": source, "manifest_sha256": _sum(text)}))
         if folder.exists():
             for path in folder.iterdir():
                 path.unlink()
@@ -194,6 +202,23 @@ def restore_snapshot(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return items
+
+
+def _was_restored(source: str, folder: Path) -> bool:
+    """Whether ``folder`` was made from what is at ``source`` now, or was when it could still be read."""
+    try:
+        record = json.loads((folder / RESTORED_FILE).read_text())
+        same_place, digest = record["source"] == source, record["manifest_sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    try:
+        return bool(_sum(open_destination(source).read(MANIFEST_FILE)) == digest)
+    except (OSError, TroupeError):
+        return bool(same_place)
+
+
+def _sum(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
 
 
 def _copy(origin: Destination, name: str, size: int, digest: str, folder: Path) -> None:

@@ -82,7 +82,9 @@ def parser() -> argparse.ArgumentParser:
         "fsspec knows, such as s3://BUCKET/PATH (with --keys by that of the learner), and exit",
     )
     parser.add_argument(
-        "--restore", metavar="SRC", help="start with the items of a snapshot, in a --data-dir that is empty"
+        "--restore",
+        metavar="SRC",
+        help="start with the items of a snapshot, in a --data-dir that is empty or was restored from it",
     )
     parser.add_argument(
         "--adopt",
@@ -322,7 +324,10 @@ def restore(source: str, folder: Path, tables: Sequence[TableConfig], run: str |
     if "://" not in source:
         source = os.path.abspath(source)
     items = restore_snapshot(source, folder, _log.info, run=run, tables=tables)
-    _log.info("restored the snapshot in %s: %d items", source, items)
+    if items is None:
+        _log.info("%s was restored from %s before: it goes on from what it holds now", folder, source)
+    else:
+        _log.info("restored the snapshot in %s: %d items", source, items)
 
 
 def print_status(endpoint: str, keys_dir: str = "", *, as_json: bool = False) -> None:

@@ -7,13 +7,14 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from common.data.snapshot import RESTORED_FILE
 from common.data.store import SIGNATURE_FILE, load_signature
 from common.errors import ConfigError
 from common.wire.replay_files import TOKEN_FILE
 
 _FIXED = {
     *("producers", "chunks.records", "chunks.header"),
-    *(SIGNATURE_FILE, f"{SIGNATURE_FILE}.tmp", TOKEN_FILE, f"{TOKEN_FILE}.tmp"),
+    *(SIGNATURE_FILE, f"{SIGNATURE_FILE}.tmp", TOKEN_FILE, f"{TOKEN_FILE}.tmp", RESTORED_FILE),
 }
 _OF_TABLE = ("items", "priorities", "header")
 _OF_FIELD = ("raw", "offsets", "lengths", "blocks")

@@ -16,6 +16,7 @@ from common.data.replay import Replay
 from common.data.snapshot import MANIFEST_FILE, Snapshot, restore_snapshot
 from common.data.table_config import parse_table
 from common.errors import CheckpointError, ConfigError
+from services.replay.folder import clear
 from tests.data.test_replay import BUDGET, check_windows, contents, simple
 from tests.data.test_tables import check_everything, first_steps, several
 
@@ -241,6 +242,34 @@ def test_other_tables_are_refused_before_anything_is_copied(tmp_path, monkeypatc
             )
         assert "\n" not in str(error.value)
     assert {path.name for path in tmp_path.iterdir()} == {"here", "snapshot"}
+
+
+def test_a_restored_folder_is_known_by_the_snapshot_that_it_was_made_from(tmp_path):
+    replay = open_tables(tmp_path / "here")
+    fill(replay)
+    for name in ("one", "two"):
+        take(replay, tmp_path / name)
+    one, there = str(tmp_path / "one"), tmp_path / "there"
+    assert restore_snapshot(one, there) == 520
+    copy = open_tables(there)
+    fill(copy, 1, first=51)
+    before = state(copy)
+    copy.close()
+    assert restore_snapshot(one, there) is None
+    shutil.move(one, tmp_path / "moved")
+    assert restore_snapshot(str(tmp_path / "moved"), there) is None, "the same snapshot in another place"
+    assert restore_snapshot(one, there) is None, "it cannot be read any more, and is not needed"
+    copy = open_tables(there)
+    assert state(copy) == before
+    copy.close()
+    for other in ("two", "nowhere"):
+        with pytest.raises(ConfigError, match="not empty"):
+            restore_snapshot(str(tmp_path / other), there)
+    shutil.move(tmp_path / "two", one)
+    with pytest.raises(ConfigError, match="not empty"):
+        restore_snapshot(one, there)
+    clear(there, ["default", "best", "queue"])
+    assert restore_snapshot(one, there) == 520
 
 
 def test_a_smaller_machine_keeps_what_it_gets_and_does_not_grow(tmp_path):

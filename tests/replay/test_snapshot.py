@@ -73,6 +73,11 @@ def test_a_run_moves_with_its_snapshot(server, client, tmp_path):
     processes.insert(other, 40)
     assert other.flush(60)
     assert other.status(60)["tables"]["default"]["items"] == 410
+    # The command of a restart may be that of the start.
+    assert processes.stop(server.process) == 0
+    options = ("--capacity", "500", "--restore", str(tmp_path / "second"))
+    other = client(server(*options, endpoint=f"ipc://{tmp_path}/again", folder="b"))
+    assert other.status(120)["tables"]["default"]["items"] == 410
     # A folder with items is not written over.
     words = [
         *RUN,
