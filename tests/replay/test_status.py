@@ -137,6 +137,21 @@ def test_every_value_has_its_place_on_the_page(tmp_path, context):
     assert "failed handshakes 2, rejected bad field 3" in page
     assert "rejected from actor-0-1f: bad field 2" in page
     assert "rejected from 0001020304: bad field 1" in page
+    small, status["tables"] = status["tables"]["a"], {}
+    small["quantiles"]["age_s"] = {"0.1": 300.0, "0.5": 5000.0, "0.9": 7100.0}
+    large = small | {"items": 2_000_000, "capacity": 2_000_000}
+    for several in (
+        {"default": small, "newest": small, "rollouts": small},
+        {"a": small, "b": large, "c": large},
+    ):
+        status["tables"] = several
+        file = io.StringIO()
+        print_page("tcp://127.0.0.1:5570", status, Console(file=file, width=80, highlight=False))
+        lines = file.getvalue().splitlines()
+        assert sum("5.0 / 83.3 / 118.3 min" in line for line in lines) >= 1, lines
+        assert file.getvalue().count("5.0 / 83.3 / 118.3 min") == 3, lines
+        assert all(line[:1].strip() or set(line.split()) <= set(several) for line in lines), "nothing wraps"
+        assert lines[1].endswith("GiB") or lines[1].endswith("MiB"), lines
     details = Meter(replay, requests).details()
     assert details['replay/rejected_total{kind="bad_field"}'] == 3
     assert details['replay/table_items{table="a"}'] == 30
