@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from common.data.fields import Chunk
 from common.data.sample import Share
+from common.errors import PeerError
 from common.wire.batch_reader import ArrayPool
-from common.wire.replay_client import ReplayClient
+from common.wire.replay_client import COUNTERS, ReplayClient
 from common.wire.replay_codec import SampleBatch
 
 _log = logging.getLogger(__name__)
@@ -115,9 +116,14 @@ class ShardedReplayClient:
         return sum(shard.client.outstanding for shard in self._shards.values())
 
     @property
-    def credits(self) -> list[int]:
-        """Inserts that each shard lets this client have unacknowledged."""
-        return [shard.client.credit for shard in self._shards.values()]
+    def credit(self) -> int:
+        """Inserts that the shards let this client have unacknowledged."""
+        return sum(shard.client.credit for shard in self._shards.values())
+
+    @property
+    def paused(self) -> bool:
+        """Whether all shards answer, and none wants inserts at present."""
+        return bool(self._shards) and all(shard.client.paused for shard in self._shards.values())
 
     @property
     def blocked_reason(self) -> str:
@@ -187,12 +193,24 @@ class ShardedReplayClient:
 
     def sample(
         self, batch_size: int | Mapping[str, int], table: str = "default", timeout_s: float = 60.0
-    ) -> SampleBatch | None:
-        """Request one batch and wait for it; None after ``timeout_s``."""
+    ) -> SampleBatch:
+        """Request one batch and wait for it. Raises PeerError after ``timeout_s``."""
         self.request_sample(batch_size, table)
-        return self.receive(timeout_s)
+        batch = self.receive(timeout_s)
+        if batch is None:
+            self.cancel_samples()
+            raise PeerError(f"no batch from replay: {self.wait_reason}")
+        return batch
 
-    def update_priorities(self, batch: SampleBatch, priorities: NDArray[np.float64]) -> None:
+    def cancel_samples(self) -> None:
+        """Forget the batches that were requested and have not come."""
+        self._unassigned.clear()
+        for shard in self._shards.values():
+            shard.wanted.clear()  # what comes nevertheless is given back
+            if not shard.lost:  # there it is the test whether the shard is back
+                shard.client.cancel_samples()
+
+    def update(self, batch: SampleBatch, priorities: NDArray[np.float64]) -> None:
         """Set the raw priorities ``[B]`` of the items of ``batch``, if its shard is still there."""
         shard = self._shards.get(batch.shard)
         if shard is not None:
@@ -203,6 +221,28 @@ class ShardedReplayClient:
         fields, batch.fields = batch.fields, {}
         for array in fields.values():
             self._pool.give(array)
+
+    def status(self, timeout_s: float = 5.0) -> dict[str, dict[str, Any]]:
+        """`ReplayClient.status` of every shard that answers, by address. Raises PeerError where none does."""
+        deadline_s = time.monotonic() + timeout_s
+        found, silent = {}, "there is no replay shard"
+        for endpoint, shard in self._shards.items():
+            try:
+                found[endpoint] = shard.client.status(max(deadline_s - time.monotonic(), 0.1))
+            except PeerError as error:
+                silent = str(error)
+        if not found:
+            raise PeerError(silent)
+        return found
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What happened to the clients of the present shards, by name."""
+        totals = dict.fromkeys(COUNTERS, 0)
+        for shard in self._shards.values():
+            for name, count in shard.client.counters.items():
+                totals[name] += count
+        return totals
 
     def poll(self, timeout_ms: float = 0) -> None:
         """Wait for at most ``timeout_ms`` until some shard has said something."""

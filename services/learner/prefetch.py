@@ -121,7 +121,7 @@ class Prefetcher:
             while True:
                 batch, priorities = self._done.get_nowait()
                 if priorities is not None:
-                    self._replay.update_priorities(batch, priorities)
+                    self._replay.update(batch, priorities)
                 self._replay.recycle(batch)
 
 

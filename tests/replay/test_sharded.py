@@ -10,6 +10,7 @@ import zmq
 from common.data.fields import Chunk
 from common.data.replay import Replay
 from common.data.table import TableConfig
+from common.errors import PeerError
 from common.runtime.lifecycle import StopSignal
 from common.wire import sharded_replay, sockets
 from common.wire.replay_client import ReplayClient
@@ -135,7 +136,7 @@ def test_a_single_shard_is_what_it_was(context, start, connect):
     batch = client.sample(32)
     np.testing.assert_allclose(batch.probabilities, 0.01)
     assert batch.table_items == 100
-    client.update_priorities(batch, np.full(32, 5.0))
+    client.update(batch, np.full(32, 5.0))
     client.recycle(batch)
     assert client.sample(8).total_priority == pytest.approx(shard.table.sampler.total)
     assert shard.table.sampler.total > 100
@@ -145,7 +146,7 @@ def test_inserts_go_round_and_wait_for_nobody_in_particular(start, connect):
     shards = [start(name) for name in ("a", "b")]
     client = connect(*shards)
     deadline, sent = time.monotonic() + 30, 0
-    while client.blocked_reason or min(client.credits) == 0:
+    while client.blocked_reason or client.credit < 2 * 64:
         assert time.monotonic() < deadline, client.blocked_reason
         client.poll(20)
     while sent < 20:
@@ -154,14 +155,22 @@ def test_inserts_go_round_and_wait_for_nobody_in_particular(start, connect):
         client.poll(5)
     assert client.flush(30)
     assert client.outstanding == 0
+    assert {address: each["tables"]["default"]["items"] for address, each in client.status(60).items()} == {
+        shard.endpoint: 100 for shard in shards
+    }
+    assert client.counters["inserts"] == 20
+    assert not client.paused
     sizes = [shard.table.size for shard in shards]
     assert sum(sizes) == 200
     assert min(sizes) == 100
     nobody = connect()
     assert not nobody.insert(chunk(np.arange(10.0), np.ones(10)))
     assert "no replay shard" in nobody.blocked_reason
-    assert nobody.sample(4, timeout_s=0.05) is None
-    assert "no replay shard" in nobody.wait_reason
+    with pytest.raises(PeerError, match="no replay shard"):
+        nobody.sample(4, timeout_s=0.05)
+    assert nobody.outstanding_samples == 0
+    with pytest.raises(PeerError, match="no replay shard"):
+        nobody.status(0.05)
 
 
 def test_a_shard_dies_and_returns(context, start, connect, monkeypatch):
