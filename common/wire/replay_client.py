@@ -312,6 +312,11 @@ class ReplayClient:
         """Seconds since the server was heard, counted while something is awaited of it."""
         return self._link.silent_s
 
+    @property
+    def silence(self) -> str:
+        """That the server does not answer, where something has been awaited of it for a while; or empty."""
+        return f"replay at {self.endpoint} does not answer" if self._link.silent else ""
+
     def close(self, linger_s: float = 1.0) -> None:
         """Close the connection; what was sent last still gets ``linger_s`` to leave. Does not ``flush``."""
         self._link.close(linger_s)

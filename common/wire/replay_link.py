@@ -105,10 +105,12 @@ class ReplayLink:
             self.close(0)
             self.socket = self._connect()
             self._patience_s = self._liveness_s + self._backoff.next_s()
-        self.silent = dead or self.silent_s > SILENT_S
+        # A new connection is no sign of life.
+        self.silent = waiting and (self.silent or dead or self.silent_s > SILENT_S)
         if self.silent and self._wait_log.due():
+            # Whoever waits says so, and why: this is the same event.
             waited_s = self._wait_log.waited_s
-            _log.info("%s waits for replay at %s since %.0f s", self._name, self._endpoint, waited_s)
+            _log.debug("%s waits for replay at %s since %.0f s", self._name, self._endpoint, waited_s)
         return dead
 
     def close(self, linger_s: float) -> None:

@@ -160,7 +160,7 @@ class ShardedReplayClient:
         if not self._shards:
             return "no replay shard has joined"
         return "; ".join(
-            shard.client.wait_reason or f"replay at {endpoint} does not answer"
+            shard.client.silence or shard.client.wait_reason or f"replay at {endpoint} has just been asked"
             for endpoint, shard in self._shards.items()
         )
 

@@ -1,5 +1,6 @@
 """Several shards as one: what is sampled, with which probabilities, and what happens when one dies."""
 
+import logging
 import threading
 import time
 
@@ -12,7 +13,7 @@ from common.data.replay import Replay
 from common.data.table import TableConfig
 from common.errors import PeerError
 from common.runtime.lifecycle import StopSignal
-from common.wire import sharded_replay, sockets
+from common.wire import replay_link, sharded_replay, sockets
 from common.wire.replay_client import ReplayClient
 from common.wire.sharded_replay import ShardedReplayClient
 from services.learner.prefetch import Prefetcher
@@ -216,6 +217,31 @@ def test_a_shard_dies_and_returns(context, start, connect, monkeypatch):
     fill(context, third, np.full(50, 1), np.ones(50))
     client.set_shards([shards[0].endpoint, third.endpoint])
     assert set(batches(30)) == {shards[0].endpoint, third.endpoint}
+
+
+def test_a_shard_does_not_answer_only_when_it_has_been_silent_for_a_while(
+    start, connect, tmp_path, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO)
+    client = connect(liveness_s=1.0)
+    client.set_shards([f"ipc://{tmp_path}/a.socket"])
+    client.request_sample(4)
+    client.receive(0)
+    assert "has just been asked" in client.wait_reason
+    monkeypatch.setattr(replay_link, "SILENT_S", 0.2)
+    deadline = time.monotonic() + 60
+    while "does not answer" not in client.wait_reason:
+        assert time.monotonic() < deadline
+        client.receive(0.05)
+    while not client.counters["reconnects"]:
+        assert time.monotonic() < deadline
+        client.receive(0.05)
+        assert "does not answer" in client.wait_reason, "a new connection is no answer"
+    assert "waits for replay" not in caplog.text, "whoever waits says so"
+    start("a")
+    while "min size" not in client.wait_reason:
+        assert time.monotonic() < deadline
+        client.receive(0.05)
 
 
 def test_the_learner_prefetches_from_all_shards(context, start):
