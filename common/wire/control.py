@@ -358,7 +358,8 @@ class ControlServer:
         held = message.sequence("slots_held", [], of=int)
         previous = self._roster.join(peer, wanted, held, time.monotonic())
         again = previous is not None and previous.incarnation == peer.incarnation
-        _log.info("%s joins%s (%s, slots %s)", name, " again" if again else "", peer.host, ranges(peer.slots))
+        how = " again" if again else ""
+        _log.log(_level(peer), "%s joins%s (%s, slots %s)", name, how, peer.host, ranges(peer.slots))
         self._changed.notify_all()
         return Message(
             messages.WELCOME,
@@ -402,5 +403,11 @@ class ControlServer:
 
     def _on_bye(self, identity: bytes, peer: Peer, message: Message) -> None:
         self._roster.leave(identity)
-        _log.info("%s leaves (%s)", peer.name, message.text("reason", "") or "no reason given")
+        reason = message.text("reason", "") or "no reason given"
+        _log.log(_level(peer), "%s leaves (%s)", peer.name, reason)
         self._changed.notify_all()
+
+
+def _level(peer: Peer) -> int:
+    """How much the log cares about a peer: one that only looks is no part of the run."""
+    return logging.DEBUG if peer.role == "viewer" else logging.INFO

@@ -268,3 +268,16 @@ def test_the_context_can_be_terminated_after_an_unclean_end(ctx, serve, connect)
     client.close()
     ctx.term()  # hangs where a socket was left open or lingers
     assert time.monotonic() - start < 4
+
+
+def test_one_that_only_looks_is_no_news(serve, connect, caplog):
+    caplog.set_level(logging.INFO)
+    server = serve()
+    for name in ("viewer-0", "actor-0"):
+        client = connect(server, name)
+        client.join(60)
+        client.close("has seen enough")
+        assert server.wait_until_empty(60) == []
+    lines = [record.getMessage() for record in caplog.records if record.name == "common.wire.control"]
+    assert not any("viewer-0" in line for line in lines), lines
+    assert sum("actor-0" in line for line in lines) == 2, lines
