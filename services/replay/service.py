@@ -84,6 +84,8 @@ class ReplayService:
         watchdog.close()
         self._monitor.close()
         self._requests.snapshots.close()
+        held = sum(table.size for table in self._replay.tables.values())
+        _log.info("stopped with %d items, %d inserted", held, self._replay.counters.inserted_items)
 
     def _done(self) -> bool:
         if self._control is not None:

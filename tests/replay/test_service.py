@@ -264,9 +264,15 @@ def test_joins_a_run_and_ends_with_it(tmp_path, context, client):
         control.stop()
 
 
-def test_signals_end_it_at_once(server, client):
-    for number in (signal.SIGTERM, signal.SIGINT):
-        endpoint = server("--capacity", "100")
-        client(endpoint).status(60)
+def test_signals_end_it_at_once_and_its_last_line_says_so(server, client, tmp_path):
+    log = tmp_path / "log"
+    for number, inserted in ((signal.SIGTERM, 10), (signal.SIGINT, 0)):
+        endpoint = server("--capacity", "100", "--log-file", str(log), "--log-level", "info")
+        one = client(endpoint)
+        if inserted:
+            processes.insert(one, 0)
+            assert one.flush(60)
+        one.status(60)
         server.process.send_signal(number)
-        assert server.process.wait(5) == 0
+        assert server.process.wait(60) == 0
+        assert f"stopped with 10 items, {inserted} inserted" in log.read_text().splitlines()[-1]
