@@ -15,6 +15,10 @@ class ConfigError(TroupeError):
     exit_code = 2
 
 
+class MissingEngineError(ConfigError):
+    """The configuration is right, but its environment is not installed on this machine."""
+
+
 class PeerError(TroupeError):
     """A peer could not be reached, or went away, before a deadline."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from common.config import Config, Loaded, check_resumable, load_layers, preset_names, preset_summary
 from common.config.arguments import split_overrides
 from common.config.loading import read_config
-from common.errors import ConfigError
+from common.errors import ConfigError, MissingEngineError
 from common.runtime.arguments import Parser
 from common.runtime.files import looking_into
 from common.runtime.lifecycle import run_main
@@ -215,8 +215,11 @@ def _config_validate(words: list[str]) -> int:
     options, overrides = _parse(parser, words)
     for source in options.sources or preset_names():
         loaded = _load(source, options.sweep, overrides)
-        _check_environment(loaded.config)
-        print(f"{source}: valid")
+        try:
+            _check_environment(loaded.config)
+            print(f"{source}: valid")
+        except MissingEngineError as error:
+            print(f"{source}: valid, but cannot run on this machine: {error}")
     return 0
 
 

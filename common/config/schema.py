@@ -55,7 +55,9 @@ class EnvConfig(Section):
     """The environment and its preprocessing. Fields about frames apply to pixel environments."""
 
     id: str = structural(
-        "atari:pong", "Environment: `atari:GAME`, `gym:ID` or `package.module:ID` (a Gymnasium registration)."
+        "atari:pong",
+        "Environment: `atari:GAME`, `gym:ID`, `dmlab:LEVEL`, `football:SCENARIO` or `package.module:ID` (a "
+        "Gymnasium registration).",
     )
     frame_skip: int = structural(4, "Emulator frames per step (action repeat).", ge=1)
     frame_size: int = structural(84, "Height and width of an observation, in pixels.", ge=16)
@@ -70,7 +72,9 @@ class EnvConfig(Section):
     max_episode_frames: int = structural(
         108_000, "Emulator frames after which a training game is truncated.", ge=1
     )
-    kwargs: dict[str, Any] = structural({}, "Further keyword arguments of `gymnasium.make`.")
+    kwargs: dict[str, Any] = structural(
+        {}, "Further keyword arguments of `gymnasium.make`, or options of the family."
+    )
 
 
 class ReplayConfig(Section):

@@ -15,6 +15,8 @@ __all__ = ["EnvError", "EnvSpec", "Episode", "Step", "VectorEnv", "make_spec", "
 
 FAMILIES = {
     "atari": "common.envs.atari",
+    "dmlab": "common.envs.dmlab",
+    "football": "common.envs.football",
     "gym": "common.envs.gymnasium_envs",
 }
 
@@ -35,7 +37,8 @@ def _family(env_id: str) -> Any:
     prefix, colon, name = env_id.partition(":")
     if not colon or not name:
         raise ConfigError(
-            f"environment id {env_id!r} has no family: write atari:GAME, gym:ID or package.module:ID"
+            f"environment id {env_id!r} has no family: write atari:GAME, gym:ID, dmlab:LEVEL, "
+            "football:SCENARIO or package.module:ID"
         )
     # A prefix that is no family is the module that registers a stranger's environment with Gymnasium.
     return importlib.import_module(FAMILIES.get(prefix, FAMILIES["gym"]))

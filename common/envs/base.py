@@ -8,17 +8,20 @@ needs both: one to act on, the other to bootstrap from when the episode was trun
 from __future__ import annotations
 
 import abc
+import difflib
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.errors import TroupeError
+from common.errors import ConfigError, TroupeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from common.config.schema import EnvConfig
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ class EnvSpec:
         stack: number of frames in an observation, 0 where frames are not stacked.
         frames_per_step: emulator frames that one agent step takes.
         pixels: whether observations are images.
+        instruction_words: words of an instruction in the last row of pixels (`common.data.instructions`).
     """
 
     id: str
@@ -52,6 +56,7 @@ class EnvSpec:
     stack: int
     frames_per_step: int
     pixels: bool
+    instruction_words: int = 0
 
 
 @dataclass(frozen=True)
@@ -184,3 +189,15 @@ def slot_seeds(seed: int, num_slots: int) -> np.ndarray:
     """
     state = np.random.SeedSequence(seed).generate_state(num_slots, np.uint32)
     return (state >> np.uint32(1)).astype(np.int64)
+
+
+def options(config: EnvConfig, known: dict[str, Any]) -> dict[str, Any]:
+    """`env.kwargs` over the defaults in `known`; ConfigError for an unknown name or another type."""
+    for name, value in config.kwargs.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"{config.id} has no option {name!r} in env.kwargs; nearest: {near}")
+        if type(value) is not type(known[name]):
+            kind = type(known[name]).__name__
+            raise ConfigError(f"env.kwargs {name} of {config.id} should be a {kind}, not {value!r}")
+    return {**known, **config.kwargs}

@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.envs.base import EnvSpec, GameTracker, Rebuilder, Step, VectorEnv, clip_rewards, slot_seeds
+from common.envs.base import EnvSpec, VectorEnv, slot_seeds
 from common.envs.pixels import FrameProcessor, is_image, push_frame
+from common.envs.slots import SlotVector
 from common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def make_spec(config: EnvConfig) -> EnvSpec:
 
 def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, evaluation: bool) -> VectorEnv:
     """`num_slots` separate copies that step one after the other, or in `threads` threads."""
-    return GymnasiumVector(config, num_slots, seed, threads, evaluation=evaluation)
+    spec, seeds = make_spec(config), slot_seeds(seed, num_slots).tolist()
+    slots = [_Slot(config, spec, slot_seed, render=evaluation) for slot_seed in seeds]
+    return SlotVector(config, spec, slots, seed, threads, evaluation=evaluation)
 
 
 class _Slot:
@@ -81,111 +83,22 @@ class _Slot:
         self.env = _make_env(self._config, render=self._render)
         self._seed = seed
 
-
-class GymnasiumVector(VectorEnv):
-    """Copies of a Gymnasium environment, reset in the step in which their episode ends."""
-
-    def __init__(
-        self, config: EnvConfig, num_slots: int, seed: int, threads: int, *, evaluation: bool
-    ) -> None:
-        self.num_slots = num_slots
-        self._config = config
-        self._clip = "none" if evaluation else config.reward_clip
-        self._seeds = np.random.SeedSequence(seed)
-        seeds = slot_seeds(seed, num_slots).tolist()
-        probe = _make_env(config, render=False)
-        self.spec = _spec_of(config, probe)
-        probe.close()
-        self._slots = [_Slot(config, self.spec, s, render=evaluation) for s in seeds]
-        self._rebuilders = [Rebuilder(f"{config.id} in slot {i}") for i in range(num_slots)]
-        self._games = GameTracker(num_slots)
-        self._pool = ThreadPoolExecutor(threads, "env") if threads > 1 else None
-
-    def reset(self, seed: int | None = None) -> np.ndarray:
-        """New episodes everywhere, `[S, *obs_shape]`."""
-        self._games = GameTracker(self.num_slots)
-        seeds: list[int] | None = None if seed is None else slot_seeds(seed, self.num_slots).tolist()
-        for slot in range(self.num_slots):
-            self._reset_slot(slot, None if seeds is None else seeds[slot])
-        return np.stack([s.obs for s in self._slots])
-
-    def step(self, actions: np.ndarray) -> Step:
-        """One step of every copy."""
-        n = self.num_slots
-        outcomes = self._outcomes(actions.tolist())
-        reward = np.zeros(n, np.float64)
-        step = Step(np.empty(0), np.empty(0), np.zeros(n, bool), np.zeros(n, bool))
-        for slot, outcome in enumerate(outcomes):
-            if not isinstance(outcome, Exception):
-                _, reward[slot], step.terminated[slot], step.truncated[slot] = outcome
-        self._games.add(reward)
-        step.truncated |= (self._games.steps >= self._config.max_episode_frames) & ~step.terminated
-        for slot, outcome in enumerate(outcomes):
-            if isinstance(outcome, Exception):
-                step.discarded.append(slot)
-                self._games.clear(slot)
-                self._recover(slot, outcome)
-                continue
-            self._rebuilders[slot].succeeded()
-            if step.terminated[slot] or step.truncated[slot]:
-                step.final_obs[slot] = outcome[0]
-                step.episodes.append(self._games.finish(slot, int(self._games.steps[slot])))
-                self._reset_slot(slot)
-        step.obs = np.stack([s.obs for s in self._slots])
-        step.reward = clip_rewards(reward, self._clip)
-        step.terminated[step.discarded] = False
-        step.truncated[step.discarded] = False
-        return step
-
-    def _outcomes(self, actions: list[int]) -> list[tuple[np.ndarray, float, bool, bool] | Exception]:
-        """What each copy returned, or the exception that it raised."""
-
-        def attempt(slot: int) -> tuple[np.ndarray, float, bool, bool] | Exception:
-            try:
-                return self._slots[slot].step(actions[slot])
-            except Exception as error:
-                return error
-
-        slots = range(self.num_slots)
-        return list(self._pool.map(attempt, slots) if self._pool else map(attempt, slots))
-
-    def _reset_slot(self, slot: int, seed: int | None = None) -> None:
-        try:
-            self._slots[slot].reset(seed)
-        except Exception as error:
-            self._recover(slot, error)
-
-    def _recover(self, slot: int, error: Exception) -> None:
-        """Rebuild until a reset succeeds, or until the rebuilder gives up."""
-        while True:
-            self._rebuilders[slot].failed(error)
-            self.restarts_total += 1
-            try:
-                self._slots[slot].rebuild(int(self._seeds.spawn(1)[0].generate_state(1)[0] >> 1))
-                self._slots[slot].reset()
-                return
-            except Exception as again:
-                error = again
-
-    def render_frame(self, slot: int) -> np.ndarray | None:
+    def render(self) -> np.ndarray | None:
         """The environment's own picture; only evaluation environments can draw."""
         try:
-            frame = self._slots[slot].env.render()
+            frame = self.env.render()
         except Exception as error:
-            log.debug("%s cannot draw itself: %s", self.spec.id, error)
+            log.debug("%s cannot draw itself: %s", self._spec.id, error)
             frame = None
         if isinstance(frame, np.ndarray) and frame.ndim == 3:
             return frame.astype(np.uint8)
-        if self.spec.pixels and self._config.grayscale:
-            return np.repeat(self._slots[slot].obs[-1][..., None], 3, axis=-1)
+        if self._spec.pixels and self._config.grayscale:
+            return np.repeat(self.obs[-1][..., None], 3, axis=-1)
         return None
 
     def close(self) -> None:
-        """Close every copy."""
-        if self._pool:
-            self._pool.shutdown()
-        for slot in self._slots:
-            slot.env.close()
+        """Close the environment."""
+        self.env.close()
 
 
 def _spec_of(config: EnvConfig, env: Any) -> EnvSpec:

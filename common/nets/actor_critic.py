@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from common.nets.heads import PolicyHead
+from common.nets.language import InstructionEncoder, split_instruction
 from common.nets.recurrent import LstmCore, last_step
 from common.nets.torsos import Projected, make_torso
 
@@ -25,6 +26,7 @@ class ActorCritic(nn.Module):
       lstm_units: width of the memory; 0: none.
       lstm_layers: layers of the memory.
       see_last_step: feed the last action and the clipped last reward beside the observation.
+      instruction_words: words of an instruction in the last row of pixels; 0: there is none.
     """
 
     def __init__(
@@ -38,13 +40,19 @@ class ActorCritic(nn.Module):
         lstm_units: int = 0,
         lstm_layers: int = 1,
         see_last_step: bool = True,
+        instruction_words: int = 0,
     ) -> None:
         super().__init__()
+        self.instruction_words = instruction_words
+        self.instructions = InstructionEncoder() if instruction_words else None
+        if self.instructions is not None:
+            obs_shape = (*obs_shape[:-2], obs_shape[-2] - 1, obs_shape[-1])
         base = make_torso(SHALLOW.get(torso, torso), obs_shape, mlp_units)
         self.torso = base if torso == "mlp" else Projected(base, hidden_units)
         self.num_actions = num_actions
         self.see_last_step = see_last_step
         features = int(self.torso.features) + (num_actions + 1 if see_last_step else 0)  # type: ignore[arg-type]
+        features += self.instructions.features if self.instructions is not None else 0
         self.core = LstmCore(features, lstm_units, lstm_layers) if lstm_units else None
         self.state_size = self.core.state_size if self.core else 0
         self.head = PolicyHead(self.core.features if self.core else features, num_actions)
@@ -65,10 +73,14 @@ class ActorCritic(nn.Module):
           logits `[T, B, A]`, values `[T, B]`, and the memory `[B, state_size]` after the last step.
         """
         steps, batch = first.shape
-        features = self.torso(obs.flatten(0, 1)).view(steps, batch, -1)
+        obs = obs.flatten(0, 1)
+        parts = []
+        if self.instructions is not None:
+            obs, words = split_instruction(obs, self.instruction_words)
+            parts.append(self.instructions(words).view(steps, batch, -1))
         if self.see_last_step:
-            before = last_step(last_action, last_reward, first, self.num_actions)
-            features = torch.cat([features, before], dim=-1)
+            parts.append(last_step(last_action, last_reward, first, self.num_actions))
+        features = torch.cat([self.torso(obs).view(steps, batch, -1), *parts], dim=-1)
         if self.core is not None:
             features, state = self.core(features, first, state)
         logits, values = self.head(features)

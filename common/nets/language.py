@@ -1,26 +1,18 @@
-"""Instructions in words, as some levels give them ("pick up the red ball"), to features."""
+"""Instructions in words to features."""
 
 from __future__ import annotations
 
-import zlib
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-HASH_BUCKETS = 1000
+from common.data.instructions import HASH_BUCKETS
 
 
-def word_ids(instruction: str, most_words: int = 16, buckets: int = HASH_BUCKETS) -> np.ndarray:
-    """Bucket of each word, 0 to `buckets - 1`, and -1 behind the last: int32 `[most_words]`.
-
-    Words are what white space separates; the hash (CRC-32) is the same on every machine. Further words are
-    dropped.
-    """
-    ids = np.full(most_words, -1, np.int32)
-    for place, word in enumerate(instruction.split()[:most_words]):
-        ids[place] = zlib.crc32(word.encode()) % buckets
-    return ids
+def split_instruction(obs: Tensor, words: int) -> tuple[Tensor, Tensor]:
+    """Takes `[B, C, H + 1, W]` apart: picture `[B, C, H, W]`, and int64 ids `[B, words]`, -1 for none."""
+    low, high = obs[:, 0, -1, : 2 * words].view(len(obs), words, 2).to(torch.int64).unbind(-1)
+    ids = low + 256 * high
+    return obs[:, :, :-1], torch.where(ids < 1 << 15, ids, ids - (1 << 16))
 
 
 class InstructionEncoder(nn.Module):
@@ -40,8 +32,10 @@ class InstructionEncoder(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         """Maps ids `[B, W]`, -1 behind the last word, to `[B, units]`; zeros where there are no words."""
+        # Few instructions are in use at a time: each is read once, wherever it stands in the batch.
+        words, places = torch.unique(words, dim=0, return_inverse=True)
         lengths = (words >= 0).sum(dim=1)
         outputs, _ = self.lstm(self.embedding(words.clamp(min=0).long()))
         last = (lengths - 1).clamp(min=0)
         chosen = outputs[torch.arange(len(words), device=words.device), last]
-        return chosen * (lengths > 0).to(chosen.dtype).unsqueeze(1)
+        return (chosen * (lengths > 0).to(chosen.dtype).unsqueeze(1))[places]

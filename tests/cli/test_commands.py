@@ -37,6 +37,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path, bool, 
     return calls
 
 
+NEED_ENGINES = ("dmlab-impala-paper", "football-vtrace")
+
+
 def make_run(folder: Path, **overrides: str) -> Path:
     folder.mkdir()
     fields = {key.replace("__", "."): value for key, value in overrides.items()}
@@ -244,7 +247,23 @@ def test_config_show_prints_toml_with_origins(capsys: pytest.CaptureFixture[str]
 
 def test_config_validate_accepts_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["config", "validate"]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{name}: valid" for name in preset_names()]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == preset_names()
+    for line in lines:
+        name, said = line.split(": ", 1)
+        assert said == "valid" or (name in NEED_ENGINES and "cannot run on this machine" in said)
+
+
+@pytest.mark.parametrize(
+    ("preset", "says"), [("dmlab-impala-paper", "deepmind_lab"), ("football-vtrace", "gfootball")]
+)
+def test_a_missing_engine_is_named_in_one_line(preset, says, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, says, None)  # as if it were not installed
+    assert cli.main(["train", preset, "--run-dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error
+    assert f"needs the module {says}" in error
+    assert not (tmp_path / "run").exists()
 
 
 def test_config_explain_says_what_a_field_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,10 @@ import pytest
 import torch
 from torch import nn
 
+from common.data.instructions import word_ids
 from common.nets.actor_critic import ActorCritic
 from common.nets.heads import DuelingHead
-from common.nets.language import InstructionEncoder, word_ids
+from common.nets.language import InstructionEncoder
 from common.nets.q_network import QNetwork
 from common.nets.recurrent import LstmCore, last_step
 from common.nets.torsos import PIXEL_TORSOS, lecun_normal, make_torso

@@ -1,0 +1,266 @@
+"""DeepMind Lab and Google Research Football against stand-ins that do what their documents say."""
+
+import sys
+import types
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from common.agents import make_agent
+from common.config import load_config
+from common.data.instructions import word_ids
+from common.envs import make_spec, make_vector
+from common.envs.dmlab import ACTIONS, DMLAB30, LevelCache, levels_of
+from common.errors import ConfigError, MissingEngineError
+from services.actor.rollout import Rollout
+from tests.agents.in_process import stacked_fields
+
+EPISODE_STEPS = 5
+
+
+class FakeLab:
+    """`deepmind_lab.Lab`: strict about types, and silent once an episode is over."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, level, observations, config=None, renderer="software", level_cache=None):
+        assert type(observations) is list
+        assert type(config) is dict
+        assert all(type(text) is str for pair in config.items() for text in pair)
+        self.level, self.names, self.config, self.cache = level, observations, config, level_cache
+        self.seeds, self.left, self.drawn, self.closed = [], 0, 0, False
+        self.last_action = None
+        FakeLab.made.append(self)
+
+    def reset(self, episode=-1, seed=None):
+        if seed is not None and type(seed) is not int:
+            raise ValueError(f"'seed' must be int or None, was '{type(seed).__name__}'.")
+        self.seeds.append(seed)
+        self.left = EPISODE_STEPS
+        return True
+
+    def step(self, action, num_steps=1):
+        if action.shape != (7,) or action.dtype != np.intc:
+            raise ValueError("action must have shape (7) and dtype np.intc")
+        if not self.left:
+            raise RuntimeError("Environment in wrong status to advance.")
+        self.left -= 1
+        self.last_action = action.tolist()
+        return 0.5 * num_steps
+
+    def is_running(self):
+        return self.left > 0
+
+    def observations(self):
+        if not self.left:
+            raise RuntimeError("Environment in wrong status for call to observations()")
+        self.drawn += 1
+        height, width = int(self.config["height"]), int(self.config["width"])
+        picture = np.full((height, width, 3), (1, 2, self.drawn % 256), np.uint8)
+        return {"RGB_INTERLEAVED": picture, "INSTR": f"find number {self.drawn}"}
+
+    def close(self):
+        self.closed = True
+        return True
+
+
+class FakeFootball:
+    """`gfootball.env.create_environment` with gym 0.25: a bare observation, four results of a step."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, **arguments):
+        self.arguments, self.steps = arguments, 0
+        FakeFootball.made.append(self)
+
+    def _planes(self):
+        width, height = self.arguments["channel_dimensions"]
+        return np.full((height, width, 4), [self.steps + 1, 2, 3, 4], np.uint8)
+
+    def reset(self):
+        self.steps = 0
+        return self._planes()
+
+    def step(self, action):
+        assert 0 <= action < 19
+        self.steps += 1
+        return self._planes(), np.float32(0.25), self.steps == EPISODE_STEPS, {"score_reward": 0}
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def engines(monkeypatch):
+    lab = types.ModuleType("deepmind_lab")
+    lab.Lab = FakeLab
+    monkeypatch.setitem(sys.modules, "deepmind_lab", lab)
+    package, football = types.ModuleType("gfootball"), types.ModuleType("gfootball.env")
+    package.env, football.create_environment = football, lambda **arguments: FakeFootball(**arguments)
+    monkeypatch.setitem(sys.modules, "gfootball", package)
+    monkeypatch.setitem(sys.modules, "gfootball.env", football)
+    FakeLab.made, FakeFootball.made = [], []
+
+
+def config_of(preset, **overrides):
+    return load_config(preset, overrides={name.replace("__", "."): str(v) for name, v in overrides.items()})
+
+
+# ------------------------------------------------------------------- DMLab
+
+
+def test_a_lab_observation_is_the_picture_and_the_instruction():
+    env = make_vector(config_of("dmlab-impala-paper").env, 2, 1)
+    assert env.spec.obs_shape == (3, 73, 96)
+    assert (env.spec.num_actions, env.spec.frames_per_step, env.spec.instruction_words) == (9, 4, 16)
+    obs = env.reset()
+    assert obs.shape == (2, 3, 73, 96)
+    assert obs[0, :, 5, 7].tolist() == [1, 2, 1]
+    np.testing.assert_array_equal(obs[0, 0, 72, :32].view("<i2"), word_ids("find number 1"))
+    assert env.render_frame(0).shape == (72, 96, 3)
+
+
+def test_lab_episodes_end_where_the_engine_stops_and_begin_again():
+    env = make_vector(config_of("dmlab-impala-paper").env, 1, 1)
+    env.reset()
+    for number in range(2, EPISODE_STEPS + 1):
+        step = env.step(np.array([0]))
+        assert not step.terminated[0]
+        assert step.obs[0, 2, 0, 0] == number
+    step = env.step(np.array([5]))
+    lab = FakeLab.made[0]
+    assert lab.last_action == ACTIONS[5].tolist() == [20, 0, 0, 0, 0, 0, 0]
+    assert step.terminated.tolist() == [True]
+    assert step.truncated.tolist() == [False]
+    assert step.final_obs[0][2, 0, 0] == EPISODE_STEPS  # the engine shows no last one
+    assert step.obs[0, 2, 0, 0] == EPISODE_STEPS + 1
+    assert (step.episodes[0].return_raw, step.episodes[0].frames) == (
+        4 * 0.5 * EPISODE_STEPS,
+        4 * EPISODE_STEPS,
+    )
+    assert len(set(lab.seeds)) == 2
+    env.close()
+    assert lab.closed
+
+
+def test_all_levels_are_played_and_evaluation_plays_held_out_ones():
+    make_vector(config_of("dmlab-impala-paper").env, 30, 7)
+    assert sorted(lab.level for lab in FakeLab.made) == sorted(f"contributed/dmlab30/{n}" for n in DMLAB30)
+    assert not any("mixerSeed" in lab.config for lab in FakeLab.made)
+    FakeLab.made.clear()
+    make_vector(config_of("dmlab-impala-paper").env, 30, 7, evaluation=True)
+    levels = {lab.level.rpartition("/")[2] for lab in FakeLab.made}
+    assert levels - set(DMLAB30) == {"rooms_collect_good_objects_test", "rooms_exploit_deferred_effects_test"}
+    assert {lab.config["mixerSeed"] for lab in FakeLab.made} == {str(0x600D5EED)}
+    assert levels_of("dmlab:tests/demo_map", evaluation=False) == ["tests/demo_map"]
+
+
+def test_lab_options_are_checked():
+    env = config_of("dmlab-impala-paper").env
+    with pytest.raises(ConfigError, match=r"no option 'widht'.*nearest: width"):
+        make_spec(env.model_copy(update={"kwargs": {"widht": 3}}))
+    with pytest.raises(ConfigError, match="should be a int, not '3'"):
+        make_spec(env.model_copy(update={"kwargs": {"width": "3"}}))
+    with pytest.raises(ConfigError, match="at least 32"):
+        make_spec(env.model_copy(update={"kwargs": {"width": 16}}))
+    plain = env.model_copy(update={"kwargs": {"instructions": False}})
+    assert make_spec(plain).obs_shape == (3, 72, 96)
+    assert make_spec(plain).instruction_words == 0
+
+
+def test_compiled_maps_are_kept(tmp_path):
+    cache, source, target = LevelCache(tmp_path / "cache"), tmp_path / "a.pk3", tmp_path / "b.pk3"
+    assert cache.fetch("map_aas_0123", str(target)) is False
+    source.write_bytes(b"map")
+    cache.write("map_aas_0123", str(source))
+    assert LevelCache(tmp_path / "cache").fetch("map_aas_0123", str(target)) is True
+    assert target.read_bytes() == b"map"
+    assert cache.fetch("../../etc/passwd", str(target)) is False
+
+
+# ---------------------------------------------------------------- football
+
+
+def test_football_planes_are_stacked_from_zeros():
+    config = config_of("football-vtrace")
+    env = make_vector(config.env, 2, 1)
+    assert env.spec.obs_shape == (4, 4, 72, 96)
+    assert FakeFootball.made[0].arguments["env_name"] == "11_vs_11_hard_stochastic"
+    assert FakeFootball.made[0].arguments["rewards"] == "scoring,checkpoints"
+    obs = env.reset()
+    assert obs[0, :, 0, 0, 0].tolist() == [0, 0, 0, 1]
+    assert obs[0, 3, :, 0, 0].tolist() == [1, 2, 3, 4]
+    for _ in range(EPISODE_STEPS):
+        step = env.step(np.array([18, 0]))
+    assert step.terminated.all()
+    assert step.final_obs[1][:, 0, 0, 0].tolist() == [3, 4, 5, 6]
+    assert step.obs[1][:, 0, 0, 0].tolist() == [0, 0, 0, 1]
+    assert step.episodes[0].return_raw == 0.25 * EPISODE_STEPS
+    assert env.render_frame(0).shape == (72, 96, 3)
+    make_vector(config.env, 1, 1, evaluation=True)
+    assert FakeFootball.made[-1].arguments["rewards"] == "scoring"
+
+
+def test_football_options_are_checked():
+    env = config_of("football-vtrace").env
+    with pytest.raises(ConfigError, match=r"set env\.frame_skip to 1"):
+        make_spec(env.model_copy(update={"frame_skip": 4}))
+    with pytest.raises(ConfigError, match="should be scoring or scoring,checkpoints"):
+        make_spec(env.model_copy(update={"kwargs": {"rewards": "goals"}}))
+
+
+# ------------------------------------------------------------------- both
+
+
+@pytest.mark.parametrize("torso", ["shallow", "preset"])
+@pytest.mark.parametrize("preset", ["dmlab-impala-paper", "football-vtrace"])
+def test_the_preset_acts_and_learns(preset, torso):
+    config = config_of(preset, agent__unroll_steps=7)
+    update = {} if torso == "preset" else {"torso": torso}
+    small = config.env.model_copy(
+        update={"kwargs": {"width": 36, "height": 24}}
+    )  # the paper's takes a minute
+    env = make_vector(small, 2, 1)
+    agent = make_agent(config.agent.model_copy(update=update), env.spec, seed=1)
+    rollout, chunks = Rollout(agent, env, 0, 1), []
+    rollout.explore([0, 1], 2)
+    while len(chunks) < 2:
+        chunks += rollout.step(0)
+    before = {name: array.copy() for name, array in agent.params().items()}
+    metrics = agent.update(stacked_fields(chunks), np.ones(2, np.float32)).metrics
+    assert np.isfinite(metrics["learner/loss"])
+    # With the same weights the learner's policy is the one that acted, instructions and all.
+    assert metrics["learner/behaviour_kl"] == pytest.approx(0.0, abs=1e-4)
+    changed = {name for name, array in agent.params().items() if not np.array_equal(array, before[name])}
+    assert any(name.startswith("instructions.") for name in changed) == (preset == "dmlab-impala-paper")
+    env.close()
+
+
+def test_instructions_change_what_the_network_says():
+    config = config_of("dmlab-impala-paper")
+    spec = make_spec(config.env)
+    agent = make_agent(config.agent.model_copy(update={"torso": "shallow"}), spec, seed=1)
+    from common.agents import Inputs
+
+    obs = np.full((3, *spec.obs_shape), 7, np.uint8)
+    for slot, text in enumerate(("go left", "go right", "go left")):
+        obs[slot, 0, -1, :32] = word_ids(text).view(np.uint8)
+    values = agent.values(Inputs.start(obs, agent.memory_size))
+    assert values[0] == pytest.approx(values[2])
+    assert values[0] != pytest.approx(values[1])
+
+
+def test_an_agent_that_cannot_read_says_so():
+    spec = make_spec(config_of("dmlab-impala-paper").env)
+    with pytest.raises(ConfigError, match="apex does not read the instructions"):
+        make_agent(config_of("pong-apex").agent, spec)
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepmind_lab", None)
+    monkeypatch.setitem(sys.modules, "gfootball", None)
+    with pytest.raises(MissingEngineError, match="needs the module deepmind_lab"):
+        make_spec(config_of("dmlab-impala-paper").env)
+    with pytest.raises(MissingEngineError, match="needs the module gfootball"):
+        make_spec(config_of("football-vtrace").env)
