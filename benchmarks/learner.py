@@ -13,6 +13,7 @@ from benchmarks.common import median_ms, parser, report
 from common.agents import make_agent
 from common.agents.apex import ApexConfig
 from common.envs import EnvSpec
+from common.runtime.memory import keep_freed_memory
 
 PONG = EnvSpec("atari:pong", (4, 84, 84), "uint8", 6, 4, 4, True)
 
@@ -81,6 +82,7 @@ def main() -> None:
     args.add_argument("--torso", choices=("nature", "small"), default="nature")
     args.add_argument("--threads", type=int, default=2)
     options = args.parse_args()
+    keep_freed_memory()  # as the learner does, for both
     torch.set_num_threads(options.threads)
     batch, weights = random_batch(options.batch_size), np.ones(options.batch_size, np.float32)
     agent = make_agent(ApexConfig(torso=options.torso), PONG, seed=0)

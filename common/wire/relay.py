@@ -83,7 +83,8 @@ class HostRelay:
                 socket.close(linger=0)
         self._server = self._client = None
         if self._lock is not None:
-            self._lock_file.unlink(missing_ok=True)
+            for file in (self._path, self._lock_file):
+                file.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 

@@ -68,8 +68,10 @@ class Run:
         where = ("--bind", self.bind, "--data-dir", self.data_dir, "--index", "0")
         return self._start("services.replay", "--learner", self.control.control_endpoint, *where)
 
-    def start_actor(self) -> subprocess.Popen[str]:
-        return self._start("services.actor", "--learner", self.control.control_endpoint, "--name", "actor-0")
+    def start_actor(self, name: str = "actor-0", *words: str) -> subprocess.Popen[str]:
+        return self._start(
+            "services.actor", "--learner", self.control.control_endpoint, "--name", name, *words
+        )
 
     def _start(self, *words: str) -> subprocess.Popen[str]:
         self.children.append(start(*words))
@@ -137,3 +139,20 @@ def test_outlives_replay(run: Run) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert actor.poll() is None
+
+
+@pytest.mark.slow
+def test_actors_of_one_host_share_a_relay(run: Run, tmp_path: Path) -> None:
+    run.start_replay()
+    relay = tmp_path / "relay"
+    words = ("--relay", str(relay), "--slots", "4")
+    actors = [run.start_actor(f"actor-{index}", *words) for index in range(2)]
+    deadline = time.monotonic() + 90
+    while [peer["version"] for peer in run.control.peers() if peer["role"] == "actor"] != [3, 3]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert [file.suffix for file in sorted(relay.iterdir())] == ["", ".lock"]
+    for actor in actors:
+        actor.send_signal(signal.SIGTERM)
+        assert actor.wait(30) == 0
+    assert list(relay.iterdir()) == []

@@ -32,6 +32,18 @@ def test_the_newest_parameters_are_fetched(serve, connect):
     assert not params.params["w"].flags.writeable
 
 
+def test_parameters_may_travel_in_bfloat16(serve, connect):
+    server = serve(bfloat16=True)
+    client = connect(server, "actor-0")
+    client.join(5)
+    server.publish(1, scaled(0.3))
+    params = client.wait_params(5).params
+    assert params["w"].dtype == np.float32
+    np.testing.assert_allclose(params["w"], scaled(0.3)["w"], rtol=2.0**-8)
+    assert not np.array_equal(params["w"], scaled(0.3)["w"])
+    assert params["n"] == 3
+
+
 def test_newer_parameters_come_without_waiting(serve, connect):
     server = serve()
     client = connect(server, "actor-0")
