@@ -84,6 +84,9 @@ class Table:
         if self.config.max_times_sampled:
             valid &= self._items["sampled"][filled] < self.config.max_times_sampled
         self._commits[filled[~valid]] = 0  # its chunk was never committed, or is gone
+        used = self._ids[self._ids > 0]
+        if len(used):  # slots that had none yet begin where the others began, so that ids ascend with age
+            self._first_ids = used.min() - (used.min() - np.uint64(1)) % np.uint64(self._slots)
         slots = filled[valid]
         keys = self._ids[slots], self._items["offset"][slots], self._commits[slots]
         slots = slots[np.lexsort(keys)]  # in the order of their age

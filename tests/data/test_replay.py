@@ -184,6 +184,18 @@ def test_ids_are_never_reused_and_stale_updates_are_counted(tmp_path):
     assert replay.counters.unknown_priorities == len(gone) + 2
 
 
+def test_ids_ascend_with_age_over_restarts(tmp_path):
+    starts = []
+    for sequence in range(1, 9):
+        replay = open_replay(tmp_path)
+        replay.insert(simple(sequence, sequence * 10, 4))
+        alive = contents(replay)
+        starts = [alive[i][0] for i in sorted(alive)]
+        assert starts == sorted(starts)
+        replay.close()
+    assert len(starts) == 32
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -1.0, 1e300])
 def test_bad_priorities_are_refused(tmp_path, bad):
     replay = open_replay(tmp_path)
