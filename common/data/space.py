@@ -114,6 +114,13 @@ class Space:
             starts = self._place_here(counts)
         return starts
 
+    def fits_empty(self, counts: Sequence[int]) -> bool:
+        """Whether a chunk of ``counts`` units would have a place if there were no other."""
+        return (
+            all(count <= most for count, most in zip(counts, self._most, strict=True))
+            and self._bytes(counts) <= self.budget_bytes
+        )
+
     def oldest(self) -> int:
         """The row of the oldest chunk."""
         return next(iter(self._ages))

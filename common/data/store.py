@@ -141,12 +141,12 @@ class ChunkStore:
         Raises StoreFullError if it does not even fit in an empty store.
         """
         counts = self._counts(payloads)
+        if not self.space.fits_empty(counts):  # known before any other has left for it
+            raise StoreFullError(
+                f"a chunk of {self._bytes(payloads)} bytes, the store may use {self.space.budget_bytes}"
+            )
         starts = self.space.place(counts)
         if starts is None:
-            if not self.chunks:
-                raise StoreFullError(
-                    f"a chunk of {self._bytes(payloads)} bytes, the store may use {self.space.budget_bytes}"
-                )
             return None
         if self._reserve([start + count for start, count in zip(starts, counts, strict=True)]):
             return starts

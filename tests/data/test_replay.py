@@ -281,8 +281,10 @@ def test_margins_may_be_split_in_another_way(tmp_path):
 def test_a_chunk_larger_than_the_store_is_refused(tmp_path):
     replay = open_replay(tmp_path, budget=3000)
     replay.insert(simple(1, 0, 4))
+    before = contents(replay)
     with pytest.raises(RefusedError, match="too_large"):
         replay.insert(simple(2, 0, 50))
+    assert contents(replay) == before, "nothing leaves for what has no place even so"
     assert replay.insert(simple(3, 0, 4))
 
 
