@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -13,6 +14,12 @@ from common.errors import ConfigError
 SAMPLERS = ("prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap")
 REMOVERS = ("fifo", "lifo", "uniform", "lowest", "soft", "prioritized")
 LIMITERS = ("rate", "queue")
+
+RESERVED = ("chunks",)
+"""Names that no table can have, for replay has files of these names already."""
+
+STEEPEST = 8.0
+"""Exponents up to this keep the weight of any priority, and the sum of all of them, finite and above zero."""
 
 QUEUE = {"sampler": "fifo", "remover": "fifo", "max_times_sampled": 1, "limiter": "queue"}
 """What the word ``queue`` stands for: every item is passed on once, in order, and writers wait for room."""
@@ -31,7 +38,8 @@ class TableConfig:
         limiter: ``rate`` holds to ``min_items`` and ``samples_per_insert``; with ``queue`` nothing is ever
             removed but by sampling, and writers wait while the table is full.
         priority_exponent: alpha of the prioritized sampler.
-        removal_exponent: the same of the prioritized remover; negative, so that low priorities go first.
+        removal_exponent: the same of the prioritized remover; below 0, so that low priorities go first, and
+            those of zero at all.
         max_times_sampled: an item goes after so many samples; 0 for no limit.
         min_items: items that must be there before sampling begins.
         samples_per_insert: times an item is sampled on average, 0 for no limit.
@@ -70,15 +78,20 @@ def check_tables(tables: Iterable[TableConfig]) -> None:
         where = f"table {table.name!r}"
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", table.name) or table.name in names:
             raise ConfigError(f"{where}: names are up to 64 letters, digits, - and _, and all different")
+        if table.name in RESERVED:
+            raise ConfigError(f"{where}: replay's own files have this name, choose another")
         names.add(table.name)
         _check_choice(where, "sampler", table.sampler, SAMPLERS)
         _check_choice(where, "remover", table.remover, REMOVERS)
         _check_choice(where, "limiter", table.limiter, LIMITERS)
         if not 0 < table.capacity < 2**31 or not 0 < table.min_items <= table.capacity:
             raise ConfigError(f"{where}: min_items ({table.min_items}) should be from 1 to the capacity")
-        if table.priority_exponent < 0 or table.removal_exponent > 0:
-            raise ConfigError(f"{where}: priority_exponent should not be below 0, removal_exponent not above")
-        if min(table.max_times_sampled, table.samples_per_insert, table.samples_per_insert_error) < 0:
+        if not 0 <= table.priority_exponent <= STEEPEST:
+            raise ConfigError(f"{where}: priority_exponent should be from 0 to {STEEPEST:g}")
+        if not -STEEPEST <= table.removal_exponent < 0:
+            raise ConfigError(f"{where}: removal_exponent should be below 0, and not below -{STEEPEST:g}")
+        limits = (table.max_times_sampled, table.samples_per_insert, table.samples_per_insert_error)
+        if not all(0 <= limit < math.inf for limit in limits):
             raise ConfigError(f"{where}: max_times_sampled and samples_per_insert should not be below 0")
         if table.soft_period_batches < 1:
             raise ConfigError(f"{where}: soft_period_batches should be at least 1")

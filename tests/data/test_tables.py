@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from common.data.inserts import HeldError, RefusedError
 from common.data.replay import Replay
-from common.data.table_config import TableConfig, parse_table
+from common.data.table import MAX_PRIORITY
+from common.data.table_config import STEEPEST, TableConfig, parse_table
 from common.errors import ConfigError
 from tests.data.test_replay import BUDGET, Items, check_windows, make_insert, simple
 
@@ -339,11 +340,31 @@ def test_living_chunks_are_kept_when_others_go(tmp_path):
         ("a:queue,samples_per_insert=2", "samples_per_insert"),
         ("a b:capacity=5", "names"),
         ("../a:capacity=5", "names"),
+        # Its files would be those of the chunks.
+        ("chunks:capacity=5", "own files"),
+        # Weights would be infinite, or zero, and what has none is never removed.
+        ("a:priority_exponent=12", "priority_exponent"),
+        ("a:priority_exponent=nan", "priority_exponent"),
+        ("a:remover=prioritized,removal_exponent=0", "removal_exponent"),
+        ("a:remover=prioritized,removal_exponent=-11", "removal_exponent"),
+        ("a:samples_per_insert=nan", "samples_per_insert"),
+        ("a:samples_per_insert=2,samples_per_insert_error=inf", "samples_per_insert"),
     ],
 )
 def test_wrong_tables_are_named(text, error):
     with pytest.raises(ConfigError, match=error):
         parse_table(text)
+
+
+@pytest.mark.parametrize("priority", [0.0, MAX_PRIORITY])
+def test_the_steepest_exponents_remove_and_sample_every_priority(tmp_path, priority):
+    text = f"a:capacity=10,remover=prioritized,removal_exponent=-{STEEPEST},priority_exponent={STEEPEST}"
+    replay = open_tables(tmp_path, text)
+    for sequence in range(1, 9):
+        replay.insert(several(sequence, sequence * 10, 4, "a", priority=priority))
+    assert replay.tables["a"].size == len(replay.tables["a"].filled()) == 10
+    sample = replay.sample({"a": 4})
+    assert sample == "every priority is zero" if not priority else sample.probabilities.tolist() == [0.1] * 4
 
 
 def test_tables_as_text():
