@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+MAX_FIELD_BYTES = 1 << 30
+"""Most that one field of a chunk, or of a batch, may take when it is unpacked."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class FieldSpec:
     @property
     def entry_bytes(self) -> int:
         """Bytes of one uncompressed entry."""
-        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+        # Python's integers: a stranger's shape may be beyond those of numpy.
+        return int(np.dtype(self.dtype).itemsize * math.prod(self.shape))
 
     def entries(self, steps: int) -> int:
         """Number of entries that a chunk (or an item) of ``steps`` steps has."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.data.columns import Payload
-from common.data.fields import FieldSpec, Items
+from common.data.fields import MAX_FIELD_BYTES, FieldSpec, Items
 from common.data.packing import MAX_ENTRY_BYTES, PackingError, check_blocks
 from common.data.table import TableConfig, valid_priorities
 
@@ -88,6 +88,8 @@ def no_table(name: str, tables: Mapping[str, Any]) -> RefusedError:
 
 def _check_payload(spec: FieldSpec, payload: Payload, steps: int) -> None:
     entries = spec.entries(steps)
+    if not 0 < spec.entry_bytes * entries <= MAX_FIELD_BYTES:
+        raise RefusedError("bad_chunk", f"field {spec.name} has no bytes, or more than {MAX_FIELD_BYTES}")
     if payload.entries != entries:
         raise RefusedError(
             "bad_chunk", f"field {spec.name} has {payload.entries} entries, expected {entries}"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.columns import MappedFile, Payload
-from common.data.fields import FieldSpec
+from common.data.fields import MAX_FIELD_BYTES, FieldSpec
 from common.data.inserts import GapError, HeldError, Insert, RefusedError, check_insert, no_table
 from common.data.leases import Leases
 from common.data.sample import Sample, Share
@@ -291,12 +291,19 @@ class Replay:
         if sample is None:
             return "every priority is zero"
         assert self.store is not None
+        self._check_size(len(sample.ids), int(sample.lengths.max()))
         if places and not any(self._configs[name].max_times_sampled for name in shares):
             self._leases.hold(self.store, sample.rows, sample.commits, time.monotonic())
         else:
             offsets, lengths = sample.offsets.astype(np.int64), sample.lengths.astype(np.int64)
             sample.arrays = self.store.gather(sample.rows, offsets, lengths, plain=plain)
         return sample
+
+    def _check_size(self, count: int, steps: int) -> None:
+        """Raise RefusedError for a batch that is too large for a message, or for memory."""
+        for spec in self.specs or ():
+            if count * spec.entries(steps) * spec.entry_bytes > MAX_FIELD_BYTES:
+                raise RefusedError("batch_size", f"{count} rows of field {spec.name} are more than 1 GiB")
 
     def count_sampled(self, sample: Sample) -> None:
         """Count what was drawn as sampled: items that have been sampled often enough go."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 
 from common.data.arena import Allocate, Arena
 from common.data.columns import Payload
-from common.data.fields import Chunk, FieldSpec, Items, check_chunk
+from common.data.fields import MAX_FIELD_BYTES, Chunk, FieldSpec, Items, check_chunk
 from common.data.inserts import Insert
 from common.data.packing import Packer, PackingError, pack_entries, unpack_frame
 from common.data.sample import Sample, Share
@@ -85,7 +87,7 @@ def specs_from_wire(entries: list[Any]) -> tuple[FieldSpec, ...]:
         if not isinstance(entry, list) or len(entry) != 6:
             raise WireError("bad_field", "a field is [name, dtype, shape, before, after, codec]")
         name, dtype, shape, before, after, codec = entry
-        if not isinstance(name, str) or not 0 < len(name) <= 64 or not name.replace("_", "").isalnum():
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_]{1,64}", name):
             raise WireError("bad_field", "a field's name is up to 64 letters, digits and _")
         if dtype not in DTYPES or codec not in ("raw", "lz4"):
             raise WireError("bad_field", f"field {name} has an unknown dtype or codec")
@@ -237,6 +239,13 @@ def decode_batch(
     if not count:
         raise WireError("bad_batch", "an empty batch")
     shares = _decode_shares(message, count)
+    ids = message.array("ids", "uint64", 1)
+    probabilities, versions = (
+        message.array("probabilities", "float64", 1),
+        message.array("versions", "int64", 1),
+    )
+    if not len(ids) == len(probabilities) == len(versions) == count or int(lengths.min()) < 1:
+        raise WireError("bad_batch", "arrays that differ in length, or an item without steps")
     if "rows" in message.arrays:
         fields = _fields_in_arena(message, arena, lengths, allocate)
         if fields is None:
@@ -244,9 +253,9 @@ def decode_batch(
     else:
         fields = _fields_in_message(message, count, int(lengths.max()), allocate)
     return SampleBatch(
-        ids=message.array("ids", "uint64", 1),
-        probabilities=message.array("probabilities", "float64", 1),
-        versions=message.array("versions", "int64", 1),
+        ids=ids,
+        probabilities=probabilities,
+        versions=versions,
         lengths=lengths,
         table_items=shares[0].table_items,
         total_priority=shares[0].total_priority,
@@ -260,6 +269,8 @@ def _fields_in_message(message: Message, count: int, longest: int, allocate: All
     fields: dict[str, NDArray] = {}
     for spec in specs_from_wire(message.sequence("fields")):
         shape = (count, spec.entries(longest), *spec.shape)
+        if not 0 < math.prod(shape) * np.dtype(spec.dtype).itemsize <= MAX_FIELD_BYTES:
+            raise WireError("bad_batch", f"field {spec.name} of the shape {shape}")
         array = message.array("field/" + spec.name)
         if spec.compress and array.ndim == 1:
             frame = message.array("field/" + spec.name, "uint8", 1)
@@ -298,6 +309,8 @@ def _decode_shares(message: Message, count: int) -> list[Share]:
         if [type(value) for value in entry] != [str, int, int, float]:
             raise WireError("bad_batch", "a share is [table, rows, table items, total priority]")
         shares.append(Share(*entry))
-    if sum(share.count for share in shares) != count or not shares:
+    if not shares:
+        raise WireError("bad_batch", "no shares")
+    if sum(share.count for share in shares) != count or min(share.count for share in shares) < 1:
         raise WireError("bad_batch", "the shares differ from the batch")
     return shares
