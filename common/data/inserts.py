@@ -48,6 +48,7 @@ class Insert:
         steps: length of the chunk.
         version: parameters that acted.
         items: the windows, by table.
+        checked: whether ``check_insert`` has passed it, for one that waits for room is tried many times.
     """
 
     incarnation: int
@@ -58,6 +59,7 @@ class Insert:
     steps: int
     version: int
     items: Mapping[str, Items]
+    checked: bool = False
 
 
 def check_insert(

@@ -163,7 +163,9 @@ class Replay:
         if insert.sequence > expected:
             raise GapError(expected)
         try:
-            check_insert(insert, self.specs, self._configs)
+            if not insert.checked:
+                check_insert(insert, self.specs, self._configs)
+                insert.checked = True
             self._hold(insert)
             store = self._create(insert) if self.store is None else self.store
             starts = self._make_room(store, insert.payloads)
@@ -198,6 +200,7 @@ class Replay:
         for name, items in insert.items.items():
             table = self.tables[name]
             if table.limiter.insert_held(table.size, len(items.offsets)):
+                table.held_items = len(items.offsets)
                 raise HeldError(name)
 
     def _create(self, insert: Insert) -> ChunkStore:

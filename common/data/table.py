@@ -64,6 +64,8 @@ class Table:
             queue_capacity=config.capacity if config.is_queue else 0,
         )
         self.size = 0
+        self.held_items = 0
+        """Of the insert that found no room in a queue, if none has since."""
         self._batches = 0  # sampled since the excess was removed
         self._uses = np.zeros(capacity if config.max_times_sampled else 0, np.int32)
         self._free = np.arange(capacity, dtype=np.int64)
@@ -144,6 +146,7 @@ class Table:
         self._priorities[slots] = priorities
         self._items[slots] = items
         self.size += count
+        self.held_items = 0
         self.sampler.insert(slots, priorities)
         self.remover.insert(slots, priorities)
         self._remember(row, slots)
@@ -207,7 +210,11 @@ class Table:
     def sample_blocked(self, count: int) -> str | None:
         """Why ``count`` items may not be sampled now; None if they may."""
         if self._needs_as_many and self.size < count:
-            return f"batch size: {self.size} of {count} items"
+            reason = f"batch size: {self.size} of {count} items"
+            if self.size + self.held_items > self.config.capacity:
+                # Neither side can move, so say what to change.
+                return f"{reason}, and {self.held_items} more do not fit in a queue of {self.config.capacity}"
+            return reason
         return self.limiter.sample_blocked(self.size, count)
 
     def impossible(self, count: int) -> str | None:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.data import inserts
 from common.data.inserts import HeldError, RefusedError
 from common.data.replay import Replay
 from common.data.table import MAX_PRIORITY
@@ -284,6 +285,35 @@ def test_a_held_insert_changes_nothing_and_a_queue_survives_a_restart(tmp_path):
     assert replay.insert(several(2, 3, 1, "default", "queue"))
     assert replay.sample({"queue": 3}).arrays["action"][:, 0].tolist() == [1, 2, 3]
     assert replay.tables["default"].size == 4
+
+
+def test_an_insert_that_waits_is_unpacked_once(tmp_path, monkeypatch):
+    unpacked = []
+    check = inserts.check_blocks
+    monkeypatch.setattr(inserts, "check_blocks", lambda *args: unpacked.append(check(*args)))
+    replay = open_tables(tmp_path, "default:queue,capacity=4")
+    replay.insert(simple(1, 0, 4))
+    waiting = simple(2, 10, 4)
+    for _ in range(5):
+        with pytest.raises(HeldError):
+            replay.insert(waiting)
+    assert len(unpacked) == 2
+    replay.sample({"default": 4})
+    assert replay.insert(waiting)
+    assert len(unpacked) == 2
+
+
+def test_a_queue_too_small_for_batch_and_chunk_says_so(tmp_path):
+    replay = open_tables(tmp_path, "default:queue,capacity=10")
+    replay.insert(simple(1, 0, 7))
+    assert replay.sample({"default": 8}) == "batch size: 7 of 8 items"
+    with pytest.raises(HeldError):
+        replay.insert(simple(2, 10, 7))
+    reason = "batch size: 7 of 8 items, and 7 more do not fit in a queue of 10"
+    assert replay.sample({"default": 8}) == reason
+    replay.sample({"default": 7})
+    assert replay.sample({"default": 8}) == "batch size: 0 of 8 items"
+    assert replay.insert(simple(2, 10, 7))
 
 
 def test_shares_are_exact_and_in_order(tmp_path):
