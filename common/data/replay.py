@@ -142,9 +142,13 @@ class Replay:
             np.add.at(store.references, table.restore(store.commits), 1)
             self.restored_items += table.size
         # A chunk may have been committed a moment before its producer was noted.
-        for record in store.live():
-            place = self._place(int(record["incarnation"]))
-            self._producers["sequence"][place] = max(self._producers["sequence"][place], record["sequence"])
+        live = store.live()
+        producers, which = np.unique(live["incarnation"], return_inverse=True)
+        newest = np.zeros(len(producers), np.uint64)
+        np.maximum.at(newest, which, live["sequence"])
+        for incarnation, sequence in zip(producers.tolist(), newest, strict=True):
+            place = self._place(incarnation)
+            self._producers["sequence"][place] = max(self._producers["sequence"][place], sequence)
         store.free_unused()
 
     # ---------------------------------------------------------------- insert

@@ -107,10 +107,16 @@ class Table:
         self.remover.insert(slots, priorities)
         rows = self._items["row"][slots].astype(np.int64)
         if len(slots):
-            cuts = np.flatnonzero(np.diff(rows)) + 1
-            begins = np.concatenate([[0], cuts])
-            for row, part in zip(rows[begins].tolist(), np.split(slots, cuts), strict=True):
-                self._remember(row, part)
+            begins = np.flatnonzero(np.diff(rows, prepend=-1))
+            counts = np.diff(begins, append=len(rows))
+            firsts = slots[begins].tolist()
+            self._first_slot = dict(
+                zip(rows[begins].tolist(), zip(firsts, counts.tolist(), strict=True), strict=True)
+            )
+            # Where the slots of a chunk are not consecutive, they are listed.
+            jumps = np.flatnonzero((np.diff(rows) == 0) & (np.diff(slots) != 1))
+            for at in np.unique(np.searchsorted(begins, jumps, side="right") - 1).tolist():
+                self._remember(int(rows[begins[at]]), slots[begins[at] : begins[at] + counts[at]])
         limiter = self.limiter
         limiter.inserted, limiter.sampled = int(self._header[0]), int(self._header[1])
         limiter.base = float(self._header[2])
