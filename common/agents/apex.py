@@ -9,18 +9,11 @@ import torch
 from torch import Tensor
 
 from common.agents.base import Act, Inputs, TableNeeds, Update
-from common.agents.tensors import (
-    below,
-    first_line,
-    load_optimizer,
-    module_arrays,
-    optimizer_arrays,
-    prefixed,
-    tensors,
-)
+from common.agents.q_learning import TargetLearning, epsilon_greedy, epsilon_ladder
+from common.agents.tensors import first_line, module_arrays, tensors
 from common.config.fields import AgentConfig, structural, tunable
 from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
-from common.errors import CheckpointError, ConfigError
+from common.errors import ConfigError
 from common.nets.q_network import QNetwork
 from common.rl import returns
 
@@ -77,25 +70,20 @@ class ApexAgent:
         self._device = torch.device(device)
         torch.manual_seed(seed)
         self._online = self._network()
-        self._learning: _Learning | None = None
+        self._learning: TargetLearning[QNetwork] | None = None
 
     # ---------------------------------------------------------------- acting
 
     def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
         """`epsilon_base ** (1 + i / (N - 1) * epsilon_alpha)`; a single slot gets `epsilon_base` itself."""
-        place = np.asarray(indices, np.float64) / max(1, total_slots - 1)
-        ladder: np.ndarray = self.config.epsilon_base ** (1.0 + place * self.config.epsilon_alpha)
-        return ladder.astype(np.float32)
+        return epsilon_ladder(self.config.epsilon_base, self.config.epsilon_alpha, indices, total_slots)
 
     @torch.inference_mode()
     def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
         """Epsilon-greedy actions; the accumulator learns the values that give initial priorities."""
         q = self._online(torch.from_numpy(inputs.obs).to(self._device)).cpu().numpy()
-        slots = np.arange(len(q))
-        action = q.argmax(axis=1)
-        explores = rng.random(len(q)) < epsilon
-        action = np.where(explores, rng.integers(0, q.shape[1], len(q)), action)
-        return Act(action, {"value_taken": q[slots, action], "value_max": q.max(axis=1)})
+        action = epsilon_greedy(q, epsilon, rng)
+        return Act(action, {"value_taken": q[np.arange(len(q)), action], "value_max": q.max(axis=1)})
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:
@@ -127,6 +115,7 @@ class ApexAgent:
         weights: np.ndarray,
         want_metrics: bool = True,
         progress: float = 0.0,
+        lengths: np.ndarray | None = None,
     ) -> Update:
         """One step of double Q-learning on `[B]` items; new priorities are `|TD error|`."""
         learning = self._start_learning()
@@ -137,14 +126,7 @@ class ApexAgent:
         q = self._online(obs).gather(1, data["action"].long()).squeeze(1)
         error = target - q
         loss = (weight * returns.huber(error, self.config.huber_delta)).mean()
-        learning.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        limit = self.config.max_grad_norm or float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self._online.parameters(), limit)
-        learning.optimizer.step()
-        learning.updates += 1
-        if learning.updates % self.config.target_update_period_updates == 0:
-            learning.target.load_state_dict(self._online.state_dict())
+        norm = learning.step(loss)
         metrics: dict[str, float] = {}
         if want_metrics:
             metrics = {
@@ -175,24 +157,11 @@ class ApexAgent:
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Online and target weights, optimiser moments, update count."""
-        learning = self._start_learning()
-        arrays = prefixed("online/", self.params())
-        arrays |= prefixed("target/", module_arrays(learning.target))
-        arrays |= prefixed("optimizer/", optimizer_arrays(learning.optimizer))
-        return arrays, {"algorithm": "apex", "updates": learning.updates}
+        return self._start_learning().state("apex")
 
     def load_state(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Restores what `state` gave."""
-        if meta.get("algorithm") != "apex":
-            raise CheckpointError(f"the checkpoint is of algorithm {meta.get('algorithm')!r}, not 'apex'")
-        learning = self._start_learning()
-        try:
-            self._online.load_state_dict(tensors(below("online/", arrays)))
-            learning.target.load_state_dict(tensors(below("target/", arrays)))
-            load_optimizer(learning.optimizer, below("optimizer/", arrays))
-        except (RuntimeError, KeyError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint does not fit this network: {first_line(error)}") from None
-        learning.updates = int(meta["updates"])
+        self._start_learning().load_state("apex", arrays, meta)
 
     # --------------------------------------------------------------- helpers
 
@@ -211,34 +180,31 @@ class ApexAgent:
             ) from None
         return network.to(self._device)
 
-    def _start_learning(self) -> _Learning:
+    def _start_learning(self) -> TargetLearning[QNetwork]:
         """The target network and optimiser, made on first use: an actor never needs them."""
         if self._learning is None:
-            self._learning = _Learning(self.config, self._online, self._network())
+            self._learning = TargetLearning(
+                self._online,
+                self._network(),
+                self._optimizer(),
+                target_period_updates=self.config.target_update_period_updates,
+                max_grad_norm=self.config.max_grad_norm,
+            )
         return self._learning
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        config, parameters = self.config, self._online.parameters()
+        if config.optimizer == "adam":
+            return torch.optim.Adam(
+                parameters, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
+            )
+        return torch.optim.RMSprop(
+            parameters,
+            lr=config.learning_rate,
+            alpha=config.rmsprop_decay,
+            eps=config.optimizer_epsilon,
+            centered=True,
+        )
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
-
-
-class _Learning:
-    """What only the learner holds: target network, optimiser, update count."""
-
-    def __init__(self, config: ApexConfig, online: QNetwork, target: QNetwork) -> None:
-        self.target = target
-        self.target.load_state_dict(online.state_dict())
-        self.target.requires_grad_(False)
-        self.updates = 0
-        self.optimizer: torch.optim.Optimizer
-        if config.optimizer == "adam":
-            self.optimizer = torch.optim.Adam(
-                online.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
-            )
-        else:
-            self.optimizer = torch.optim.RMSprop(
-                online.parameters(),
-                lr=config.learning_rate,
-                alpha=config.rmsprop_decay,
-                eps=config.optimizer_epsilon,
-                centered=True,
-            )

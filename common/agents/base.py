@@ -163,10 +163,12 @@ class Agent(Protocol):
         weights: np.ndarray,
         want_metrics: bool = True,
         progress: float = 0.0,
+        lengths: np.ndarray | None = None,
     ) -> Update:
         """Learns from fields `[B, window, ...]` with importance weights `[B]` float32.
 
-        `progress` is the share of the run that is done, 0 to 1, for what decays.
+        `progress` is the share of the run that is done, 0 to 1, for what decays. `lengths` `[B]` are the
+        steps of each item: behind them a window repeats its last entry. None: all are as long as the window.
         """
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -186,6 +186,7 @@ class ImpalaAgent:
         weights: np.ndarray,
         want_metrics: bool = True,
         progress: float = 0.0,
+        lengths: np.ndarray | None = None,
     ) -> Update:
         """One step on `[B]` unrolls. A queue hands each one out once: `weights` are 1 and not looked at."""
         learning = self._start_learning()

@@ -18,6 +18,7 @@ from common.config.fields import UntypedAgentConfig
 ALGORITHMS: dict[str, str] = {
     "apex": "common.agents.apex:ApexConfig",
     "impala": "common.agents.impala:ImpalaConfig",
+    "r2d2": "common.agents.r2d2:R2d2Config",
 }
 
 DEFAULT_ALGORITHM = "apex"

@@ -1,11 +1,14 @@
-"""The Q network: a torso and a dueling head."""
+"""Q networks: a torso and a dueling head, and the same with memory."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from common.nets.heads import dueling_q
+from common.nets.heads import DuelingHead, dueling_q
+from common.nets.recurrent import SequenceBody
 from common.nets.torsos import PixelTorso, VectorTorso, orthogonal
 
 
@@ -52,3 +55,20 @@ class QNetwork(nn.Module):
             return self.advantage(hidden)
         left, right = hidden.split(self.hidden_units, dim=-1)
         return dueling_q(self.value(right), self.advantage(left))
+
+
+class RecurrentQNetwork(SequenceBody):
+    """A `SequenceBody` with a dueling head of `head_units` (Kapturowski et al. 2019, section 2.3)."""
+
+    def __init__(
+        self, obs_shape: tuple[int, ...], num_actions: int, torso: str, *, head_units: int, **body: Any
+    ) -> None:
+        super().__init__(obs_shape, num_actions, torso, **body)
+        self.head = DuelingHead(self.features, num_actions, head_units)
+
+    def forward(
+        self, obs: Tensor, last_action: Tensor, last_reward: Tensor, first: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Arguments as `remember`; Q values `[T, B, A]`, and the memory after the last step."""
+        features, state = self.remember(obs, last_action, last_reward, first, state)
+        return self.head(features), state

@@ -159,7 +159,9 @@ class Learner:
         counters.updates += 1
         measure = counters.updates % METRICS_PERIOD_UPDATES == 0
         progress = min(1.0, counters.steps / self.config.run.total_steps)
-        update = self.agent.update(sample.fields, weights, want_metrics=measure, progress=progress)
+        update = self.agent.update(
+            sample.fields, weights, want_metrics=measure, progress=progress, lengths=sample.lengths
+        )
         self.prefetch.put_priorities(sample, update.priorities)
         if measure:
             self._check_finite(update.metrics)

@@ -1,0 +1,336 @@
+"""R2D2: recurrent Q-learning on sequences with stored state and burn-in (Kapturowski et al. 2019)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from common.agents.base import Act, Inputs, TableNeeds, Update
+from common.agents.q_learning import TargetLearning, epsilon_greedy, epsilon_ladder
+from common.agents.tensors import first_line, module_arrays, tensors
+from common.config.fields import AgentConfig, structural, tunable
+from common.data.accumulator import PRIORITY_FLOOR
+from common.data.sequences import Layout, SequenceAccumulator, sequence_fields
+from common.data.unrolls import TERMINATED
+from common.errors import ConfigError
+from common.nets.q_network import RecurrentQNetwork
+from common.rl.sequences import mixed_priorities, n_step_q_targets
+
+if TYPE_CHECKING:
+    from common.envs import EnvSpec
+
+
+class R2d2Config(AgentConfig):
+    """Fields of `[agent]` for `algorithm = "r2d2"`; defaults are the paper's (table 2)."""
+
+    algorithm: Literal["r2d2"] = structural("r2d2", "R2D2, recurrent Q-learning with prioritized replay.")
+    torso: Literal["auto", "nature", "small", "deep", "mlp"] = structural(
+        "auto",
+        "Network before the memory: `nature` or `small` convolutions or the `deep` residual net for pixels, "
+        "`mlp` for vectors; `auto` takes `nature` or `mlp` by the observation.",
+    )
+    hidden_units: int = structural(512, "Width of the layer after a pixel torso.", ge=1)
+    mlp_units: tuple[int, ...] = structural((256,), "Widths of the mlp torso's layers.")
+    lstm_units: int = structural(512, "Width of the LSTM.", ge=1)
+    lstm_layers: int = structural(1, "Layers of the LSTM.", ge=1)
+    head_units: int = structural(512, "Width of the hidden layer of each dueling stream.", ge=1)
+    see_last_step: bool = structural(True, "Feed the last action and the clipped last reward to the network.")
+    sequence_steps: int = structural(80, "Most steps of a sequence that are learned from.", ge=1)
+    burn_in_steps: int = structural(
+        40, "Steps before these that only bring the stored recurrent state up to date.", ge=0
+    )
+    sequence_period_steps: int = structural(
+        40, "Steps between the beginnings of two sequences; at most sequence_steps.", ge=1
+    )
+    n_steps: int = tunable(5, "Steps of reward before the bootstrap; fewer at a sequence's end.", ge=1)
+    gamma: float = tunable(0.997, "Discount per step.", ge=0, le=1)
+    rescaling_epsilon: float | None = tunable(
+        1e-3, "Epsilon of the value rescaling h; none = values as they are.", gt=0
+    )
+    priority_eta: float = tunable(
+        0.9, "Weight of the largest error in a sequence's priority; the rest is the mean's.", ge=0, le=1
+    )
+    learning_rate: float = tunable(1e-4, "Step size of Adam.", gt=0)
+    optimizer_epsilon: float = tunable(1e-3, "Term added to Adam's denominator.", gt=0)
+    max_grad_norm: float = tunable(
+        40.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
+    )
+    target_update_period_updates: int = tunable(2500, "Updates between copies to the target network.", ge=1)
+    epsilon_base: float = tunable(
+        0.4, "Exploration of slot i of N is base^(1 + alpha i / (N - 1)).", ge=0, le=1
+    )
+    epsilon_alpha: float = tunable(7.0, "Spread of exploration over the slots.", ge=0)
+    eval_epsilon: float = tunable(0.001, "Exploration of the evaluator.", ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _sequences_leave_no_gap(self) -> R2d2Config:
+        if self.sequence_period_steps > self.sequence_steps:
+            raise ValueError(
+                f"sequence_period_steps ({self.sequence_period_steps}) should not exceed sequence_steps "
+                f"({self.sequence_steps}), or steps between two sequences would not be learned from"
+            )
+        return self
+
+
+def make(config: R2d2Config, spec: EnvSpec, *, seed: int, device: str) -> R2d2Agent:
+    """Builds the agent; the registry calls this."""
+    return R2d2Agent(config, spec, seed=seed, device=device)
+
+
+class Sequences(NamedTuple):
+    """A batch, time-major, on the device; `N` entries, of which the first `burn_in` are not learned from.
+
+    The rows are aligned so that all are learned from as of entry `burn_in`. Where an episode began, a row has
+    anything in front of its first entry: the network forgets it there. Behind a row's end it repeats itself.
+    """
+
+    obs: Tensor
+    """`[N, B, *obs_shape]`."""
+    last_action: Tensor
+    """`[N, B]` int64, what led to each observation."""
+    last_reward: Tensor
+    """`[N, B]` float."""
+    first: Tensor
+    """`[N, B]` bool, an episode begins with this observation."""
+    memory: Tensor
+    """`[B, memory_size]`, the state that the actor had before the first entry."""
+    terminated: Tensor
+    """`[N, B]` bool, the episode terminated with the step that led to the observation."""
+    goes_on: Tensor
+    """`[N - burn_in - 1, B]` bool, the step is followed by another of its sequence."""
+    counts: Tensor
+    """`[N - burn_in - 1, B]` bool, the step is learned from; False for padding."""
+
+
+class R2d2Agent:
+    """Acts, stores and learns as R2D2. See `common.agents.base.Agent` for the methods' contracts."""
+
+    def __init__(self, config: R2d2Config, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        self.config = config
+        self.spec = spec
+        self.eval_epsilon = config.eval_epsilon
+        self.table = TableNeeds("prioritized")
+        self._layout = Layout(config.burn_in_steps, config.sequence_steps, config.sequence_period_steps)
+        self._device = torch.device(device)
+        torch.manual_seed(seed)
+        self._online = self._network()
+        self.memory_size = self._online.state_size
+        self.fields = sequence_fields(
+            spec.obs_shape, spec.obs_dtype, spec.stack, config.sequence_period_steps, self.memory_size
+        )
+        self._learning: TargetLearning[RecurrentQNetwork] | None = None
+
+    # ---------------------------------------------------------------- acting
+
+    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
+        """Ape-X's ladder, `epsilon_base ** (1 + i / (N - 1) * epsilon_alpha)`."""
+        return epsilon_ladder(self.config.epsilon_base, self.config.epsilon_alpha, indices, total_slots)
+
+    @torch.inference_mode()
+    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        """Epsilon-greedy actions; the accumulator learns the values that give initial priorities."""
+        q_values, memory = self._forward(inputs)
+        q = q_values.cpu().numpy()
+        action = epsilon_greedy(q, epsilon, rng)
+        extras = {
+            "value_taken": q[np.arange(len(q)), action],
+            "value_max": q.max(axis=1),
+            "memory": inputs.memory,
+        }
+        return Act(action, extras, memory.cpu().numpy())
+
+    @torch.inference_mode()
+    def values(self, inputs: Inputs) -> np.ndarray:
+        """The largest Q `[S]` float32."""
+        return self._forward(inputs)[0].amax(dim=1).cpu().numpy()
+
+    def accumulator(self, chunk_steps: int) -> SequenceAccumulator:
+        """An accumulator of sequences for one slot."""
+        return SequenceAccumulator(
+            self._layout, chunk_steps, self.spec.stack, self.memory_size, self._initial_priority
+        )
+
+    def params(self) -> dict[str, np.ndarray]:
+        """Weights of the online network, as views where it lives on the CPU."""
+        return module_arrays(self._online)
+
+    def load_params(self, params: dict[str, np.ndarray]) -> None:
+        """Copies `params` into the online network."""
+        try:
+            self._online.load_state_dict(tensors(params))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"parameters do not fit the network: {first_line(error)}; use the run's own config"
+            ) from None
+
+    def _forward(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """One step of the network: Q `[S, A]`, memory `[S, memory_size]`."""
+        arrays = (inputs.obs, inputs.last_action, inputs.last_reward, inputs.first)
+        q, memory = self._online(
+            *(self._to_device(array)[None] for array in arrays), self._to_device(inputs.memory)
+        )
+        return q[0], memory
+
+    @torch.inference_mode()
+    def _initial_priority(self, rewards: np.ndarray, taken: np.ndarray, best: np.ndarray) -> float:
+        """As the learner's, with the values of the network that acted in the place of the target's."""
+        following = torch.from_numpy(best)[:, None, None]  # one "action", which is the best
+        discounts = torch.full((len(best), 1), self.config.gamma)
+        targets = self._targets(
+            torch.from_numpy(rewards)[:, None], discounts, following, following, torch.ones(len(best), 1)
+        )
+        errors = targets - torch.from_numpy(taken)[:, None]
+        return float(mixed_priorities(errors, self.config.priority_eta)) + PRIORITY_FLOOR
+
+    # -------------------------------------------------------------- learning
+
+    def update(
+        self,
+        batch: dict[str, np.ndarray],
+        weights: np.ndarray,
+        want_metrics: bool = True,
+        progress: float = 0.0,
+        lengths: np.ndarray | None = None,
+    ) -> Update:
+        """One step of double Q-learning on `[B]` sequences; their new priorities mix maximum and mean."""
+        learning = self._start_learning()
+        sequences = self._sequences(batch, lengths)
+        q, errors = self._errors(sequences, learning.target)
+        errors = errors * sequences.counts
+        # Summed over time, as in SEED: a shorter sequence weighs as much as it has steps.
+        loss = (self._to_device(weights) * 0.5 * errors.square().sum(dim=0)).mean()
+        norm = learning.step(loss)
+        errors, counts = errors.detach(), sequences.counts.to(errors.dtype)
+        priorities = mixed_priorities(errors, self.config.priority_eta, counts)
+        metrics: dict[str, float] = {}
+        if want_metrics:
+            metrics = {
+                "learner/loss": loss.item(),
+                "learner/grad_norm": norm.item(),
+                "learner/q_mean": ((q.detach() * counts).sum() / counts.sum()).item(),
+                "learner/td_error_mean": (errors.abs().sum() / counts.sum()).item(),
+            }
+        return Update(priorities=priorities.double().cpu().numpy() + PRIORITY_FLOOR, metrics=metrics)
+
+    def _errors(self, sequences: Sequences, target: RecurrentQNetwork) -> tuple[Tensor, Tensor]:
+        """Q of the actions taken, and target minus that, `[N - burn_in - 1, B]`; padding has anything."""
+        burn_in = self.config.burn_in_steps
+        online_q = self._unroll(self._online, sequences)
+        with torch.no_grad():
+            target_q = self._unroll(target, sequences)
+            targets = self._targets(
+                sequences.last_reward[burn_in + 1 :],
+                self.config.gamma * (~sequences.terminated[burn_in + 1 :]).to(target_q.dtype),
+                online_q[1:],
+                target_q[1:],
+                sequences.goes_on,
+            )
+        actions = sequences.last_action[burn_in + 1 :, :, None]
+        q = online_q[:-1].gather(2, actions).squeeze(2)
+        return q, targets - q
+
+    def _unroll(self, network: RecurrentQNetwork, sequences: Sequences) -> Tensor:
+        """Q `[N - burn_in, B, A]`; no gradient flows through the burn-in."""
+        inputs = (sequences.obs, sequences.last_action, sequences.last_reward, sequences.first)
+        memory, burn_in = sequences.memory, self.config.burn_in_steps
+        if burn_in:
+            obs, last_action, last_reward, first = (part[:burn_in] for part in inputs)
+            with torch.no_grad():
+                _, memory = network.remember(obs, last_action, last_reward, first, memory)
+        q: Tensor = network(*(part[burn_in:] for part in inputs), memory)[0]
+        return q
+
+    def _targets(
+        self, rewards: Tensor, discounts: Tensor, q_online: Tensor, q_target: Tensor, goes_on: Tensor
+    ) -> Tensor:
+        config = self.config
+        return n_step_q_targets(
+            rewards, discounts, q_online, q_target, goes_on, config.n_steps, config.rescaling_epsilon
+        )
+
+    def _sequences(self, batch: dict[str, np.ndarray], lengths: np.ndarray | None) -> Sequences:
+        """Aligns the rows: those that begin an episode have less burn-in, or none, in front."""
+        layout, starts = self._layout, batch["ended"][:, 0] != 0
+        size, window = len(starts), batch["action"].shape[1] - 1
+        lengths = np.full(size, window) if lengths is None else lengths.astype(np.int64)
+        missing = layout.missing_burn_in(lengths, starts)
+        entries = np.arange(int((missing + lengths).max()) + 1)[:, None] - missing
+        times = entries[layout.burn_in : -1]
+        data = {name: self._to_device(array) for name, array in batch.items()}
+        places = self._to_device(entries.clip(0, window))
+        rows = torch.arange(size, device=self._device)
+        memory = data["memory"][:, : layout.period].flatten(1)[:, : self.memory_size]
+        return Sequences(
+            self._observations(data["obs"], rows, places),
+            data["action"][rows, places].long(),
+            data["reward"][rows, places],
+            self._to_device((entries == 0) & starts),
+            memory,
+            data["ended"][rows, places] == TERMINATED,
+            self._to_device(times < lengths - 1),
+            self._to_device(times < lengths),
+        )
+
+    def _observations(self, obs: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        """Observations `[N, B, *obs_shape]` at the entries `places [N, B]`, stacked from single frames."""
+        if not self.spec.stack:
+            return obs[rows, places]
+        return obs[rows[:, None], places[..., None] + torch.arange(self.spec.stack, device=obs.device)]
+
+    # ----------------------------------------------------------------- state
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Online and target weights, optimiser moments, update count."""
+        return self._start_learning().state("r2d2")
+
+    def load_state(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
+        """Restores what `state` gave."""
+        self._start_learning().load_state("r2d2", arrays, meta)
+
+    # --------------------------------------------------------------- helpers
+
+    def _network(self) -> RecurrentQNetwork:
+        config, spec = self.config, self.spec
+        torso = config.torso
+        if torso == "auto":
+            torso = "nature" if spec.pixels else "mlp"
+        try:
+            network = RecurrentQNetwork(
+                spec.obs_shape,
+                spec.num_actions,
+                torso,
+                head_units=config.head_units,
+                hidden_units=config.hidden_units,
+                mlp_units=config.mlp_units,
+                lstm_units=config.lstm_units,
+                lstm_layers=config.lstm_layers,
+                see_last_step=config.see_last_step,
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"agent.torso {torso!r} does not suit {spec.id}: {error}; try --agent.torso mlp"
+            ) from None
+        return network.to(self._device)
+
+    def _start_learning(self) -> TargetLearning[RecurrentQNetwork]:
+        """The target network and optimiser, made on first use: an actor never needs them."""
+        if self._learning is None:
+            config = self.config
+            optimizer = torch.optim.Adam(
+                self._online.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
+            )
+            self._learning = TargetLearning(
+                self._online,
+                self._network(),
+                optimizer,
+                target_period_updates=config.target_update_period_updates,
+                max_grad_norm=config.max_grad_norm,
+            )
+        return self._learning
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)

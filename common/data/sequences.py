@@ -1,0 +1,238 @@
+"""Turns one slot's stream of steps into overlapping sequences with initial priorities, for R2D2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common.data.fields import Chunk, FieldSpec
+from common.data.unrolls import RUNNING, TERMINATED, TRUNCATED, split_memory
+
+Priority = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
+"""Priority of a sequence, from the rewards, the values of the actions taken, and the best values of what
+followed (0 after a termination): each float32, one for every step that is learned from."""
+
+
+class Layout(NamedTuple):
+    """Where sequences lie in an episode.
+
+    Sequence k is learned from in the steps `[k * period, k * period + steps)`. The `burn_in` steps before are
+    there to bring the memory up to date; there are fewer of them at the beginning of an episode, where the
+    memory is known to be empty, and the last sequence of an episode is as long as there are steps.
+    """
+
+    burn_in: int
+    steps: int
+    period: int
+
+    def begin(self, k: int) -> int:
+        """First step of sequence `k`, counted from the beginning of the episode."""
+        return max(0, k * self.period - self.burn_in)
+
+    def end(self, k: int) -> int:
+        """The step after the last of sequence `k`, if the episode is long enough."""
+        return k * self.period + self.steps
+
+    def missing_burn_in(self, lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """Burn-in steps that sequences have not, because their episode began: int64 `[B]`.
+
+        Args:
+          lengths: `[B]`, steps of each sequence.
+          starts: `[B]` bool, whether an episode begins with the first step. It may do so with several
+            sequences of one episode: which one it is follows from the length.
+        """
+        beyond = np.maximum(0, lengths.astype(np.int64) - self.steps)
+        burned = -(-beyond // self.period) * self.period
+        return np.where(starts, np.maximum(0, self.burn_in - burned), 0)
+
+
+def sequence_fields(
+    obs_shape: tuple[int, ...], obs_dtype: str, stack: int, period: int, memory_size: int
+) -> tuple[FieldSpec, ...]:
+    """Fields of sequences of one episode; each observation is stored once for all sequences of a chunk.
+
+    Args:
+      obs_shape: shape of one whole observation; `(stack, H, W)` when `stack` is not 0.
+      obs_dtype: numpy name of its dtype.
+      stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
+      period: steps between the beginnings of two sequences.
+      memory_size: width of the agent's recurrent state.
+
+    Returns:
+      `obs` of the steps and of the one after them, the true last one at an episode's end; `action` int32,
+      `reward` float32 and `ended` uint8 of the step before the first and of the steps, so that entry t led to
+      observation t: entry 0 of `ended` is not 0 where an episode begins with the sequence; `memory`, the
+      state before the first step, spread over `period` entries, for no other sequence begins there
+      (`join_memory` of the first `period` entries undoes that); anything at the beginning of an episode.
+    """
+    if stack:
+        obs = FieldSpec("obs", obs_dtype, obs_shape[1:], before=stack - 1, after=1, compress=True)
+    else:
+        obs = FieldSpec("obs", obs_dtype, obs_shape, after=1, compress=len(obs_shape) > 1)
+    return (
+        obs,
+        FieldSpec("action", "int32", (), before=1),
+        FieldSpec("reward", "float32", (), before=1),
+        FieldSpec("ended", "uint8", (), before=1),
+        FieldSpec("memory", "float32", (-(-memory_size // period),), after=period - 1),
+    )
+
+
+class _Row(NamedTuple):
+    """A step, and what was known when it was chosen."""
+
+    action: int = 0
+    reward: float = 0.0
+    ended: int = TERMINATED
+    taken: float = 0.0
+    best: float = 0.0
+    version: int = 0
+
+
+class SequenceAccumulator:
+    """Builds the sequences of one slot. None crosses the end of an episode; every step is in one at least.
+
+    The priority of a sequence needs the value of the observation after it, which acting computes with the
+    next step: so sequences of a running episode come one step late.
+    """
+
+    def __init__(
+        self, layout: Layout, chunk_steps: int, stack: int, memory_size: int, priority: Priority
+    ) -> None:
+        """A chunk holds the sequences that begin within `chunk_steps` steps, one at least."""
+        if min(layout.steps, layout.period) < 1 or layout.burn_in < 0 or layout.period > layout.steps:
+            raise ValueError("sequences need steps to learn from, and may leave none out between them")
+        self._layout = layout
+        self._per_chunk = max(1, chunk_steps // layout.period)
+        self._stack = stack
+        self._memory_size = memory_size
+        self._priority = priority
+        self._forget()
+
+    def _forget(self) -> None:
+        self._frames: list[np.ndarray] = []
+        self._rows = [_Row()]  # the step before the first, then the steps
+        self._memories: dict[int, np.ndarray] = {}
+        self._origin = 0  # step of the episode that the first row behind the leading one is
+        self._next = 0  # the first sequence that has not been handed out
+
+    def start(self, obs: np.ndarray) -> None:
+        """Begins an episode at `obs`; what is left of an unfinished one is forgotten."""
+        self._forget()
+        self._frames = [frame.copy() for frame in obs] if self._stack else [obs.copy()]
+
+    def add(
+        self,
+        action: int,
+        reward: float,
+        extras: Mapping[str, Any],
+        next_obs: np.ndarray,
+        terminated: bool,
+        truncated: bool,
+        final_value: float = 0.0,
+        version: int = 0,
+    ) -> list[Chunk]:
+        """Appends one step and returns the chunks that it completed.
+
+        Args:
+          action: what was done at the newest observation.
+          reward: what it earned.
+          extras: `value_taken`, Q of that action, `value_max`, the largest Q, and `memory` `[memory_size]`
+            from before the step.
+          next_obs: the observation that followed; at an episode's end the true last one. Copied.
+          terminated: the episode ended and nothing follows.
+          truncated: the episode was cut; `final_value` is the largest Q at `next_obs`.
+          final_value: see there.
+          version: parameter version that chose the action; a chunk carries that of its first step.
+
+        After `terminated` or `truncated` call `start` before the next `add`.
+        """
+        now = self._known
+        if now and (now + self._layout.burn_in) % self._layout.period == 0:
+            self._memories[now] = np.array(extras["memory"], np.float32)
+        ended = TERMINATED if terminated else TRUNCATED if truncated else RUNNING
+        taken, best = extras["value_taken"], extras["value_max"]
+        self._rows.append(_Row(action, reward, ended, taken, best, version))
+        self._frames.append((next_obs[-1] if self._stack else next_obs).copy())
+        if ended:
+            return self._last(0.0 if terminated else final_value)
+        complete = self._complete(self._known - 1)
+        return [self._cut(complete)] if complete == self._per_chunk else []
+
+    def discard(self) -> list[Chunk]:
+        """Returns the sequences that are complete and forgets the rest."""
+        done = self.flush()
+        self._forget()
+        return done
+
+    def flush(self) -> list[Chunk]:
+        """Returns the sequences that are complete now; the episode may go on."""
+        complete = self._complete(self._known - 1)
+        return [self._cut(complete)] if complete else []
+
+    @property
+    def _known(self) -> int:
+        """Steps of the episode so far."""
+        return self._origin + len(self._rows) - 1
+
+    def _complete(self, until: int) -> int:
+        """Sequences, of those not handed out, that end at step `until` of the episode or before."""
+        return max(0, (until - self._layout.steps) // self._layout.period + 1 - self._next)
+
+    def _last(self, bootstrap: float) -> list[Chunk]:
+        """The chunk at the end of an episode: whole sequences, and a shorter one for the rest."""
+        complete = self._complete(self._known)
+        last = self._next + complete
+        whole = last > 0 and self._layout.end(last - 1) == self._known
+        return [self._cut(complete + (not whole), bootstrap)]
+
+    def _cut(self, count: int, bootstrap: float = 0.0) -> Chunk:
+        """Makes a chunk of the next `count` sequences, and forgets what no later one needs."""
+        layout, origin, rows = self._layout, self._origin, self._rows[1:]
+        which = range(self._next, self._next + count)
+        begins = np.array([layout.begin(k) for k in which])
+        ends = np.array([min(layout.end(k), self._known) for k in which])
+        steps = int(ends[-1]) - origin
+        kept = self._rows[: steps + 1]
+        best = np.array([*(row.best for row in rows[1:]), bootstrap], np.float32)
+        taken = np.array([row.taken for row in rows], np.float32)
+        rewards = np.array([row.reward for row in rows], np.float32)
+        spans = [
+            slice(k * layout.period - origin, int(end) - origin) for k, end in zip(which, ends, strict=True)
+        ]
+        chunk = Chunk(
+            fields={
+                "obs": np.stack(self._frames[: max(0, self._stack - 1) + steps + 1]),
+                "action": np.array([row.action for row in kept], np.int32),
+                "reward": np.array([row.reward for row in kept], np.float32),
+                "ended": np.array([row.ended for row in kept], np.uint8),
+                "memory": self._memory_entries(begins, steps),
+            },
+            steps=steps,
+            offsets=(begins - origin).astype(np.int32),
+            lengths=(ends - begins).astype(np.int32),
+            priorities=np.array([self._priority(rewards[s], taken[s], best[s]) for s in spans], np.float64),
+            version=rows[0].version,
+        )
+        self._next += count
+        self._forget_before(layout.begin(self._next))
+        return chunk
+
+    def _memory_entries(self, begins: np.ndarray, steps: int) -> np.ndarray:
+        """The field `memory` of a chunk whose sequences begin at these steps of the episode."""
+        period = self._layout.period
+        entries = np.zeros((steps + period - 1, -(-self._memory_size // period)), np.float32)
+        for begin in begins[begins > 0].tolist():
+            place = begin - self._origin
+            entries[place : place + period] = split_memory(self._memories[begin], period)
+        return entries
+
+    def _forget_before(self, step: int) -> None:
+        """Forgets the steps of the episode before `step`, but for what led to its observation."""
+        gone = min(step, self._known) - self._origin
+        del self._rows[:gone]
+        del self._frames[:gone]
+        self._origin += gone
+        self._memories = {time: memory for time, memory in self._memories.items() if time >= self._origin}
