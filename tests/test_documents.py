@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config, preset_names
+from common.config import load_config, preset_names
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
@@ -36,9 +36,10 @@ def test_the_readme_has_every_preset() -> None:
     assert sorted(rows) == preset_names()
 
 
-def test_the_page_for_who_comes_from_another_ape_x_names_real_fields() -> None:
-    text = (ROOT / "docs" / "apex.md").read_text("utf-8").partition("## Flags")[2]
-    config = Config().to_dict()
+@pytest.mark.parametrize(("page", "preset"), [("apex", "pong-apex"), ("r2d2", "pong-r2d2")])
+def test_the_page_for_who_comes_from_elsewhere_names_real_fields(page: str, preset: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text("utf-8").partition("## Flags")[2]
+    config = load_config(preset).to_dict()
     named = re.findall(rf"`({'|'.join(config)})\.(\w+)", text)
     assert len(named) > 30
     assert [f"{section}.{name}" for section, name in named if name not in config[section]] == []
