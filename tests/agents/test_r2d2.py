@@ -277,8 +277,11 @@ def test_what_does_not_fit_is_refused_in_one_line():
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_learns_to_remember():
-    """Questions 3, 6 and 9 steps after the cue, sequences of 4: the later ones live on the stored state."""
-    config = load_config("memory-r2d2").model_copy(update={"env": RECALL})
+    """Asked 3, 6 and 9 steps after the cue, by sequences of 4: the later ones live on the stored state."""
+    config = load_config("memory-r2d2")
+    short = {"sequence_steps": 4, "burn_in_steps": 3, "sequence_period_steps": 2}
+    agent_config = config.agent.model_copy(update=short)
+    config = config.model_copy(update={"env": RECALL, "agent": agent_config})
     agent, _ = learn_by_replay(config, updates=600, seed=1)
     assert evaluate(agent, RECALL, 100) >= 0.95
 
