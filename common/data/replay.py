@@ -409,5 +409,7 @@ def _lock_folder(folder: Path) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
-        raise ConfigError(f"{folder} is in use by another replay process") from None
+        raise ConfigError(
+            f"{folder} is in use by another replay process; choose another --data-dir"
+        ) from None
     return file

@@ -76,8 +76,10 @@ def check_tables(tables: Iterable[TableConfig]) -> None:
     names: set[str] = set()
     for table in tables:
         where = f"table {table.name!r}"
-        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", table.name) or table.name in names:
-            raise ConfigError(f"{where}: names are up to 64 letters, digits, - and _, and all different")
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", table.name):
+            raise ConfigError(f"{where}: a name is up to 64 letters, digits, - and _")
+        if table.name in names:
+            raise ConfigError(f"{where} is there twice: give each table another name")
         if table.name in RESERVED:
             raise ConfigError(f"{where}: replay's own files have this name, choose another")
         names.add(table.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -20,6 +21,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what the command prints on one line and exits with 2."""
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            word = unknown.split()[0].partition("=")[0]
+            near = difflib.get_close_matches(word, self._option_string_actions, n=1)
+            message = f"unknown argument {word}" + (f"; did you mean {near[0]}?" if near else "")
         raise ConfigError(f"{message} (`{self.prog} --help` shows the usage)")
 
 

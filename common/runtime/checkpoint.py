@@ -113,20 +113,23 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def load_newest(directory: str | Path) -> Checkpoint:
-    """Load the newest whole checkpoint of a directory; damaged ones are named in the log and passed over.
+    """Load the newest whole checkpoint of a directory; damaged newer ones are named in the log.
 
     Raises:
         CheckpointError: there is none.
     """
     directory = Path(directory)
-    damaged = 0
+    damaged: list[CheckpointError] = []
     for path in newest_first(directory):
         try:
-            return load_checkpoint(path)
+            whole = load_checkpoint(path)
         except CheckpointError as error:
-            damaged += 1
-            _log.warning("%s; trying the one before it", error)
-    detail = f"all {damaged} checkpoints are damaged" if damaged else "there is no checkpoint"
+            damaged.append(error)
+            continue
+        for error in damaged:
+            _log.warning("%s; %s is used instead", error, path.name)
+        return whole
+    detail = f"all {len(damaged)} checkpoints are damaged" if damaged else "there is no checkpoint"
     raise CheckpointError(f"no checkpoint to load in {directory}: {detail}")
 
 

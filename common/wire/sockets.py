@@ -279,7 +279,7 @@ def _check_endpoint(endpoint: str) -> None:
     match = re.fullmatch(r"tcp://([^/:\s]+|\[[0-9a-fA-F:.]+\]):(\d{1,5}|\*)", endpoint)
     if match is None or (match[2] != "*" and int(match[2]) > 65535):
         raise ConfigError(
-            f"{endpoint!r} is not an address: use tcp://HOST:PORT, or ipc://PATH on one machine"
+            f"{endpoint!r} is not an address: use tcp://HOST:PORT with a port up to 65535, or ipc://PATH"
         )
 
 

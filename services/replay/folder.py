@@ -34,7 +34,9 @@ def clear(folder: Path, tables: Collection[str] = ("default",)) -> None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise ConfigError(f"{folder} is in use by another replay process") from None
+                raise ConfigError(
+                    f"{folder} is in use by another replay process; choose another --data-dir"
+                ) from None
             # In this order, a folder that is emptied in part holds no chunks, and still says whose it is.
             own = _own_files(folder, tables)
             for file in sorted(own, key=lambda f: (f.name == SIGNATURE_FILE, f.name != "chunks.records")):

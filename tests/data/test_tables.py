@@ -368,8 +368,8 @@ def test_living_chunks_are_kept_when_others_go(tmp_path):
         ("a:capacity=5,min_items=6", "min_items"),
         ("a:limiter=queue", "max_times_sampled"),
         ("a:queue,samples_per_insert=2", "samples_per_insert"),
-        ("a b:capacity=5", "names"),
-        ("../a:capacity=5", "names"),
+        ("a b:capacity=5", "a name is"),
+        ("../a:capacity=5", "a name is"),
         # Its files would be those of the chunks.
         ("chunks:capacity=5", "own files"),
         # Weights would be infinite, or zero, and what has none is never removed.
@@ -408,7 +408,7 @@ def test_tables_as_text():
 
 
 def test_two_tables_of_one_name_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="different"):
+    with pytest.raises(ConfigError, match="another name"):
         open_tables(tmp_path, "a:capacity=3", "a:capacity=4")
 
 

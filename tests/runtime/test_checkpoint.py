@@ -77,7 +77,7 @@ def test_damage_is_found_and_the_one_before_is_used(tmp_path, caplog, name, dama
     loaded = load_newest(tmp_path)
     assert loaded.path == good
     np.testing.assert_array_equal(loaded.arrays["weights"], OLD["weights"])
-    assert "trying the one before it" in caplog.text
+    assert f"{good.name} is used instead" in caplog.text
     assert "step-000000000002" in caplog.text
 
 

@@ -58,7 +58,7 @@ def test_a_signal_ends_a_wait_at_once(number):
     process = started(python(STOPPABLE.format(force=60, then="")))
     begin = time.monotonic()
     process.send_signal(number)
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     assert time.monotonic() - begin < 5
 
 
@@ -67,13 +67,13 @@ def test_a_second_signal_ends_a_process_that_hangs_while_it_stops():
     process.send_signal(signal.SIGINT)
     started(process)
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(60) == 130
 
 
 def test_a_process_that_hangs_while_it_stops_ends_itself_and_says_where():
     process = started(python(STOPPABLE.format(force=0.3, then="time.sleep(60)")))
     process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=10)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "Timeout" in stderr
     assert 'File "<string>", line' in stderr
@@ -206,7 +206,7 @@ def test_a_guarded_process_dies_with_its_parent():
 
 def test_a_guarded_process_does_not_start_without_its_parent(tmp_path):
     command = [sys.executable, "-I", "-S", guard.__file__, "1", "9", "0", "touch", str(tmp_path / "x")]
-    assert subprocess.run(command, check=False, timeout=10).returncode == 0
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0
     assert not (tmp_path / "x").exists()
 
 
