@@ -126,8 +126,8 @@ def load_newest(directory: str | Path) -> Checkpoint:
         except CheckpointError as error:
             damaged.append(error)
             continue
-        for error in damaged:
-            _log.warning("%s; %s is used instead", error, path.name)
+        for reason in damaged:
+            _log.warning("%s; %s is used instead", reason, path.name)
         return whole
     detail = f"all {len(damaged)} checkpoints are damaged" if damaged else "there is no checkpoint"
     raise CheckpointError(f"no checkpoint to load in {directory}: {detail}")

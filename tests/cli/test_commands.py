@@ -53,7 +53,7 @@ BAD_INPUT = [
     ("train", ["PRESET", "required"]),
     ("train pong-apx", ["unknown preset 'pong-apx'", "nearest: pong-apex"]),
     ("train missing.toml", ["cannot read missing.toml", "No such file"]),
-    ("train pong-apex extra", ["unrecognized arguments: extra"]),
+    ("train pong-apex extra", ["unknown argument extra"]),
     ("train pong-apex --agent.learnig_rate 1", ["agent.learnig_rate", "nearest: agent.learning_rate"]),
     ("train pong-apex --batch-size 5", ["batch_size", "nearest: replay.batch_size"]),
     ("train pong-apex --replay.batch_size", ["--replay.batch_size needs a value"]),
