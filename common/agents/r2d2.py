@@ -17,6 +17,7 @@ from common.data.accumulator import PRIORITY_FLOOR
 from common.data.sequences import Layout, SequenceAccumulator, sequence_fields
 from common.data.unrolls import TERMINATED
 from common.errors import ConfigError
+from common.nets.frames import stacked
 from common.nets.q_network import RecurrentQNetwork
 from common.rl.sequences import mixed_priorities, n_step_q_targets
 
@@ -265,7 +266,7 @@ class R2d2Agent:
         rows = torch.arange(size, device=self._device)
         memory = data["memory"][:, : layout.period].flatten(1)[:, : self.memory_size]
         return Sequences(
-            self._observations(data["obs"], rows, places),
+            self._observations(data["obs"], rows, entries),
             data["action"][rows, places].long(),
             data["reward"][rows, places],
             self._to_device((entries == 0) & starts),
@@ -275,11 +276,16 @@ class R2d2Agent:
             self._to_device(times < lengths),
         )
 
-    def _observations(self, obs: Tensor, rows: Tensor, places: Tensor) -> Tensor:
-        """Observations `[N, B, *obs_shape]` at the entries `places [N, B]`, stacked from single frames."""
-        if not self.spec.stack:
-            return obs[rows, places]
-        return obs[rows[:, None], places[..., None] + torch.arange(self.spec.stack, device=obs.device)]
+    def _observations(self, obs: Tensor, rows: Tensor, entries: np.ndarray) -> Tensor:
+        """Observations `[N, B, *obs_shape]` at these entries `[N, B]`, stacked from single frames."""
+        stack = self.spec.stack
+        if not stack:
+            return obs[rows, self._to_device(entries.clip(0, obs.shape[1] - 1))]
+        times = np.arange(len(entries) + stack - 1)[:, None] + entries[0]
+        frames = obs[rows, self._to_device(times.clip(0, obs.shape[1] - 1))]
+        # Nothing of another episode is among them: where one begins, its whole first stack is stored.
+        whole = torch.full(entries.shape, stack, dtype=torch.uint8, device=obs.device)
+        return stacked(frames, whole, stack)
 
     # ----------------------------------------------------------------- state
 
