@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Accumulator", "Act", "Agent", "Inputs", "TableNeeds", "Update", "make_agent"]
 
-READ_INSTRUCTIONS = ("impala",)
+READ_INSTRUCTIONS = ("impala", "r2d2")
 """Algorithms whose networks understand `EnvSpec.instruction_words`."""
 
 

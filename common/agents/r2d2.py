@@ -315,6 +315,7 @@ class R2d2Agent:
                 lstm_units=config.lstm_units,
                 lstm_layers=config.lstm_layers,
                 see_last_step=config.see_last_step,
+                instruction_words=spec.instruction_words,
             )
         except ValueError as error:
             raise ConfigError(
