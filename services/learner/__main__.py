@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from common.errors import ConfigError
 from common.runtime import StopSignal, run_main
 from common.runtime.arguments import Parser
+from common.runtime.checkpoint import newest_first
 from common.runtime.files import atomic_write, looking_into, make_directory
 from common.runtime.memory import keep_freed_memory
 from common.runtime.startup import add_service_arguments, begin
@@ -25,7 +27,9 @@ def parser() -> Parser:
     parser = Parser(
         prog="troupe learner",
         description="Runs the learner of the run in RUN_DIR. With PRESET it begins a new run there, from "
-        "the preset and TROUPE_SECTION__FIELD variables; without, RUN_DIR holds its config.toml.",
+        "the preset and TROUPE_SECTION__FIELD variables; without, RUN_DIR holds its config.toml. With PRESET "
+        "and --resume it begins the run or goes on with it, whatever RUN_DIR holds: the same command line "
+        "for every start.",
     )
     parser.add_argument("preset", nargs="?", metavar="PRESET", help="preset of a new run")
     parser.add_argument("--run-dir", type=Path, required=True, help="the run directory")
@@ -39,8 +43,13 @@ def parser() -> Parser:
     return parser
 
 
-def run_config(run_dir: Path, preset: str | None, overrides: dict[str, str]) -> Config:
-    """The run's config: that of RUN_DIR, or of `preset` and the environment, which is then written there."""
+def run_config(
+    run_dir: Path, preset: str | None, overrides: dict[str, str], *, resume: bool = False
+) -> Config:
+    """The run's config: that of RUN_DIR, or of `preset` and the environment, which is then written there.
+
+    With `preset` and `resume` a run that is there goes on, with what the environment changes in it.
+    """
     from common.config import load_config, to_toml
 
     file = run_dir / "config.toml"
@@ -50,13 +59,29 @@ def run_config(run_dir: Path, preset: str | None, overrides: dict[str, str]) -> 
         if not exists:
             raise ConfigError(f"{run_dir} has no config.toml: name a preset to begin a new run there")
         return load_config(None, file, overrides, {})
-    if exists:
+    if exists and not resume:
         raise ConfigError(
             f"{run_dir} has a run already: leave out {preset!r}, and add --resume to go on with it"
         )
-    config = load_config(preset, None, overrides, os.environ)
-    make_directory(run_dir, "run directory")
+    if exists:
+        config = _changed_config(file, preset, overrides)
+    else:
+        config = load_config(preset, None, overrides, os.environ)
+        make_directory(run_dir, "run directory")
     atomic_write(file, to_toml(config).encode())
+    return config
+
+
+def _changed_config(file: Path, preset: str, overrides: dict[str, str]) -> Config:
+    """The config of the run in `file`, with the tunable fields that the environment sets."""
+    from common.config import check_resumable, load_config, read_config
+
+    old = read_config(file)
+    if old.run.preset and Path(old.run.preset).stem != Path(preset).stem:
+        raise ConfigError(f"{file.parent} has a run of {old.run.preset}: choose another folder for {preset}")
+    config = load_config(None, None, overrides, os.environ, run_config=file)
+    for difference in check_resumable(old, config):
+        logging.getLogger(__name__).info("resuming with %s", difference)
     return config
 
 
@@ -73,8 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = {"net.control": args.control, "net.announce": args.announce, "net.keys_dir": args.keys}
         options["net.insecure"] = "true" if args.insecure else ""
         overrides = {field: text for field, text in options.items() if text}
-        config = run_config(args.run_dir, args.preset, overrides)
-        Learner(config, args.run_dir, resume=args.resume, stop=stop).run()
+        config = run_config(args.run_dir, args.preset, overrides, resume=args.resume)
+        # A run that lost its learner before the first checkpoint begins again.
+        begun = next(newest_first(args.run_dir / "checkpoints"), None) is not None
+        resume = args.resume and (begun or args.preset is None)
+        Learner(config, args.run_dir, resume=resume, stop=stop).run()
 
     return run_main(body)
 

@@ -20,3 +20,31 @@ def test_a_preset_begins_a_run_with_the_environment_on_top(tmp_path, monkeypatch
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="name a preset"):
         run_config(tmp_path, None, {})
+
+
+def test_the_same_command_line_begins_a_run_and_goes_on_with_it(tmp_path, monkeypatch):
+    run_dir = tmp_path / "run"
+    monkeypatch.setenv("TROUPE_RUN__SEED", "7")
+    first = run_config(run_dir, "cartpole-apex", {}, resume=True)
+    assert first.run.seed == 7
+    monkeypatch.delenv("TROUPE_RUN__SEED")
+    monkeypatch.setenv("TROUPE_RUN__TOTAL_STEPS", "99")
+    again = run_config(run_dir, "cartpole-apex", {"net.control": "tcp://127.0.0.1:5999"}, resume=True)
+    assert (again.run.seed, again.run.total_steps) == (7, 99)
+    # The changed value stays when the variable is gone; an address never does.
+    monkeypatch.delenv("TROUPE_RUN__TOTAL_STEPS")
+    once_more = run_config(run_dir, "cartpole-apex", {}, resume=True)
+    assert (once_more.run.total_steps, once_more.net.control) == (99, first.net.control)
+
+
+def test_what_cannot_change_in_a_run_is_refused_and_leaves_it_alone(tmp_path, monkeypatch):
+    run_dir = tmp_path / "run"
+    run_config(run_dir, "cartpole-apex", {}, resume=True)
+    before = (run_dir / "config.toml").read_text()
+    monkeypatch.setenv("TROUPE_ENV__ID", "gym:Acrobot-v1")
+    with pytest.raises(ConfigError, match=r"env\.id"):
+        run_config(run_dir, "cartpole-apex", {}, resume=True)
+    monkeypatch.delenv("TROUPE_ENV__ID")
+    with pytest.raises(ConfigError, match="run of cartpole-apex"):
+        run_config(run_dir, "pong-apex", {}, resume=True)
+    assert (run_dir / "config.toml").read_text() == before
