@@ -137,7 +137,10 @@ class ActorConfig(Section):
     processes: int = tunable(1, "Actor processes that the launcher starts on this machine.", ge=0)
     slots: int = tunable(32, "Environment copies per actor process, stepped together.", ge=1)
     total_slots: int = tunable(
-        0, "Slots of the whole run, the N of the exploration ladder; 0 = processes x slots.", ge=0
+        0,
+        "Slots of the whole run, the N of the exploration ladder; 0 = processes x slots. More than actors "
+        "hold is fine: those that they hold are spread over the ladder.",
+        ge=0,
     )
     env_threads: int = tunable(1, "Threads that step the environment copies of one process.", ge=1)
     chunk_steps: int = structural(50, "Steps of one slot that are sent together.", ge=1)

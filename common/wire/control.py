@@ -71,6 +71,7 @@ class ControlServer:
         config_dict: dict[str, Any],
         structural_hash: str,
         total_slots: int,
+        spread_slots: bool = False,
         heartbeat_s: float = 1.0,
         liveness_s: float = 15.0,
         bfloat16: bool = False,
@@ -89,7 +90,7 @@ class ControlServer:
         self._liveness_s = liveness_s
         self._bfloat16 = bfloat16
         self._security = security
-        self._roster = Roster(total_slots, heartbeat_s, liveness_s)
+        self._roster = Roster(total_slots, heartbeat_s, liveness_s, spread=spread_slots)
         self._changed = threading.Condition()  # guards everything below, and the roster
         self._state: dict[str, Any] = {
             "session": self.session,

@@ -68,10 +68,16 @@ class Roster:
 
     A lease ends `liveness_s` after its holder's last message. A process that joins under the name of another
     replaces it (that is what a restart looks like); the replaced one cannot come back.
+
+    The lowest free slots are leased. With `spread` they are taken evenly from all that are free: where there
+    are more slots than actors will ever hold, those that are there explore as the whole run would.
     """
 
-    def __init__(self, total_slots: int, heartbeat_s: float, liveness_s: float) -> None:
+    def __init__(
+        self, total_slots: int, heartbeat_s: float, liveness_s: float, *, spread: bool = False
+    ) -> None:
         self.total_slots = total_slots
+        self._spread = spread
         self._quiet_s = 2.5 * heartbeat_s
         self._liveness_s = liveness_s
         self._by_name: dict[str, Peer] = {}
@@ -155,7 +161,9 @@ class Roster:
         free = set(range(self.total_slots)).difference(*(peer.slots for peer in others))
         wanted = min(wanted, self.total_slots)
         kept = [slot for slot in dict.fromkeys(preferred) if slot in free][:wanted]
-        slots = kept + sorted(free.difference(kept))[: wanted - len(kept)]
+        rest = sorted(free.difference(kept))
+        missing = min(wanted - len(kept), len(rest))
+        slots = kept + [rest[i * len(rest) // missing if self._spread else i] for i in range(missing)]
         # Fewer slots than wanted are better than none, but not while a silent holder may be about to lose its
         # own: what is granted now is kept for good.
         quiet = any(peer.slots and now_s - peer.seen_s > self._quiet_s for peer in others)

@@ -91,6 +91,8 @@ class Learner:
             config_dict=config.to_dict(),
             structural_hash=structural_hash(config),
             total_slots=config.total_slots,
+            # With a total of its own, actors come and go; without, as many are expected as fill it.
+            spread_slots=config.actor.total_slots > 0,
             heartbeat_s=net.heartbeat_s,
             liveness_s=net.liveness_s,
             bfloat16=config.learner.publish_dtype == "bfloat16",

@@ -24,6 +24,16 @@ def test_the_lowest_free_slots_are_leased(roster):
     assert join(roster, peer("actor-2"), 4) == [0, 1, 2, 6]
 
 
+def test_slots_may_be_spread_over_all_that_are_free():
+    roster = Roster(12, heartbeat_s=1.0, liveness_s=10.0, spread=True)
+    assert join(roster, peer("actor-0"), 3) == [0, 4, 8]
+    assert join(roster, peer("actor-1"), 3) == [1, 5, 9]
+    assert join(roster, peer("actor-2"), 3, held=(7,)) == [2, 6, 7]
+    roster.leave(b"actor-0.1")
+    assert join(roster, peer("actor-3"), 20) == [0, 3, 4, 8, 10, 11]
+    assert join(roster, peer("evaluator"), 0) == []
+
+
 def test_a_lease_lives_on_any_message_and_dies_of_silence(roster):
     join(roster, peer("actor-0"), 3, now_s=0)
     join(roster, peer("actor-1"), 3, now_s=0)
