@@ -52,9 +52,10 @@ train: setup ## learn Atari Pong on this machine (TensorBoard on port 6006; Ctrl
 test: setup lint ## everything that CI checks
 	$(BIN)/python -m pytest $(ARGS)
 
-test-deploy: setup $(DEPLOY_VENV)/.installed ## what is under deploy/: Terraform against a stand-in for AWS, Packer, boot
-	@for tool in terraform packer; do command -v $$tool >/dev/null || \
+test-deploy: setup $(DEPLOY_VENV)/.installed ## what is under deploy/: Terraform against a stand-in for AWS, Packer, boot, containers
+	@for tool in terraform packer docker chromium; do command -v $$tool >/dev/null || \
 	  echo "troupe: NOT TESTED: $$tool is not installed, its tests are skipped" >&2; done
+	@docker info >/dev/null 2>&1 || echo "troupe: NOT TESTED: no Docker daemon answers, containers are skipped" >&2
 	TROUPE_TEST_DEPLOY=1 $(BIN)/python -m pytest -v -rs tests/deploy $(ARGS)
 
 # Apart: what the stand-in needs must not move the pins of what trains.
@@ -84,9 +85,11 @@ bench: setup ## measure: one JSON line per benchmark
 	  echo "== $$name" >&2; $(BIN)/python -m benchmarks.$$name --json $(ARGS) || exit 1; \
 	done
 
-docs: setup ## write the generated pages
+docs: setup ## write the generated pages and lists
 	$(BIN)/python -m common.config.docs > docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
+	$(BIN)/python -m common.config.docs compose > deploy/docker/fields.yml.new
+	mv deploy/docker/fields.yml.new deploy/docker/fields.yml
 
 plan: ## show what `make apply` would change in AWS (TF_DIR, TF_ARGS; see docs/aws.md)
 	$(TERRAFORM) init -input=false

@@ -1,6 +1,12 @@
-"""Writes docs/configuration.md: `python -m common.config.docs > docs/configuration.md`."""
+"""Writes what is generated from the schema: `python -m common.config.docs > docs/configuration.md`.
+
+`python -m common.config.docs compose > deploy/docker/fields.yml` writes the list of variables that Docker
+Compose, which knows no wildcard, hands on to the learner.
+"""
 
 from __future__ import annotations
+
+import sys
 
 from common.config.explain import FieldText, sections
 from common.config.presets import preset_names, preset_summary
@@ -56,6 +62,26 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
+_COMPOSE_HEAD = """\
+# Written by `make docs` from common/config/schema.py and common/agents/: edit those, not this file.
+# The fields of a run that variables may set; docker-compose.yml hands those that are set to the learner.
+services:
+  fields:
+    environment:
+"""
+
+
+def compose_fields() -> str:
+    """Return a Compose file with a variable for each field that belongs to the run."""
+    paths = {
+        field.path: None
+        for section in sections()
+        for field in section.fields
+        if field.role != "operational" and field.path != "run.preset"
+    }
+    return _COMPOSE_HEAD + "".join(f"      TROUPE_{path.upper().replace('.', '__')}:\n" for path in paths)
+
+
 def _row(field: FieldText) -> str:
     name = field.path.partition(".")[2]
     cells = (f"`{name}`", field.type, f"`{field.default}`", field.role, field.description)
@@ -67,4 +93,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    print(compose_fields() if "compose" in sys.argv[1:] else markdown(), end="")

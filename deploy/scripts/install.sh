@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install Troupe into /opt/troupe on Debian 12, Ubuntu 24.04 or an image made of them.
+# Install Troupe into /opt/troupe on Debian 12, Ubuntu 24.04 or an image made of them: machines and containers alike.
 #
 #   install.sh EXTRAS SOURCE
 #
@@ -14,10 +14,13 @@ source=${2:?usage: install.sh EXTRAS SOURCE}
 here=$(cd "$(dirname "$0")" && pwd)
 home=/opt/troupe
 
-export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
-apt-get install -y -qq --no-install-recommends ca-certificates python3 python3-venv >/dev/null
-rm -rf /var/lib/apt/lists/*
+# Images of Python bring all that is needed here.
+if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends ca-certificates python3 python3-venv >/dev/null
+  rm -rf /var/lib/apt/lists/*
+fi
 
 id troupe >/dev/null 2>&1 || useradd --system --home-dir /var/lib/troupe --shell /usr/sbin/nologin troupe
 install -d -m 755 "$home" "$home/bin"
@@ -36,10 +39,11 @@ pip() { "$home/venv/bin/python" -m pip install --quiet --no-cache-dir -c "$const
 case ",$extras," in
   *,learner,*|*,actor,*|*,evaluator,*|*,all,*)
     if [ -n "${TORCH_INDEX:-}" ]; then
-      pip --index-url "$TORCH_INDEX" --extra-index-url https://pypi.org/simple torch
+      pip --index-url "$TORCH_INDEX" --extra-index-url "${PIP_INDEX_URL:-https://pypi.org/simple}" torch
     fi ;;
 esac
-pip "troupe[$extras] @ file://$(cd "$(dirname "$source")" && pwd)/$(basename "$source")"
+pip "troupe[$extras] @ file://$(realpath "$source")"
 ln -sf "$home/venv/bin/troupe" "$home/bin/troupe"
 install -m 755 "$here/start.sh" "$home/bin/troupe-start"
-echo "install.sh: $("$home/bin/troupe" --version), extras $extras"
+version=$("$home/venv/bin/python" -c 'import importlib.metadata as m; print(m.version("troupe"))')
+echo "install.sh: troupe $version, extras $extras"

@@ -20,7 +20,7 @@ from common.config import (
     structural_hash,
     to_toml,
 )
-from common.config.docs import markdown
+from common.config.docs import compose_fields, markdown
 from common.config.fields import role_of
 from common.config.schema import SECTIONS
 from common.errors import ConfigError
@@ -269,6 +269,11 @@ def test_without_torch_the_agent_section_is_kept_as_it_is() -> None:
 
 def test_the_page_of_all_fields_is_up_to_date() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text("utf-8") == markdown(), "run `make docs`"
+
+
+def test_the_list_of_variables_for_containers_is_up_to_date() -> None:
+    written = (ROOT / "deploy" / "docker" / "fields.yml").read_text("utf-8")
+    assert written == compose_fields(), "run `make docs`"
 
 
 def test_the_table_of_a_run_is_found_by_name():

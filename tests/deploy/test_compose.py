@@ -1,0 +1,338 @@
+"""A run in containers, for real: Docker builds the images, Compose starts them, things are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.compose import SERVICES, Project, need_compose, need_docker, well
+from tests.deploy.conftest import ROOT, run
+
+pytestmark = pytest.mark.timeout(3600)
+
+MEGABYTE = 1_000_000
+ACTORS = 3
+DASHBOARD = ROOT / "deploy" / "monitoring" / "grafana" / "dashboards" / "troupe.json"
+ALL_PROFILES = ("--profile", "gpu", "--profile", "monitoring")
+
+
+# ---------------------------------------------------------------- the file
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    """Every service of the file, with all profiles, as Compose understands it."""
+    need_compose()
+    text = Project("troupe-test-file", {}).compose(*ALL_PROFILES, "config", "--format", "json")
+    return dict(json.loads(text[text.index("{") :])["services"])
+
+
+def test_nothing_has_more_rights_than_it_needs(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service.get("read_only") or name == "grafana", name
+        assert service["restart"] in ("on-failure", "unless-stopped"), name
+        assert int(service["deploy"]["resources"]["limits"]["memory"]) > 0, name
+        assert not service.get("privileged"), name
+        for port in service.get("ports", []):
+            assert port["host_ip"] == "127.0.0.1", name
+
+
+def test_every_service_gets_its_own_keys_and_no_others(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        mounted = {one["source"]: one for one in service.get("volumes", []) if "keys" in one["source"]}
+        role = name.removesuffix("-gpu")
+        if name == "keys":
+            assert service["network_mode"] == "none"
+        elif role in ("learner", "replay", "actor", "evaluator"):
+            assert list(mounted) == [f"keys-{role}"], name
+            assert mounted[f"keys-{role}"]["read_only"], name
+        else:
+            assert not mounted, name
+
+
+def test_what_trains_has_no_way_out(services: dict[str, Any]) -> None:
+    for name in ("learner", "learner-gpu", "replay", "actor", "evaluator"):
+        assert list(services[name]["networks"]) == ["run"], name
+        assert not services[name].get("ports"), name
+
+
+def test_every_variable_of_a_field_reaches_the_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_compose()
+    fields = re.findall(r"TROUPE_\w+__\w+", (ROOT / "deploy" / "docker" / "fields.yml").read_text())
+    assert "TROUPE_REPLAY__CAPACITY_ITEMS" in fields
+    project = Project("troupe-test-file", dict.fromkeys(fields, "7"))
+    text = project.compose("config", "--format", "json")
+    environment = json.loads(text[text.index("{") :])["services"]["learner"]["environment"]
+    assert [name for name in fields if environment.get(name) != "7"] == []
+
+
+@pytest.mark.parametrize(
+    "script", sorted((ROOT / "deploy" / "docker").glob("*.sh")), ids=lambda one: one.name
+)
+def test_scripts_of_the_images_are_sound(script: Path) -> None:
+    assert "set -euo pipefail" in script.read_text()
+    run("bash", "-n", script, cwd=ROOT, env=dict(os.environ))
+    if shutil.which("shellcheck"):
+        run("shellcheck", "--severity=warning", script, cwd=ROOT, env=dict(os.environ))
+
+
+# ---------------------------------------------------------------- the images
+
+
+@pytest.fixture(scope="module")
+def images() -> dict[str, dict[str, Any]]:
+    """Every image by its target, built unless TROUPE_TEST_IMAGES names the beginning of ready ones' names."""
+    need_docker()
+    prefix = os.environ.get("TROUPE_TEST_IMAGES", "")
+    if not prefix:
+        prefix = "troupe-test"
+        project = Project("troupe-test-build", {"TROUPE_IMAGES": prefix})
+        project.compose("build", *SERVICES, timeout_s=3000)
+    found = {}
+    for target in SERVICES:
+        words = ["docker", "image", "inspect", f"{prefix}-{target}:latest"]
+        found[target] = json.loads(run(*words, cwd=ROOT, env=dict(os.environ)))[0] | {"prefix": prefix}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", SERVICES)
+def test_an_image_runs_without_rights_and_says_what_it_is(images: dict[str, Any], target: str) -> None:
+    config = images[target]["Config"]
+    assert config["User"] == "10001:10001"
+    assert config["StopSignal"] == "SIGTERM"
+    assert config["Entrypoint"] == ["/opt/troupe/bin/troupe-start"]
+    assert config["Healthcheck"]["Test"] == ["CMD", "/opt/troupe/bin/troupe-health"]
+    assert config["Labels"]["org.opencontainers.image.title"] == f"troupe-{target}"
+    assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
+@pytest.mark.slow
+def test_the_image_of_replay_is_small_and_has_no_torch(images: dict[str, Any]) -> None:
+    assert images["replay"]["Size"] < 300 * MEGABYTE
+    image = f"{images['replay']['prefix']}-replay"
+    words = [
+        "docker",
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        "--entrypoint",
+        "/opt/troupe/venv/bin/python",
+        image,
+    ]
+    output = run(*words, "-c", "import torch", cwd=ROOT, env=dict(os.environ), ok=(1,))
+    assert "No module named 'torch'" in output
+
+
+# ---------------------------------------------------------------- a run
+
+
+@pytest.fixture(scope="module")
+def project(images: dict[str, Any]) -> Iterator[Project]:
+    """A run of CartPole with three actors; the next tests go on with it, one after the other."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    env = {
+        "TROUPE_IMAGES": images["replay"]["prefix"],
+        "TROUPE_PRESET": "cartpole-apex",
+        "TROUPE_TENSORBOARD_PORT": os.environ.get("TROUPE_TENSORBOARD_PORT", port),
+        "TROUPE_RUN__TOTAL_STEPS": "50000000",
+        "TROUPE_RUN__LOG_EVERY_S": "2",
+        "TROUPE_LEARNER__CHECKPOINT_PERIOD_S": "5",
+        "TROUPE_REPLAY__MIN_ITEMS": "500",
+        "TROUPE_EVALUATOR__EPISODES": "1",
+        "TROUPE_EVALUATOR__SLOTS": "1",
+        "TROUPE_EVALUATOR__VIDEO": "false",
+    }
+    project = Project(f"troupe-test-{os.getpid()}", env)
+    try:
+        project.compose("up", "-d", "--no-build", "--scale", f"actor={ACTORS}")
+        yield project
+    finally:
+        project.compose("down", "--volumes", "--timeout", "20", ok=(0, 1))
+
+
+@pytest.mark.slow
+def test_a_run_with_three_actors_learns(project: Project) -> None:
+    project.wait_for("100 updates", lambda: project.updates() > 100)
+
+    def granted() -> list[list[int]]:
+        return [peer["slots"] for peer in project.status().get("peers", []) if peer["role"] == "actor"]
+
+    project.wait_for("three actors in the run", lambda: len(granted()) == ACTORS)
+    slots = [slot for some in granted() for slot in some]
+    assert len(set(slots)) == len(slots) == ACTORS * 16
+    for service in SERVICES:
+        project.wait_for(
+            f"{service} is well", lambda service=service: all(map(well, project.inspect(service)))
+        )
+    for container in project.inspect("keys"):
+        assert (container["State"]["Running"], container["State"]["ExitCode"]) == (False, 0)
+
+
+@pytest.mark.slow
+def test_the_learner_reads_the_items_where_they_lie(project: Project) -> None:
+    project.wait_for("200 updates", lambda: project.updates() > 200)
+    logs = project.compose("logs", "--no-color", "learner")
+    assert "reading replay's files in /var/lib/troupe/replay/cartpole-apex" in logs
+
+
+@pytest.mark.slow
+def test_a_container_holds_no_more_than_its_own_keys_and_may_write_nowhere(project: Project) -> None:
+    actor = project.inspect("actor")[0]["Id"]
+    assert project.execute(actor, "ls", "/etc/troupe/keys").split() == [
+        "actor.secret",
+        "learner.public",
+        "replay.public",
+    ]
+    assert "uid=10001" in project.execute(actor, "id")
+    assert "Read-only file system" in project.execute(actor, "sh", "-c", "echo >/opt/troupe/x")
+
+
+@pytest.mark.slow
+def test_every_metric_of_the_dashboard_exists(project: Project) -> None:
+    expressions = [
+        target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel["targets"]
+    ]
+    wanted = set(re.findall(r"\b(?:troupe|process)_\w+", " ".join(expressions)))
+    assert len(wanted) > 15
+    ask = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
+
+    def there() -> set[str]:
+        # As Prometheus would: by the name of the service, over the run's network.
+        text = ""
+        for service in ("learner", "replay", "actor", "evaluator"):
+            container = project.inspect(service)[0]["Id"]
+            text += project.execute(container, "/opt/troupe/venv/bin/python", "-c", ask)
+        return wanted & set(re.findall(r"^(\w+)", text, re.MULTILINE))
+
+    project.wait_for(f"metrics {wanted}", lambda: there() == wanted)
+
+
+@pytest.mark.slow
+def test_tensorboard_shows_scalars_in_a_browser(project: Project, deploy_python: str, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{project.env['TROUPE_TENSORBOARD_PORT']}/"
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        assert answer.status == 200
+    if (
+        not os.environ.get("CHROMIUM")
+        and not shutil.which("chromium")
+        and not shutil.which("chromium-browser")
+    ):
+        pytest.skip("NOT TESTED: chromium is not installed")
+    picture = Path(os.environ.get("TROUPE_TEST_PICTURE", tmp_path / "tensorboard.png"))
+    script = Path(__file__).with_name("look.py")
+    output = run(deploy_python, script, url, "speed/updates_per_s", picture, cwd=ROOT, env=dict(os.environ))
+    seen = json.loads(output.strip().split("\n")[-1])
+    assert seen["title"] == "TensorBoard"
+    assert "speed/updates_per_s" in seen["card"]
+    assert seen["points"] >= 2
+    assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_killed_container_comes_back_and_the_run_goes_on(project: Project, service: str) -> None:
+    """`docker kill` would count as a wish: the processes are killed from outside."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: killing processes of containers needs root")
+    for number in range(len(project.inspect(service))):
+        before = project.inspect(service)[number]
+        pid, restarts = before["State"]["Pid"], before["RestartCount"]
+        if not Path(f"/proc/{pid}").exists():
+            pytest.skip("NOT TESTED: the Docker daemon is on another machine")
+        updates = project.updates()
+        os.kill(pid, signal.SIGKILL)
+
+        def healed(number: int = number, restarts: int = restarts) -> bool:
+            now = project.inspect(service)[number]
+            return now["RestartCount"] > restarts and well(now)
+
+        project.wait_for(f"{service} {number} is back", healed)
+        # A learner may have lost what came after its last checkpoint.
+        if service == "learner":
+            updates = project.updates()
+        project.wait_for("the run goes on", lambda updates=updates: project.updates() > updates + 20)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_taken_down_resumes(project: Project) -> None:
+    steps = int(project.status()["steps"])
+    project.compose("stop", timeout_s=300)
+    for service in ("learner", "replay", "actor", "evaluator"):
+        for container in project.inspect(service):
+            assert container["State"]["ExitCode"] == 0, f"{service} did not stop cleanly"
+    project.compose("down", timeout_s=300)
+    project.compose("up", "-d", "--no-build", "--scale", f"actor={ACTORS}")
+    project.wait_for("the run goes on", lambda: int(project.status().get("steps", 0)) > steps)
+    logs = project.compose("logs", "--no-color", "learner", "replay")
+    found = re.search(r"resumed from \S+: (\d+) steps", logs)
+    assert found is not None, logs
+    assert int(found.group(1)) >= steps
+    assert re.search(r"restored \d+ items", logs), logs
+    updates = project.updates()
+    project.wait_for("learning goes on", lambda: project.updates() > updates + 20)
+
+
+@pytest.mark.slow
+def test_a_complete_run_ends_and_stays_so(project: Project) -> None:
+    """A tunable field may change between two starts; whoever is done is not started again."""
+    project.env["TROUPE_RUN__TOTAL_STEPS"] = str(int(project.status()["steps"]) + 2000)
+    project.compose("up", "-d", "--no-build", "--scale", f"actor={ACTORS}")
+
+    def done() -> bool:
+        ended = [one["State"] for name in ("learner", "actor") for one in project.inspect(name)]
+        return all(not state["Running"] and state["ExitCode"] == 0 for state in ended)
+
+    project.wait_for("the learner and the actors are done", done)
+    assert "resuming with run.total_steps" in project.compose("logs", "--no-color", "learner")
+
+
+@pytest.mark.slow
+def test_the_profile_gpu_puts_another_learner_in_place(images: dict[str, Any], tmp_path: Path) -> None:
+    """Without a GPU: what asks for the device is taken out, everything else is as it is."""
+    override = tmp_path / "no-gpu.yml"
+    override.write_text(
+        "services:\n  learner-gpu:\n    image: ${TROUPE_IMAGES}-learner:latest\n"
+        "    deploy: {resources: {reservations: !reset null}}\n"
+    )
+    env = {
+        "TROUPE_IMAGES": images["replay"]["prefix"],
+        "TROUPE_PRESET": "cartpole-apex",
+        "TROUPE_LEARNER__DEVICE": "cpu",
+        "TROUPE_REPLAY__MIN_ITEMS": "500",
+    }
+    project = Project(f"troupe-test-gpu-{os.getpid()}", env)
+    words = ["-f", str(ROOT / "docker-compose.yml"), "-f", str(override), "--profile", "gpu"]
+    try:
+        project.compose(*words, "up", "-d", "--no-build", "keys", "learner", "learner-gpu", "replay", "actor")
+        project.wait_for(
+            "the other learner ends", lambda: not project.inspect("learner")[0]["State"]["Running"]
+        )
+        assert project.inspect("learner")[0]["State"]["ExitCode"] == 0
+
+        def updates() -> int:
+            gpu = project.inspect("learner-gpu")[0]["Id"]
+            text = project.execute(gpu, "sh", "-c", 'cat "$TROUPE_RUN_DIR/status.json"')
+            with contextlib.suppress(ValueError):
+                return int(json.loads(text).get("updates", 0))
+            return 0
+
+        project.wait_for("updates", lambda: updates() > 20)
+    finally:
+        project.compose(*words, "down", "--volumes", "--timeout", "20", ok=(0, 1))
