@@ -274,7 +274,7 @@ def test_a_killed_container_comes_back_and_the_run_goes_on(project: Project, ser
 def test_a_run_that_is_taken_down_resumes(project: Project) -> None:
     steps = int(project.status()["steps"])
     project.compose("stop", timeout_s=300)
-    for service in ("learner", "replay", "actor", "evaluator"):
+    for service in ("learner", "replay", "actor"):  # those that have something to save
         for container in project.inspect(service):
             assert container["State"]["ExitCode"] == 0, f"{service} did not stop cleanly"
     project.compose("down", timeout_s=300)
