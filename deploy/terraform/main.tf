@@ -49,6 +49,14 @@ locals {
     var.overrides,
   )
 
+  # Who is scaled to nothing at the end of the run; the learner, who does it, comes last.
+  groups = concat(
+    ["${local.name}-actor"],
+    var.evaluator ? ["${local.name}-evaluator"] : [],
+    [for i in range(var.replay_shards) : "${local.name}-replay-${i}"],
+    ["${local.name}-learner"],
+  )
+
   run = {
     run         = var.run
     name        = local.name
@@ -126,6 +134,7 @@ module "learner" {
   bucket_arn    = module.artifacts.arn
   public        = local.public_tensorboard
   running       = var.running
+  may_stop      = var.stop_when_complete ? local.groups : []
 }
 
 module "replay" {
@@ -204,6 +213,7 @@ resource "aws_ssm_parameter" "config" {
     actor      = { processes = var.actors_per_machine }
     learner    = { address_allocation_id = module.learner.address_allocation_id }
     replay     = { volumes = module.replay.volume_ids }
+    groups     = var.stop_when_complete ? local.groups : []
   })
 
   lifecycle {

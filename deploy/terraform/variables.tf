@@ -306,6 +306,12 @@ variable "tensorboard_cidrs" {
 
 # ------------------------------------------------------------------ keeping and watching
 
+variable "stop_when_complete" {
+  description = "Let the learner scale every group to no machine once the run is complete and copied to the bucket. The next `apply` starts them again."
+  type        = bool
+  default     = true
+}
+
 variable "destroy_artifacts" {
   description = "Let `destroy` delete the bucket with all checkpoints in it."
   type        = bool

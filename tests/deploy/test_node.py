@@ -6,60 +6,25 @@ import json
 import os
 import stat
 import subprocess
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.deploy.conftest import ROOT, Cloud, run
+from tests.deploy.vpc_services import Metadata, bound, instance_metadata
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PREFIX = "/troupe/test"
 
 
-class Metadata:
-    """A metadata service of version 2: without a token it answers nothing."""
-
-    def __init__(self) -> None:
-        self.values = {"local-ipv4": "10.20.0.7", "instance-id": "i-0123456789abcdef0"}
-        values = self.values
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_PUT(self) -> None:
-                self._answer(200, "token")
-
-            def do_GET(self) -> None:
-                path = self.path.removeprefix("/latest/meta-data/")
-                if self.headers.get("X-aws-ec2-metadata-token") != "token":
-                    self._answer(401, "")
-                elif path in values:
-                    self._answer(200, values[path])
-                else:
-                    self._answer(404, "")
-
-            def _answer(self, status: int, text: str) -> None:
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Say nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-
 @pytest.fixture
 def metadata() -> Iterator[Metadata]:
-    service = Metadata()
+    service = Metadata(bound("127.0.0.1", 0), instance_metadata("i-0123456789abcdef0", "10.20.0.7", "node"))
     yield service
-    service.server.shutdown()
-    service.server.server_close()
+    service.close()
 
 
 class Machine:
@@ -70,8 +35,9 @@ class Machine:
         (root / "bin").mkdir(parents=True)
         for name in ("systemctl", "troupe"):
             file = root / "bin" / name
-            file.write_text(f'#!/bin/sh\necho {name} "$@" >>{root}/calls\necho "# made by troupe"\n')
+            file.write_text(f'#!/bin/sh\necho {name} "$@" >>{root}/calls\ncat {root}/says\n')
             file.chmod(0o755)
+        self.says("# made by troupe")
         self.env = cloud.env | {
             "PATH": f"{root}/bin:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT / "deploy" / "node"),
@@ -90,6 +56,10 @@ class Machine:
     @property
     def run_dir(self) -> Path:
         return self.root / "state" / "runs" / "test"
+
+    def says(self, text: str) -> None:
+        """What systemctl and troupe answer from now on."""
+        (self.root / "says").write_text(text + "\n")
 
     @property
     def calls(self) -> str:
@@ -113,7 +83,7 @@ zone = boto3.client("route53").create_hosted_zone(
 )["HostedZone"]["Id"].rsplit("/", 1)[1]
 boto3.client("s3").create_bucket(Bucket="bucket")
 config = dict(preset="cartpole-apex", overrides={{"run.seed": "7"}}, bucket="bucket", zone_id=zone,
-              domain="test.troupe.internal", log_groups={{}},
+              domain="test.troupe.internal", log_groups={{}}, groups=["test-actor", "test-learner"],
               actor={{"processes": 3}}, learner={{}}, replay={{}})
 encode = lambda text: base64.b64encode(text.encode()).decode()
 put = boto3.client("ssm", region_name="us-east-1").put_parameter
@@ -209,6 +179,37 @@ def test_a_reboot_keeps_what_the_learner_wrote_since(machine: Any) -> None:
     (learner.run_dir / "metrics.csv").write_text("old\nnew\n")
     learner.node("prepare")
     assert (learner.run_dir / "metrics.csv").read_text() == "old\nnew\n"
+
+
+def test_the_end_of_a_run_stops_its_machines(machine: Any) -> None:
+    learner = machine("learner")
+    groups = """[
+    boto3.client('autoscaling').create_launch_configuration(
+        LaunchConfigurationName='one', ImageId='ami-0', InstanceType='t3.medium'),
+    *[boto3.client('autoscaling').create_auto_scaling_group(
+        AutoScalingGroupName=name, LaunchConfigurationName='one', MinSize=0, MaxSize=2, DesiredCapacity=1,
+        AvailabilityZones=['us-east-1a']) for name in ('test-actor', 'test-learner', 'stranger')]]"""
+    ask(learner, groups)
+    capacities = """{one['AutoScalingGroupName']: one['DesiredCapacity'] for one in
+    boto3.client('autoscaling').describe_auto_scaling_groups()['AutoScalingGroups']}"""
+    run_dir = learner.run_dir
+    learner.node("prepare", "--no-start")
+    (run_dir / "config.toml").write_text("[run]\ntotal_steps = 1000\n")
+
+    # A status from before the total was raised; a learner that is still there; one that has failed.
+    for steps, state in ((999, "inactive"), (1000, "active"), (1000, "failed")):
+        (run_dir / "status.json").write_text(json.dumps({"steps": steps, "total_steps": 900, "updates": 4}))
+        learner.says(state)
+        learner.node("sync")
+        assert set(ask(learner, capacities).values()) == {1}
+
+    learner.says("inactive")
+    (run_dir / "last").write_text("written at the end")
+    learner.node("sync")
+    assert ask(learner, capacities) == {"test-actor": 0, "test-learner": 0, "stranger": 1}
+    assert ask(
+        learner, "boto3.client('s3').get_object(Bucket='bucket', Key='runs/test/last')['ContentLength']"
+    )
 
 
 def test_a_key_cannot_leave_the_run_directory(machine: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from troupe_node.ending import has_ended, stop_machines
 from troupe_node.machine import Node, NodeError, client, give, load_node, make_own, patiently, write_own
 
 _log = logging.getLogger(__name__)
@@ -39,8 +40,9 @@ def listing(s3: Any, bucket: str, prefix: str) -> dict[str, tuple[int, float]]:
 
 
 def sync() -> None:
-    """Copy what is new, forget checkpoints that the learner forgot, publish the run's progress."""
+    """Copy what is new, forget checkpoints that the learner forgot, publish progress, see the end."""
     node = load_node(patience_s=30.0)
+    ended = has_ended(node)  # asked first: then the copy that follows has everything
     s3, bucket, prefix = client("s3"), node.config["bucket"], f"runs/{node.run}/"
     there = listing(s3, bucket, prefix)
     here: set[str] = set()
@@ -57,6 +59,8 @@ def sync() -> None:
             if key.startswith("checkpoints/"):
                 s3.delete_object(Bucket=bucket, Key=prefix + key)
     publish_progress(node)
+    if ended:
+        stop_machines(node)
 
 
 def publish_progress(node: Node) -> None:

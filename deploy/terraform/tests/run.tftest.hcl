@@ -64,6 +64,21 @@ run "machines_are_rounded_up" {
   }
 }
 
+run "the_end_stops_every_machine" {
+  command = plan
+
+  variables {
+    replay_shards = 2
+  }
+
+  assert {
+    condition = tolist(local.groups) == tolist([
+      output.groups.actor, output.groups.evaluator, output.groups.replay[0], output.groups.replay[1], output.groups.learner
+    ])
+    error_message = "all groups should end, and the learner's, which ends them, last"
+  }
+}
+
 run "unknown_price_is_null" {
   command = plan
 

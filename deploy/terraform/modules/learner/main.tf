@@ -71,6 +71,18 @@ data "aws_iam_policy_document" "this" {
   }
 
   dynamic "statement" {
+    for_each = length(var.may_stop) > 0 ? [var.may_stop] : []
+
+    content {
+      sid     = "StopMachinesAtTheEnd"
+      actions = ["autoscaling:SetDesiredCapacity"]
+      resources = [for name in statement.value :
+        "arn:${data.aws_partition.current.partition}:autoscaling:${var.run.region}:${data.aws_caller_identity.current.account_id}:autoScalingGroup:*:autoScalingGroupName/${name}"
+      ]
+    }
+  }
+
+  dynamic "statement" {
     for_each = aws_eip.this
 
     content {

@@ -54,3 +54,8 @@ variable "running" {
   description = "Whether the learner runs; false keeps everything but the machine."
   type        = bool
 }
+
+variable "may_stop" {
+  description = "Auto-scaling groups that the learner scales to nothing when the run is complete."
+  type        = list(string)
+}

@@ -111,7 +111,7 @@ resource "aws_sns_topic_subscription" "email" {
 # The learner publishes its counters every minute.
 resource "aws_cloudwatch_metric_alarm" "learner_silent" {
   alarm_name          = "${var.name}-learner-silent"
-  alarm_description   = "No progress was reported for 15 minutes: is the learner alive?"
+  alarm_description   = "No progress was reported for 15 minutes: is the run complete (then its machines are gone), or the learner?"
   namespace           = "Troupe"
   metric_name         = "Updates"
   dimensions          = { Run = var.run }
