@@ -28,10 +28,10 @@ CHAOS := $(addprefix tests/,replay/test_death.py replay/test_hostile.py replay/t
 # Several processes share the cores: numeric libraries must not take all of them each.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test test-deploy lint unit chaos format bench docs plan apply destroy scale clean
+.PHONY: help setup train test test-deploy test-ec2 lint unit chaos format bench docs plan apply destroy scale clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo '  ARGS="..." adds words to train, bench and unit; TORCH_INDEX=URL chooses torch wheels (see README.md)'
 
 setup: $(STAMP) ## make .venv with everything, pinned (again only when the pins change)
@@ -57,6 +57,12 @@ test-deploy: setup $(DEPLOY_VENV)/.installed ## what is under deploy/: Terraform
 	  echo "troupe: NOT TESTED: $$tool is not installed, its tests are skipped" >&2; done
 	@docker info >/dev/null 2>&1 || echo "troupe: NOT TESTED: no Docker daemon answers, containers are skipped" >&2
 	TROUPE_TEST_DEPLOY=1 $(BIN)/python -m pytest -v -rs tests/deploy $(ARGS)
+
+test-ec2: setup $(DEPLOY_VENV)/.installed ## a whole run in a stand-in for AWS: every instance is a machine on this host (root)
+	@for tool in terraform ip unshare systemctl; do command -v $$tool >/dev/null || \
+	  echo "troupe: NOT TESTED: $$tool is not installed, EC2 in a box is skipped" >&2; done
+	@test "$$(id -u)" = 0 || echo "troupe: NOT TESTED: EC2 in a box needs root, it is skipped" >&2
+	TROUPE_TEST_EC2=1 $(BIN)/python -m pytest -v -rs tests/deploy/test_ec2.py $(ARGS)
 
 # Apart: what the stand-in needs must not move the pins of what trains.
 $(DEPLOY_VENV)/.installed: tests/deploy/requirements.txt

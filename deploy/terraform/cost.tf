@@ -1,4 +1,6 @@
-# An estimate, so that nobody is surprised: list prices of us-east-1, without traffic, storage of objects and logs.
+# An estimate, so that nobody is surprised, without traffic, storage of objects and logs. The prices are examples:
+# on-demand in us-east-1, written down from memory in November 2026, not checked since. docs/aws.md says how to look up
+# today's; hourly_prices_usd replaces them.
 
 locals {
   list_prices_usd = {

@@ -369,7 +369,7 @@ variable "budget_usd_per_month" {
 }
 
 variable "hourly_prices_usd" {
-  description = "On-demand prices in dollars per hour for the cost estimate, over the built-in ones (us-east-1)."
+  description = "On-demand prices in dollars per hour for the cost estimate, over the examples in cost.tf."
   type        = map(number)
   default     = {}
 }

@@ -19,17 +19,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TERRAFORM = ROOT / "deploy" / "terraform"
 WANTED = "TROUPE_TEST_DEPLOY"
+WANTED_EC2 = "TROUPE_TEST_EC2"
 VENV = ROOT / ".venv-deploy"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the slow tests to `make test-deploy`."""
-    if os.environ.get(WANTED) == "1":
-        return
-    skip = pytest.mark.skip(reason=f"slow and needs other tools: `make test-deploy` (or {WANTED}=1)")
+    """Leave the slow tests to `make test-deploy` and `make test-ec2`."""
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("slow"):
-            item.add_marker(skip)
+            name, target = (WANTED, "test-deploy")
+            if item.path.name == "test_ec2.py":
+                name, target = (WANTED_EC2, "test-ec2")
+            if os.environ.get(name) != "1":
+                reason = f"slow and needs other tools: `make {target}` (or {name}=1)"
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

@@ -64,6 +64,36 @@ run "machines_are_rounded_up" {
   }
 }
 
+# The two large columns of the table in docs/aws.md.
+run "price_of_192_actors" {
+  command = plan
+
+  variables {
+    actors          = 192
+    slots_per_actor = 2
+  }
+
+  assert {
+    condition     = abs(output.hourly_cost_usd.total - 5.1) < 0.05
+    error_message = "docs/aws.md says 5.1"
+  }
+}
+
+run "price_of_360_actors" {
+  command = plan
+
+  variables {
+    actors          = 360
+    slots_per_actor = 1
+    replay_shards   = 2
+  }
+
+  assert {
+    condition     = abs(output.hourly_cost_usd.total - 8.7) < 0.05
+    error_message = "docs/aws.md says 8.7"
+  }
+}
+
 run "the_end_stops_every_machine" {
   command = plan
 
