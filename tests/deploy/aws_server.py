@@ -10,6 +10,7 @@ from moto.budgets.models import BudgetsBackend
 from moto.budgets.responses import BudgetsResponse
 from moto.core.responses import BaseResponse
 from moto.ec2.models.security_groups import SecurityGroupRule
+from moto.iam.access_control import IAMPolicyStatement, PermissionResult
 from moto.route53.models import FakeZone
 from moto.route53.responses import Route53
 from moto.server import main
@@ -50,6 +51,16 @@ def bool_param(self: Route53, name: str, default: bool = False) -> bool:
     return bool(BaseResponse._get_bool_param(self, name, default))
 
 
+PERMITTED = IAMPolicyStatement.is_action_permitted
+
+
+def is_action_permitted(self: IAMPolicyStatement, *words: object, **names: object) -> PermissionResult:
+    """Take the clients' HTTP for HTTPS; moto takes any statement whose condition does not hold for a denial."""
+    if "aws:SecureTransport" in json.dumps(self._statement.get("Condition")):
+        return PermissionResult.NEUTRAL
+    return PERMITTED(self, *words, **names)
+
+
 def _same(one: dict[str, object], other: dict[str, object]) -> bool:
     names = ("NotificationType", "ComparisonOperator", "Threshold")
     return all(one.get(name) == other.get(name) for name in names)
@@ -61,4 +72,5 @@ if __name__ == "__main__":
     SecurityGroupRule.description = property(description)
     FakeZone.add_vpc = add_vpc
     Route53._get_bool_param = bool_param
+    IAMPolicyStatement.is_action_permitted = is_action_permitted
     main(["-H", "127.0.0.1", "-p", sys.argv[1]])

@@ -97,7 +97,7 @@ class Cluster:
             return condition()
 
         try:
-            machines.wait_until(look, timeout_s, what, poll_s=2.0)
+            machines.wait_until(look, timeout_s, what, poll_s=3.0)
         except TimeoutError as error:
             pytest.fail(f"{error}\n{self.story()}")
 

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 
+from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
 
 from troupe_node.boot import prepare
@@ -37,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
             sync()
         else:
             watch_spot(options.poll_s)
-    except (NodeError, BotoCoreError, ClientError, OSError, subprocess.SubprocessError) as error:
+    except (NodeError, Boto3Error, BotoCoreError, ClientError, OSError, subprocess.SubprocessError) as error:
         print(f"troupe-node: error: {error}", file=sys.stderr)
         return 1
     return 0
