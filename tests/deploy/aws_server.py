@@ -55,7 +55,7 @@ PERMITTED = IAMPolicyStatement.is_action_permitted
 
 
 def is_action_permitted(self: IAMPolicyStatement, *words: object, **names: object) -> PermissionResult:
-    """Take the clients' HTTP for HTTPS; moto takes any statement whose condition does not hold for a denial."""
+    """Take the clients' HTTP for HTTPS; moto denies where a condition does not hold."""
     if "aws:SecureTransport" in json.dumps(self._statement.get("Condition")):
         return PermissionResult.NEUTRAL
     return PERMITTED(self, *words, **names)

@@ -25,13 +25,12 @@ class Fleet:
 
     Attributes:
         machines: the running ones, by instance.
-        gone: the ended ones, whose files are still there.
+        vpc: the network between them.
     """
 
     def __init__(self, cloud: Cloud, deploy_python: str, image: Image, folder: Path, run: str) -> None:
         remove(is_dead)
         self.machines: dict[str, Machine] = {}
-        self.gone: dict[str, Machine] = {}
         self._image, self._folder, self._run = image, folder, run
         self._lock = threading.Lock()
         words = [deploy_python, str(Path(__file__).with_name("aws_client.py"))]
@@ -78,18 +77,13 @@ class Fleet:
         """Boot the machines that AWS has started since, and end those that it has terminated."""
         reservations = self.ask("ec2", "describe_instances", Filters=self._tag())["Reservations"]
         instances = {one["InstanceId"]: one for group in reservations for one in group["Instances"]}
-        for name in [
-            name
-            for name in self.machines
-            if instances.get(name, {}).get("State", {}).get("Name") != "running"
-        ]:
-            machine = self.gone[name] = self.machines.pop(name)
-            machine.close()
+        running = {name: one for name, one in instances.items() if one["State"]["Name"] == "running"}
+        for name in self.machines.keys() - running.keys():
+            self.machines.pop(name).close()
         for machine in self.machines.values():
             machine.check()
-        for name, instance in instances.items():
-            if instance["State"]["Name"] == "running" and name not in self.machines:
-                self.machines[name] = self._boot(instance)
+        for name in running.keys() - self.machines.keys():
+            self.machines[name] = self._boot(running[name])
 
     def of(self, role: str) -> list[Machine]:
         """The running machines of a role, the oldest first."""

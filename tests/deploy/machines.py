@@ -312,7 +312,7 @@ class Machine:
         child = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
         command = ["nsenter", "-t", child, "--all", *words]
         done = subprocess.run(
-            command, timeout=60, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command, timeout=300, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         return done.stdout
 
