@@ -29,6 +29,7 @@ def child_specs(config: Config, run_dir: Path, sockets: Path, *, resume: bool) -
 
     def learner_words(restarts: int) -> list[str]:
         words = ["--run-dir", str(run_dir), "--control", control, "--announce", f"ipc://{sockets}/announce"]
+        words += ["--inference", f"ipc://{sockets}/inference"]
         # One that died before its first checkpoint begins again.
         again = resume or (restarts > 0 and has_checkpoint(run_dir))
         return [*words, "--resume"] if again else words

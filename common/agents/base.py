@@ -55,8 +55,17 @@ class Inputs:
 
     def rows(self, slots: Sequence[int] | np.ndarray) -> Inputs:
         """The inputs of these slots only."""
-        parts = (self.obs, self.last_action, self.last_reward, self.first, self.memory)
-        return Inputs(*(part[slots] for part in parts))
+        return Inputs(*(part[slots] for part in self._parts()))
+
+    @staticmethod
+    def joined(several: Sequence[Inputs]) -> Inputs:
+        """The slots of all of these, in their order."""
+        if len(several) == 1:
+            return several[0]
+        return Inputs(*map(np.concatenate, zip(*(inputs._parts() for inputs in several), strict=True)))
+
+    def _parts(self) -> tuple[np.ndarray, ...]:
+        return self.obs, self.last_action, self.last_reward, self.first, self.memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,11 @@ class Act:
     """What the agent's accumulator wants to know about each slot's step besides: arrays `[S, ...]`."""
     memory: np.ndarray | None = None
     """`[S, memory_size]` float32, the recurrent state after the step; None where it has not changed."""
+
+    def rows(self, slots: slice) -> Act:
+        """What was chosen in these slots only; shares memory."""
+        extras = {name: array[slots] for name, array in self.extras.items()}
+        return Act(self.action[slots], extras, None if self.memory is None else self.memory[slots])
 
     def extras_by_slot(self) -> list[dict[str, Any]]:
         """The extras of each slot: a Python number of each array `[S]`, a row of every other."""

@@ -146,6 +146,12 @@ class ActorConfig(Section):
     chunk_steps: int = structural(50, "Steps of one slot that are sent together.", ge=1)
     params_period_steps: int = tunable(400, "Steps per slot between two looks for newer parameters.", ge=1)
     torch_threads: int = tunable(1, "Threads of the forward pass.", ge=1)
+    groups: int = tunable(
+        2,
+        "Groups of a process's slots under central inference: while the learner chooses for one, another "
+        "is stepped.",
+        ge=1,
+    )
     max_outstanding_inserts: int = tunable(
         64, "Chunks sent and not yet acknowledged, per actor process.", ge=1
     )
@@ -183,7 +189,21 @@ class EvaluatorConfig(Section):
 class InferenceConfig(Section):
     """Where actions are chosen."""
 
-    mode: Literal["local"] = tunable("local", "`local`: every actor runs the network itself.")
+    mode: Literal["local", "central"] = tunable(
+        "local",
+        "`local`: every actor runs the network itself. `central`: the learner does it for all actors.",
+    )
+    min_batch: int = tunable(
+        1,
+        "Central: slots that are worth a forward pass at once; while one runs, the next batch gathers.",
+        ge=1,
+    )
+    max_batch: int = tunable(
+        1024, "Central: most slots of a forward pass, so also of a group of one actor's slots.", ge=1
+    )
+    timeout_ms: float = tunable(
+        5.0, "Central: longest wait for `min_batch`; then a forward pass is made for fewer slots.", ge=0
+    )
 
 
 class NetConfig(Section):
@@ -194,6 +214,9 @@ class NetConfig(Section):
     )
     announce: Endpoint = operational(
         "tcp://127.0.0.1:5551", "Learner's PUB: one message per parameter version."
+    )
+    inference: Endpoint = operational(
+        "tcp://127.0.0.1:5552", "Learner's ROUTER of central inference: observations in, actions out."
     )
     replay: Endpoint = operational(
         "tcp://127.0.0.1:5560", "ROUTER of replay shard 0; shard i takes port + i."
@@ -256,6 +279,11 @@ class Config(Section):
             raise ValueError(
                 f"replay.samples_per_insert_error ({error:g}) should be at least half of "
                 f"replay.batch_size ({batch}), or both sides would wait for ever"
+            )
+        if self.inference.min_batch > self.inference.max_batch:
+            raise ValueError(
+                f"inference.min_batch ({self.inference.min_batch}) should not exceed "
+                f"inference.max_batch ({self.inference.max_batch})"
             )
         ports = 1 + self.replay.shards + self.actor.processes + self.evaluator.enabled
         if self.net.metrics_port and self.net.metrics_port + ports > 65536:

@@ -60,6 +60,7 @@ class ControlServer:
         telemetry: reports in the order of arrival; the learner drains it.
         session: random number of this learner process.
         params_sent: how many times parameters have been sent to a peer.
+        inference_endpoint: told to whoever joins; empty where there is no central inference.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class ControlServer:
         self.telemetry: queue.Queue[Telemetry] = queue.Queue(_TELEMETRY_QUEUE)
         self.params_sent = 0
         self.session = int.from_bytes(os.urandom(8), "little") >> 1
+        self.inference_endpoint = ""
         self._ctx = ctx
         self._endpoints = (control_endpoint, announce_endpoint)
         self._config = config_dict
@@ -179,6 +181,16 @@ class ControlServer:
         """Endpoints of the live replay shards, in the order of their names."""
         with self._changed:
             return self._roster.shards()
+
+    @property
+    def total_slots(self) -> int:
+        """Exploration slots of the whole run."""
+        return self._roster.total_slots
+
+    def leases(self) -> dict[int, set[int]]:
+        """The slots of every live actor process, by its incarnation."""
+        with self._changed:
+            return self._roster.leases()
 
     def wait_for_shards(
         self, count: int, timeout_s: float, stop: Callable[[], bool] | None = None
@@ -370,6 +382,7 @@ class ControlServer:
                 "slots": peer.slots,
                 "total_slots": self._roster.total_slots,
                 "announce": self.announce_endpoint,
+                "inference": self.inference_endpoint,
                 "shards": self._roster.shards(),
                 "heartbeat_s": self._heartbeat_s,
                 "liveness_s": self._liveness_s,

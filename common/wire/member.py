@@ -60,6 +60,7 @@ class Welcome:
     liveness_s: float = 15.0
     session: int = 0
     run: str = ""
+    inference: str = ""
 
     def seed(self, incarnation: int, *place: int) -> int:
         """Draw the seed of a generator at `place` (a slot, a shard) of this run.
@@ -89,6 +90,7 @@ class Welcome:
             message.number("liveness_s"),
             state.session,
             message.text("run", "", max_chars=64),
+            message.text("inference", ""),
         )
 
 

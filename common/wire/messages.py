@@ -24,6 +24,10 @@ BYE = "BYE"
 # Announce: the learner's PUB -> everyone; always exactly one frame, so that CONFLATE is safe.
 ANNOUNCE = "ANNOUNCE"
 
+# Inference: actors <-> the learner's second ROUTER, where inference is central.
+INFER = "INFER"
+ACTIONS = "ACTIONS"
+
 # Replay: actors and the learner <-> a replay shard's ROUTER.
 INSERT = "INSERT"
 INSERTED = "INSERTED"
@@ -57,6 +61,11 @@ NO_SLOTS = "no_slots"  # leases may run out
 UNKNOWN_PEER = "unknown_peer"  # the learner has been restarted, or has given the peer up
 RETRY_KINDS = frozenset({NO_SLOTS, UNKNOWN_PEER})
 """After these, HELLO may be said again; every other answer to it is final."""
+
+# Kinds of ERROR that answer INFER.
+UNKNOWN_GROUP = "unknown_group"  # begin again: the learner has nothing that these steps go on from
+NOT_LEASED = "not_leased"  # the slots are not those of this actor
+TOO_MANY_ROWS = "too_many_rows"  # for a batch
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,7 @@ MESSAGES: dict[str, Spec] = {
             "slots": "list of int, the slots leased to this process, ascending",
             "total_slots": "int, slots of the whole run",
             "announce": "str, endpoint of the announce PUB; a wildcard host stands for the learner's own",
+            "inference": "str, endpoint of central inference, likewise; empty or absent where there is none",
             "shards": "list of str, endpoints of the live replay shards",
             "heartbeat_s": "float, how often to send HEARTBEAT",
             "liveness_s": "float, silence after which either side gives up the other",
@@ -143,6 +153,28 @@ MESSAGES: dict[str, Spec] = {
     ),
     BYE: Spec("service -> learner, not answered", {"reason": "str, for logs"}),
     ANNOUNCE: Spec("learner -> everyone (PUB, one frame)", dict(_STATE)),
+    INFER: Spec(
+        "actor -> learner: a group of slots begins, or has done what it was told; answered with ACTIONS",
+        {
+            "incarnation": "u64, that of HELLO",
+            "group": "int, which of the actor's groups; its slots step together",
+            "slots": "list of int, the slots on lease that begin here, one a row; absent where they go on",
+            "after": "u64, request id of the ACTIONS that were carried out; absent where slots begin",
+        },
+        {
+            "first": "observations [E, ...], whole: of all rows where slots begin; else of those with "
+            "ended above 0, in their order, the first of the next episode",
+            "obs": "observations [S, ...], where the step led, at an episode's end that episode's last one; "
+            "only the newest frame where frames are stacked; absent where slots begin, like all below",
+            "reward": "float32 [S], as the agent is to learn from it",
+            "ended": "uint8 [S], 0 goes on, 1 terminated, 2 truncated, 3 the environment failed: void",
+        },
+    ),
+    ACTIONS: Spec(
+        "learner -> actor, answer to INFER",
+        {"version": "int, parameter version that chose"},
+        {"actions": "int64 [S], one a row"},
+    ),
     INSERT: Spec(
         "actor -> replay; the request id is the number of the insert, 1, 2, 3, ... in each incarnation",
         {
@@ -219,7 +251,8 @@ MESSAGES: dict[str, Spec] = {
         },
     ),
     WAIT: Spec(
-        "replay -> learner, answer to a SAMPLE that the table's limiter held for half a second; ask again",
+        "replay -> learner, answer to a SAMPLE that the table's limiter held for half a second: ask again; "
+        "learner -> actor, answer to an INFER that came again while the first one still waits",
         {"reason": "str, what is missing"},
     ),
     PRIORITIES: Spec(

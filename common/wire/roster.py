@@ -132,6 +132,10 @@ class Roster:
         """The names of all peers, in natural order."""
         return sorted(self._by_name, key=_natural)
 
+    def leases(self) -> dict[int, set[int]]:
+        """The slots of every peer that has any, by its incarnation."""
+        return {peer.incarnation: set(peer.slots) for peer in self._by_name.values() if peer.slots}
+
     def shards(self) -> list[str]:
         """Endpoints of the replay shards, in the natural order of their names."""
         return [self._by_name[name].endpoint for name in self.names() if self._by_name[name].endpoint]

@@ -1,31 +1,23 @@
-"""The actor: steps environments with the newest parameters and sends what happens to replay."""
+"""The actor: steps environments, with actions that it or the learner chooses, until the run is done."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from pathlib import Path
 
-import torch
-
-from common.agents import make_agent
 from common.config import config_from_dict
-from common.envs import VectorEnv, make_vector
 from common.errors import PeerError
 from common.runtime import health
 from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
-from common.wire.control_client import ControlClient, Params, Welcome, new_incarnation
-from common.wire.replay_client import ReplayClient
-from common.wire.sockets import Context, Security, WaitLog, reachable_endpoint
-from services.actor.inserter import Inserter
+from common.wire.control_client import ControlClient, Welcome, new_incarnation
+from common.wire.sockets import Context, Security, WaitLog
+from services.actor.acting import Acting, Place
 from services.actor.meter import Meter
-from services.actor.rollout import Rollout
 
 log = logging.getLogger(__name__)
 
 STALL_LIMIT_S = 60.0
-FLUSH_TIMEOUT_S = 5.0
 WAIT_SLICE_S = 0.2
 
 
@@ -59,19 +51,13 @@ class ActorService:
         security: Security | None = None,
         relay_directory: Path | None = None,
     ) -> None:
-        self._ctx = ctx
-        self._learner = learner
+        self._place = Place(ctx, learner, name, security)
         self._name = name
         self._stop = stop
         self._slots_wanted = slots
         self._join_timeout_s = join_timeout_s
-        self._security = security
         self._relay_directory = relay_directory
-        self._incarnation = 0
         self._meter = Meter()
-        self._inserter = Inserter(self._connect_shard)
-        self._version = -1
-        self._steps_with_params = 0
 
     def run(self) -> None:
         """Act until the end. Raises `PeerError` where the learner or its parameters do not come in time."""
@@ -80,24 +66,24 @@ class ActorService:
         except Stopped:
             return
         reason = "failed"
+        acting = self._acting
         self._watchdog = StallWatchdog(STALL_LIMIT_S)
         try:
-            self._take_slots(welcome)
-            self._wait_for_params(self._config.net.connect_timeout_s)
+            self._begin(welcome)
             while not self._done():
                 self._watchdog.beat()
-                self._inserter.put(self._rollout.step(self._version))
-                self._wait_for_credit()
-                self._refresh_params()
+                acting.round()
                 self._keep_in_touch()
-            self._finish()
+            acting.finish()
+            self._report()
+            log.info("%s ends after %d steps", self._name, acting.timing.steps)
             reason = "stopped" if self._stop else "the run is done"
         except Stopped:
             reason = "stopped"
         finally:
             self._watchdog.close()
             self._control.close(reason)
-            self._inserter.close()
+            acting.close()
 
     # -- joining --
 
@@ -107,25 +93,34 @@ class ActorService:
         These are made first, for which the run's config has to be looked up: making emulators may keep the
         whole process busy, its heartbeats included, for longer than a lease lasts.
         """
-        self._config = config_from_dict(self._hello("viewer", f"{self._name[:56]}-config", 0).config)
+        seen = self._hello("viewer", f"{self._name[:56]}-config", 0)
         self._control.close("has seen the config")
-        torch.set_num_threads(self._config.actor.torch_threads)
+        # The agent's section is checked by who runs the network: others need no torch.
+        self._config = config_from_dict(seen.config, typed_agent=False)
+        self._acting = self._make_acting()
         wanted = self._slots_wanted or self._config.actor.slots
-        self._env = self._make_env(wanted)
-        self._agent = make_agent(self._config.agent, self._env.spec, seed=self._config.run.seed)
+        self._acting.prepare(wanted)
         return self._hello("actor", self._name, wanted)
 
+    def _make_acting(self) -> Acting:
+        if self._config.inference.mode == "central":
+            from services.actor.central import CentralActing
+
+            return CentralActing(self._config, self._place)
+        from services.actor.local import LocalActing
+
+        return LocalActing(self._config, self._place)
+
     def _hello(self, role: str, name: str, slots: int) -> Welcome:
-        self._incarnation = new_incarnation()
         self._control = ControlClient(
-            self._ctx,
-            self._learner,
+            self._place.ctx,
+            self._place.learner,
             role=role,
             name=name,
-            incarnation=self._incarnation,
+            incarnation=new_incarnation(),
             slots_wanted=slots,
             connect_timeout_s=self._join_timeout_s,
-            security=self._security,
+            security=self._place.security,
             relay_directory=self._relay_directory if role == "actor" else None,
         )
         deadline = Deadline(self._join_timeout_s)
@@ -138,137 +133,63 @@ class ActorService:
                     detail = str(error).partition("(")[2].rstrip(")")
                     waited = f"within {self._join_timeout_s:.0f} s ({detail})"
                     raise PeerError(
-                        f"{self._name} could not join the learner at {self._learner} {waited}"
+                        f"{self._name} could not join the learner at {self._place.learner} {waited}"
                     ) from error
         self._control.close("stopped")
         raise Stopped
 
-    def _make_env(self, slots: int) -> VectorEnv:
-        # The seed is given when the slots are known, at reset.
-        return make_vector(self._config.env, slots, self._config.run.seed, self._config.actor.env_threads)
-
-    def _take_slots(self, welcome: Welcome) -> None:
-        """Act in the slots that were granted, which may be fewer than there are environments."""
+    def _begin(self, welcome: Welcome) -> None:
+        """Take the slots, and wait for what acting needs besides: the first parameters."""
         self._joins = self._control.joins
         self._slots = welcome.slots
-        if self._env.num_slots != len(welcome.slots):
-            self._env.close()
-            self._env = self._make_env(len(welcome.slots))
-        self._rollout = self._make_rollout(welcome)
+        self._acting.begin(self._control, welcome)
         log.info(
-            "%s acts in %d slots of %d with %d torch threads, incarnation %x",
-            *(self._name, len(self._slots), welcome.total_slots, torch.get_num_threads(), self._incarnation),
+            "%s acts in %d slots of %d, incarnation %x",
+            *(self._name, len(self._slots), welcome.total_slots, self._control.incarnation),
         )
-
-    def _make_rollout(self, welcome: Welcome) -> Rollout:
-        seed = welcome.seed(self._incarnation, welcome.slots[0])
-        rollout = Rollout(self._agent, self._env, self._config.actor.chunk_steps, seed)
-        rollout.explore(welcome.slots, welcome.total_slots)
-        return rollout
-
-    def _connect_shard(self, endpoint: str) -> ReplayClient:
-        replay, actor = self._config.replay, self._config.actor
-        compress = replay.compression == "lz4"
-        return ReplayClient(
-            reachable_endpoint(endpoint, self._learner),
-            ctx=self._ctx,
-            name=self._name,
-            incarnation=self._incarnation,
-            specs=[dataclasses.replace(s, compress=s.compress and compress) for s in self._agent.fields],
-            max_outstanding=max(1, actor.max_outstanding_inserts // replay.shards),
-            security=self._security,
-        )
-
-    def _wait_for_params(self, timeout_s: float) -> None:
-        deadline, wait_log = Deadline(timeout_s), WaitLog()
-        while (params := self._control.params_if_newer(-1)) is None:
-            if self._done():
-                raise Stopped
+        deadline, wait_log = Deadline(self._config.net.connect_timeout_s), WaitLog()
+        while not self._acting.ready():
             self._watchdog.beat()
             self._control.check()
+            if self._done():
+                raise Stopped
             if deadline.expired:
                 raise PeerError(
-                    f"{self._name} got no parameters from the learner at {self._learner} "
-                    f"within {timeout_s:.0f} s; see its log"
+                    f"{self._name} got no {self._acting.waits_for} from the learner at {self._place.learner} "
+                    f"within {self._config.net.connect_timeout_s:.0f} s; see its log"
                 )
             if wait_log.due():
-                log.info("%s waits for the first parameters since %.0f s", self._name, wait_log.waited_s)
+                waits_for = self._acting.waits_for
+                log.info("%s waits for the first %s since %.0f s", self._name, waits_for, wait_log.waited_s)
             time.sleep(0.02)
-        self._load(params)
 
-    # -- in every step --
+    # -- in every round --
 
     def _done(self) -> bool:
         return self._stop.requested or self._control.state.stopping
 
-    def _wait_for_credit(self) -> None:
-        """Stand still while replay does not take what there is: nothing is dropped, nothing piles up here."""
-        if not self._inserter.waiting:
-            return
-        wait_log = WaitLog()
-        blocked_before_s = self._meter.blocked_s
-        while self._inserter.waiting and not self._done():
-            self._watchdog.beat()
-            self._inserter.pump(timeout_ms=50)
-            self._meter.blocked_s = blocked_before_s + wait_log.waited_s
-            self._keep_in_touch()
-            if wait_log.due():
-                reason = self._inserter.reason()
-                log.info("%s waits for replay since %.0f s (%s)", self._name, wait_log.waited_s, reason)
-
-    def _refresh_params(self) -> None:
-        """Take newer parameters, at most once in `params_period_steps`; the fetch runs in the background."""
-        self._steps_with_params += 1
-        if self._steps_with_params >= self._config.actor.params_period_steps:
-            params = self._control.params_if_newer(self._version)
-            if params is not None:
-                self._load(params)
-
-    def _load(self, params: Params) -> None:
-        self._agent.load_params(params.params)
-        self._version = params.version
-        self._steps_with_params = 0
-
     def _keep_in_touch(self) -> None:
-        """Follow changes of shards and slots, and report now and then."""
+        """Follow changes of slots, and report now and then."""
         self._control.check()
-        self._inserter.set_shards(self._control.shards)
         if self._control.joins != self._joins:
-            self._follow_slots()
+            self._rejoin()
         if self._meter.due():
             self._report()
 
     def _report(self) -> None:
-        staleness = max(0, self._control.state.version - self._version)
-        metrics, fields = self._meter.report(self._rollout, staleness, self._inserter.chunks_total)
+        staleness = max(0, self._control.state.version - self._acting.version)
+        metrics, fields = self._meter.report(self._acting.timing, staleness)
         self._control.send_telemetry(metrics, fields=fields)
         health.report(metrics)
 
-    def _follow_slots(self) -> None:
-        """After joining again: other slots mean other exploration, and possibly fewer environments."""
+    def _rejoin(self) -> None:
+        """After joining again: possibly in other slots."""
         welcome = self._control.join()
         self._joins = self._control.joins
-        if welcome.slots == self._slots:
-            return
-        log.info("%s now has slots %s instead of %s", self._name, welcome.slots, self._slots)
-        if len(welcome.slots) == len(self._slots):
-            self._slots = welcome.slots
-            self._rollout.explore(welcome.slots, welcome.total_slots)
-            return
-        old = self._rollout
-        self._inserter.put(old.flush())
-        self._take_slots(welcome)
-        self._rollout.timing, self._rollout.episodes = old.timing, old.episodes
-
-    # -- the end --
-
-    def _finish(self) -> None:
-        """Send what is complete, and the last report. Bounded: a peer that is gone must not hold us up."""
-        self._inserter.put(self._rollout.flush())
-        lost = self._inserter.finish(FLUSH_TIMEOUT_S)
-        if lost:
-            reason = self._inserter.reason()
-            log.info("%s ends with %d chunks that replay did not take (%s)", self._name, lost, reason)
-        self._report()
-        self._env.close()
-        log.info("%s ends after %d steps", self._name, self._rollout.timing.steps)
+        mode = welcome.config.get("inference", {}).get("mode", "local")
+        if mode != self._config.inference.mode:
+            raise PeerError(f"the learner is back with inference.mode {mode}: start {self._name} again")
+        before, self._slots = self._slots, welcome.slots
+        if before != self._slots:
+            log.info("%s now has slots %s instead of %s", self._name, self._slots, before)
+        self._acting.rejoin(welcome, before)

@@ -38,6 +38,9 @@ def parser() -> Parser:
     parser.add_argument(
         "--announce", metavar="ADDRESS", help="bind here instead of the config's net.announce"
     )
+    parser.add_argument(
+        "--inference", metavar="ADDRESS", help="bind here instead of the config's net.inference"
+    )
     add_key_arguments(parser, server=True)
     add_service_arguments(parser)
     return parser
@@ -95,7 +98,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from services.learner.service import Learner
 
         stop = StopSignal(force_after_s=60.0).install()
-        options = {"net.control": args.control, "net.announce": args.announce, "net.keys_dir": args.keys}
+        options = {
+            "net.control": args.control,
+            "net.announce": args.announce,
+            "net.inference": args.inference,
+            "net.keys_dir": args.keys,
+        }
         options["net.insecure"] = "true" if args.insecure else ""
         overrides = {field: text for field, text in options.items() if text}
         config = run_config(args.run_dir, args.preset, overrides, resume=args.resume)

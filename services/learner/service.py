@@ -25,9 +25,13 @@ from common.runtime.checkpoint import load_newest, save_checkpoint
 from common.runtime.logging import Throttle
 from common.wire.codec import WireError
 from common.wire.control import ControlServer
+from common.wire.control_client import new_incarnation
+from common.wire.inserter import connector
 from common.wire.key_options import make_security
 from common.wire.replay_codec import SampleBatch
+from common.wire.sockets import Security
 from services.learner.counters import RunCounters
+from services.learner.inference import CentralInference
 from services.learner.prefetch import Prefetcher
 from services.learner.reporter import Reporter
 
@@ -99,6 +103,7 @@ class Learner:
             security=security,
             run=self.run_id,
         )
+        self.inference = self._make_inference(security) if config.inference.mode == "central" else None
         self.prefetch = Prefetcher(
             self._context,
             self.control.shards,
@@ -120,11 +125,39 @@ class Learner:
         self._throttle = Throttle(10.0)
         self._next_checkpoint = time.monotonic() + config.learner.checkpoint_period_s
 
+    def _make_inference(self, security: Security) -> CentralInference:
+        """The service that acts for the actors, with a network of its own: updates change the other one."""
+        config = self.config
+        incarnation = new_incarnation()
+        seed = np.random.SeedSequence([config.run.seed, self.counters.steps]).generate_state(1)[0]
+        return CentralInference(
+            self._context,
+            config,
+            make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device),
+            self.spec,
+            leases=self.control.leases,
+            shards=self.control.shards,
+            connect=connector(
+                self._context,
+                "inference",
+                incarnation,
+                self.agent.fields,
+                compress=config.replay.compression == "lz4",
+                max_outstanding=max(1, config.actor.max_outstanding_inserts // config.replay.shards),
+                security=security,
+            ),
+            seed=int(seed),
+            security=security,
+        )
+
     def run(self) -> None:
         """The main loop."""
         if not self.counters.updates:
             # Before anybody hears the run's name: it has to outlive this process, as what is stored under it.
             self._checkpoint()
+        if self.inference is not None:
+            self.inference.start()
+            self.control.inference_endpoint = self.inference.endpoint
         self.control.start()
         self.prefetch.start()
         try:
@@ -195,12 +228,18 @@ class Learner:
 
     def _publish(self) -> None:
         self.counters.version += 1
-        self.control.publish(self.counters.version, self.agent.params())
+        params = self.agent.params()
+        self.control.publish(self.counters.version, params)
+        if self.inference is not None:
+            self.inference.offer(self.counters.version, params)
 
     def _keep_house(self) -> None:
         """What has to be done now and then, between two updates."""
         self._collect()
         self.control.set_state(steps=self.counters.steps, updates=self.counters.updates)
+        if self.inference is not None:
+            self.inference.check()
+            self.reporter.note("learner", self.inference.metrics())
         self.reporter.tick(self.control, self.prefetch.waited_s)
         if time.monotonic() >= self._next_checkpoint:
             self._checkpoint()
@@ -302,3 +341,5 @@ class Learner:
                 self.reporter.tick, self.control, self.prefetch.waited_s, note="stopped", force=True
             )
             ends.callback(self.prefetch.stop)
+            if self.inference is not None:
+                ends.callback(self.inference.stop)

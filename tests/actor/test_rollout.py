@@ -195,15 +195,15 @@ def test_meter_reports_totals_and_rates() -> None:
     assert meter.due()
     for _ in range(5):
         rollout.step(0)
-    meter.blocked_s = 1.5
-    metrics, fields = meter.report(rollout, staleness=2, chunks_total=9)
+    rollout.timing.blocked_s, rollout.timing.chunks = 1.5, 9
+    metrics, fields = meter.report(rollout.timing, staleness=2)
     assert metrics["actor/steps"] == 20
     assert metrics["actor/insert_blocked_s"] == 1.5
     assert metrics["params/staleness"] == 2
     assert metrics["actor/chunks_total"] == 9
     assert metrics["actor/env_ms"] > 0
     assert fields == {}
-    metrics, _ = meter.report(rollout, staleness=2, chunks_total=9)
+    metrics, _ = meter.report(rollout.timing, staleness=2)
     assert metrics["actor/steps"] == 20
     assert metrics["actor/steps_per_s"] == 0
     assert metrics["actor/insert_blocked_share"] == 0
@@ -214,5 +214,5 @@ def test_meter_sends_every_game_once() -> None:
     for _ in range(4):
         rollout.step(0)
     meter = Meter(period_s=0.0)
-    assert meter.report(rollout, 0, 0)[1] == {"episodes": [[5.0, 2], [5.0, 2]]}
-    assert meter.report(rollout, 0, 0)[1] == {}
+    assert meter.report(rollout.timing, 0)[1] == {"episodes": [[5.0, 2], [5.0, 2]]}
+    assert meter.report(rollout.timing, 0)[1] == {}

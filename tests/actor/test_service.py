@@ -15,6 +15,7 @@ from common.data.fields import Chunk, check_chunk
 from common.envs import make_spec
 from common.errors import ConfigError, PeerError
 from common.runtime.lifecycle import StopSignal
+from common.wire import inserter
 from common.wire.control import ControlServer, Telemetry
 from services.actor import service as module
 from services.actor.service import ActorService
@@ -73,7 +74,7 @@ def context() -> Iterator[Context]:
 def replay(monkeypatch: pytest.MonkeyPatch) -> Replay:
     FakeReplay.chunks = []
     FakeReplay.closed_for_inserts = False
-    monkeypatch.setattr(module, "ReplayClient", FakeReplay)
+    monkeypatch.setattr(inserter, "ReplayClient", FakeReplay)
     monkeypatch.setattr("services.actor.meter.Meter.due", lambda self: time.monotonic() - self._last_s > 0.05)
     return FakeReplay
 
@@ -194,8 +195,8 @@ def test_two_actors_share_the_slots(context: Context, control: ControlServer, re
     publish(control)
     actors = [Running(context, control, f"actor-{i}") for i in range(2)]
     wait_for(lambda: sorted(s for peer in control.peers() for s in peer["slots"]) == list(range(8)))
-    wait_for(lambda: all(hasattr(a.service, "_rollout") for a in actors))
-    ladders = np.concatenate([a.service._rollout._epsilons for a in actors])
+    wait_for(lambda: all(hasattr(a.service, "_acting") for a in actors))
+    ladders = np.concatenate([a.service._acting.rollout.epsilons for a in actors])
     assert len(np.unique(ladders)) == 8
     for actor in actors:
         actor.stop.set()
@@ -253,9 +254,9 @@ def test_follows_a_restarted_learner_to_other_slots(
     wait_for(lambda: starts(again))
     publish(again, 1)
     wait_for(lambda: any(peer["slots"] == [0, 1, 2] for peer in again.peers()))
-    wait_for(lambda: actor.service._rollout.env.num_slots == 3)
-    before = actor.service._rollout.timing.steps
-    wait_for(lambda: actor.service._rollout.timing.steps > before + 30)
+    wait_for(lambda: actor.service._acting.rollout.env.num_slots == 3)
+    before = actor.service._acting.rollout.timing.steps
+    wait_for(lambda: actor.service._acting.rollout.timing.steps > before + 30)
     wait_for(lambda: replay.chunks[-1].version == 1)
     actor.stop.set()
     actor.join()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 
+_COPIES = itertools.count()
+
 
 class CountingEnv(gymnasium.Env):
-    """Observation is (episode, t). Ends after `length` steps, by `ends_by` termination or truncation."""
+    """Observation is (episode, t). Ends after `length` steps, by `ends_by` termination or truncation.
+
+    With `signed` the observation says as well which process and which copy made it: (episode, t, pid, copy).
+    """
 
     def __init__(
         self,
@@ -19,15 +26,17 @@ class CountingEnv(gymnasium.Env):
         fail_at: tuple[int, int] | None = None,
         fail_always: bool = False,
         start: int = 0,
+        signed: bool = False,
     ) -> None:
-        self.observation_space = gymnasium.spaces.Box(-1e9, 1e9, (2,), np.float64)
+        self._signature = [os.getpid(), next(_COPIES)] if signed else []
+        self.observation_space = gymnasium.spaces.Box(-1e9, 1e9, (2 + len(self._signature),), np.float64)
         self.action_space = gymnasium.spaces.Discrete(3, start=start)
         self._length, self._ends_by, self._reward = length, ends_by, reward
         self._fail_at, self._fail_always = fail_at, fail_always
         self._episode, self._t = -1, 0
 
     def _obs(self) -> np.ndarray:
-        return np.array([self._episode, self._t], np.float64)
+        return np.array([self._episode, self._t, *self._signature], np.float64)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from common.data.fields import Chunk
-from services.actor import inserter as inserter_module
-from services.actor.inserter import Inserter
+from common.wire import inserter as inserter_module
+from common.wire.inserter import Inserter
 
 
 def chunk(number: int) -> Chunk:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
-from common.data.fields import Chunk
+from common.data.fields import Chunk, FieldSpec
+from common.wire.replay_client import ReplayClient
+from common.wire.sockets import Context, Security, Socket, reachable_endpoint
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,10 @@ class ShardClient(Protocol):
     def paused(self) -> bool:
         """Whether the shard answers, and wants no inserts at present."""
 
+    @property
+    def socket(self) -> Socket:
+        """To be polled for what the shard sends."""
+
     def insert(self, chunk: Chunk) -> bool:
         """Send, or return False where credit or the outstanding inserts do not permit it."""
 
@@ -44,10 +51,49 @@ class ShardClient(Protocol):
         """Close the socket."""
 
 
+def connector(
+    ctx: Context,
+    name: str,
+    incarnation: int,
+    fields: Sequence[FieldSpec],
+    *,
+    compress: bool,
+    max_outstanding: int,
+    via: str = "",
+    security: Security | None = None,
+) -> Callable[[str], ShardClient]:
+    """What makes an inserter's connection to a shard, by its endpoint.
+
+    Args:
+        ctx: ZeroMQ context.
+        name: of the service, for logs.
+        incarnation: of the service, which names its inserts.
+        fields: what a chunk holds.
+        compress: whether pixels are compressed.
+        max_outstanding: most inserts of a shard sent and not acknowledged.
+        via: an address on the host for which a wildcard host stands.
+        security: keys.
+    """
+    specs = [replace(spec, compress=spec.compress and compress) for spec in fields]
+
+    def connect(endpoint: str) -> ShardClient:
+        return ReplayClient(
+            reachable_endpoint(endpoint, via),
+            ctx=ctx,
+            name=name,
+            incarnation=incarnation,
+            specs=specs,
+            max_outstanding=max_outstanding,
+            security=security,
+        )
+
+    return connect
+
+
 class Inserter:
     """Chunk `k` goes to shard `k mod n`, or to the next one with credit.
 
-    Nothing is ever dropped: what no shard takes waits here, in order, and the actor pauses meanwhile.
+    Nothing is ever dropped: what no shard takes waits here, in order, and who acts pauses meanwhile.
     """
 
     def __init__(self, connect: Callable[[str], ShardClient]) -> None:
@@ -60,6 +106,11 @@ class Inserter:
     def waiting(self) -> int:
         """Chunks that no shard has taken yet."""
         return len(self._waiting)
+
+    @property
+    def sockets(self) -> list[Socket]:
+        """The present sockets: something to `pump` is on one that is readable."""
+        return [client.socket for client in self._clients.values()]
 
     def set_shards(self, endpoints: list[str]) -> None:
         """Connect to shards that are new. One that has gone keeps its client, which knows what to re-send."""

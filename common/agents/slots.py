@@ -1,0 +1,91 @@
+"""What acting keeps of every slot besides its environment: what the network sees of it, and its open chunk.
+
+This half of acting runs where the network is: in the actor, or, with central inference, in the learner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from common.agents.base import Act, Agent, Inputs
+from common.data.fields import Chunk
+from common.envs import Step
+
+
+class Slots:
+    """`S` slots that step together.
+
+    Attributes:
+        inputs: what the network may look at now.
+        epsilons: `[S]` float32, exploration.
+    """
+
+    def __init__(self, agent: Agent, obs: np.ndarray, chunk_steps: int) -> None:
+        """Every slot begins at `obs` `[S, *obs_shape]`; none explores until `explore`."""
+        self.inputs = Inputs.start(obs, agent.memory_size)
+        self.epsilons = np.zeros(len(obs), np.float32)
+        self._agent = agent
+        self._accumulators = [agent.accumulator(chunk_steps) for _ in obs]
+        for accumulator, first in zip(self._accumulators, obs, strict=True):
+            accumulator.start(first)
+
+    def __len__(self) -> int:
+        return len(self._accumulators)
+
+    def explore(self, indices: list[int], total_slots: int) -> None:
+        """Take over the exploration of the slots with these indices among all of the run."""
+        self.epsilons = self._agent.slot_epsilons(indices, total_slots)
+
+    def take(self, act: Act, step: Step, version: int) -> list[Chunk]:
+        """Take in where `act`, chosen by parameters `version`, has led; the chunks that are complete now."""
+        chunks = self._accumulate(act, step, version)
+        ended = step.terminated | step.truncated
+        ended[step.discarded] = True
+        self.inputs = self.inputs.after(act, step.obs, step.reward, ended)
+        return chunks
+
+    def flush(self) -> list[Chunk]:
+        """What can be inserted of the running episodes."""
+        return [chunk for accumulator in self._accumulators for chunk in accumulator.flush()]
+
+    def _accumulate(self, act: Act, step: Step, version: int) -> list[Chunk]:
+        # Plain lists: indexing an array a thousand times a second for single numbers is most of the work.
+        actions, extras = act.action.tolist(), act.extras_by_slot()
+        rewards, terminated, truncated = (
+            step.reward.tolist(),
+            step.terminated.tolist(),
+            step.truncated.tolist(),
+        )
+        final_values = self._final_values(act, step)
+        chunks: list[Chunk] = []
+        for slot, accumulator in enumerate(self._accumulators):
+            if slot in step.discarded:
+                # The environment failed in this step: complete items stay valid, the unfinished ones do not.
+                chunks += accumulator.discard()
+                accumulator.start(step.obs[slot])
+                continue
+            ended = terminated[slot] or truncated[slot]
+            chunks += accumulator.add(
+                actions[slot],
+                rewards[slot],
+                extras[slot],
+                step.final_obs[slot] if ended else step.obs[slot],
+                terminated[slot],
+                truncated[slot],
+                final_values.get(slot, 0.0),
+                version,
+            )
+            if ended:
+                accumulator.start(step.obs[slot])
+        return chunks
+
+    def _final_values(self, act: Act, step: Step) -> dict[int, float]:
+        """Values of the last observations of episodes that a time limit cut: one more, rare, forward."""
+        cut = np.flatnonzero(step.truncated & ~step.terminated).tolist()
+        if not cut:
+            return {}
+        last = self.inputs.after(act, step.obs, step.reward, np.zeros(len(step.obs), bool)).rows(cut)
+        values = self._agent.values(replace(last, obs=np.stack([step.final_obs[slot] for slot in cut])))
+        return dict(zip(cut, values.tolist(), strict=True))

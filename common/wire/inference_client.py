@@ -1,0 +1,223 @@
+"""An actor's end of central inference: what its slots saw goes out, actions come back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from common.errors import AuthError, ConfigError
+from common.runtime.logging import Throttle
+from common.wire import messages, sockets
+from common.wire.codec import Message, WireError, decode
+
+_log = logging.getLogger(__name__)
+
+RESEND_S = 2.0
+"""A request without an answer is sent again after this; the learner takes it once."""
+AGAIN_S = 0.5
+"""Pause before slots begin again that the learner did not take: it may not know yet whose they are."""
+GARBAGE_LOG_PERIOD_S = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came for one group.
+
+    Attributes:
+        group: which.
+        actions: `[S]`; None where the group has to begin again.
+        version: of the parameters that chose.
+        waited_s: since it was asked.
+    """
+
+    group: int
+    actions: np.ndarray | None
+    version: int = -1
+    waited_s: float = 0.0
+
+
+@dataclass
+class _Asked:
+    """A request that is not answered."""
+
+    message: Message
+    since_s: float
+    sent_s: float = 0.0
+    """0: not sent on this connection yet."""
+    refused_until_s: float = 0.0
+    """Not 0: the learner did not take it; the group begins again then."""
+
+
+class InferenceClient:
+    """One connection to the learner's inference socket, for use by one thread.
+
+    Each group of slots has at most one request under way. Nothing blocks but `poll`, for as long as it is
+    told. A silent learner gets the request again, after `liveness_s` on a new connection.
+
+    Attributes:
+        wait_reason: why the learner has not answered yet, as far as it said.
+        bad_messages: how much of what came could not be understood.
+    """
+
+    def __init__(
+        self,
+        ctx: sockets.Context,
+        endpoint: str,
+        *,
+        name: str,
+        incarnation: int,
+        liveness_s: float = 15.0,
+        security: sockets.Security | None = None,
+    ) -> None:
+        self.wait_reason = ""
+        self.bad_messages = 0
+        self._ctx = ctx
+        self._endpoint = endpoint
+        self._name = name
+        self._incarnation = incarnation
+        self._liveness_s = liveness_s
+        self._security = security.toward("learner") if security else None
+        self._number = 0
+        self._sockets_made = 0
+        self._asked: dict[int, _Asked] = {}
+        self._carried_out: dict[int, int] = {}  # request id of the newest actions of each group
+        self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
+        self._connect()
+
+    def begin(self, group: int, slots: Sequence[int], arrays: Mapping[str, np.ndarray]) -> None:
+        """A group begins with observations of these slots of the run; forgets what it asked before."""
+        self._ask(group, {"slots": list(slots)}, arrays)
+
+    def go_on(self, group: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """A group has carried out its newest actions. Leave the arrays alone until the answer."""
+        self._ask(group, {"after": self._carried_out[group]}, arrays)
+
+    def move(self, endpoint: str) -> None:
+        """The learner's socket is elsewhere now."""
+        if endpoint != self._endpoint:
+            self._endpoint = endpoint
+            self._reconnect()
+
+    def poll(self, timeout_ms: int) -> list[Answer]:
+        """Send what has to be sent, and return the answers that are here within `timeout_ms`.
+
+        Raises ConfigError where the learner will never take such requests, AuthError for our keys.
+        """
+        self._look_after()
+        self._send()
+        answers = self._due_again()
+        if not answers and self._socket.poll(timeout_ms):
+            while (frames := sockets.receive_frames(self._socket)) is not None:
+                self._heard_s = time.monotonic()
+                try:
+                    answer = self._on_message(decode(frames))
+                except WireError as error:
+                    self._count_bad(error)
+                    continue
+                if answer is not None:
+                    answers.append(answer)
+        return answers
+
+    def close(self) -> None:
+        """Close the connection; what waits is of no use to anybody."""
+        self._watch.close()
+        self._socket.close(linger=0)
+
+    def _ask(self, group: int, fields: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        self._number += 1
+        fields = {"incarnation": self._incarnation, "group": group, **fields}
+        message = Message(messages.INFER, fields, dict(arrays), self._number)
+        self._asked[group] = _Asked(message, time.monotonic())
+        self._send()
+
+    def _send(self) -> None:
+        for asked in self._asked.values():
+            if not asked.sent_s:
+                if not sockets.send(self._socket, asked.message):
+                    return
+                asked.sent_s = time.monotonic()
+
+    def _due_again(self) -> list[Answer]:
+        """Groups that were refused a while ago."""
+        now_s = time.monotonic()
+        due = [group for group, asked in self._asked.items() if 0 < asked.refused_until_s <= now_s]
+        for group in due:
+            del self._asked[group]
+        return [Answer(group, None) for group in due]
+
+    def _look_after(self) -> None:
+        self._watch.check()
+        now_s = time.monotonic()
+        if not self._asked:
+            self._heard_s = now_s
+        elif now_s - self._heard_s > self._liveness_s:
+            self.wait_reason = "it does not answer"
+            self._reconnect()
+        for asked in self._asked.values():
+            if asked.sent_s and not asked.refused_until_s and now_s - asked.sent_s > RESEND_S:
+                asked.sent_s = 0.0
+
+    def _connect(self) -> None:
+        self._sockets_made += 1
+        identity = f"{self._name[:64]}-{self._incarnation:x}-i{self._sockets_made}".encode()
+        self._watch = sockets.make_watch(self._endpoint, self._security)
+        self._socket = sockets.make_dealer(
+            self._ctx, self._endpoint, identity, self._security, watch=self._watch
+        )
+        self._heard_s = time.monotonic()
+
+    def _reconnect(self) -> None:
+        """A fresh socket: ZeroMQ's own reconnecting does not look the host's name up again."""
+        self.close()
+        self._connect()
+        for asked in self._asked.values():
+            asked.sent_s = 0.0
+
+    def _on_message(self, message: Message) -> Answer | None:
+        group = next(
+            (group for group, asked in self._asked.items() if asked.message.request_id == message.request_id),
+            None,
+        )
+        if group is None and message.request_id:
+            return None  # a second answer to what was asked twice
+        if message.type == messages.ERROR:
+            return self._on_error(group, message)
+        if group is None:
+            raise WireError("bad_type", f"the learner does not send {message.type} unasked")
+        if message.type == messages.WAIT:
+            self.wait_reason = message.text("reason", "")
+            return None
+        if message.type != messages.ACTIONS:
+            raise WireError("bad_type", f"the learner does not answer INFER with {message.type}")
+        actions = np.array(message.array("actions"))
+        asked = self._asked.pop(group)
+        self._carried_out[group] = message.request_id
+        self.wait_reason = ""
+        return Answer(group, actions, message.integer("version", low=-1), time.monotonic() - asked.since_s)
+
+    def _on_error(self, group: int | None, message: Message) -> Answer | None:
+        kind, detail = message.text("kind", ""), message.text("detail", "")
+        if kind == messages.REFUSED_KEY:
+            raise AuthError(f"the learner at {self._endpoint} refuses {self._name}: {detail}")
+        if kind in (messages.TOO_MANY_ROWS, messages.REFUSED_VERSION):
+            raise ConfigError(f"the learner at {self._endpoint} refuses {self._name}: {detail}")
+        if group is None:
+            raise WireError("bad_type", f"the learner could not understand something: {detail}")
+        if kind == messages.UNKNOWN_GROUP:
+            del self._asked[group]
+            return Answer(group, None)
+        self.wait_reason = detail
+        self._asked[group].refused_until_s = time.monotonic() + AGAIN_S
+        if kind not in (messages.UNKNOWN_PEER, messages.NOT_LEASED):
+            self._count_bad(WireError(kind, detail))
+        return None
+
+    def _count_bad(self, error: WireError) -> None:
+        self.bad_messages += 1
+        if self._throttle(error.kind):
+            _log.warning("%s and its learner: %s (%d so far)", self._name, error, self.bad_messages)

@@ -1,0 +1,96 @@
+"""What an actor does in every round, wherever its actions are chosen."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.envs import Episode
+from common.wire.control_client import ControlClient, Welcome
+from common.wire.sockets import Context, Security
+
+ROUND_S = 0.2
+"""Longest wait of a round: then the actor looks at everything else."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an actor is in the run.
+
+    Attributes:
+        ctx: ZeroMQ context.
+        learner: the learner's control address.
+        name: of the actor.
+        security: keys.
+    """
+
+    ctx: Context
+    learner: str
+    name: str
+    security: Security | None = None
+
+
+@dataclass
+class Timing:
+    """Running totals since the actor started."""
+
+    steps: int = 0
+    """Of every slot."""
+    calls: int = 0
+    """Of the environments: each steps several slots."""
+    inference_s: float = 0.0
+    env_s: float = 0.0
+    accumulate_s: float = 0.0
+    blocked_s: float = 0.0
+    """In which the actor stood still because others took no more."""
+    chunks: int = 0
+    env_restarts: int = 0
+    episodes: list[Episode] = field(default_factory=list)
+    """Games that finished since the list was cleared."""
+
+
+class Acting(Protocol):
+    """Steps the environments of one actor process."""
+
+    waits_for: str
+    """What it needs of the learner before it can begin."""
+    timing: Timing
+    version: int
+    """Of the parameters that chose last; -1 for none."""
+
+    def prepare(self, slots: int) -> None:
+        """Make the environments, which may take long, before there is a lease to keep."""
+
+    def begin(self, control: ControlClient, welcome: Welcome) -> None:
+        """Act in the slots that were granted, which may be fewer than there are environments."""
+
+    def ready(self) -> bool:
+        """Whether that is there; to be asked again until it is."""
+
+    def round(self) -> None:
+        """Do what can be done now; returns within about `ROUND_S`."""
+
+    def rejoin(self, welcome: Welcome, before: list[int]) -> None:
+        """The learner has been away: go on in the slots of `welcome`; they were those of `before`."""
+
+    def finish(self) -> None:
+        """Hand over what is complete, within a limit of time."""
+
+    def close(self) -> None:
+        """Close environments and sockets."""
+
+
+class Blocked:
+    """A clock for the time in which an actor stands still."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._last_s: float | None = None
+
+    def set(self, blocked: bool) -> None:
+        """Say whether it stands still now; to be said again in every round."""
+        now_s = time.monotonic()
+        if blocked and self._last_s is not None:
+            self._timing.blocked_s += now_s - self._last_s
+        self._last_s = now_s if blocked else None

@@ -1,0 +1,171 @@
+"""Central inference: the actor only steps environments; the learner runs the network and keeps the chunks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.config import Config
+from common.envs import VectorEnv, make_vector
+from common.envs.transfer import pack_start, pack_step
+from common.errors import PeerError
+from common.wire.control_client import ControlClient, Welcome
+from common.wire.inference_client import Answer, InferenceClient
+from common.wire.sockets import WaitLog, reachable_endpoint
+from services.actor.acting import ROUND_S, Place, Timing
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Group:
+    """Slots that step together; while the learner chooses for one group, another is stepped."""
+
+    slots: list[int]
+    env: VectorEnv
+    obs: np.ndarray
+    """`[S, *obs_shape]`, the newest."""
+
+
+class CentralActing:
+    """See `services.actor.acting.Acting`."""
+
+    waits_for = "actions"
+
+    def __init__(self, config: Config, place: Place) -> None:
+        self.timing = Timing()
+        self.version = -1
+        self._config = config
+        self._place = place
+        self._envs: list[VectorEnv] = []
+        self._groups: list[Group] = []
+        self._client: InferenceClient | None = None
+        self._wait_log: WaitLog | None = None
+        self._restarts = 0  # of environments that are closed
+
+    def prepare(self, slots: int) -> None:
+        """Make an environment for each group."""
+        self._close_envs()
+        sizes = [len(part) for part in self._split(list(range(slots)))]
+        config = self._config
+        self._envs = [
+            make_vector(config.env, size, config.run.seed, config.actor.env_threads) for size in sizes
+        ]
+
+    def _split(self, slots: list[int]) -> list[list[int]]:
+        groups = min(self._config.actor.groups, len(slots))
+        return [part.tolist() for part in np.array_split(np.asarray(slots), groups)]
+
+    def begin(self, control: ControlClient, welcome: Welcome) -> None:
+        """Reset the environments and tell the learner where its slots begin."""
+        self._control = control
+        parts = self._split(welcome.slots)
+        if [env.num_slots for env in self._envs] != [len(part) for part in parts]:
+            self.prepare(len(welcome.slots))
+        self._client = self._client or InferenceClient(
+            self._place.ctx,
+            self._endpoint(welcome),
+            name=self._place.name,
+            incarnation=control.incarnation,
+            liveness_s=welcome.liveness_s,
+            security=self._place.security,
+        )
+        self._groups = []
+        for slots, env in zip(parts, self._envs, strict=True):
+            self._groups.append(Group(slots, env, env.reset(welcome.seed(control.incarnation, slots[0]))))
+        self._begin_all()
+        log.info(
+            "%s asks the learner at %s for actions, in groups of %s slots",
+            *(self._place.name, self._endpoint(welcome), "+".join(str(len(part)) for part in parts)),
+        )
+
+    def _endpoint(self, welcome: Welcome) -> str:
+        if not welcome.inference:
+            raise PeerError(f"the learner offers no central inference: start {self._place.name} again")
+        return reachable_endpoint(welcome.inference, self._place.learner)
+
+    def _begin_all(self) -> None:
+        for index in range(len(self._groups)):
+            self._begin(index)
+
+    def _begin(self, index: int) -> None:
+        group = self._groups[index]
+        self._asking.begin(index, group.slots, pack_start(group.obs))
+
+    @property
+    def _asking(self) -> InferenceClient:
+        assert self._client is not None
+        return self._client
+
+    def ready(self) -> bool:
+        """Whether the learner has chosen actions."""
+        self.round()
+        return self.version >= 0
+
+    def round(self) -> None:
+        """Step the groups whose actions have come, waiting for at most `ROUND_S`."""
+        began_s = time.perf_counter()
+        answers = self._asking.poll(round(ROUND_S * 1000))
+        self.timing.inference_s += time.perf_counter() - began_s
+        if not answers:
+            self._say_who_waits()
+            return
+        self._wait_log = None
+        for answer in answers:
+            if answer.actions is None:
+                self._begin(answer.group)
+            else:
+                self._step(answer, answer.actions)
+
+    def _step(self, answer: Answer, actions: np.ndarray) -> None:
+        group, timing = self._groups[answer.group], self.timing
+        if len(actions) != len(group.slots):
+            raise PeerError(f"the learner chose {len(actions)} actions for {len(group.slots)} slots")
+        self.version = answer.version
+        began_s = time.perf_counter()
+        step = group.env.step(actions)
+        stepped_s = time.perf_counter()
+        group.obs = step.obs
+        self._asking.go_on(answer.group, pack_step(step, group.env.spec.stack))
+        timing.episodes += step.episodes
+        timing.steps += len(actions)
+        timing.calls += 1
+        timing.env_restarts = self._restarts + sum(env.restarts_total for env in self._envs)
+        timing.env_s += stepped_s - began_s
+        timing.accumulate_s += time.perf_counter() - stepped_s
+
+    def _say_who_waits(self) -> None:
+        self._wait_log = self._wait_log or WaitLog()
+        if self._wait_log.due():
+            log.info(
+                "%s waits for the learner's actions since %.0f s (%s)",
+                *(self._place.name, self._wait_log.waited_s, self._asking.wait_reason or "no answer"),
+            )
+
+    def rejoin(self, welcome: Welcome, before: list[int]) -> None:
+        """Go on in these slots. Games go on; what the network remembers of them begins anew."""
+        self._asking.move(self._endpoint(welcome))
+        if len(welcome.slots) != len(before):
+            self.begin(self._control, welcome)
+        elif welcome.slots != before:
+            for group, slots in zip(self._groups, self._split(welcome.slots), strict=True):
+                group.slots = slots
+            self._begin_all()
+
+    def finish(self) -> None:
+        """The learner has what there is, and hands it to replay when we have left."""
+
+    def close(self) -> None:
+        """Close environments and connections."""
+        self._close_envs()
+        if self._client is not None:
+            self._client.close()
+
+    def _close_envs(self) -> None:
+        for env in self._envs:
+            self._restarts += env.restarts_total
+            env.close()
+        self._envs = []

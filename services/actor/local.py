@@ -1,0 +1,147 @@
+"""Local inference: the actor runs the network, cuts chunks, and inserts them itself."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from common.agents import make_agent
+from common.config import Config, config_from_dict
+from common.envs import VectorEnv, make_vector
+from common.wire.control_client import ControlClient, Params, Welcome
+from common.wire.inserter import Inserter, connector
+from common.wire.sockets import WaitLog
+from services.actor.acting import Blocked, Place, Timing
+from services.actor.rollout import Rollout
+
+log = logging.getLogger(__name__)
+
+FLUSH_TIMEOUT_S = 5.0
+PUMP_MS = 50
+
+
+class LocalActing:
+    """See `services.actor.acting.Acting`."""
+
+    waits_for = "parameters"
+
+    def __init__(self, config: Config, place: Place) -> None:
+        self.timing = Timing()
+        self.version = -1
+        # With the agent's section checked, which imports the algorithm.
+        self._config = config_from_dict(config.to_dict())
+        self._place = place
+        self._steps_with_params = 0
+        self._blocked = Blocked(self.timing)
+        self._wait_log: WaitLog | None = None
+        torch.set_num_threads(config.actor.torch_threads)
+
+    def prepare(self, slots: int) -> None:
+        """Make environments and network."""
+        self._env = self._make_env(slots)
+        self._agent = make_agent(self._config.agent, self._env.spec, seed=self._config.run.seed)
+
+    def _make_env(self, slots: int) -> VectorEnv:
+        # The seed is given when the slots are known, at reset.
+        return make_vector(self._config.env, slots, self._config.run.seed, self._config.actor.env_threads)
+
+    def begin(self, control: ControlClient, welcome: Welcome) -> None:
+        """Act in the granted slots, as soon as there are parameters."""
+        replay, actor = self._config.replay, self._config.actor
+        self._control = control
+        self._inserter = Inserter(
+            connector(
+                self._place.ctx,
+                self._place.name,
+                control.incarnation,
+                self._agent.fields,
+                compress=replay.compression == "lz4",
+                max_outstanding=max(1, actor.max_outstanding_inserts // replay.shards),
+                via=self._place.learner,
+                security=self._place.security,
+            )
+        )
+        self._take_slots(welcome)
+        threads = torch.get_num_threads()
+        log.info("%s runs the network itself, with %d torch threads", self._place.name, threads)
+
+    def _take_slots(self, welcome: Welcome) -> None:
+        if self._env.num_slots != len(welcome.slots):
+            self._env.close()
+            self._env = self._make_env(len(welcome.slots))
+        seed = welcome.seed(self._control.incarnation, welcome.slots[0])
+        chunk_steps = self._config.actor.chunk_steps
+        self.rollout = Rollout(self._agent, self._env, chunk_steps, seed, self.timing)
+        self.rollout.explore(welcome.slots, welcome.total_slots)
+
+    def ready(self) -> bool:
+        """Whether there are parameters; a fetch goes on in the background."""
+        if self.version < 0:
+            params = self._control.params_if_newer(-1)
+            if params is not None:
+                self._load(params)
+        return self.version >= 0
+
+    def round(self) -> None:
+        """One step of all slots, unless replay does not take what there is already.
+
+        Then everything stands still: nothing is dropped, nothing piles up here.
+        """
+        self._inserter.set_shards(self._control.shards)
+        blocked = self._inserter.waiting > 0
+        self._blocked.set(blocked)
+        if blocked:
+            self._inserter.pump(timeout_ms=PUMP_MS)
+            self._say_who_waits()
+            return
+        self._wait_log = None
+        chunks = self.rollout.step(self.version)
+        self.timing.chunks += len(chunks)
+        self._inserter.put(chunks)
+        self._refresh_params()
+
+    def _say_who_waits(self) -> None:
+        self._wait_log = self._wait_log or WaitLog()
+        if self._wait_log.due():
+            reason = self._inserter.reason()
+            log.info(
+                "%s waits for replay since %.0f s (%s)", self._place.name, self._wait_log.waited_s, reason
+            )
+
+    def _refresh_params(self) -> None:
+        """Take newer parameters, at most once in `params_period_steps`; the fetch runs in the background."""
+        self._steps_with_params += 1
+        if self._steps_with_params >= self._config.actor.params_period_steps:
+            params = self._control.params_if_newer(self.version)
+            if params is not None:
+                self._load(params)
+
+    def _load(self, params: Params) -> None:
+        self._agent.load_params(params.params)
+        self.version = params.version
+        self._steps_with_params = 0
+
+    def rejoin(self, welcome: Welcome, before: list[int]) -> None:
+        """Other slots mean other exploration, and possibly fewer environments."""
+        if welcome.slots == before:
+            return
+        if len(welcome.slots) == len(before):
+            self.rollout.explore(welcome.slots, welcome.total_slots)
+            return
+        self._inserter.put(self.rollout.flush())
+        self._take_slots(welcome)
+
+    def finish(self) -> None:
+        """Send what is complete. Bounded: a peer that is gone must not hold us up."""
+        self._inserter.put(self.rollout.flush())
+        lost = self._inserter.finish(FLUSH_TIMEOUT_S)
+        if lost:
+            reason = self._inserter.reason()
+            log.info("%s ends with %d chunks that replay did not take (%s)", self._place.name, lost, reason)
+
+    def close(self) -> None:
+        """Close environments and connections."""
+        self._env.close()
+        if hasattr(self, "_inserter"):
+            self._inserter.close()

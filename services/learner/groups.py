@@ -1,0 +1,161 @@
+"""Central inference's book-keeping, without sockets: groups of slots, and what they asked last."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.agents import Act, Agent, Inputs
+from common.agents.slots import Slots
+from common.data.fields import Chunk
+from common.envs import EnvSpec
+from common.envs.transfer import unpack_start, unpack_step
+from common.wire import messages
+from common.wire.codec import Message
+from common.wire.roster import RefusedError, ranges
+
+log = logging.getLogger(__name__)
+
+MOST_GROUPS = 64
+"""Of one actor."""
+
+Key = tuple[int, int]
+"""Incarnation of the actor, and which of its groups."""
+
+
+@dataclass
+class Group:
+    """Slots that step together. Exactly one of `asked` and "its actions are being carried out" is true.
+
+    Attributes:
+        key: see there.
+        identity: routing identity that asked last.
+        number: request id of that.
+        indices: the slots of the run, one a row.
+        slots: inputs, memory and open chunks.
+        act: what was chosen last, and not yet reported as done; None before the first.
+        version: of the parameters that chose it.
+        asked: whether it waits for actions.
+    """
+
+    key: Key
+    identity: bytes
+    number: int
+    indices: list[int]
+    slots: Slots
+    act: Act | None = None
+    version: int = -1
+    asked: bool = True
+
+    def answer(self) -> Message:
+        """What it was told last."""
+        assert self.act is not None
+        return Message(messages.ACTIONS, {"version": self.version}, {"actions": self.act.action}, self.number)
+
+
+class Groups:
+    """All groups of all actors.
+
+    A group belongs to one process (incarnation) from its beginning to its end. Where a slot is leased to
+    another process, or begins again, the old group is dropped: what is complete of its chunks is kept, and
+    nothing ever links the two.
+
+    Args:
+        agent: acts.
+        spec: of the environment.
+        chunk_steps: see `Agent.accumulator`.
+        max_rows: of one group.
+        leases: the slots of every live actor process, by its incarnation.
+        total_slots: of the run.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        spec: EnvSpec,
+        chunk_steps: int,
+        max_rows: int,
+        leases: Callable[[], dict[int, set[int]]],
+        total_slots: int,
+    ) -> None:
+        self._agent = agent
+        self._spec = spec
+        self._chunk_steps = chunk_steps
+        self._max_rows = max_rows
+        self._leases = leases
+        self._total_slots = total_slots
+        self._groups: dict[Key, Group] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def find(self, message: Message) -> Group | None:
+        """The group that an INFER is about, if it has begun."""
+        return self._groups.get(_key(message))
+
+    def begin(self, identity: bytes, message: Message) -> tuple[Group, list[Group]]:
+        """The group that begins with this INFER, and those whose slots it takes.
+
+        Raises RefusedError or TransferError.
+        """
+        key, indices = _key(message), message.sequence("slots", of=int)
+        if not 0 < len(indices) <= self._max_rows:
+            detail = f"{len(indices)} slots in a group, inference.max_batch allows {self._max_rows}"
+            raise RefusedError(messages.TOO_MANY_ROWS, detail)
+        leased = self._leases().get(key[0])
+        if leased is None:
+            raise RefusedError(messages.UNKNOWN_PEER, "no actor of this incarnation is in the run")
+        if len(set(indices)) != len(indices) or not leased.issuperset(indices):
+            raise RefusedError(messages.NOT_LEASED, f"not all of the slots {indices[:8]} are leased to it")
+        obs = unpack_start(message.arrays, len(indices), self._spec)
+        slots = Slots(self._agent, obs, self._chunk_steps)
+        slots.explore(indices, self._total_slots)
+        group = Group(key, identity, message.request_id, indices, slots)
+        taken = [
+            other
+            for other in self._groups.values()
+            if other.key == key or not set(other.indices).isdisjoint(indices)
+        ]
+        for other in taken:
+            del self._groups[other.key]
+        self._groups[key] = group
+        return group, taken
+
+    def go_on(self, group: Group | None, message: Message) -> list[Chunk]:
+        """Take in what a group did; the chunks that are complete now. Raises as `begin` does."""
+        if group is None or group.asked or group.act is None or message.integer("after") != group.number:
+            raise RefusedError(messages.UNKNOWN_GROUP, "begin again: these steps go on from nothing known")
+        step = unpack_step(message.arrays, group.slots.inputs.obs, self._spec)
+        chunks = group.slots.take(group.act, step, group.version)
+        group.number, group.asked = message.request_id, True
+        return chunks
+
+    def gone(self) -> list[Group]:
+        """Take out, and return, the groups whose slots are no longer leased to their actor."""
+        leases = self._leases()
+        gone = [g for g in self._groups.values() if not leases.get(g.key[0], set()).issuperset(g.indices)]
+        for group in gone:
+            del self._groups[group.key]
+            log.info("slots %s are no longer those of actor %x", ranges(sorted(group.indices)), group.key[0])
+        return gone
+
+    def all(self) -> list[Group]:
+        """Every group."""
+        return list(self._groups.values())
+
+    def choose(self, groups: list[Group], version: int, rng: np.random.Generator) -> None:
+        """One forward pass for all of these with the agent's parameters, number `version`."""
+        inputs = Inputs.joined([group.slots.inputs for group in groups])
+        act = self._agent.act(inputs, np.concatenate([group.slots.epsilons for group in groups]), rng)
+        start = 0
+        for group in groups:
+            group.act = act.rows(slice(start, start + len(group.slots)))
+            group.version, group.asked = version, False
+            start += len(group.slots)
+
+
+def _key(message: Message) -> Key:
+    return message.integer("incarnation"), message.integer("group", high=MOST_GROUPS - 1)

@@ -1,0 +1,445 @@
+"""Central inference in one process: real sockets, a counting environment, an agent that notes things."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from common.agents import Act, Inputs
+from common.config import load_config
+from common.config.schema import EnvConfig
+from common.data.accumulator import NStepAccumulator, n_step_fields
+from common.data.fields import Chunk
+from common.envs import VectorEnv, make_spec, make_vector
+from common.envs.transfer import pack_start, pack_step
+from common.errors import ConfigError
+from common.wire import messages, sockets
+from common.wire.codec import Message, encode
+from common.wire.inference_client import Answer, InferenceClient
+from common.wire.keys import load_keys, make_keys
+from common.wire.sockets import Security
+from services.learner import inference as module
+from services.learner.inference import CentralInference
+from tests.wire import conftest
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """With patience for busy machines."""
+    return conftest.until(condition, 60.0)
+
+
+ENV = EnvConfig(id="tests.envs.counting:Counting-v0", kwargs={"length": 7, "signed": True})
+SPEC = make_spec(ENV)
+
+
+class CountingAgent:
+    """Actions are always 1; the memory counts the steps since it was forgotten."""
+
+    memory_size = 1
+    fields = n_step_fields(SPEC.obs_shape, SPEC.obs_dtype, 0, 1)
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.epsilons: set[float] = set()
+        self.bonus = 0
+
+    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
+        return np.asarray(indices, np.float32) / total_slots
+
+    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        slots = len(inputs.obs)
+        self.batches.append(slots)
+        self.epsilons.update(epsilon.tolist())
+        memory = np.where(inputs.first[:, None], 1.0, inputs.memory + 1).astype(np.float32)
+        extras = {"value_taken": np.zeros(slots, np.float32), "value_max": memory[:, 0]}
+        return Act(np.ones(slots, np.int64), extras, memory)
+
+    def values(self, inputs: Inputs) -> np.ndarray:
+        return np.zeros(len(inputs.obs), np.float32)
+
+    def accumulator(self, chunk_steps: int) -> NStepAccumulator:
+        return NStepAccumulator(1, 1.0, chunk_steps, 0)
+
+    def load_params(self, params: dict[str, np.ndarray]) -> None:
+        self.bonus = int(params["bonus"])
+
+
+class FakeShard:
+    """Takes every chunk while it is `open`."""
+
+    open = True
+    outstanding = 0
+    blocked_reason = "the shard is full"
+
+    def __init__(self, context: zmq.Context, chunks: list[Chunk]) -> None:
+        self.socket = context.socket(zmq.PAIR)
+        self._chunks = chunks
+
+    def insert(self, chunk: Chunk) -> bool:
+        if self.open:
+            self._chunks.append(chunk)
+        return self.open
+
+    def poll(self, timeout_ms: int) -> None:
+        time.sleep(timeout_ms / 1000)
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+
+
+class Learner:
+    """The inference service, and what it needs of the learner."""
+
+    def __init__(self, context: zmq.Context, security: Security | None = None, **options: Any) -> None:
+        overrides = {"actor.chunk_steps": "3", "actor.total_slots": "8", "net.inference": "tcp://127.0.0.1:1"}
+        overrides |= {f"inference.{name}": str(value) for name, value in options.items()}
+        config = load_config(overrides=overrides)
+        self.context = context
+        self.chunks: list[Chunk] = []
+        self.leases: dict[int, set[int]] = {}
+        self.agent = CountingAgent()
+        self.shard = FakeShard(context, self.chunks)
+        self.service = CentralInference(
+            context,
+            config,
+            self.agent,  # type: ignore[arg-type]
+            SPEC,
+            leases=lambda: dict(self.leases),
+            shards=lambda: ["shard"],
+            connect=lambda endpoint: self.shard,  # type: ignore[arg-type, return-value]
+            seed=1,
+            security=security,
+        )
+        self.service.endpoint = "tcp://127.0.0.1:*"
+        self.service.start()
+        self.offer(3)
+
+    def offer(self, version: int) -> None:
+        self.service.offer(version, {"bonus": np.array(version)})
+
+
+class Actor:
+    """One group of slots of one incarnation."""
+
+    def __init__(self, learner: Learner, incarnation: int, slots: list[int], group: int = 0, **kwargs: Any):
+        learner.leases.setdefault(incarnation, set()).update(slots)
+        self.learner, self.slots, self.group = learner, slots, group
+        self.env: VectorEnv = make_vector(ENV, len(slots), 1)
+        self.obs = self.env.reset()
+        self.client = InferenceClient(
+            learner.context,
+            learner.service.endpoint,
+            name=f"actor-{incarnation}",
+            incarnation=incarnation,
+            **kwargs,
+        )
+        self.version = -1
+
+    def begin(self) -> None:
+        self.client.begin(self.group, self.slots, pack_start(self.obs))
+
+    def answer(self) -> Answer:
+        got = until(lambda: self.client.poll(20))
+        assert len(got) == 1
+        return got[0]
+
+    def step(self) -> Answer:
+        """Do what the answer says, and report it."""
+        answer = self.answer()
+        if answer.actions is None:
+            self.begin()
+        else:
+            assert answer.actions.tolist() == [1] * len(self.slots)
+            self.version = answer.version
+            step = self.env.step(answer.actions)
+            self.obs = step.obs
+            self.client.go_on(self.group, pack_step(step, 0))
+        return answer
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Learner]]:
+    monkeypatch.setattr(module, "SWEEP_S", 0.02)
+    context = zmq.Context()
+    learners = []
+
+    def make(*args: Any, **kwargs: Any) -> Learner:
+        learners.append(Learner(context, *args, **kwargs))
+        return learners[-1]
+
+    yield make
+    for learner in learners:
+        learner.service.stop()
+        learner.service.check()
+    context.destroy(linger=0)
+
+
+def check_consecutive(chunks: list[Chunk]) -> dict[int, list[tuple[int, int]]]:
+    """Every chunk is of one copy, in one piece; the (episode, t) acted on, by copy."""
+    seen: dict[int, list[tuple[int, int]]] = {}
+    for chunk in chunks:
+        episode, t, pid, copy = chunk.fields["obs"].astype(int).T
+        assert len(set(pid)) == len(set(copy)) == len(set(episode)) == 1, chunk
+        np.testing.assert_array_equal(np.diff(t), np.ones(chunk.steps))
+        seen.setdefault(copy[0], []).extend(zip(episode[:-1].tolist(), t[:-1].tolist(), strict=True))
+    return seen
+
+
+def test_what_acting_makes_of_the_steps_is_the_same_as_in_the_actor(start: Callable[..., Learner]) -> None:
+    learner = start()
+    actor = Actor(learner, 1, [2, 5])
+    actor.begin()
+    actor.steps(40)
+    actor.answer()
+    learner.leases.clear()  # it has left: what is complete is flushed
+    until(lambda: sum(chunk.steps for chunk in learner.chunks) == 2 * 39)
+    for steps in check_consecutive(learner.chunks).values():
+        assert steps == [divmod(number, 7) for number in range(39)]
+    for chunk in learner.chunks:
+        assert chunk.version == 3
+        assert chunk.fields["discount"][-1] == (chunk.fields["obs"][-1, 1] != 7)
+        # The memory counts on within an episode: the value after t steps is t + 1.
+        want = 1.0 + chunk.fields["discount"] * (chunk.fields["obs"][1:, 1] + 1)
+        np.testing.assert_allclose(chunk.priorities, want, rtol=1e-4)
+    assert learner.agent.epsilons == {2 / 8, 5 / 8}
+
+
+def test_an_actor_that_comes_again_is_never_mixed_with_the_one_before(start: Callable[..., Learner]) -> None:
+    learner = start()
+    first = Actor(learner, 1, [0, 1])
+    first.begin()
+    first.steps(5)  # in the middle of an episode and of a chunk
+    held = first.answer()
+    del learner.leases[1]
+    second = Actor(learner, 2, [0, 1])
+    second.begin()
+    second.steps(12)
+    second.answer()
+    # The old one is not dead at all, but it may neither go on nor begin.
+    assert held.actions is not None
+    first.client.go_on(0, pack_step(first.env.step(held.actions), 0))
+    assert first.step().actions is None
+    until(lambda: first.client.poll(20) or learner.service.rejected[messages.UNKNOWN_PEER])
+    learner.leases.clear()
+    until(lambda: sum(chunk.steps for chunk in learner.chunks) == 2 * (4 + 11))
+    assert sorted(map(len, check_consecutive(learner.chunks).values())) == [4, 4, 11, 11]
+
+
+def test_a_slot_that_begins_again_ends_the_group_before(start: Callable[..., Learner]) -> None:
+    learner = start()
+    one = Actor(learner, 1, [0, 1])
+    one.begin()
+    one.steps(3)
+    one.begin()  # games go on, in a new group
+    one.steps(3)
+    two = Actor(learner, 1, [1], group=1)
+    two.begin()
+    two.step()
+    assert any(one.step().actions is None for _ in range(2))  # it has lost slot 1
+    check_consecutive(learner.chunks)
+
+
+def test_what_comes_twice_counts_once(start: Callable[..., Learner]) -> None:
+    learner = start()
+    actor = Actor(learner, 1, [0])
+    actor.begin()
+    actor.steps(3)
+    again = actor.client._asked[0].message
+    answer = actor.answer()
+    number = again.request_id
+    for _ in range(3):
+        sockets.send(actor.client._socket, again)
+    got = []
+    until(lambda: got.append(sockets.receive(actor.client._socket)) or sum(m is not None for m in got) == 3)
+    assert [m.request_id for m in got if m] == [number] * 3
+    assert [m.array("actions").tolist() for m in got if m] == [answer.actions.tolist()] * 3
+    sockets.send(actor.client._socket, Message(again.type, again.fields, again.arrays, number - 1))  # late
+    step = actor.env.step(answer.actions)
+    actor.client.go_on(0, pack_step(step, 0))
+    actor.steps(5)
+    actor.answer()
+    learner.leases.clear()
+    until(lambda: sum(chunk.steps for chunk in learner.chunks) == 3 + 5)
+    check_consecutive(learner.chunks)
+    assert not learner.service.rejected
+
+
+def test_a_lost_answer_is_asked_for_again(start: Callable[..., Learner], monkeypatch: Any) -> None:
+    monkeypatch.setattr("common.wire.inference_client.RESEND_S", 0.1)
+    learner = start()
+    actor = Actor(learner, 1, [0])
+    actor.begin()
+    until(lambda: actor.client._send() or actor.client._socket.poll(20))
+    assert sockets.receive(actor.client._socket).type == messages.ACTIONS  # and nobody takes it
+    assert actor.answer().actions is not None
+
+
+def test_a_restarted_learner_lets_them_begin_again(start: Callable[..., Learner]) -> None:
+    before, after = start(), start()
+    actor = Actor(before, 1, [0, 1])
+    actor.begin()
+    actor.steps(3)
+    actor.client.move(after.service.endpoint)
+    after.leases = {}
+    until(lambda: after.service.rejected[messages.UNKNOWN_GROUP] or actor.client.poll(20))
+    actor.begin()
+    until(lambda: after.service.rejected[messages.UNKNOWN_PEER] or actor.client.poll(20))
+    after.leases = {1: {0, 1}}  # it has joined
+    assert actor.step().actions is None
+    actor.steps(9)
+    actor.answer()
+    after.leases.clear()
+    until(lambda: sum(chunk.steps for chunk in after.chunks) == 2 * 8)
+    assert all(steps[0] == (0, 3) for steps in check_consecutive(after.chunks).values())  # where it was
+
+
+def test_without_credit_there_are_no_answers(start: Callable[..., Learner], monkeypatch: Any) -> None:
+    monkeypatch.setattr("common.wire.inference_client.RESEND_S", 0.1)
+    learner = start()
+    learner.shard.open = False
+    actor = Actor(learner, 1, [0])
+    actor.begin()
+    actor.steps(4)  # the fourth completes a chunk
+    until(lambda: actor.client.poll(20) or actor.client.wait_reason)
+    assert "the shard is full" in actor.client.wait_reason
+    assert not learner.chunks
+    until(lambda: learner.service.metrics().get("inference/insert_blocked_share", 0) > 0)
+    learner.shard.open = True
+    actor.steps(4)
+    check_consecutive(learner.chunks)
+
+
+def test_batches_gather_to_the_minimum_or_the_timeout(start: Callable[..., Learner]) -> None:
+    learner = start(min_batch=4, timeout_ms=400)
+    two, three = Actor(learner, 1, [0, 1]), Actor(learner, 2, [2, 3, 4])
+    two.begin()
+    assert two.answer().waited_s < 0.3  # nobody else could come
+    three.begin()
+    assert three.answer().waited_s > 0.3
+    two.client.go_on(0, pack_step(two.env.step(np.ones(2, int)), 0))
+    three.client.go_on(0, pack_step(three.env.step(np.ones(3, int)), 0))
+    two.answer()
+    three.answer()
+    assert learner.agent.batches == [2, 3, 5]
+
+
+def test_the_newest_parameters_choose(start: Callable[..., Learner]) -> None:
+    learner = start()
+    actor = Actor(learner, 1, [0])
+    actor.begin()
+    actor.step()
+    assert actor.version == 3
+    learner.offer(8)
+    until(lambda: actor.step().version == 8)
+    assert learner.agent.bonus == 8
+
+
+def bad_infers() -> dict[str, tuple[dict[str, Any], dict[str, np.ndarray]]]:
+    obs = np.zeros((1, *SPEC.obs_shape), np.float32)
+    one = {"first": obs}
+    return {
+        messages.UNKNOWN_PEER: ({"incarnation": 99, "group": 0, "slots": [0]}, one),
+        messages.NOT_LEASED: ({"incarnation": 1, "group": 5, "slots": [7]}, one),
+        messages.TOO_MANY_ROWS: ({"incarnation": 1, "group": 5, "slots": list(range(5000))}, one),
+        messages.UNKNOWN_GROUP: ({"incarnation": 1, "group": 5, "after": 1}, one),
+        "bad_field": ({"incarnation": 1, "group": 64, "slots": [0]}, one),
+    }
+
+
+@pytest.mark.parametrize("kind", bad_infers())
+def test_requests_that_cannot_be_served_are_refused_and_harm_nobody(
+    start: Callable[..., Learner], kind: str
+) -> None:
+    learner = start()
+    actor = Actor(learner, 1, [0, 1])
+    actor.begin()
+    actor.step()
+    dealer = sockets.make_dealer(learner.context, learner.service.endpoint)
+    fields, arrays = bad_infers()[kind]
+    until(lambda: sockets.send(dealer, Message(messages.INFER, fields, arrays, 10)))
+    answer = until(lambda: sockets.receive(dealer))
+    assert (answer.type, answer.fields["kind"], answer.request_id) == (messages.ERROR, kind, 10)
+    actor.steps(10)
+    check_consecutive(learner.chunks)
+    assert learner.service.rejected[kind] == 1
+
+
+def test_garbage_is_counted_and_dropped(start: Callable[..., Learner]) -> None:
+    learner = start()
+    actor = Actor(learner, 1, [0])
+    actor.begin()
+    actor.step()
+    dealer = sockets.make_dealer(learner.context, learner.service.endpoint)
+    arrays = {"first": np.full((1, *SPEC.obs_shape), np.nan, np.float32)}
+    fields: dict[str, Any] = {"incarnation": 1, "group": 0, "slots": [0]}
+    garbage = [
+        [b"garbage"],
+        [b""],
+        [b"\xff" * 100_000],
+        encode(Message("HELLO", {}, {}, 1)),
+        encode(Message(messages.INFER, fields, arrays, 999)),
+        encode(Message(messages.INFER, {**fields, "slots": [0, 0]}, {}, 999)),
+        encode(Message(messages.INFER, {**fields, "slots": ["x"]}, {}, 999)),
+        encode(Message(messages.INFER, {**fields, "slots": [0]}, {}, 999)),
+        encode(Message(messages.INFER, {}, {}, 999)),
+        encode(Message(messages.INFER, {"incarnation": 1, "group": 0, "after": 0}, {}, 0)),
+    ]
+    for frames in garbage:
+        until(lambda frames=frames: sockets.send_frames(dealer, frames))
+    until(lambda: sum(learner.service.rejected.values()) == len(garbage))
+    actor.steps(20)
+    check_consecutive(learner.chunks)
+
+
+def test_a_client_learns_that_its_group_is_too_large(start: Callable[..., Learner]) -> None:
+    actor = Actor(start(max_batch=1), 1, [0, 1])
+    actor.begin()
+    with pytest.raises(ConfigError, match=r"inference\.max_batch"):
+        until(lambda: actor.client.poll(20))
+
+
+def test_with_keys_only_actors_are_served(start: Callable[..., Learner], tmp_path: Any) -> None:
+    folder = tmp_path / "keys"
+    make_keys(folder)
+    learner = start(Security(keys=load_keys(folder, "learner")))
+    actor = Actor(learner, 1, [0], security=Security(keys=load_keys(folder, "actor")))
+    actor.begin()
+    actor.steps(2)
+    other = Actor(learner, 2, [1], security=Security(keys=load_keys(folder, "evaluator")))
+    other.begin()
+    with pytest.raises(Exception, match="key is of evaluator"):
+        until(lambda: other.client.poll(20))
+    nobody = Actor(learner, 3, [2])
+    nobody.begin()
+    with contextlib.suppress(Exception):
+        assert not nobody.client.poll(300)
+    actor.steps(2)
+    assert learner.service.rejected[messages.REFUSED_KEY] == 1
+
+
+def test_a_failure_of_the_network_is_the_learners(start: Callable[..., Learner]) -> None:
+    learner = start()
+
+    def fails(*args: Any) -> Act:
+        raise RuntimeError("no memory")
+
+    learner.agent.act = fails  # type: ignore[method-assign]
+    actor = Actor(learner, 1, [0])
+    actor.begin()
+    until(lambda: actor.client.poll(20) or learner.service._failure)
+    with pytest.raises(RuntimeError, match="no memory"):
+        learner.service.check()
+    learner.service._failure = None
