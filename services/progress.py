@@ -115,7 +115,8 @@ def verdict(view: Snapshot) -> tuple[str, str]:
         return f"bottleneck: CPU ({shares}; {waits})", "more cores, or actors on other machines, would help"
     if wait_share >= 0.3:
         return f"bottleneck: actors ({waits})", "more actor.processes or actor.slots would help"
-    blocked = view.metrics.get("actor/insert_blocked_share", 0.0)
+    shares_blocked = (view.metrics.get(f"{who}/insert_blocked_share", 0.0) for who in ("actor", "inference"))
+    blocked = max(shares_blocked)
     if blocked >= 0.1:  # by the limit on samples per insert, or because replay is full of unsent work
         waits = f"{waits}, actors for replay {blocked:.0%}"
     return f"bottleneck: learner ({waits})", "a smaller network or batch, or a GPU, would help"

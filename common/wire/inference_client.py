@@ -103,6 +103,11 @@ class InferenceClient:
             self._endpoint = endpoint
             self._reconnect()
 
+    @property
+    def socket(self) -> sockets.Socket:
+        """The present socket, to be polled for reading together with others."""
+        return self._socket
+
     def poll(self, timeout_ms: int) -> list[Answer]:
         """Send what has to be sent, and return the answers that are here within `timeout_ms`.
 

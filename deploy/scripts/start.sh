@@ -42,7 +42,8 @@ case $role in
       words+=(--resume)
     fi
     exec "$troupe/troupe" learner --run-dir "$TROUPE_RUN_DIR" --keys "$TROUPE_KEYS" \
-      --control tcp://0.0.0.0:5550 --announce tcp://0.0.0.0:5551 "${words[@]}" ;;
+      --control tcp://0.0.0.0:5550 --announce tcp://0.0.0.0:5551 \
+      --inference tcp://0.0.0.0:5552 "${words[@]}" ;;
   replay)
     index=${TROUPE_INDEX:-0}
     mapfile -t words < <(common "replay-$index")

@@ -168,6 +168,11 @@ class CentralInference:
             "inference/rejected_total": float(sum(self.rejected.values())),
         }
 
+    @property
+    def rows_total(self) -> int:
+        """Actions chosen so far."""
+        return self._totals.rows
+
     # -- the thread --
 
     def _run(self) -> None:

@@ -1,0 +1,218 @@
+"""The actor without a network, against a real control server and a real inference service."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from common.agents import make_agent
+from common.config import Config, load_config, structural_hash
+from common.data.fields import Chunk, check_chunk
+from common.envs import make_spec
+from common.errors import PeerError
+from common.runtime.lifecycle import StopSignal
+from common.wire.control import ControlServer
+from services.actor.service import ActorService
+from services.learner import inference as module
+from services.learner.inference import CentralInference
+from tests.learner.test_inference import FakeShard, check_consecutive
+from tests.wire import conftest
+
+OVERRIDES = {
+    "env.id": "tests.envs.counting:Counting-v0",
+    "env.kwargs": "{length = 6, ends_by = 'truncation', signed = true}",
+    "agent.mlp_units": "[8]",
+    "agent.hidden_units": "8",
+    "actor.slots": "5",
+    "actor.chunk_steps": "10",
+    "inference.mode": "central",
+    "inference.timeout_ms": "1",
+    "net.connect_timeout_s": "60",
+}
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    return conftest.until(condition, 60.0)
+
+
+class Learner:
+    """Control and inference as the learner has them, without learning."""
+
+    def __init__(self, context: zmq.Context, config: Config, control: str = "tcp://127.0.0.1:*") -> None:
+        self.chunks: list[Chunk] = []
+        self.spec = make_spec(config.env)
+        self.agent = make_agent(config.agent, self.spec, seed=1)
+        self.control = ControlServer(
+            context,
+            control,
+            "tcp://127.0.0.1:*",
+            config_dict=config.to_dict(),
+            structural_hash=structural_hash(config),
+            total_slots=config.total_slots,
+            heartbeat_s=0.1,
+            liveness_s=3.0,
+        )
+        self.inference = CentralInference(
+            context,
+            config,
+            self.agent,
+            self.spec,
+            leases=self.control.leases,
+            shards=lambda: ["shard"],
+            connect=lambda endpoint: FakeShard(context, self.chunks),  # type: ignore[arg-type, return-value]
+            seed=1,
+        )
+        self.inference.endpoint = "tcp://127.0.0.1:*"
+        self.inference.start()
+        self.control.inference_endpoint = self.inference.endpoint
+        conftest.bind(self.control.start)
+        self.offer(1)
+
+    def offer(self, version: int) -> None:
+        params = make_agent(self.agent.config, self.spec, seed=version).params()  # type: ignore[attr-defined]
+        self.control.publish(version, params)
+        self.inference.offer(version, params)
+
+    def stop(self) -> None:
+        self.control.stop()
+        self.inference.stop()
+
+
+class Running:
+    """An actor in a thread of this process."""
+
+    def __init__(self, context: zmq.Context, learner: Learner, name: str = "actor-0") -> None:
+        self.stop = StopSignal()
+        self.error: BaseException | None = None
+        self.service = ActorService(context, learner.control.control_endpoint, name, self.stop)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.service.run()
+        except BaseException as error:
+            self.error = error
+
+    def join(self) -> None:
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    monkeypatch.setattr(module, "SWEEP_S", 0.05)
+    context = zmq.Context()
+    running: list[Any] = []
+
+    def make(kind: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        running.append(kind(context, *args, **kwargs))
+        return running[-1]
+
+    yield make
+    for one in running:
+        one.stop() if isinstance(one, Learner) else one.stop.set()
+    for one in running:
+        if isinstance(one, Running):
+            one.join()
+    context.destroy(linger=0)
+
+
+def config_of(**more: str) -> Config:
+    return load_config(overrides={**OVERRIDES, **{k.replace("__", "."): v for k, v in more.items()}})
+
+
+def test_acts_until_the_run_is_done(start: Callable[..., Any]) -> None:
+    learner = start(Learner, config_of())
+    actor = start(Running, learner)
+    until(lambda: len(learner.chunks) > 20)
+    learner.offer(7)
+    until(lambda: learner.chunks[-1].version == 7)
+    learner.control.set_state(steps=1, updates=1, stopping=True)
+    actor.join()
+    assert actor.error is None
+    until(lambda: not learner.control.peers())  # it said BYE
+    reports = []
+    while not learner.control.telemetry.empty():
+        reports.append(learner.control.telemetry.get())
+    steps = reports[-1].metrics["actor/steps"]
+    # What is complete has been flushed: only the newest steps of each episode are missing.
+    until(lambda: sum(chunk.steps for chunk in learner.chunks) >= steps - 5 * 3)
+    assert sum(chunk.steps for chunk in learner.chunks) <= steps
+    episodes = [episode for report in reports for episode in report.fields.get("episodes", [])]
+    assert episodes
+    assert all(length == 6 for _, length in episodes)
+    for chunk in learner.chunks:
+        check_chunk(chunk, learner.agent.fields)
+        assert np.isfinite(chunk.priorities).all()
+    assert len(check_windows(learner.chunks)) == 5
+
+
+def check_windows(chunks: list[Chunk]) -> set[int]:
+    """The copies that chunks are of; each of one, in one piece. An episode's end repeats its last frame."""
+    copies = set()
+    for chunk in chunks:
+        episode, t, pid, copy = chunk.fields["obs"].astype(int).T
+        assert len(set(episode)) == len(set(pid)) == len(set(copy)) == 1
+        assert set(np.diff(t)) <= {0, 1}
+        assert (np.diff(t) == 1)[: chunk.steps].all()
+        copies.add(copy[0])
+    return copies
+
+
+def test_begins_again_with_a_restarted_learner_in_fewer_slots(start: Callable[..., Any]) -> None:
+    first = start(Learner, config_of())
+    actor = start(Running, first)
+    until(lambda: len(first.chunks) > 5)
+    where = first.control.control_endpoint
+    first.stop()
+    second = start(Learner, config_of(actor__slots="3"), where)
+    until(lambda: len(second.chunks) > 5)
+    assert [peer["slots"] for peer in second.control.peers()] == [[0, 1, 2]]
+    check_windows(first.chunks)
+    assert len(check_windows(second.chunks)) == 3
+    actor.stop.set()
+    actor.join()
+    assert actor.error is None
+
+
+def test_says_that_the_learner_has_come_back_in_another_mode(start: Callable[..., Any]) -> None:
+    first = start(Learner, config_of())
+    actor = start(Running, first)
+    until(lambda: first.chunks)
+    where = first.control.control_endpoint
+    first.stop()
+    start(Learner, config_of(inference__mode="local"), where)
+    actor.join()
+    assert isinstance(actor.error, PeerError)
+    assert "inference.mode local" in str(actor.error)
+
+
+def test_two_actors_share_the_slots_and_the_batches(start: Callable[..., Any]) -> None:
+    learner = start(Learner, config_of(actor__processes="2", inference__min_batch="10"))
+    for number in range(2):
+        start(Running, learner, f"actor-{number}")
+    until(lambda: len(check_windows(learner.chunks)) == 10)
+    assert sorted(s for peer in learner.control.peers() for s in peer["slots"]) == list(range(10))
+
+
+def test_it_loads_no_torch() -> None:
+    code = "import sys, services.actor.service, services.actor.central; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_consecutive_steps_are_told_from_mixed_ones() -> None:
+    """The check that the tests above rely on does fail where it has to."""
+    obs = np.array([[0, 1, 5, 0], [0, 2, 5, 0], [0, 3, 6, 0]], np.float32)
+    index = np.zeros(1, np.int32)
+    mixed = Chunk({"obs": obs}, 2, index, index + 1, np.ones(1))
+    for check in (check_windows, check_consecutive):
+        with pytest.raises(AssertionError):
+            check([mixed])
