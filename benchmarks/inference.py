@@ -198,7 +198,7 @@ def central(config: Config, actors: int, seconds: float) -> dict[str, float]:
 
 
 def local(config: Config, seconds: float) -> tuple[float, float]:
-    """Steps/s, and steps per CPU-second, of one process that runs the network itself for one actor's slots."""
+    """Steps/s, and steps per CPU-second, of a process that runs the network itself for one actor's slots."""
     spec = make_spec(config.env)
     env = Still(spec, config.actor.slots, seed=1)
     rollout = Rollout(make_agent(config.agent, spec), env, config.actor.chunk_steps, 1)

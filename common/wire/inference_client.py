@@ -61,6 +61,7 @@ class InferenceClient:
 
     Attributes:
         wait_reason: why the learner has not answered yet, as far as it said.
+        answered: whether the learner has served anything at all, or has said why it does not yet.
         bad_messages: how much of what came could not be understood.
     """
 
@@ -75,6 +76,7 @@ class InferenceClient:
         security: sockets.Security | None = None,
     ) -> None:
         self.wait_reason = ""
+        self.answered = False
         self.bad_messages = 0
         self._ctx = ctx
         self._endpoint = endpoint
@@ -194,6 +196,8 @@ class InferenceClient:
             return self._on_error(group, message)
         if group is None:
             raise WireError("bad_type", f"the learner does not send {message.type} unasked")
+        if message.type in (messages.WAIT, messages.ACTIONS):
+            self.answered = True
         if message.type == messages.WAIT:
             self.wait_reason = message.text("reason", "")
             return None

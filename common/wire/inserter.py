@@ -51,7 +51,8 @@ class ShardClient(Protocol):
         """Close the socket."""
 
 
-def connector(
+def connect_shard(
+    endpoint: str,
     ctx: Context,
     name: str,
     incarnation: int,
@@ -61,10 +62,11 @@ def connector(
     max_outstanding: int,
     via: str = "",
     security: Security | None = None,
-) -> Callable[[str], ShardClient]:
-    """What makes an inserter's connection to a shard, by its endpoint.
+) -> ShardClient:
+    """An inserter's connection to a shard.
 
     Args:
+        endpoint: of the shard.
         ctx: ZeroMQ context.
         name: of the service, for logs.
         incarnation: of the service, which names its inserts.
@@ -74,20 +76,15 @@ def connector(
         via: an address on the host for which a wildcard host stands.
         security: keys.
     """
-    specs = [replace(spec, compress=spec.compress and compress) for spec in fields]
-
-    def connect(endpoint: str) -> ShardClient:
-        return ReplayClient(
-            reachable_endpoint(endpoint, via),
-            ctx=ctx,
-            name=name,
-            incarnation=incarnation,
-            specs=specs,
-            max_outstanding=max_outstanding,
-            security=security,
-        )
-
-    return connect
+    return ReplayClient(
+        reachable_endpoint(endpoint, via),
+        ctx=ctx,
+        name=name,
+        incarnation=incarnation,
+        specs=[replace(spec, compress=spec.compress and compress) for spec in fields],
+        max_outstanding=max_outstanding,
+        security=security,
+    )
 
 
 class Inserter:

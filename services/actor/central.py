@@ -101,9 +101,9 @@ class CentralActing:
         return self._client
 
     def ready(self) -> bool:
-        """Whether the learner has chosen actions."""
+        """Whether the learner has chosen actions, or lets us wait for replay."""
         self.round()
-        return self.version >= 0
+        return self._asking.answered
 
     def round(self) -> None:
         """Step the groups whose actions have come, waiting for at most `ROUND_S`."""

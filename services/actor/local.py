@@ -10,7 +10,7 @@ from common.agents import make_agent
 from common.config import Config, config_from_dict
 from common.envs import VectorEnv, make_vector
 from common.wire.control_client import ControlClient, Params, Welcome
-from common.wire.inserter import Inserter, connector
+from common.wire.inserter import Inserter, ShardClient, connect_shard
 from common.wire.sockets import WaitLog
 from services.actor.acting import Blocked, Place, Timing
 from services.actor.rollout import Rollout
@@ -33,6 +33,7 @@ class LocalActing:
         self._config = config_from_dict(config.to_dict())
         self._place = place
         self._steps_with_params = 0
+        self._inserter = Inserter(self._connect)
         self._blocked = Blocked(self.timing)
         self._wait_log: WaitLog | None = None
         torch.set_num_threads(config.actor.torch_threads)
@@ -48,23 +49,24 @@ class LocalActing:
 
     def begin(self, control: ControlClient, welcome: Welcome) -> None:
         """Act in the granted slots, as soon as there are parameters."""
-        replay, actor = self._config.replay, self._config.actor
         self._control = control
-        self._inserter = Inserter(
-            connector(
-                self._place.ctx,
-                self._place.name,
-                control.incarnation,
-                self._agent.fields,
-                compress=replay.compression == "lz4",
-                max_outstanding=max(1, actor.max_outstanding_inserts // replay.shards),
-                via=self._place.learner,
-                security=self._place.security,
-            )
-        )
         self._take_slots(welcome)
         threads = torch.get_num_threads()
         log.info("%s runs the network itself, with %d torch threads", self._place.name, threads)
+
+    def _connect(self, endpoint: str) -> ShardClient:
+        replay, actor = self._config.replay, self._config.actor
+        return connect_shard(
+            endpoint,
+            self._place.ctx,
+            self._place.name,
+            self._control.incarnation,
+            self._agent.fields,
+            compress=replay.compression == "lz4",
+            max_outstanding=max(1, actor.max_outstanding_inserts // replay.shards),
+            via=self._place.learner,
+            security=self._place.security,
+        )
 
     def _take_slots(self, welcome: Welcome) -> None:
         if self._env.num_slots != len(welcome.slots):
@@ -143,5 +145,4 @@ class LocalActing:
     def close(self) -> None:
         """Close environments and connections."""
         self._env.close()
-        if hasattr(self, "_inserter"):
-            self._inserter.close()
+        self._inserter.close()

@@ -20,7 +20,7 @@ from common.config import Config
 from common.data.fields import Chunk
 from common.envs import EnvSpec
 from common.envs.transfer import TransferError
-from common.runtime.batching import BatchQueue
+from common.runtime.batching import BatchQueue, Request
 from common.runtime.logging import Throttle
 from common.wire import messages, sockets
 from common.wire.codec import Limits, Message, WireError, decode
@@ -165,6 +165,7 @@ class CentralInference:
             / max(1, totals.requests - last.requests)
             * 1e3,
             "inference/insert_blocked_share": min(1.0, (totals.blocked_s - last.blocked_s) / elapsed_s),
+            "inference/chunks_total": float(totals.chunks),
             "inference/rejected_total": float(sum(self.rejected.values())),
         }
 
@@ -201,7 +202,6 @@ class CentralInference:
             self._receive()
             self._put([])
             if not self._is_blocked():
-                self._take_params()
                 self._choose()
         for group in self._groups.all():
             self._put(group.slots.flush())
@@ -244,12 +244,18 @@ class CentralInference:
             )
         return True
 
-    def _take_params(self) -> None:
+    def _due(self) -> list[Request[Group]]:
+        everybody_waits = len(self._queue) == len(self._groups)
+        return self._queue.take_now() if everybody_waits else self._queue.take()
+
+    def _take_params(self) -> bool:
+        """Use the newest parameters; whether there were any that are newer."""
         with self._offered:
             newest, self._newest = self._newest, None
         if newest is not None:
             self._version = newest[0]
             self._agent.load_params(newest[1])
+        return newest is not None
 
     def _sweep(self) -> None:
         self._inserter.set_shards(self._shards())
@@ -273,11 +279,10 @@ class CentralInference:
 
     def _choose(self) -> None:
         """Serve the batches that are due, all of them if everybody has asked."""
-        if self._version < 0:
+        if self._version < 0 and not self._take_params():
             return
-        while (
-            batch := self._queue.take_now() if len(self._queue) == len(self._groups) else self._queue.take()
-        ):
+        while batch := self._due():
+            self._take_params()
             began_s = time.monotonic()
             groups = [request.payload for request in batch]
             self._groups.choose(groups, self._version, self._rng)

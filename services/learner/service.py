@@ -7,6 +7,7 @@ import queue
 import secrets
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from common.runtime.logging import Throttle
 from common.wire.codec import WireError
 from common.wire.control import ControlServer
 from common.wire.control_client import new_incarnation
-from common.wire.inserter import connector
+from common.wire.inserter import connect_shard
 from common.wire.key_options import make_security
 from common.wire.replay_codec import SampleBatch
 from common.wire.sockets import Security
@@ -128,20 +129,22 @@ class Learner:
     def _make_inference(self, security: Security) -> CentralInference:
         """The service that acts for the actors, with a network of its own: updates change the other one."""
         config = self.config
-        incarnation = new_incarnation()
         seed = np.random.SeedSequence([config.run.seed, self.counters.steps]).generate_state(1)[0]
+        with torch.random.fork_rng(devices=[]):  # the learner's own generator may come from a checkpoint
+            agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
         return CentralInference(
             self._context,
             config,
-            make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device),
+            agent,
             self.spec,
             leases=self.control.leases,
             shards=self.control.shards,
-            connect=connector(
-                self._context,
-                "inference",
-                incarnation,
-                self.agent.fields,
+            connect=partial(
+                connect_shard,
+                ctx=self._context,
+                name="inference",
+                incarnation=new_incarnation(),
+                fields=self.agent.fields,
                 compress=config.replay.compression == "lz4",
                 max_outstanding=max(1, config.actor.max_outstanding_inserts // config.replay.shards),
                 security=security,
