@@ -182,11 +182,6 @@ class ControlServer:
         with self._changed:
             return self._roster.shards()
 
-    @property
-    def total_slots(self) -> int:
-        """Exploration slots of the whole run."""
-        return self._roster.total_slots
-
     def leases(self) -> dict[int, set[int]]:
         """The slots of every live actor process, by its incarnation."""
         with self._changed:
