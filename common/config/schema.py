@@ -144,7 +144,9 @@ class ActorConfig(Section):
     )
     env_threads: int = tunable(1, "Threads that step the environment copies of one process.", ge=1)
     chunk_steps: int = structural(50, "Steps of one slot that are sent together.", ge=1)
-    params_period_steps: int = tunable(400, "Steps per slot between two looks for newer parameters.", ge=1)
+    params_period_steps: int = tunable(
+        400, "Local inference: steps per slot between two looks for newer parameters.", ge=1
+    )
     torch_threads: int = tunable(1, "Threads of the forward pass.", ge=1)
     groups: int = tunable(
         2,

@@ -33,9 +33,8 @@ class Group:
 class CentralActing:
     """See `services.actor.acting.Acting`."""
 
-    waits_for = "actions"
-
     def __init__(self, config: Config, place: Place) -> None:
+        self.waits_for = "actions"
         self.timing = Timing()
         self.version = -1
         self._config = config
@@ -73,6 +72,7 @@ class CentralActing:
             liveness_s=welcome.liveness_s,
             security=self._place.security,
         )
+        self.waits_for = f"actions (of {self._endpoint(welcome)})"
         self._groups = []
         for slots, env in zip(parts, self._envs, strict=True):
             self._groups.append(Group(slots, env, env.reset(welcome.seed(control.incarnation, slots[0]))))
