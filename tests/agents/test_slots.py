@@ -1,0 +1,83 @@
+"""Acting in two halves, with every frame sent once between them, makes the very chunks of acting in one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.agents import Act, Agent, Inputs, make_agent
+from common.agents.apex import ApexConfig
+from common.agents.impala import ImpalaConfig
+from common.agents.slots import Slots
+from common.config.schema import EnvConfig
+from common.data.fields import Chunk
+from common.envs import make_vector
+from common.envs.transfer import pack_start, pack_step, unpack_start, unpack_step
+from services.actor.rollout import Rollout
+
+SLOTS, STEPS, SEED = 3, 60, 5
+SMALL: dict[str, Any] = {"mlp_units": (8,), "hidden_units": 8}
+AGENTS = {
+    "apex": ApexConfig(**SMALL),
+    "impala": ImpalaConfig(**SMALL, unroll_steps=7),
+    "impala with memory": ImpalaConfig(**SMALL, unroll_steps=7, lstm_units=4),
+}
+ENVS = {
+    "vectors": EnvConfig(id="gym:CartPole-v1", max_episode_frames=15),
+    "failures": EnvConfig(id="tests.envs.counting:Counting-v0", kwargs={"length": 9, "fail_at": (1, 4)}),
+    "stacks": EnvConfig(id="tests.envs.counting:Colour-v0", frame_size=36),
+}
+
+
+def in_one(agent: Agent, env: EnvConfig) -> list[Chunk]:
+    rollout = Rollout(agent, make_vector(env, SLOTS, 1), 10, SEED)
+    rollout.explore([0, 1, 2], 4)
+    return [chunk for _ in range(STEPS) for chunk in rollout.step(3)] + rollout.flush()
+
+
+def in_two(agent: Agent, env: EnvConfig) -> list[Chunk]:
+    vector = make_vector(env, SLOTS, 1)
+    seeds = np.random.SeedSequence(SEED).generate_state(2)
+    rng = np.random.default_rng(int(seeds[0]))
+    obs = unpack_start(pack_start(vector.reset(int(seeds[1]))), SLOTS, vector.spec)
+    slots, chunks = Slots(agent, obs, 10), []
+    slots.explore([0, 1, 2], 4)
+    for _ in range(STEPS):
+        act = agent.act(slots.inputs, slots.epsilons, rng)
+        arrays = pack_step(vector.step(act.action), vector.spec.stack)
+        sent = {name: array.copy() for name, array in arrays.items()}
+        chunks += slots.take(act, unpack_step(sent, slots.inputs.obs, vector.spec), 3)
+    return chunks + slots.flush()
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("name", AGENTS)
+def test_both_make_the_same_chunks(name: str, env: str) -> None:
+    if env == "stacks":
+        pytest.importorskip("cv2")
+    spec = make_vector(ENVS[env], 1, 1).spec
+    agent = make_agent(AGENTS[name], spec, seed=2)
+    one, two = in_one(agent, ENVS[env]), in_two(agent, ENVS[env])
+    assert len(one) == len(two) > 3
+    for a, b in zip(one, two, strict=True):
+        assert a.version == b.version
+        np.testing.assert_array_equal(a.priorities, b.priorities)
+        for field in agent.fields:
+            np.testing.assert_array_equal(a.fields[field.name], b.fields[field.name], field.name)
+
+
+def test_a_batch_of_several_groups_is_taken_apart_again() -> None:
+    first = Inputs.start(np.arange(4.0).reshape(2, 2), 3)
+    second = Inputs.start(np.arange(6.0).reshape(3, 2), 3)
+    joined = Inputs.joined([first, second])
+    assert joined.obs.shape == (5, 2)
+    assert joined.memory.shape == (5, 3)
+    act = Act(np.arange(5), {"x": np.arange(10).reshape(5, 2)}, np.arange(15.0).reshape(5, 3))
+    rows = act.rows(slice(2, 5))
+    assert rows.action.tolist() == [2, 3, 4]
+    assert rows.extras["x"].tolist() == [[4, 5], [6, 7], [8, 9]]
+    assert rows.memory is not None
+    assert rows.memory[0].tolist() == [6, 7, 8]
+    assert Act(np.arange(5)).rows(slice(0, 2)).memory is None
