@@ -38,6 +38,8 @@ SAMPLE_PATIENCE_S = 5.0
 """The server answers a request within a second: after this it is asked whether the request got lost."""
 SNAPSHOT_PATIENCE_S = 60.0
 """To begin a snapshot, a server may be busy for some time."""
+REFUSED_PAUSE_S = 0.5
+"""What came as nonsense, or was too much for the server, is asked for again after this."""
 GARBAGE_LOG_PERIOD_S = 60.0
 """Seconds between two lines about bad messages of one kind."""
 
@@ -71,6 +73,7 @@ class ReplayClient:
         security: sockets.Security | None = None,
         map_files: bool = True,
         pool: ArrayPool | None = None,
+        insists: bool = True,
     ) -> None:
         """Prepare a connection; nothing has to be there yet.
 
@@ -85,6 +88,7 @@ class ReplayClient:
             security: keys.
             map_files: read the server's files where it is on the same host, instead of having windows sent.
             pool: where batches get their arrays from, if several clients should share them.
+            insists: ask again where there is no batch yet; or else leave that to ``take_turned_down``.
         """
         self.endpoint = endpoint
         self.incarnation = incarnation or new_incarnation()
@@ -100,7 +104,7 @@ class ReplayClient:
         self._credit_reason = ""
         self._session: int | None = None
         self._inserts = Inserts(self.incarnation, name)
-        self._requests = Requests()
+        self._requests = Requests(insists=insists)
         self._batches: deque[tuple[Message, Request]] = deque()
         self._reader = BatchReader(pool, map_files=map_files)
         self._updates: deque[list[Buffer]] = deque(maxlen=64)
@@ -181,6 +185,7 @@ class ReplayClient:
                 batch = self._reader.read(message)
             except WireError as error:
                 self._count_bad(error)
+                self._requests.turn_down(message.request_id, request, REFUSED_PAUSE_S)
                 continue
             windows = "rows" not in message.arrays and not message.boolean("consumed", False)
             if request.token and windows and self._reader.refused(request.token):
@@ -208,6 +213,10 @@ class ReplayClient:
     def cancel_samples(self) -> None:
         """Forget the batches that were requested and have not come."""
         self._requests.clear()
+
+    def take_turned_down(self) -> list[int]:
+        """Numbers of the requests that a client that does not insist has given up since the last call."""
+        return self._requests.take_turned_down()
 
     def sample(
         self, batch_size: int | Mapping[str, int], table: str = "default", timeout_s: float = 60.0
@@ -379,7 +388,7 @@ class ReplayClient:
         elif kind == messages.WAIT:
             self.counters["waits"] += 1
             self.wait_reason = message.text("reason", "")
-            self._requests.repeat(message.request_id)
+            self._requests.turn_down(message.request_id)
         elif kind in (messages.STATUS_OK, messages.SNAPSHOT_OK):
             if message.request_id == self._question:
                 self._answer = message.fields
@@ -411,6 +420,10 @@ class ReplayClient:
         about = message.text("about", "")
         if about == messages.INSERT:
             self._inserts.answered(message.request_id)
+        elif kind == "too_many":
+            self.wait_reason = detail
+            self._requests.turn_down(message.request_id, pause_s=REFUSED_PAUSE_S)
+            return
         elif about == messages.SAMPLE:
             self._requests.answered(message.request_id)
         elif about in (messages.STATUS, messages.SNAPSHOT) and message.request_id != self._question:

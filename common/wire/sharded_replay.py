@@ -4,6 +4,9 @@ Every batch comes from one shard, drawn with a chance in proportion to the sum o
 far as it is known from its last batch. An item's probability is that chance times the one within its shard:
 whatever the sums have become since the draw, it is the probability with which the item was really chosen, so
 importance weights made of it are right.
+
+A shard whose limiter has nothing to give takes part in no draw for a while: its requests are drawn anew from
+the others. Figures over all shards are over those that took part in the draw of the batch.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import zmq
@@ -31,24 +34,36 @@ _log = logging.getLogger(__name__)
 LOST_S = 3.0
 """A shard that has been silent for so long is not asked for batches that somebody waits for."""
 
+WAIT_S = 2.0
+"""A shard that had nothing to sample takes part in no draw for so long, and then gets one request to try."""
+
 FLOOR = 0.01
 """Share of the batches that is drawn evenly, so that no shard is ever out of sight."""
 
 
+_Key: TypeAlias = tuple[tuple[str, int], ...]
+
+
 @dataclass
 class _Wanted:
-    """A batch that was asked for, and the chance with which its shard was drawn."""
+    """A batch that was asked for, and the chance with which its shard was drawn, and from which."""
 
     shares: Mapping[str, int]  # rows by table
     chance: float = 1.0
+    drawn_from: Sequence[_Shard] = ()
 
     @property
     def table(self) -> str:
         """The first table, whose weights decide about the shard."""
         return next(iter(self.shares))
 
+    @property
+    def key(self) -> _Key:
+        """What makes it wait or not."""
+        return tuple(self.shares.items())
 
-@dataclass
+
+@dataclass(eq=False)
 class _Shard:
     """What is known about one shard."""
 
@@ -58,6 +73,12 @@ class _Shard:
     items: dict[str, int] = field(default_factory=dict)
     lost: bool = False
     wanted: dict[int, _Wanted] = field(default_factory=dict)  # by the client's number of the request
+    waits_until_s: dict[_Key, float] = field(default_factory=dict)  # where it had nothing to sample
+
+    def takes(self, key: _Key, now_s: float) -> bool:
+        """Whether it takes part in a draw: after a wait, for one request at a time."""
+        until_s = self.waits_until_s.get(key, 0.0)
+        return not until_s or (now_s >= until_s and all(each.key != key for each in self.wanted.values()))
 
 
 class ShardedReplayClient:
@@ -96,7 +117,8 @@ class ShardedReplayClient:
         """Use these shards from now on. What was asked of one that has gone is asked of others."""
         for endpoint in endpoints:
             if endpoint not in self._shards:
-                self._shards[endpoint] = _Shard(ReplayClient(endpoint, pool=self._pool, **self._options))
+                client = ReplayClient(endpoint, pool=self._pool, insists=False, **self._options)
+                self._shards[endpoint] = _Shard(client)
         for endpoint in [known for known in self._shards if known not in endpoints]:
             shard = self._shards.pop(endpoint)
             self._unassigned.extend(shard.wanted.values())
@@ -177,12 +199,14 @@ class ShardedReplayClient:
     def receive(self, timeout_s: float) -> SampleBatch | None:
         """The next batch from any shard; None after ``timeout_s`` (see ``wait_reason``).
 
-        Its ``probabilities``, ``table_items`` and ``total_priority`` are those over all shards.
+        Its ``probabilities``, ``table_items`` and ``total_priority`` are those over all shards that it could
+        have come from.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
             for endpoint, shard in sorted(self._shards.items(), key=lambda each: -len(each[1].wanted)):
                 batch = shard.client.receive(0)
+                self._draw_again(endpoint, shard)
                 if batch is not None and self._complete(endpoint, shard, batch):
                     return batch
             self._look_after()
@@ -258,59 +282,84 @@ class ShardedReplayClient:
 
     # ---------------------------------------------------------------- which shard
 
-    def chances(self, table: str = "default") -> dict[str, float]:
-        """The chance of each shard that answers to be asked next for a batch of ``table``, by address."""
-        live = {endpoint: shard for endpoint, shard in self._shards.items() if not shard.lost}
-        found = {endpoint: shard.weights.get(table, 0.0) for endpoint, shard in live.items()}
+    def _chances(self, table: str, endpoints: Sequence[str]) -> dict[str, float]:
+        """The chance of each of these shards to be asked for a batch of ``table``, by address."""
+        found = {endpoint: self._shards[endpoint].weights.get(table, 0.0) for endpoint in endpoints}
         known = [weight for weight in found.values() if weight > 0]
         usual = sum(known) / len(known) if known else 1.0
         weights = {endpoint: weight or usual for endpoint, weight in found.items()}
         total = sum(weights.values())
         return {
-            endpoint: (1 - FLOOR) * weight / total + FLOOR / len(live) for endpoint, weight in weights.items()
+            endpoint: (1 - FLOOR) * weight / total + FLOOR / len(weights)
+            for endpoint, weight in weights.items()
         }
+
+    def _candidates(self, key: _Key) -> list[str]:
+        """Addresses of the shards to draw from: those that answer, and of them those that need not wait."""
+        now_s = time.monotonic()
+        live = {endpoint: shard for endpoint, shard in self._shards.items() if not shard.lost}
+        ready = [endpoint for endpoint, shard in live.items() if shard.takes(key, now_s)]
+        if not ready:  # one is as good as the other, and each may be the first to have something
+            for shard in live.values():
+                shard.waits_until_s.pop(key, None)
+        return ready or list(live)
 
     def _assign(self) -> None:
         while self._unassigned:
-            chances = self.chances(self._unassigned[0].table)
-            if not chances:
+            candidates = self._candidates(self._unassigned[0].key)
+            if not candidates:
                 return
             wanted = self._unassigned.popleft()
+            chances = self._chances(wanted.table, candidates)
             # Steps of the golden ratio: each draw is uniform, and a few of them are spread evenly already.
             self._draws = (self._draws + 0.6180339887498949) % 1.0
             bounds = np.cumsum(list(chances.values()))
             at = min(int(np.searchsorted(bounds, self._draws * bounds[-1], side="right")), len(bounds) - 1)
-            endpoint = list(chances)[at]
-            wanted.chance = chances[endpoint]
-            shard = self._shards[endpoint]
+            wanted.chance = chances[candidates[at]]
+            wanted.drawn_from = [self._shards[endpoint] for endpoint in candidates]
+            shard = self._shards[candidates[at]]
             shard.wanted[shard.client.request_sample(wanted.shares)] = wanted
+
+    def _draw_again(self, endpoint: str, shard: _Shard) -> None:
+        """Have others asked for what ``shard`` has just not given."""
+        for number in shard.client.take_turned_down():
+            self._is_back(endpoint, shard)
+            wanted = shard.wanted.pop(number, None)
+            if wanted is not None:
+                shard.waits_until_s[wanted.key] = time.monotonic() + WAIT_S
+                self._unassigned.append(wanted)
+
+    @staticmethod
+    def _is_back(endpoint: str, shard: _Shard) -> None:
+        if shard.lost:
+            _log.info("replay at %s is back", endpoint)
+            shard.lost = False
 
     def _complete(self, endpoint: str, shard: _Shard, batch: SampleBatch) -> bool:
         """Note what ``batch`` says, and make its figures those of all shards; False if nobody wants it."""
         for share in batch.shares:
             shard.weights[share.table] = share.total_priority
             shard.items[share.table] = share.table_items
-        if shard.lost:
-            _log.info("replay at %s is back", endpoint)
-            shard.lost = False
+        self._is_back(endpoint, shard)
         wanted = shard.wanted.pop(batch.request_id, None)
+        if wanted is not None:
+            shard.waits_until_s.pop(wanted.key, None)
         if wanted is None:  # a test whether the shard is there
             self.recycle(batch)
             return False
-        live = [each for each in self._shards.values() if not each.lost]
         batch.shard = endpoint
         batch.probabilities = batch.probabilities * wanted.chance
-        batch.shares = [self._of_all(share, live) for share in batch.shares]
+        batch.shares = [self._of_all(share, wanted.drawn_from) for share in batch.shares]
         batch.table_items = batch.shares[0].table_items
         batch.total_priority = batch.shares[0].total_priority
         return True
 
     @staticmethod
-    def _of_all(share: Share, live: list[_Shard]) -> Share:
-        """``share`` with the figures of the table over all ``live`` shards; unheard ones count as average."""
-        known = [each for each in live if each.items.get(share.table)]
-        items = sum(each.items[share.table] for each in known) * len(live) / len(known)
-        total = sum(each.weights[share.table] for each in known) * len(live) / len(known)
+    def _of_all(share: Share, shards: Sequence[_Shard]) -> Share:
+        """``share`` with the figures of the table over all ``shards``; unheard ones count as average."""
+        known = [each for each in shards if each.items.get(share.table)]
+        items = sum(each.items[share.table] for each in known) * len(shards) / len(known)
+        total = sum(each.weights[share.table] for each in known) * len(shards) / len(known)
         return replace(share, table_items=round(items), total_priority=total)
 
     def _look_after(self) -> None:
@@ -321,6 +370,7 @@ class ShardedReplayClient:
                 continue
             _log.warning("replay at %s does not answer: others are sampled until it does", endpoint)
             shard.lost = True
+            shard.waits_until_s.clear()
             shard.client.cancel_samples()
             wanted = next(iter(shard.wanted.values()))
             shard.client.request_sample(wanted.shares)

@@ -93,6 +93,8 @@ class Request:
         token: that it was sent with.
         sent_at_ping: number of pings before it was sent.
         sent_s: and when.
+        not_before_s: when it may be sent again, or given up.
+        given_up: it is not to be sent again.
     """
 
     shares: Mapping[str, int]
@@ -100,12 +102,16 @@ class Request:
     token: str = ""
     sent_at_ping: int = NOT_SENT
     sent_s: float = 0.0
+    not_before_s: float = 0.0
+    given_up: bool = False
 
 
 class Requests:
     """Requests for batches by number. None is sent again before it is certain that no answer will come."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, insists: bool = True) -> None:
+        """``insists``: what was turned down is sent again."""
+        self._insists = insists
         self._made = 0
         self._requests: OrderedDict[int, Request] = OrderedDict()
 
@@ -125,6 +131,25 @@ class Requests:
     def ask_for_windows(self, number: int, shares: Mapping[str, int]) -> None:
         """Ask again for what was answered with places that had gone when they were read."""
         self._requests[number] = Request(shares, windows=True)
+
+    def turn_down(self, number: int, request: Request | None = None, pause_s: float = 0.0) -> None:
+        """There is no batch for ``number``, which was that of ``request`` if it is forgotten already.
+
+        After a pause it is sent again, or ``take_turned_down`` has it.
+        """
+        request = request or self._requests.get(number)
+        if request is not None:
+            request.sent_at_ping, request.not_before_s = NOT_SENT, time.monotonic() + pause_s
+            request.given_up = not self._insists
+            self._requests[number] = request
+
+    def take_turned_down(self) -> list[int]:
+        """Forget the requests that are not to be sent again; their numbers."""
+        now_s = time.monotonic()
+        numbers = [n for n, each in self._requests.items() if each.given_up and now_s >= each.not_before_s]
+        for number in numbers:
+            del self._requests[number]
+        return numbers
 
     def clear(self) -> None:
         """Forget them all."""
@@ -151,8 +176,9 @@ class Requests:
 
     def send(self, send: Send, pings: int, fields_of: Callable[[Request], dict[str, Any]]) -> None:
         """Send what has not been sent, with ``fields_of`` it, and note the token that is among them."""
+        now_s = time.monotonic()
         for number, request in self._requests.items():
-            if request.sent_at_ping != NOT_SENT:
+            if request.sent_at_ping != NOT_SENT or request.given_up or now_s < request.not_before_s:
                 continue
             fields: dict[str, Any] = {"shares": [list(share) for share in request.shares.items()]}
             if len(request.shares) == 1:
