@@ -160,6 +160,18 @@ def send_frames(socket: Socket, frames: Sequence[Buffer], to: bytes | None = Non
     return True
 
 
+def send_tracked(socket: Socket, message: Message, to: bytes) -> zmq.MessageTracker | None:
+    """Send to the peer `to` of a ROUTER, as `send` does; returns what tells whether ZeroMQ still holds it."""
+    try:
+        return socket.send_multipart([to, *encode(message)], zmq.NOBLOCK, copy=False, track=True)
+    except zmq.Again:
+        return None
+    except zmq.ZMQError as error:
+        if error.errno == errno.EHOSTUNREACH:
+            return None
+        raise
+
+
 def receive_frames(socket: Socket) -> list[zmq.Frame] | None:
     """Receive one message's frames without copying; None where none is waiting."""
     try:

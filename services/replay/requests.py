@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from services.replay.held import HeldInserts
 from services.replay.rejections import Rejections
 from services.replay.snapshots import Snapshots
 from services.replay.statistics import Statistics
+from services.replay.unread import UnreadBatches
 
 PEER_CREDIT = 64
 """Inserts that one peer may have unacknowledged."""
@@ -28,6 +29,9 @@ PARK_S = 0.5
 """How long a request that the limiter blocks is kept before it is answered with WAIT."""
 
 MAX_PARKED = 4096
+MAX_PARKED_PER_PEER = 64
+"""So many of one peer's requests may wait for the limiter; one that asks for more harms itself only."""
+
 MAX_PEERS = 4096
 
 
@@ -74,6 +78,8 @@ class Requests:
         self._status = status
         self._files = SharedFiles(replay.folder)
         self._parked: deque[Parked] = deque()
+        self._parked_by_peer: Counter[bytes] = Counter()
+        self._unread = UnreadBatches()
         # The tables that each has inserted into. The one heard last is last.
         self._writers: OrderedDict[bytes, frozenset[str]] = OrderedDict()
         self._tables = frozenset(replay.tables)
@@ -128,17 +134,25 @@ class Requests:
             parked = self._parked.popleft()
             message = parked.message
             key = tuple(message.fields["shares"].items())
-            reason = blocked.get(key)
+            reason = self._unread.blocked(parked.peer) or blocked.get(key)
             if reason is None:
                 reason = self._try(parked.peer, message)
                 if reason is None:
+                    self._leave(parked.peer)
                     continue
                 blocked[key] = reason
             if now_s < parked.deadline_s:
                 self._parked.append(parked)
             else:
                 self.waits += 1
+                self._leave(parked.peer)
                 self._send(parked.peer, Message(messages.WAIT, {"reason": reason}, {}, message.request_id))
+
+    def _leave(self, peer: bytes) -> None:
+        """Count one parked request of ``peer`` less."""
+        self._parked_by_peer[peer] -= 1
+        if not self._parked_by_peer[peer]:
+            del self._parked_by_peer[peer]
 
     def grant_credit(self) -> None:
         """Tell the writers when they should pause, and when they may go on."""
@@ -200,9 +214,12 @@ class Requests:
             "plain": message.boolean("plain", False),
             "token": message.text("token", "", max_chars=64),
         }
-        if self._parked or self._try(peer, message) is not None:
+        if self._parked or self._unread.blocked(peer) or self._try(peer, message) is not None:
+            if self._parked_by_peer[peer] >= MAX_PARKED_PER_PEER:
+                raise RefusedError("too_many", f"{MAX_PARKED_PER_PEER} requests of yours wait already")
             if len(self._parked) >= MAX_PARKED:
                 raise RefusedError("too_many", f"{MAX_PARKED} requests wait already")
+            self._parked_by_peer[peer] += 1
             self._parked.append(Parked(peer, message, time.monotonic() + PARK_S))
 
     def _try(self, peer: bytes, message: Message) -> str | None:
@@ -220,7 +237,10 @@ class Requests:
         batch = encode_batch(sample, specs, message.request_id)
         if mapped and sample.arrays:
             batch.fields["consumed"] = True
-        if self._send(peer, batch):  # or else the peer has gone, and what a queue holds is for another
+        tracker = sockets.send_tracked(self._socket, batch, peer)
+        self.unsent += tracker is None
+        if tracker is not None:  # or else the peer has gone, and what a queue holds is for another
+            self._unread.add(peer, tracker, sum(array.nbytes for array in batch.arrays.values()))
             self._replay.count_sampled(sample)
             self.statistics.sampled(sample)
         return None

@@ -1,0 +1,137 @@
+"""Peers that ask for more than their share: it is they who wait."""
+
+import time
+
+import numpy as np
+import pytest
+
+from common.data.replay import Replay
+from common.data.table_config import parse_table
+from common.wire import messages, sockets
+from common.wire.codec import Message
+from services.replay import requests, unread
+from services.replay.unread import UnreadBatches
+from tests.data.test_replay import BUDGET, make_insert
+from tests.replay.test_client import PATIENCE_S, Shard
+
+
+@pytest.fixture
+def shard(tmp_path, context):
+    shard = Shard(tmp_path / "data", context, "tcp://127.0.0.1:*")
+    yield shard
+    shard.router.close(0)
+    shard.replay.close()
+
+
+@pytest.fixture
+def stranger(context, shard):
+    """A function that makes sockets, of peers that need not behave."""
+    made = []
+
+    def make(name, **options):
+        made.append(sockets.make_dealer(context, sockets.bound_endpoint(shard.router), name, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close(0)
+
+
+def ask(shard, socket, count, **fields):
+    """Send requests, and serve what comes."""
+    deadline = time.monotonic() + PATIENCE_S
+    for number in range(count):
+        while not sockets.send(socket, Message(messages.SAMPLE, {"batch_size": 1} | fields, {}, number + 1)):
+            assert time.monotonic() < deadline
+            shard.serve_all()
+
+
+def answers(shard, socket, count):
+    """The next answers."""
+    found, deadline = [], time.monotonic() + PATIENCE_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, found
+        shard.serve_all()
+        if socket.poll(5):
+            found.append(sockets.receive(socket))
+    return found
+
+
+def test_a_flood_of_requests_is_refused_to_the_one_who_floods(shard, stranger, client, monkeypatch):
+    monkeypatch.setattr(requests, "PARK_S", PATIENCE_S)
+    monkeypatch.setattr(requests, "MAX_PARKED", 100)
+    flooder = stranger(b"flooder")
+    ask(shard, flooder, 300)
+    refused = answers(shard, flooder, 300 - requests.MAX_PARKED_PER_PEER)
+    assert {answer.fields["kind"] for answer in refused} == {"too_many"}
+    learner = client(sockets.bound_endpoint(shard.router), liveness_s=PATIENCE_S)
+    learner.request_sample(1)
+    shard.serve_until(learner, lambda: shard.requests.parked == requests.MAX_PARKED_PER_PEER + 1)
+    shard.fill(9)
+    answers(shard, flooder, 9)
+    shard.serve_until(learner, lambda: shard.requests.parked == requests.MAX_PARKED_PER_PEER - 8)
+    ask(shard, flooder, 9)  # what was served makes room for others
+    shard.serve_until(learner, lambda: shard.requests.parked == requests.MAX_PARKED_PER_PEER + 1)
+
+
+def test_a_client_that_is_refused_asks_again_later(shard, client, monkeypatch):
+    monkeypatch.setattr(requests, "MAX_PARKED_PER_PEER", 2)
+    monkeypatch.setattr(requests, "PARK_S", PATIENCE_S)
+    learner = client(sockets.bound_endpoint(shard.router), liveness_s=PATIENCE_S)
+    for _ in range(5):
+        learner.request_sample(1)
+    shard.serve_until(learner, lambda: "requests of yours" in learner.wait_reason)
+    assert learner.outstanding_samples == 5
+    shard.fill(5)
+    assert sorted(shard.versions(learner, 5)) == [0, 1, 2, 3, 4]
+    assert learner.outstanding_samples == 0
+
+
+def test_who_does_not_read_gets_no_more_and_others_do(tmp_path, context, shard, stranger, monkeypatch):
+    monkeypatch.setattr(unread, "MAX_UNREAD_BYTES", 1 << 23)
+    monkeypatch.setattr(requests, "PARK_S", 0.05)
+    replay = Replay(tmp_path / "large", [parse_table("default:capacity=100")], budget_bytes=BUDGET, seed=0)
+    shard.requests = requests.Requests(replay, shard.router, 1, dict)
+    replay.insert(make_insert(1, 0, 4, range(4), [1] * 4, np.ones(4)))
+    asked, rows = 60, 1 << 16
+    lazy, eager = stranger(b"lazy", hwm=1), stranger(b"eager")
+    ask(shard, eager, 1, batch_size=rows)
+    size = sum(array.nbytes for array in answers(shard, eager, 1)[0].arrays.values())
+    ask(shard, lazy, asked, batch_size=rows)
+    deadline = time.monotonic() + PATIENCE_S
+    while shard.requests.waits < 10:
+        assert time.monotonic() < deadline, "everything was sent"
+        shard.serve_all()
+    assert shard.requests._unread._bytes[b"lazy"] <= (1 << 23) + size
+    assert replay.counters.sampled_batches < asked
+    ask(shard, eager, 1, batch_size=rows)
+    assert answers(shard, eager, 1)[0].type == messages.BATCH
+    kinds = [answer.type for answer in answers(shard, lazy, asked)]
+    assert set(kinds) == {messages.BATCH, messages.WAIT}
+    ask(shard, lazy, 1, batch_size=rows)
+    assert answers(shard, lazy, 1)[0].type == messages.BATCH, "who reads is served again"
+    replay.close()
+
+
+def test_what_all_together_do_not_read_is_limited_and_what_is_read_forgotten(monkeypatch):
+    class Held:
+        done = False
+
+    monkeypatch.setattr(unread, "MAX_UNREAD_BYTES", 100)
+    monkeypatch.setattr(unread, "MAX_UNREAD_BYTES_OF_ALL", 250)
+    batches, held = UnreadBatches(), [Held() for _ in range(3)]
+    batches.add(b"a", held[0], 100)
+    assert batches.blocked(b"a")
+    assert batches.blocked(b"b") is None
+    batches.add(b"b", held[1], 90)
+    assert batches.blocked(b"b") is None
+    batches.add(b"b", held[2], 90)
+    assert "all peers" in batches.blocked(b"c")
+    held[0].done = True
+    assert batches.blocked(b"c") is None
+    assert batches.bytes == 180
+    held[2].done = True  # out of order: counted until the one before it has gone too
+    assert batches.blocked(b"b")
+    held[1].done = True
+    assert batches.blocked(b"b") is None
+    assert batches.bytes == 0
