@@ -17,6 +17,13 @@ class Destination(ABC):
     """Files by name under one address, and one of them that makes them count."""
 
     @abstractmethod
+    def prepare(self) -> None:
+        """Make the place, before the first file is written; this may take as long as a network does.
+
+        Raises ConfigError or CheckpointError where something is there already, or nothing can be written.
+        """
+
+    @abstractmethod
     def open(self, name: str) -> AbstractContextManager[IO[bytes]]:
         """A new file, to be written."""
 
@@ -54,6 +61,9 @@ class Directory(Destination):
             self._temporary.mkdir(parents=True)
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+    def prepare(self) -> None:
+        """See `Destination`. No network is asked, so all of it has been done."""
 
     @contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
@@ -99,16 +109,19 @@ class Remote(Destination):
             raise ConfigError(f"{url} cannot be used: {_line(error)}") from None
         self._path = path.rstrip("/")
         self._manifest_name = manifest_name
+        self._url = url
         self._written: list[str] = []
+
+    def prepare(self) -> None:
+        """See `Destination`."""
         try:
-            if manifest_name and self._system.exists(f"{self._path}/{manifest_name}"):
-                raise ConfigError(f"{url} is there already: a snapshot needs a new address")
-            if manifest_name:
+            there = self._system.exists(f"{self._path}/{self._manifest_name}")
+            if not there:
                 self._system.makedirs(self._path, exist_ok=True)
-        except ConfigError:
-            raise
         except Exception as error:
-            raise CheckpointError(f"{url} cannot be written: {_line(error)}") from None
+            raise CheckpointError(f"{self._url} cannot be written: {_line(error)}") from None
+        if there:
+            raise ConfigError(f"{self._url} is there already: a snapshot needs a new address")
 
     def open(self, name: str) -> IO[bytes]:
         """See `Destination`."""

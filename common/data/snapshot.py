@@ -68,7 +68,10 @@ class Snapshot:
     """
 
     def __init__(self, replay: Replay, destination: str) -> None:
-        """Copy what changes all the time. Raises ConfigError or CheckpointError if it cannot be written."""
+        """Copy what changes all the time. Raises ConfigError if it cannot be written.
+
+        No network is asked here: what an address beyond this machine says comes with the ``progress``.
+        """
         store = replay.store
         if store is None:
             raise ConfigError("there is nothing to make a snapshot of yet")
@@ -102,6 +105,7 @@ class Snapshot:
     def _run(self) -> None:
         progress = self.progress
         try:
+            self._to.prepare()
             for name, array in self._lanes.items():
                 self._write(name, array)
             progress.items = self._forget_gone()
@@ -119,7 +123,8 @@ class Snapshot:
             self._to.finish(json.dumps(manifest, indent=1).encode())
             progress.state = "done"
         except Exception as error:  # whatever a file system, or the network behind it, may raise
-            progress.detail = f"{type(error).__name__}: {error}".splitlines()[0]
+            kind = "" if isinstance(error, TroupeError) else f"{type(error).__name__}: "
+            progress.detail = f"{kind}{error}".splitlines()[0]
             progress.state = "failed"
             self._to.abort()
 

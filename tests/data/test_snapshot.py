@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from common.data.snapshot import MANIFEST_FILE, Snapshot, restore_snapshot
 from common.data.table_config import parse_table
 from common.errors import CheckpointError, ConfigError
 from services.replay.folder import clear
+from services.replay.snapshots import Snapshots
 from tests.data.test_replay import BUDGET, check_windows, contents, simple
 from tests.data.test_tables import check_everything, first_steps, several
 
@@ -142,7 +144,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
     snapshot = Snapshot(replay, str(tmp_path / "snapshot"))
     snapshot._stop.set()
     snapshot._run()
-    assert snapshot.progress.detail == "CheckpointError: stopped"
+    assert snapshot.progress.detail == "stopped"
     assert {path.name for path in tmp_path.iterdir()} == {"here"}
 
 
@@ -160,8 +162,10 @@ def test_places_that_cannot_be_used(tmp_path):
         with pytest.raises(ConfigError, match=reason):
             Snapshot(replay, place)
     take(replay, f"memory://{tmp_path.name}/once")
-    with pytest.raises(ConfigError, match="there already"):
-        Snapshot(replay, f"memory://{tmp_path.name}/once")
+    progress = take(replay, f"memory://{tmp_path.name}/once")
+    assert progress.state == "failed"
+    assert progress.detail.endswith("is there already: a snapshot needs a new address")
+    assert open_destination(f"memory://{tmp_path.name}/once").read(MANIFEST_FILE), "what is there stays"
 
 
 def test_what_to_install_is_named(monkeypatch):
@@ -191,7 +195,29 @@ def test_errors_of_other_libraries_are_told_like_those_of_files(monkeypatch):
         restore_snapshot("memory://nothing", Path("/nowhere"))
     monkeypatch.setattr(MemoryFileSystem, "exists", fail)
     with pytest.raises(CheckpointError, match=r"Unable to locate credentials$"):
-        open_destination("memory://nothing", MANIFEST_FILE)
+        open_destination("memory://nothing", MANIFEST_FILE).prepare()
+
+
+def test_a_network_that_does_not_answer_holds_up_the_thread_only(tmp_path, monkeypatch):
+    asked, answer, askers = threading.Event(), threading.Event(), []
+
+    def hang(*_):
+        askers.append(threading.current_thread().name)
+        asked.set()
+        assert answer.wait(60)
+        return False
+
+    monkeypatch.setattr(MemoryFileSystem, "exists", hang)
+    replay = open_tables(tmp_path / "here")
+    fill(replay)
+    requests = Snapshots(replay)
+    assert requests.request(f"memory://{tmp_path.name}/slow", "a")["state"] == "running"
+    assert asked.wait(60)
+    answer.set()
+    requests._snapshot.join(60)
+    assert requests.progress()["state"] == "done"
+    assert set(askers) == {"snapshot"}
+    requests.close()
 
 
 def test_damage_is_told_and_nothing_is_restored(tmp_path):
