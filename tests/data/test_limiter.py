@@ -1,3 +1,5 @@
+from fractions import Fraction
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,3 +72,59 @@ def test_change_of_limits_starts_to_count_anew():
 @pytest.mark.parametrize("ratio", [0.25, 8.0])
 def test_automatic_error_admits_the_batch(ratio):
     assert Limiter(1, ratio, auto_error(ratio, 1, 512)).impossible(512) is None
+
+
+class Oracle:
+    """The limits as documented, in fractions, from the list of everything that has happened."""
+
+    def __init__(self, min_items, ratio, error, queue_capacity):
+        self.min_items, self.queue_capacity = min_items, queue_capacity
+        self.ratio, self.error = Fraction(ratio), Fraction(error)
+        self.inserts, self.samples, self.removed = [], [], 0
+
+    @property
+    def items(self):
+        return sum(self.inserts) - self.removed
+
+    @property
+    def owed(self):
+        """Samples that the items inserted beyond the minimum are good for and that were not taken."""
+        return self.ratio * (sum(self.inserts) - self.min_items) - sum(self.samples)
+
+    def may_sample(self, batch):
+        return self.items >= self.min_items and (not self.ratio or self.owed - batch >= -self.error)
+
+    def may_insert(self):
+        if self.queue_capacity and self.items >= self.queue_capacity:
+            return False
+        return not self.ratio or self.items < self.min_items or self.owed <= self.error
+
+    def has_room(self, count):
+        return not self.queue_capacity or self.items + count <= self.queue_capacity
+
+
+@given(
+    st.integers(1, 30),
+    st.sampled_from([0.0, 0.25, 0.5, 1.0, 3.0, 8.0]),
+    st.integers(0, 60),
+    st.sampled_from([0, 0, 5, 40]),
+    st.lists(st.tuples(st.sampled_from(["insert", "sample", "remove"]), st.integers(1, 12)), max_size=80),
+)
+@settings(max_examples=200, deadline=None)
+def test_every_answer_is_that_of_the_documented_rules(min_items, ratio, error, queue_capacity, moves):
+    """Whatever was inserted, sampled and removed, and whether or not anybody kept to the answers."""
+    limiter = Limiter(min_items, ratio, error, queue_capacity=queue_capacity)
+    oracle = Oracle(min_items, ratio, error, queue_capacity)
+    for move, count in moves:
+        items = oracle.items
+        assert (limiter.sample_blocked(items, count) is None) == oracle.may_sample(count)
+        assert (limiter.insert_blocked(items) is None) == oracle.may_insert()
+        assert limiter.insert_held(items, count) == (not oracle.has_room(count))
+        if move == "insert":
+            limiter.inserted += count
+            oracle.inserts.append(count)
+        elif move == "sample":
+            limiter.sampled += count
+            oracle.samples.append(count)
+        else:
+            oracle.removed += min(count, items)
