@@ -314,6 +314,13 @@ def open_replay(args: argparse.Namespace, run: str = "") -> Replay:
         run=run,
         adopt=args.adopt,
     )
+    if args.max_bytes is not None and replay.budget_bytes < args.max_bytes:
+        _log.warning(
+            "%s was made for %d bytes and keeps to them, not %d: for more, start with another --data-dir",
+            args.data_dir,
+            replay.budget_bytes,
+            args.max_bytes,
+        )
     if replay.restored_items:
         _log.info("restored %d items from %s", replay.restored_items, args.data_dir)
     return replay
