@@ -24,6 +24,9 @@ STEEPEST = 8.0
 QUEUE = {"sampler": "fifo", "remover": "fifo", "max_times_sampled": 1, "limiter": "queue"}
 """What the word ``queue`` stands for: every item is passed on once, in order, and writers wait for room."""
 
+MOST_TABLES = 64
+"""Tables of one shard. The status of all of them has to fit in the header of one message."""
+
 
 @dataclass(frozen=True)
 class TableConfig:
@@ -103,6 +106,8 @@ def check_tables(tables: Iterable[TableConfig]) -> None:
             raise ConfigError(f"{where}: a queue has no samples_per_insert")
     if not names:
         raise ConfigError("a replay server needs a table")
+    if len(names) > MOST_TABLES:
+        raise ConfigError(f"{len(names)} tables: one shard has at most {MOST_TABLES}")
 
 
 def parse_table(text: str, batch_size: int = 512) -> TableConfig:

@@ -7,9 +7,14 @@ from typing import Any
 
 from common.data.replay import Replay
 from common.data.table import Table
+from common.wire import messages
+from common.wire.codec import Message, WireError, encode
 from services.replay.requests import Requests
 
 PERIOD_S = 1.0
+
+MOST_CHARS = 1000
+"""Of a text that grows with the number of tables."""
 
 DROPPED = (
     "duplicate_inserts",
@@ -99,7 +104,7 @@ class Meter:
             "samples_per_s": self._rates["", "sampled"],
             **counters,
             "newest_version": requests.statistics.newest_version,
-            "insert_blocked": "; ".join(requests.paused.values()),
+            "insert_blocked": "; ".join(requests.paused.values())[:MOST_CHARS],
             "insert_blocked_s": sum(requests.blocked_s(name) for name in replay.tables),
             "held_inserts": len(requests.held),
             "parked_samples": requests.parked,
@@ -143,3 +148,20 @@ class Meter:
             totals[name, "inserted"] = table.limiter.inserted
             totals[name, "sampled"] = table.limiter.sampled
         return totals
+
+
+def fitting(status: dict[str, Any]) -> dict[str, Any]:
+    """``status`` without what a message has no room for: quantiles first, then who was turned down."""
+    if _fits(status):
+        return status
+    tables = {name: table | {"quantiles": {}} for name, table in status["tables"].items()}
+    status = status | {"tables": tables}
+    return status if _fits(status) else status | {"rejected_by_peer": {}}
+
+
+def _fits(status: dict[str, Any]) -> bool:
+    try:
+        encode(Message(messages.STATUS_OK, status))
+    except WireError:
+        return False
+    return True

@@ -16,7 +16,7 @@ from common.wire.codec import Message, WireError, decode
 from common.wire.control_client import ControlClient
 from common.wire.handshakes import HandshakeMonitor
 from common.wire.member import new_incarnation
-from services.replay.meter import Meter
+from services.replay.meter import Meter, fitting
 from services.replay.rejections import peer_name
 from services.replay.requests import Requests
 from services.replay.snapshots import Snapshots
@@ -136,4 +136,4 @@ class ReplayService:
             self._control.send_telemetry(metrics)
 
     def _status(self) -> dict:
-        return {**self._meter.status(), "failed_handshakes": sum(self._handshakes.values())}
+        return fitting({**self._meter.status(), "failed_handshakes": sum(self._handshakes.values())})

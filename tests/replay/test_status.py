@@ -11,8 +11,11 @@ import zmq
 from rich.console import Console
 
 from common.data.replay import Replay
-from common.data.table_config import parse_table
-from services.replay.meter import Meter
+from common.data.table_config import MOST_TABLES, check_tables, parse_table
+from common.errors import ConfigError
+from common.wire import messages
+from common.wire.codec import Message, WireError, encode
+from services.replay.meter import Meter, fitting
 from services.replay.rejections import MAX_CHARS, MAX_PEERS, Rejections, peer_name
 from services.replay.requests import Requests
 from services.replay.statistics import AGE_BOUNDS_S, STALENESS_BOUNDS, Histogram, Statistics
@@ -156,3 +159,33 @@ def test_every_value_has_its_place_on_the_page(tmp_path, context):
     assert details['replay/rejected_total{kind="bad_field"}'] == 3
     assert details['replay/table_items{table="a"}'] == 30
     socket.close(0)
+
+
+def test_the_status_of_as_many_tables_as_there_may_be_fits_in_a_message(tmp_path, context):
+    names = [f"{'a_long_name_' * 5}{number:03}" for number in range(MOST_TABLES + 1)]
+    options = "capacity=5,samples_per_insert=0.33333,samples_per_insert_error=1"
+    replay = filled(tmp_path, *(f"{name}:{options}" for name in names[:-1]))
+    socket = context.socket(zmq.ROUTER)
+    requests = Requests(replay, socket, 1, dict)
+    requests.grant_credit()
+    assert len(requests.paused) == MOST_TABLES
+    meter = Meter(replay, requests)
+    few = fitting(meter.status() | {"tables": dict(list(meter.status()["tables"].items())[:8])})
+    assert all(table["quantiles"] for table in few["tables"].values())
+    status = fitting(meter.status())
+    assert encode(Message(messages.STATUS_OK, status))
+    assert status["tables"].keys() == replay.tables.keys()
+    for number in range(MAX_PEERS):
+        for kind in range(15):
+            requests.rejections.count(b"%064d" % number, f"kind_of_a_message_{kind}")
+    with pytest.raises(WireError):
+        encode(Message(messages.STATUS_OK, meter.status()))
+    status = fitting(meter.status())
+    assert encode(Message(messages.STATUS_OK, status))
+    assert not any(table["quantiles"] for table in status["tables"].values()), "there was no room for them"
+    assert sum(status["rejected"].values()) == MAX_PEERS * 15
+    print_page("tcp://here", status, Console(file=io.StringIO(), width=80))
+    with pytest.raises(ConfigError, match="at most"):
+        check_tables([parse_table(name) for name in names])
+    socket.close(0)
+    replay.close()
