@@ -10,6 +10,7 @@ import pytest
 from common.agents import Act, Agent, Inputs, make_agent
 from common.agents.apex import ApexConfig
 from common.agents.impala import ImpalaConfig
+from common.agents.r2d2 import R2d2Config
 from common.agents.slots import Slots
 from common.config.schema import EnvConfig
 from common.data.fields import Chunk
@@ -23,6 +24,9 @@ AGENTS = {
     "apex": ApexConfig(**SMALL),
     "impala": ImpalaConfig(**SMALL, unroll_steps=7),
     "impala with memory": ImpalaConfig(**SMALL, unroll_steps=7, lstm_units=4),
+    "r2d2": R2d2Config(
+        **SMALL, lstm_units=4, head_units=8, sequence_steps=6, sequence_period_steps=3, burn_in_steps=2
+    ),
 }
 ENVS = {
     "vectors": EnvConfig(id="gym:CartPole-v1", max_episode_frames=15),
