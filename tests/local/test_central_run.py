@@ -91,8 +91,7 @@ def test_learns_through_kills_of_actor_and_learner(start, tmp_path):  # noqa: F8
     kill(troupe, "services.actor")
     assert "complete at" in troupe.wait(500.0)
     returns = [float(row["value"]) for row in metric(run_dir, "train/episode_return")]
-    assert np.mean(returns[-5:]) > 2 * np.mean(returns[:5]), returns
-    assert np.mean(returns[-5:]) > 60, returns
+    assert np.mean(returns[-5:]) > 60, returns  # without learning it is about 20
     used = [float(row["value"]) for row in metric(run_dir, "inference/batch_slots")]
     assert used
     assert max(used) <= 16

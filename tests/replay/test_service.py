@@ -52,8 +52,8 @@ def test_insert_sample_update_status_and_stop(server, client):
     assert batch.fields["action"].min() >= 50, "the oldest items should have left"
     # Priorities: everything but three items becomes zero.
     keep = np.unique(batch.ids)[:3]
-    newest = int(batch.ids.max())
-    everything = np.arange(newest - 198, newest + 1, dtype=np.uint64)
+    newest = int(batch.ids.max())  # of those that were drawn; the hundred that are there end behind it
+    everything = np.arange(newest - 99, newest + 100, dtype=np.uint64)
     learner.update_priorities(everything, np.zeros(len(everything)))
     learner.update_priorities(keep, np.array([1.0, 1.0, np.nan]))
     learner.update_priorities(keep[2:], np.array([2.0]))
