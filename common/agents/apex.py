@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from common.agents.base import Act, Inputs, TableNeeds, Update
+from common.agents.fitting import load_parameters, suiting
 from common.agents.q_learning import TargetLearning, epsilon_greedy, epsilon_ladder
-from common.agents.tensors import first_line, module_arrays, tensors
+from common.agents.tensors import module_arrays
 from common.config.fields import AgentConfig, structural, tunable
 from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
-from common.errors import ConfigError
 from common.nets.q_network import QNetwork
 from common.rl import returns
 
@@ -100,12 +100,7 @@ class ApexAgent:
 
     def load_params(self, params: dict[str, np.ndarray]) -> None:
         """Copies `params` into the online network."""
-        try:
-            self._online.load_state_dict(tensors(params))
-        except RuntimeError as error:
-            raise ConfigError(
-                f"parameters do not fit the network: {first_line(error)}; use the run's own config"
-            ) from None
+        load_parameters(self._online, params)
 
     # -------------------------------------------------------------- learning
 
@@ -170,14 +165,10 @@ class ApexAgent:
         torso = config.torso
         if torso == "auto":
             torso = "nature" if spec.pixels else "mlp"
-        try:
+        with suiting(torso, spec.id):
             network = QNetwork(
                 spec.obs_shape, spec.num_actions, torso, config.hidden_units, config.mlp_units, config.dueling
             )
-        except ValueError as error:
-            raise ConfigError(
-                f"agent.torso {torso!r} does not suit {spec.id}: {error}; try --agent.torso mlp"
-            ) from None
         return network.to(self._device)
 
     def _start_learning(self) -> TargetLearning[QNetwork]:

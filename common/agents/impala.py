@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from common.agents.base import Act, Inputs, TableNeeds, Update
+from common.agents.fitting import checkpoint_of, load_parameters, suiting
 from common.agents.tensors import (
     below,
-    first_line,
     load_optimizer,
     module_arrays,
     optimizer_arrays,
@@ -21,7 +21,6 @@ from common.agents.tensors import (
 )
 from common.config.fields import AgentConfig, structural, tunable
 from common.data.unrolls import TERMINATED, TRUNCATED, UnrollAccumulator, unroll_fields
-from common.errors import CheckpointError, ConfigError
 from common.nets.actor_critic import ActorCritic
 from common.nets.frames import stacked
 from common.rl import policy
@@ -166,12 +165,7 @@ class ImpalaAgent:
 
     def load_params(self, params: dict[str, np.ndarray]) -> None:
         """Copies `params` into the network."""
-        try:
-            self._net.load_state_dict(tensors(params))
-        except RuntimeError as error:
-            raise ConfigError(
-                f"parameters do not fit the network: {first_line(error)}; use the run's own config"
-            ) from None
+        load_parameters(self._net, params)
 
     def _forward(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         """One step of the network: logits `[1, S, A]`, values `[1, S]`, memory `[S, memory_size]`."""
@@ -283,17 +277,13 @@ class ImpalaAgent:
 
     def load_state(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Restores what `state` gave."""
-        if meta.get("algorithm") != "impala":
-            raise CheckpointError(f"the checkpoint is of algorithm {meta.get('algorithm')!r}, not 'impala'")
         learning = self._start_learning()
-        try:
+        with checkpoint_of("impala", meta):
             self._net.load_state_dict(tensors(below("net/", arrays)))
             load_optimizer(learning.optimizer, below("optimizer/", arrays))
             if self.config.target_entropy is not None:  # a fixed cost is what the configuration says now
                 with torch.no_grad():
                     learning.log_cost.copy_(torch.from_numpy(arrays["log_entropy_cost"].copy()))
-        except (RuntimeError, KeyError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint does not fit this network: {first_line(error)}") from None
         learning.updates = int(meta["updates"])
 
     # --------------------------------------------------------------- helpers
@@ -303,7 +293,7 @@ class ImpalaAgent:
         torso = config.torso
         if torso == "auto":
             torso = "shallow" if spec.pixels else "mlp"
-        try:
+        with suiting(torso, spec.id):
             network = ActorCritic(
                 spec.obs_shape,
                 spec.num_actions,
@@ -315,10 +305,6 @@ class ImpalaAgent:
                 see_last_step=config.see_last_step,
                 instruction_words=spec.instruction_words,
             )
-        except ValueError as error:
-            raise ConfigError(
-                f"agent.torso {torso!r} does not suit {spec.id}: {error}; try --agent.torso mlp"
-            ) from None
         return network.to(self._device)
 
     def _start_learning(self) -> _Learning:

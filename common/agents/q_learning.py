@@ -8,16 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from common.agents.fitting import checkpoint_of
 from common.agents.tensors import (
     below,
-    first_line,
     load_optimizer,
     module_arrays,
     optimizer_arrays,
     prefixed,
     tensors,
 )
-from common.errors import CheckpointError
 
 
 def epsilon_ladder(base: float, alpha: float, indices: list[int], total_slots: int) -> np.ndarray:
@@ -88,14 +87,8 @@ class TargetLearning(Generic[Network]):
 
     def load_state(self, algorithm: str, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Restores what `state` gave; raises CheckpointError where it does not fit."""
-        if meta.get("algorithm") != algorithm:
-            raise CheckpointError(
-                f"the checkpoint is of algorithm {meta.get('algorithm')!r}, not {algorithm!r}"
-            )
-        try:
+        with checkpoint_of(algorithm, meta):
             self._online.load_state_dict(tensors(below("online/", arrays)))
             self.target.load_state_dict(tensors(below("target/", arrays)))
             load_optimizer(self._optimizer, below("optimizer/", arrays))
-        except (RuntimeError, KeyError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint does not fit this network: {first_line(error)}") from None
         self.updates = int(meta["updates"])

@@ -10,13 +10,13 @@ from pydantic import model_validator
 from torch import Tensor
 
 from common.agents.base import Act, Inputs, TableNeeds, Update
+from common.agents.fitting import load_parameters, suiting
 from common.agents.q_learning import TargetLearning, epsilon_greedy, epsilon_ladder
-from common.agents.tensors import first_line, module_arrays, tensors
+from common.agents.tensors import module_arrays
 from common.config.fields import AgentConfig, structural, tunable
 from common.data.accumulator import PRIORITY_FLOOR
 from common.data.sequences import Layout, SequenceAccumulator, sequence_fields
 from common.data.unrolls import TERMINATED
-from common.errors import ConfigError
 from common.nets.frames import stacked
 from common.nets.q_network import RecurrentQNetwork
 from common.rl.sequences import mixed_priorities, n_step_q_targets
@@ -161,12 +161,7 @@ class R2d2Agent:
 
     def load_params(self, params: dict[str, np.ndarray]) -> None:
         """Copies `params` into the online network."""
-        try:
-            self._online.load_state_dict(tensors(params))
-        except RuntimeError as error:
-            raise ConfigError(
-                f"parameters do not fit the network: {first_line(error)}; use the run's own config"
-            ) from None
+        load_parameters(self._online, params)
 
     def _forward(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """One step of the network: Q `[S, A]`, memory `[S, memory_size]`."""
@@ -304,7 +299,7 @@ class R2d2Agent:
         torso = config.torso
         if torso == "auto":
             torso = "nature" if spec.pixels else "mlp"
-        try:
+        with suiting(torso, spec.id):
             network = RecurrentQNetwork(
                 spec.obs_shape,
                 spec.num_actions,
@@ -317,10 +312,6 @@ class R2d2Agent:
                 see_last_step=config.see_last_step,
                 instruction_words=spec.instruction_words,
             )
-        except ValueError as error:
-            raise ConfigError(
-                f"agent.torso {torso!r} does not suit {spec.id}: {error}; try --agent.torso mlp"
-            ) from None
         return network.to(self._device)
 
     def _start_learning(self) -> TargetLearning[RecurrentQNetwork]:

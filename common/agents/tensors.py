@@ -48,8 +48,3 @@ def load_optimizer(optimizer: torch.optim.Optimizer, arrays: dict[str, np.ndarra
         index, name = path.split("/")
         state.setdefault(int(index), {})[name] = torch.from_numpy(array.copy())
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-
-
-def first_line(error: Exception) -> str:
-    """What went wrong, in one line."""
-    return " ".join(str(error).split())[:200]
