@@ -14,6 +14,7 @@
 #   TROUPE_PRESET    the learner begins a run from this preset where TROUPE_RUN_DIR holds none, and else goes on
 #   TROUPE_LOGDIR    what TensorBoard shows; default: the events of this run
 #   TROUPE_YIELD_TO  host of another learner; where there is one, this learner has nothing to do
+#   TROUPE_RELAY     folder in which this machine's actors find each other: one fetches the parameters for all
 #   TROUPE_METRICS_PORT, TROUPE_METRICS_HOST  where /metrics, /healthz and /readyz are; default: nowhere, loopback
 set -euo pipefail
 role=${1:?usage: troupe-start learner|replay|evaluator|tensorboard|actor [NUMBER]}
@@ -54,6 +55,7 @@ case $role in
   actor)
     name=actor-${TROUPE_HOST:-$(hostname)}-${2:?usage: troupe-start actor NUMBER}
     mapfile -t words < <(common "$name")
+    [ -z "${TROUPE_RELAY:-}" ] || words+=(--relay "$TROUPE_RELAY")
     exec "$troupe/troupe" actor --learner "$TROUPE_LEARNER" --keys "$TROUPE_KEYS" --name "$name" \
       --join-timeout-s "$patience_s" "${words[@]}" ;;
   evaluator)

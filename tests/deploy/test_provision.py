@@ -34,10 +34,11 @@ export HOME=/var/lib/troupe TROUPE_RUN_DIR=$run TROUPE_LEARNER=tcp://127.0.0.1:5
 export TROUPE_KEYS=/etc/troupe/keys
 export TROUPE_HOST=i-1 TROUPE_INDEX=0 TROUPE_ADVERTISE=tcp://127.0.0.1:5560 TROUPE_LOGS=/var/log/troupe
 export OMP_NUM_THREADS=1
-start() {  # a unit, as systemd would: its user, its command line
+start() {  # a unit, as systemd would: its user, its environment, its command line
+  environment=$(sed -n 's/^Environment=//p' "$units/$1")
   command=$(sed -n 's/^ExecStart=//p' "$units/$1" | sed "s/%i/0/")
   user=$(sed -n 's/^User=//p' "$units/$1")
-  setpriv --reuid "$user" --regid "$user" --clear-groups $command >/var/log/troupe/"$1".out 2>&1 &
+  env $environment setpriv --reuid "$user" --regid "$user" --clear-groups $command >/var/log/troupe/"$1".out 2>&1 &
 }
 start troupe-replay.service; start troupe-actor@.service; start troupe-evaluator.service
 start troupe-learner.service; learner=$!
@@ -53,6 +54,7 @@ python3 - <<'PY' || true
 import urllib.request
 print("tensorboard:", urllib.request.urlopen("http://127.0.0.1:6006/", timeout=60).status)
 PY
+grep -h "feeds parameters" /var/log/troupe/actor-i-1-0.log || true
 tail -n 4 /var/log/troupe/*
 cat $run/status.json
 """
@@ -115,3 +117,4 @@ bash {scripts}/verify.sh cpu learner actor replay evaluator
     output = in_root(debian, START, network=False, timeout_s=1100)
     assert "learner: exit status 0" in output, output
     assert "tensorboard: 200" in output, output
+    assert "actor-i-1-0 feeds parameters to the other processes" in output, output
