@@ -38,7 +38,8 @@ start() {  # a unit, as systemd would: its user, its environment, its command li
   environment=$(sed -n 's/^Environment=//p' "$units/$1")
   command=$(sed -n 's/^ExecStart=//p' "$units/$1" | sed "s/%i/0/")
   user=$(sed -n 's/^User=//p' "$units/$1")
-  env $environment setpriv --reuid "$user" --regid "$user" --clear-groups $command >/var/log/troupe/"$1".out 2>&1 &
+  env $environment \
+    setpriv --reuid "$user" --regid "$user" --clear-groups $command >/var/log/troupe/"$1".out 2>&1 &
 }
 start troupe-replay.service; start troupe-actor@.service; start troupe-evaluator.service
 start troupe-learner.service; learner=$!
