@@ -36,6 +36,15 @@ from services.replay.status_page import print_page
 
 _log = logging.getLogger(__name__)
 
+TABLE_OPTIONS = [
+    "capacity",
+    "min_items",
+    "priority_exponent",
+    "samples_per_insert",
+    "samples_per_insert_error",
+]
+"""What describes the one table of a shard by itself."""
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -158,6 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.snapshot:
             endpoint, destination = args.snapshot
             return make_snapshot(endpoint, destination, args.keys)
+        refuse_unheard(args)
         begin(f"replay-{args.index}", args)
         stop = StopSignal(force_after_s=60.0).install()
         ctx: Context = zmq.Context()
@@ -167,6 +177,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             ctx.destroy(linger=1000)
 
     return run_main(body)
+
+
+def refuse_unheard(args: argparse.Namespace) -> None:
+    """Raise `ConfigError` for options that something else decides, rather than pass over them."""
+    options, decider = TABLE_OPTIONS, "--table"
+    if args.learner:
+        options, decider = [*TABLE_OPTIONS, "tables", "max_bytes"], "the configuration of the learner's run"
+    elif not args.tables:
+        return
+    for name in options:
+        if getattr(args, name) != parser().get_default(name):
+            option = "--table" if name == "tables" else "--" + name.replace("_", "-")
+            raise ConfigError(f"{option} has no effect here, {decider} decides: leave it out")
 
 
 def serve(args: argparse.Namespace, ctx: Context, stop: StopSignal) -> None:

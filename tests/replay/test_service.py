@@ -197,6 +197,8 @@ def test_nobody_there_is_said(client, tmp_path):
         (["--capacity", "10", "--min-items", "11"], 2, "--min-items"),
         (["--max-bytes", str(1 << 50)], 2, "more than 90 %"),
         (["--capacity", str(10**13)], 2, "more than 90 %"),
+        (["--table", "a:capacity=9", "--capacity", "10"], 2, "--capacity has no effect"),
+        (["--learner", "tcp://127.0.0.1:1", "--table", "a:capacity=9"], 2, "--table has no effect"),
         (["--data-dir", "/proc/nowhere"], 2, "cannot write in /proc/nowhere"),
         (["--status", "tcp://127.0.0.1:1"], 3, "does not answer"),
         (["--learner", "tcp://127.0.0.1:1", "--join-timeout-s", "0.5"], 3, "could not join the learner"),
