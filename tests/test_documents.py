@@ -36,7 +36,9 @@ def test_the_readme_has_every_preset() -> None:
     assert sorted(rows) == preset_names()
 
 
-@pytest.mark.parametrize(("page", "preset"), [("apex", "pong-apex"), ("r2d2", "pong-r2d2")])
+@pytest.mark.parametrize(
+    ("page", "preset"), [("apex", "pong-apex"), ("r2d2", "pong-r2d2"), ("impala", "pong-impala")]
+)
 def test_the_page_for_who_comes_from_elsewhere_names_real_fields(page: str, preset: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text("utf-8").partition("## Flags")[2]
     config = load_config(preset).to_dict()
