@@ -133,9 +133,13 @@ build {
     inline       = ["sudo /opt/troupe/bin/troupe-verify ${source.name} learner actor replay evaluator"]
   }
 
-  # Nothing of this machine's identity goes into the image; the next one gets its own.
+  # Nothing of this machine's identity goes into the image; the next one gets its own. And nobody logs in over the
+  # network: shells come through Session Manager. Not before the last step: Packer itself comes back by SSH after the
+  # reboot, and needs the daemon to the end.
   provisioner "shell" {
     inline = [
+      "sudo systemctl disable ssh.service ssh.socket 2>/dev/null || true",
+      "rm -f ~/.ssh/authorized_keys",
       "sudo rm -rf /tmp/troupe /tmp/troupe.tar.gz /root/.ssh /etc/ssh/ssh_host_*",
       "sudo cloud-init clean --logs --seed",
       "sudo truncate -s 0 /etc/machine-id",

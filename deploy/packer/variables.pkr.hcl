@@ -12,7 +12,7 @@ variable "copy_to_regions" {
 
 variable "source" {
   type        = string
-  description = "Wheel or source folder of Troupe; the folder also has constraints.txt."
+  description = "Git repository of Troupe; what is committed there goes into the images."
   default     = "../.."
 }
 

@@ -18,5 +18,3 @@ if [ ! -x /opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl ]; th
   fetch "https://amazoncloudwatch-agent-$region.s3.$region.amazonaws.com/debian/$arch/latest/amazon-cloudwatch-agent.deb" cw.deb
   dpkg -i "$scratch/cw.deb"
 fi
-# Nobody logs in over the network: shells come through Session Manager.
-systemctl disable --now ssh.service ssh.socket 2>/dev/null || true

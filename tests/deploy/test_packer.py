@@ -54,6 +54,18 @@ def test_images_are_encrypted_and_use_metadata_version_2() -> None:
         assert re.search(r'http_tokens +== "required"', body.replace("=", "==")), name
 
 
+def test_packer_can_log_in_until_the_last_step() -> None:
+    """It comes back by SSH after the reboot; the image that it leaves lets nobody in."""
+    steps = (PACKER / "images.pkr.hcl").read_text().split('\n  provisioner "')[1:]
+    closes = ["disable ssh.service" in step for step in steps]
+    assert closes == [False] * (len(steps) - 1) + [True]
+    assert any("reboot" in step for step in steps[:-1])
+    assert "--now" not in steps[-1]
+    assert "authorized_keys" in steps[-1]
+    for script in SCRIPTS.glob("*.sh"):
+        assert not re.search(r"systemctl .*\bssh", script.read_text()), script.name
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_units_start_what_the_scripts_install(unit: Path) -> None:
     text = unit.read_text()
