@@ -6,7 +6,9 @@ resource "aws_s3_bucket" "this" {
   #checkov:skip=CKV2_AWS_62:nothing waits for events of this bucket
   bucket_prefix = "${var.name}-"
   force_destroy = var.force_destroy
-  tags          = merge(var.tags, { Name = var.name })
+  # The tag also orders `destroy`: where AWS refuses to delete a bucket that is not empty, the key that its objects
+  # are encrypted with is not reached, and they stay readable.
+  tags = merge(var.tags, { Name = var.name, Key = var.kms_key_arn })
 }
 
 resource "aws_s3_bucket_public_access_block" "this" {
