@@ -212,6 +212,45 @@ def test_the_end_of_a_run_stops_its_machines(machine: Any) -> None:
     )
 
 
+def test_a_large_file_that_grows_is_not_copied_every_minute(machine: Any) -> None:
+    """The bucket keeps every copy for days."""
+    learner = machine("learner")
+    learner.node("prepare", "--no-start")
+    (learner.run_dir / "config.toml").write_text("[run]\ntotal_steps = 1000\n")
+    events, small = learner.run_dir / "events", learner.run_dir / "small"
+
+    def sizes() -> list[int]:
+        objects = "boto3.client('s3').list_objects_v2(Bucket='bucket')['Contents']"
+        found = ask(learner, f"{{one['Key']: one['Size'] for one in {objects}}}")
+        return [found[f"runs/test/{file.name}"] for file in (events, small)]
+
+    for part in (1, 2):
+        events.write_bytes(bytes(part * 20_000_000))  # a minute per megabyte, but no more than 15
+        small.write_bytes(bytes(part))
+        learner.node("sync")
+    assert sizes() == [20_000_000, 2]
+    learner.says("inactive")
+    (learner.run_dir / "status.json").write_text(json.dumps({"steps": 1000, "updates": 4}))
+    learner.node("sync")  # groups that do not exist do not keep it from ending
+    assert sizes() == [40_000_000, 2]
+
+
+def test_progress_is_that_of_a_learner_that_reports(machine: Any) -> None:
+    learner = machine("learner")
+    learner.node("prepare")
+    status = learner.run_dir / "status.json"
+    metrics = "boto3.client('cloudwatch').list_metrics(Namespace='Troupe')['Metrics']"
+    names = f"[one['MetricName'] for one in {metrics}]"
+    values = {"steps": 200, "updates": 40, "metrics": {"train/episode_return": float("nan")}}
+    status.write_text(json.dumps(values))
+    os.utime(status, (1e9, 1e9))  # the learner hangs, or is gone: its alarm shall hear of it
+    learner.node("sync")
+    assert ask(learner, names) == []
+    status.write_text(json.dumps(values))
+    learner.node("sync")  # and CloudWatch refuses what is no number
+    assert sorted(ask(learner, names)) == ["Steps", "Updates"]
+
+
 def test_a_key_cannot_leave_the_run_directory(machine: Any) -> None:
     learner = machine("learner")
     put = "boto3.client('s3').put_object(Bucket='bucket', Key='runs/test/../../../../evil', Body=b'x')"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,11 @@ _log = logging.getLogger(__name__)
 # Of a run's directory: the stored items are far too many, and logs go to CloudWatch.
 NOT_COPIED = {"replay", "logs"}
 RESTORED = ".restored"
+# A file that grows (events, metrics.csv) is copied whole, and the bucket keeps every copy for days: a large
+# one is copied again a minute per megabyte later, at most this much.
+LONGEST_PAUSE_S = 900.0
+# An older status is of a learner that is gone, or stuck: publishing it would keep the alarm quiet.
+STATUS_STALE_S = 300.0
 
 
 def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -39,8 +47,16 @@ def listing(s3: Any, bucket: str, prefix: str) -> dict[str, tuple[int, float]]:
     }
 
 
-def sync() -> None:
-    """Copy what is new, forget checkpoints that the learner forgot, publish progress, see the end."""
+def is_due(size_bytes: int, copied_s: float, now_s: float) -> bool:
+    """Whether a file that has changed since it was copied should be copied again now."""
+    return now_s - copied_s >= min(LONGEST_PAUSE_S, size_bytes / 1e6 * 60)
+
+
+def sync(last: bool = False) -> None:
+    """Copy what is new, forget checkpoints that the learner forgot, publish progress, see the end.
+
+    With `last`, and at the end of the run, files that grow are copied however short ago they were.
+    """
     node = load_node(patience_s=30.0)
     ended = has_ended(node)  # asked first: then the copy that follows has everything
     s3, bucket, prefix = client("s3"), node.config["bucket"], f"runs/{node.run}/"
@@ -50,7 +66,9 @@ def sync() -> None:
         here.add(key)
         try:
             stat = path.stat()
-            if key not in there or there[key][0] != stat.st_size or there[key][1] < stat.st_mtime:
+            size, copied_s = there.get(key, (-1, 0.0))
+            changed = size != stat.st_size or copied_s < stat.st_mtime
+            if changed and (last or ended or is_due(stat.st_size, copied_s, time.time())):
                 s3.upload_file(str(path), bucket, prefix + key)
         except FileNotFoundError:
             continue  # pruned meanwhile
@@ -58,15 +76,18 @@ def sync() -> None:
         for key in there.keys() - here:
             if key.startswith("checkpoints/"):
                 s3.delete_object(Bucket=bucket, Key=prefix + key)
-    publish_progress(node)
     if ended:
         stop_machines(node)
+    publish_progress(node)
 
 
 def publish_progress(node: Node) -> None:
     """Publish the run's counters as metrics: an alarm watches them."""
+    file = node.run_dir / "status.json"
     try:
-        status = json.loads((node.run_dir / "status.json").read_text())
+        if time.time() - file.stat().st_mtime > STATUS_STALE_S:
+            return
+        status = json.loads(file.read_text())
     except (OSError, ValueError):
         return
     values = {"Steps": status.get("steps"), "Updates": status.get("updates")}
@@ -74,7 +95,7 @@ def publish_progress(node: Node) -> None:
     data = [
         {"MetricName": name, "Value": float(value), "Dimensions": [{"Name": "Run", "Value": node.run}]}
         for name, value in values.items()
-        if isinstance(value, int | float)
+        if isinstance(value, int | float) and math.isfinite(value)  # CloudWatch refuses the others
     ]
     if data:
         client("cloudwatch").put_metric_data(Namespace="Troupe", MetricData=data)
@@ -90,12 +111,13 @@ def restore(node: Node) -> None:
         return
     s3, bucket, prefix = client("s3"), node.config["bucket"], f"runs/{node.run}/"
     found = patiently(f"bucket {bucket}", lambda: listing(s3, bucket, prefix))
-    for key in found:
+    for key, (_, copied_s) in found.items():
         path = node.run_dir / key
         if node.run_dir.resolve() not in path.resolve().parents:
             raise NodeError(f"{prefix + key} in {bucket} leads out of the run's directory")
         path.parent.mkdir(parents=True, exist_ok=True)
         s3.download_file(bucket, prefix + key, str(path))
+        os.utime(path, (copied_s, copied_s))  # as old as its copy: nothing to copy back
         give(path)
     for folder in [path for path in node.run_dir.rglob("*") if path.is_dir()]:
         give(folder)

@@ -7,6 +7,8 @@ import logging
 import subprocess
 import tomllib
 
+from botocore.exceptions import ClientError
+
 from troupe_node.machine import Node, client
 
 _log = logging.getLogger(__name__)
@@ -35,4 +37,9 @@ def stop_machines(node: Node) -> None:
     _log.info("the run is complete: no more machines in %s", ", ".join(groups))
     autoscaling = client("autoscaling")
     for name in groups:
-        autoscaling.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=0, HonorCooldown=False)
+        try:
+            autoscaling.set_desired_capacity(
+                AutoScalingGroupName=name, DesiredCapacity=0, HonorCooldown=False
+            )
+        except ClientError as error:  # a group that was deleted shall not keep the others running
+            _log.warning("%s: %s", name, error)

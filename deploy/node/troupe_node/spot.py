@@ -35,4 +35,4 @@ def watch_spot(poll_s: float = POLL_S) -> None:
     ]
     subprocess.run(["systemctl", "stop", *names], check=False, timeout=110)
     if os.environ.get("TROUPE_ROLE") == "learner":
-        sync()  # the checkpoint that stopping wrote
+        sync(last=True)  # the checkpoint that stopping wrote
