@@ -63,6 +63,14 @@ def test_every_service_gets_its_own_keys_and_no_others(services: dict[str, Any])
             assert not mounted, name
 
 
+def test_nobody_logs_in_to_grafana(services: dict[str, Any]) -> None:
+    """Its admin has a password that everybody knows; without a form he would come by the API."""
+    environment = services["grafana"]["environment"]
+    assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert environment["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+
+
 def test_what_trains_has_no_way_out(services: dict[str, Any]) -> None:
     for name in ("learner", "learner-gpu", "replay", "actor", "evaluator"):
         assert list(services[name]["networks"]) == ["run"], name
