@@ -78,8 +78,10 @@ def test_units_start_what_the_scripts_install(unit: Path) -> None:
         role = re.search(r"^ExecStart=\S+ (\w+)", text, re.MULTILINE)
         assert role is not None
         assert f"\n  {role.group(1)})" in (SCRIPTS / "start.sh").read_text()
-        # A service that root runs could read every key, and the metadata service besides.
+        # A service that root runs could read every key, and one that reaches the metadata service could do in
+        # AWS what its machine may.
         assert "User=troupe" in text
+        assert "\nIPAddressDeny=169.254.169.254\n" in text
         assert "NoNewPrivileges=yes" in text
         assert "KillSignal=SIGTERM" in text
 
