@@ -22,6 +22,10 @@ module "node" {
 data "aws_caller_identity" "current" {}
 data "aws_partition" "current" {}
 
+locals {
+  ec2_arn = "arn:${data.aws_partition.current.partition}:ec2:${var.run.region}:${data.aws_caller_identity.current.account_id}"
+}
+
 # An address of its own only where TensorBoard is looked at from outside.
 resource "aws_eip" "this" {
   #checkov:skip=CKV2_AWS_19:the learner takes it at boot, for its auto-scaling group may replace the machine
@@ -52,8 +56,14 @@ data "aws_iam_policy_document" "this" {
 
   statement {
     sid       = "EncryptCopies"
-    actions   = ["kms:GenerateDataKey"]
+    actions   = ["kms:GenerateDataKey", "kms:Decrypt"]
     resources = [var.run.kms_key_arn]
+
+    condition {
+      test     = "StringEquals"
+      variable = "kms:ViaService"
+      values   = ["s3.${var.run.region}.amazonaws.com"]
+    }
   }
 
   statement {
@@ -89,10 +99,25 @@ data "aws_iam_policy_document" "this" {
       sid     = "TakeOwnAddress"
       actions = ["ec2:AssociateAddress"]
       resources = [
-        "arn:${data.aws_partition.current.partition}:ec2:${var.run.region}:${data.aws_caller_identity.current.account_id}:elastic-ip/${statement.value.allocation_id}",
-        "arn:${data.aws_partition.current.partition}:ec2:${var.run.region}:${data.aws_caller_identity.current.account_id}:instance/*",
-        "arn:${data.aws_partition.current.partition}:ec2:${var.run.region}:${data.aws_caller_identity.current.account_id}:network-interface/*",
+        "${local.ec2_arn}:elastic-ip/${statement.value.allocation_id}",
+        "${local.ec2_arn}:network-interface/*",
       ]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = aws_eip.this
+
+    content {
+      sid       = "ForMachinesOfThisRun"
+      actions   = ["ec2:AssociateAddress"]
+      resources = ["${local.ec2_arn}:instance/*"]
+
+      condition {
+        test     = "StringEquals"
+        variable = "aws:ResourceTag/Run"
+        values   = [var.run.run]
+      }
     }
   }
 }

@@ -35,7 +35,7 @@ data "aws_iam_policy_document" "assume" {
 
 data "aws_iam_policy_document" "this" {
   statement {
-    sid       = "RunDescriptionAndPublicKeys"
+    sid       = "RunDescription"
     actions   = ["ssm:GetParameter"]
     resources = ["${local.ssm_arn}/config"]
   }
@@ -53,9 +53,15 @@ data "aws_iam_policy_document" "this" {
   }
 
   statement {
-    sid       = "Decrypt"
+    sid       = "DecryptOwnSecretKey"
     actions   = ["kms:Decrypt"]
     resources = [var.run.kms_key_arn]
+
+    condition {
+      test     = "StringEquals"
+      variable = "kms:EncryptionContext:PARAMETER_ARN"
+      values   = [var.secret_arn]
+    }
   }
 
   statement {
@@ -149,8 +155,9 @@ resource "aws_launch_template" "this" {
     http_put_response_hop_limit = 1
   }
 
+  # Per-minute metrics of a machine cost about two dollars a month, and nothing reads them.
   monitoring {
-    enabled = true
+    enabled = false
   }
 
   network_interfaces {

@@ -24,12 +24,21 @@ data "aws_iam_policy_document" "volume" {
   for_each = aws_ebs_volume.this
 
   statement {
-    sid     = "TakeOwnVolume"
-    actions = ["ec2:AttachVolume"]
-    resources = [
-      each.value.arn,
-      "arn:${data.aws_partition.current.partition}:ec2:${var.run.region}:${data.aws_caller_identity.current.account_id}:instance/*",
-    ]
+    sid       = "TakeOwnVolume"
+    actions   = ["ec2:AttachVolume"]
+    resources = [each.value.arn]
+  }
+
+  statement {
+    sid       = "ForMachinesOfThisRun"
+    actions   = ["ec2:AttachVolume"]
+    resources = ["arn:${data.aws_partition.current.partition}:ec2:${var.run.region}:${data.aws_caller_identity.current.account_id}:instance/*"]
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:ResourceTag/Run"
+      values   = [var.run.run]
+    }
   }
 
   statement {
