@@ -127,6 +127,11 @@ variable "learner_disk_gb" {
     condition     = var.learner_disk_gb >= 10 && var.learner_disk_gb <= 16384
     error_message = "learner_disk_gb should be from 10 to 16384."
   }
+
+  validation {
+    condition     = var.learner_device == "cpu" || var.learner_disk_gb >= 100
+    error_message = "learner_disk_gb should be at least 100 with a GPU: no disk is smaller than its image."
+  }
 }
 
 variable "replay_shards" {
@@ -229,8 +234,8 @@ variable "actor_disk_gb" {
   default     = 16
 
   validation {
-    condition     = var.actor_disk_gb >= 8 && var.actor_disk_gb <= 1024
-    error_message = "actor_disk_gb should be from 8 to 1024."
+    condition     = var.actor_disk_gb >= 10 && var.actor_disk_gb <= 1024
+    error_message = "actor_disk_gb should be from 10, the size of the image, to 1024."
   }
 }
 
@@ -299,7 +304,7 @@ variable "tensorboard_cidrs" {
   default     = []
 
   validation {
-    condition     = alltrue([for block in var.tensorboard_cidrs : can(cidrhost(block, 0)) && try(tonumber(split("/", block)[1]) >= 8, false)])
+    condition     = alltrue([for block in var.tensorboard_cidrs : can(cidrnetmask(block)) && try(tonumber(split("/", block)[1]) >= 8, false)])
     error_message = "tensorboard_cidrs should be IPv4 blocks of at least 8 bits, such as 203.0.113.7/32: the whole world is not admitted."
   }
 }

@@ -215,3 +215,22 @@ run "half_an_actor" {
     actors = 1.5
   }
 }
+
+run "disk_smaller_than_the_image" {
+  command         = plan
+  expect_failures = [var.learner_disk_gb, var.actor_disk_gb]
+
+  variables {
+    learner_disk_gb = 50
+    actor_disk_gb   = 8
+  }
+}
+
+run "ipv6_block" {
+  command         = plan
+  expect_failures = [var.tensorboard_cidrs]
+
+  variables {
+    tensorboard_cidrs = ["2001:db8::/32"]
+  }
+}
