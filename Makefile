@@ -106,11 +106,13 @@ apply: ## start, or change, the run in AWS: costs money until `make destroy`
 	$(TERRAFORM) apply $(TF_ARGS)
 
 destroy: ## stop the run in AWS and delete everything that costs money
+	$(TERRAFORM) init -input=false
 	$(TERRAFORM) destroy $(TF_ARGS)
 
 scale: ## change the number of actor processes in AWS: make scale ACTORS=192
 	@case "$(ACTORS)" in ''|*[!0-9]*) \
 	  echo "troupe: error: ACTORS='$(ACTORS)' should be a number: make scale ACTORS=192" >&2; exit 2;; esac
+	$(TERRAFORM) init -input=false
 	@printf '{"actors": %s}\n' "$(ACTORS)" > $(TF_DIR)/scale.auto.tfvars.json
 	$(TERRAFORM) apply $(TF_ARGS)
 

@@ -29,6 +29,12 @@ variable "alarm_email" {
   default     = "ada@example.org"
 }
 
+variable "actors" {
+  description = "Actor processes; `make scale ACTORS=N` changes it."
+  type        = number
+  default     = 192
+}
+
 provider "aws" {
   region = var.region
 }
@@ -47,8 +53,8 @@ module "troupe" {
   replay_instance_type  = "r6i.xlarge"
   replay_volume_gb      = 50
 
-  # 192 actor processes, on 48 machines of four cores
-  actors             = 192
+  # 192 actor processes are 48 machines of four cores
+  actors             = var.actors
   actors_per_machine = 4
   slots_per_actor    = 2
   max_actor_machines = 96

@@ -10,6 +10,12 @@ variable "cpu_image_id" {
   type        = string
 }
 
+variable "actors" {
+  description = "Actor processes; `make scale ACTORS=N` changes it."
+  type        = number
+  default     = 2
+}
+
 module "troupe" {
   source = "../.."
 
@@ -24,7 +30,7 @@ module "troupe" {
   replay_instance_type  = "t3.medium"
   replay_disk_gb        = 20
 
-  actors               = 2
+  actors               = var.actors
   actors_per_machine   = 2
   slots_per_actor      = 8
   actor_instance_types = ["c6i.large", "c6a.large"]
