@@ -99,6 +99,10 @@ class InferenceClient:
         """A group has carried out its newest actions. Leave the arrays alone until the answer."""
         self._ask(group, {"after": self._carried_out[group]}, arrays)
 
+    def forget(self) -> None:
+        """No group waits for anything any more; those that go on have to begin."""
+        self._asked.clear()
+
     def move(self, endpoint: str) -> None:
         """The learner's socket is elsewhere now."""
         if endpoint != self._endpoint:

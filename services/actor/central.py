@@ -72,6 +72,7 @@ class CentralActing:
             liveness_s=welcome.liveness_s,
             security=self._place.security,
         )
+        self._client.forget()  # with fewer slots there may be fewer groups, of which some had asked
         self.waits_for = f"actions (of {self._endpoint(welcome)})"
         self._groups = []
         for slots, env in zip(parts, self._envs, strict=True):

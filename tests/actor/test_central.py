@@ -167,17 +167,19 @@ def check_windows(chunks: list[Chunk]) -> set[int]:
     return copies
 
 
-def test_begins_again_with_a_restarted_learner_in_fewer_slots(start: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("slots", [3, 1])  # in two groups as before, and in one
+def test_begins_again_with_a_restarted_learner_in_fewer_slots(start: Callable[..., Any], slots: int) -> None:
     first = start(Learner, config_of())
     actor = start(Running, first)
     until(lambda: len(first.chunks) > 5)
     where = first.control.control_endpoint
     first.stop()
-    second = start(Learner, config_of(actor__slots="3"), where)
-    until(lambda: len(second.chunks) > 5)
-    assert [peer["slots"] for peer in second.control.peers()] == [[0, 1, 2]]
+    second = start(Learner, config_of(actor__slots=str(slots)), where)
+    until(lambda: len(second.chunks) > 5 or actor.error)
+    assert actor.error is None
+    assert [peer["slots"] for peer in second.control.peers()] == [list(range(slots))]
     check_windows(first.chunks)
-    assert len(check_windows(second.chunks)) == 3
+    assert len(check_windows(second.chunks)) == slots
     actor.stop.set()
     actor.join()
     assert actor.error is None
