@@ -278,6 +278,7 @@ class ControlLink:
             known = member.known_version()
             if params is not None and state.session == member.state.session and params.version > known:
                 member.params = params
+                member.want_params = False  # as with the learner's own: newer ones are asked for anew
                 member.relayed += 1
                 member.changed.notify_all()
         return True

@@ -65,7 +65,8 @@ class HostRelay:
         self._lock: int | None = None
         self._server: sockets.Socket | None = None
         self._client: sockets.Socket | None = None
-        self._waiting: dict[bytes, tuple[int, int]] = {}  # request and version of who waits for a newer one
+        # Who waits for a newer version: its request, the version that it has, and which we had when it asked.
+        self._waiting: dict[bytes, tuple[int, int, int]] = {}
         self._unanswered = False
         self._shunned_until_s = 0.0
         self._elect()
@@ -147,7 +148,11 @@ class HostRelay:
     # -- as the relay --
 
     def serve(self) -> None:
-        """Answer what can be answered; the others wait until newer parameters have come from the learner."""
+        """Answer what can be answered; the others wait until newer parameters have come from the learner.
+
+        Newer than when they asked: were the newest of all required, then a learner that publishes faster than
+        it can be fetched from would have the others wait for ever.
+        """
         if self._server is None:
             return
         while (frames := sockets.receive_frames(self._server)) is not None:
@@ -156,17 +161,17 @@ class HostRelay:
             return
         member = self._member
         with member.changed:
-            if not member.has_newest():
-                member.want_params = True
-                return
-            params, state = member.params, member.state
-        if params is None or params.encoded is None:
+            newest = member.has_newest()
+            member.want_params |= not newest
+            params, state, known = member.params, member.state, member.known_version()
+        if params is None or params.encoded is None or params.version != known:
             return
         manifest, blob = params.encoded
         fields = {"manifest": manifest, "session": params.session, "version": params.version}
         fields |= {"steps": state.steps, "updates": state.updates, "stopping": state.stopping}
-        for identity, (request_id, version) in list(self._waiting.items()):
-            if params.version > version:  # else it knows of a newer one than we do: so shall we, soon
+        for identity, (request_id, version, had) in list(self._waiting.items()):
+            # Else it knows of a newer one than we do: so shall we, soon.
+            if known > version and (newest or known > had):
                 sockets.send(
                     self._server, Message(messages.PARAMS, fields, {"blob": blob}, request_id), identity
                 )
@@ -177,7 +182,10 @@ class HostRelay:
             message = decode(frames[1:])
             if message.type != messages.PARAMS_GET:
                 raise WireError("bad_type", f"a relay does not know {message.type}")
-            self._waiting[frames[0].bytes] = message.request_id, message.integer("version", -1, low=-1)
+            version = message.integer("version", -1, low=-1)
+            with self._member.changed:
+                had = self._member.known_version()
+            self._waiting[frames[0].bytes] = message.request_id, version, had
         except WireError as error:
             self._member.rejected += 1
             _log.debug("the relay cannot serve a peer: %s", error)

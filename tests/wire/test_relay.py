@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ import zmq
 
 from common.errors import ConfigError
 from common.wire.control import ControlServer
-from common.wire.member import Member
+from common.wire.member import Member, Params
+from common.wire.params import encode_params
 from common.wire.relay import HostRelay
+from tests.wire.conftest import until
 
 LIMIT_S = 90.0
 
@@ -130,6 +133,29 @@ def test_a_dead_relay_is_replaced_and_nobody_goes_without(server, fetchers):
             return
         time.sleep(0.2)
     pytest.fail("no other process has become the relay")
+
+
+def test_a_learner_that_publishes_faster_than_it_is_fetched_from_keeps_nobody_waiting(tmp_path):
+    """What is announced is always one version newer than what has come."""
+    context, member, poller = zmq.Context(), Member(), zmq.Poller()
+    relay = HostRelay(context, tmp_path / "relay", member, "relay", poller)
+    other = HostRelay(context, tmp_path / "relay", Member(), "other", zmq.Poller())
+
+    def comes(version):
+        encoded = encode_params(weights(version))
+        member.params = Params(version, weights(version), 0, encoded)
+        member.state = replace(member.state, version=version + 1)
+
+    comes(5)
+    until(lambda: other.ask(4, 1) or relay.serve(), LIMIT_S)
+    until(lambda: relay.serve() or member.want_params, LIMIT_S)
+    assert other.answer() is None  # newer than what it has, but older than what it asked for
+    comes(6)
+    got = until(lambda: relay.serve() or other.answer(), LIMIT_S)
+    assert (got.fields["version"], got.request_id) == (6, 1)
+    relay.close()
+    other.close()
+    context.destroy(linger=0)
 
 
 def test_a_directory_of_others_is_refused(tmp_path):
