@@ -221,11 +221,14 @@ class Learner:
             ) from None
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
-        """Stops before diverged weights are published or saved over good ones."""
-        bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+        """Notices diverged weights, a few updates late: the next checkpoint may come before."""
+        self._refuse_nonsense([name for name, value in metrics.items() if not np.isfinite(value)])
+
+    def _refuse_nonsense(self, bad: list[str]) -> None:
+        """Stops where any of these is not finite, before it is saved over something good."""
         if bad:
             raise DivergedError(
-                f"{', '.join(bad)} not finite at update {self.counters.updates}: resume from the last "
+                f"{', '.join(bad[:3])} not finite at update {self.counters.updates}: resume from the last "
                 "checkpoint with a lower agent.learning_rate"
             )
 
@@ -304,6 +307,7 @@ class Learner:
         if reached == self._saved:
             return
         arrays, agent_meta = self.agent.state()
+        self._refuse_nonsense([name for name, array in arrays.items() if np.isnan(array).any()])
         arrays["rng/torch"] = torch.get_rng_state().numpy()
         meta: dict[str, Any] = {
             **self.counters.to_meta(),

@@ -2,6 +2,7 @@ import json
 import threading
 import time
 
+import numpy as np
 import pytest
 import zmq
 
@@ -129,6 +130,14 @@ def test_divergence_stops_before_it_is_saved(tmp_path):
     with pytest.raises(DivergedError, match="learning_rate"):
         learner._check_finite({"learner/loss": float("nan")})
     learner._check_finite({"learner/loss": 1.0})
+    learner._checkpoint()
+    params = {name: array.copy() for name, array in learner.agent.params().items()}
+    params["hidden.weight"][0, 0] = np.nan  # since the metrics were looked at last
+    learner.agent.load_params(params)
+    learner.counters.updates += 1
+    with pytest.raises(DivergedError, match=r"hidden\.weight.* not finite at update 1"):
+        learner._checkpoint()
+    assert load_newest(tmp_path / "checkpoints").meta["updates"] == 0
     learner._close()
 
 
