@@ -6,8 +6,8 @@ output "tensorboard_url" {
 output "session_manager_commands" {
   description = "A shell on the learner, TensorBoard on this computer, and any role's machines."
   value = {
-    tensorboard = "aws ssm start-session --region ${local.region} --target \"$(${local.find_learner})\" --document-name AWS-StartPortForwardingSession --parameters portNumber=6006,localPortNumber=6006"
-    learner     = "aws ssm start-session --region ${local.region} --target \"$(${local.find_learner})\""
+    tensorboard = "aws ssm start-session --region ${local.region} --target $(${local.find_learner}) --document-name AWS-StartPortForwardingSession --parameters portNumber=6006,localPortNumber=6006"
+    learner     = "aws ssm start-session --region ${local.region} --target $(${local.find_learner})"
     machines    = "aws ec2 describe-instances --region ${local.region} --filters Name=tag:Run,Values=${var.run} Name=instance-state-name,Values=running --query 'Reservations[].Instances[].[InstanceId,InstanceType,PrivateIpAddress,Tags[?Key==`Role`]|[0].Value]' --output table"
     logs        = "aws logs tail --region ${local.region} --follow ${module.observability.log_groups["learner"]}"
   }

@@ -124,7 +124,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, terraform: str) -> Path:
     """A copy of the Terraform files, so that no state or lock file gets into the source tree."""
     copy = tmp_path_factory.mktemp("terraform") / "terraform"
     shutil.copytree(
-        TERRAFORM, copy, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*", "*.auto.tfvars*")
+        TERRAFORM,
+        copy,
+        ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*", "*.auto.tfvars*", "terraform.tfvars"),
     )
     return copy
 
