@@ -148,8 +148,9 @@ def _type_name(annotation: Any) -> str:
 
 
 def _block(field: FieldText) -> str:
+    of = f"  (algorithm {field.algorithm})" if field.algorithm else ""
     return (
-        f"{field.path}\n  {field.description}\n  type: {field.type}\n  default: {field.default}\n"
+        f"{field.path}{of}\n  {field.description}\n  type: {field.type}\n  default: {field.default}\n"
         f"  role: {field.role} ({_ROLE_TEXT[field.role]})\n"
         f"  set by: --{field.path} VALUE, TROUPE_{field.path.replace('.', '__').upper()}=VALUE, "
         f"or {field.path.partition('.')[2]} under [{field.path.partition('.')[0]}] in a preset"

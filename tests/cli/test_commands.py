@@ -275,6 +275,8 @@ def test_config_explain_says_what_a_field_is(capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert "TROUPE_AGENT__N_STEPS" in out
     assert "structural" in out
+    assert "agent.n_steps  (algorithm apex)" in out
+    assert "agent.n_steps  (algorithm r2d2)" in out
 
 
 @pytest.mark.parametrize(
