@@ -70,6 +70,9 @@ def run(config: Config, run_dir: str | Path, *, resume: bool = False, progress: 
         socket_directory() as sockets,
         launcher_log(run_path) as log,
     ):
+        if resume and (steps := saved_steps(run_path)) >= config.run.total_steps and not damage(run_path):
+            print("\n".join(_how_to_extend(run_path, steps, config.run.total_steps)))
+            return 0
         atomic_write(run_path / CONFIG_FILE, to_toml(config).encode())
         try:
             return _Launcher(config, run_path, sockets, stop_signal, resume=resume, progress=progress).run()
@@ -229,10 +232,13 @@ class _Launcher:
         self._say(f"last evaluation: {view.last_evaluation}")
         if view.steps < view.total_steps:
             self._say(f"stopped at {view.steps:,} of {view.total_steps:,} steps; go on with:")
-        else:
-            self._say(f"complete at {view.steps:,} steps; to go on, raise the total:")
-        more = "" if view.steps < view.total_steps else f" --total-steps {2 * view.total_steps}"
-        self._say(f"  {own_command()} resume {shell_path(self._run_dir)}{more}")
+            self._say(f"  {own_command()} resume {shell_path(self._run_dir)}")
+            return
+        if not view.updates:
+            needs = f", for replay wants {self._min_items:,} items first" if self._min_items else ""
+            self._say(f"nothing was learned: the run was too short for an update{needs}")
+        for line in _how_to_extend(self._run_dir, view.steps, view.total_steps):
+            self._say(line)
 
     def _say(self, line: str) -> None:
         if self._panel is not None:
@@ -285,6 +291,12 @@ class _SayHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._say(f"{time.strftime('%H:%M:%S')} {record.getMessage()}")
+
+
+def _how_to_extend(run_dir: Path, steps: int, total_steps: int) -> list[str]:
+    """What to say of a run that has all its steps."""
+    command = f"{own_command()} resume {shell_path(run_dir)} --total-steps {2 * total_steps}"
+    return [f"complete at {steps:,} steps; to go on, raise the total:", f"  {command}"]
 
 
 def _cores() -> int:

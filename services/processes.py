@@ -13,6 +13,8 @@ from services.supervisor import ChildSpec
 from services.workspace import has_checkpoint
 
 _NICE = 10  # evaluation and TensorBoard take what training leaves
+# On a busy machine the learner may need minutes until it answers; should it end, the launcher ends all.
+_JOINING = ["--join-timeout-s", "600"]
 
 
 def child_specs(config: Config, run_dir: Path, sockets: Path, *, resume: bool) -> list[ChildSpec]:
@@ -40,14 +42,15 @@ def child_specs(config: Config, run_dir: Path, sockets: Path, *, resume: bool) -
     )
     specs = [learner]
     for index, endpoint in enumerate(replay_endpoints(config, sockets)):
-        words = ["--learner", control, "--bind", endpoint]
+        words = ["--learner", control, "--bind", endpoint, *_JOINING]
         words += ["--data-dir", str(run_dir / "replay" / f"shard-{index}"), "--index", str(index)]
         specs.append(builder.service("replay" if config.replay.shards == 1 else f"replay-{index}", words))
     for index in range(config.actor.processes):
-        words = ["--learner", control, "--name", f"actor-{index}"]
+        words = ["--learner", control, "--name", f"actor-{index}", *_JOINING]
         specs.append(builder.service(f"actor-{index}", words, threads=config.actor.torch_threads))
     if config.evaluator.enabled:
-        specs.append(builder.service("evaluator", ["--learner", control], essential=False, nice=_NICE))
+        words = ["--learner", control, *_JOINING]
+        specs.append(builder.service("evaluator", words, essential=False, nice=_NICE))
     if config.net.tensorboard_port:
         words = ["--logdir", str(run_dir / "tensorboard"), "--port", str(config.net.tensorboard_port)]
         words += ["--reload_multifile=true", "--reload_interval=10"]

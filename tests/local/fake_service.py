@@ -11,10 +11,11 @@ run_dir, name, behaviour, restarts = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 
 
 def write_status(steps):
+    updates = 0 if behaviour == "idle" else steps // 4
     metrics = {"speed/steps_per_s": 1000.0, "replay/items": float(steps), "learner/wait_share": 0.5}
     metrics["speed/updates_per_s"] = 10.0
     metrics |= {"eval/episode_return": 12.5, "eval/version": 4.0}
-    text = json.dumps({"steps": steps, "frames": steps, "updates": steps // 4, "metrics": metrics})
+    text = json.dumps({"steps": steps, "frames": steps, "updates": updates, "metrics": metrics})
     temporary = run_dir / f".status.{os.getpid()}"
     temporary.write_text(text)
     temporary.replace(run_dir / "status.json")
@@ -32,9 +33,9 @@ def learner():
     if behaviour == "bad-config":
         print("troupe: error: no such game: pongg; nearest: pong", file=sys.stderr)
         sys.exit(2)
-    steps = 0
-    while behaviour != "finish" or steps < 2000:
-        steps = min(steps + 100, 1900 if behaviour != "finish" else 2000)
+    steps, most = 0, 2000 if behaviour in ("finish", "idle") else 1900
+    while steps < 2000:
+        steps = min(steps + 100, most)
         write_status(steps)
         time.sleep(0.05)
 

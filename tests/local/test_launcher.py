@@ -8,8 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+
+from common.runtime.checkpoint import save_checkpoint
 
 LAUNCH = Path(__file__).with_name("fake_launch.py")
 ALL = ["learner", "replay", "actor-0", "actor-1", "evaluator"]
@@ -93,6 +96,7 @@ def test_a_complete_run_ends_by_itself(launch):
     assert "complete at 2,000 steps" in output
     assert f"troupe resume {run.run_dir} --total-steps 4000" in output
     assert "steps/s 1,000" in output
+    assert "nothing was learned" not in output
     run.assert_nothing_is_left()
     assert 'id = "gym:CartPole-v1"' in run.text("config.toml")
 
@@ -121,6 +125,23 @@ def test_resume_passes_the_word_on(launch):
     code, output = again.wait()
     assert code == 0, output
     assert "up 0 ['--resume']" in again.text("logs/learner.log")
+
+
+def test_a_run_too_short_to_learn_anything_says_so(launch):
+    code, output = launch("idle").wait()
+    assert code == 0, output
+    assert "nothing was learned: the run was too short for an update, for replay wants 50,000 items" in output
+
+
+def test_resuming_a_complete_run_starts_nothing(launch):
+    run = launch("finish")
+    run.wait()
+    save_checkpoint(run.run_dir / "checkpoints", {"w": np.zeros(2, np.float32)}, {"steps": 2000})
+    (run.run_dir / "logs" / "learner.log").unlink()
+    code, output = launch("run").wait()
+    assert code == 0, output
+    assert "complete at 2,000 steps; to go on, raise the total:" in output
+    assert not (run.run_dir / "logs" / "learner.log").exists()
 
 
 def test_ctrl_c_twice_does_not_wait_for_the_deaf(launch):
