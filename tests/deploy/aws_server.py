@@ -6,6 +6,8 @@ python aws_server.py PORT
 import json
 import sys
 
+from moto.autoscaling.exceptions import ValidationError
+from moto.autoscaling.models import AutoScalingBackend
 from moto.budgets.models import BudgetsBackend
 from moto.budgets.responses import BudgetsResponse
 from moto.core.responses import BaseResponse
@@ -61,12 +63,23 @@ def is_action_permitted(self: IAMPolicyStatement, *words: object, **names: objec
     return PERMITTED(self, *words, **names)
 
 
+SET_DESIRED_CAPACITY = AutoScalingBackend.set_desired_capacity
+
+
+def set_desired_capacity(self: AutoScalingBackend, group_name: str, desired_capacity: int | None) -> None:
+    """Refuse a group that is not there; moto breaks down."""
+    if group_name not in self.autoscaling_groups:
+        raise ValidationError(f"AutoScalingGroup name not found - no such group: {group_name}")
+    SET_DESIRED_CAPACITY(self, group_name, desired_capacity)
+
+
 def _same(one: dict[str, object], other: dict[str, object]) -> bool:
     names = ("NotificationType", "ComparisonOperator", "Threshold")
     return all(one.get(name) == other.get(name) for name in names)
 
 
 if __name__ == "__main__":
+    AutoScalingBackend.set_desired_capacity = set_desired_capacity
     BudgetsResponse.describe_subscribers_for_notification = describe_subscribers_for_notification
     BudgetsResponse.list_tags_for_resource = list_tags_for_resource
     SecurityGroupRule.description = property(description)
