@@ -76,6 +76,7 @@ def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for file in ("/etc/resolv.conf", "/etc/ssl/certs/ca-certificates.crt"):
         with contextlib.suppress(OSError):
             shutil.copyfile(file, root / file.lstrip("/"))
+    (root / "etc" / "hosts").write_text("127.0.0.1 localhost\n")  # as every machine has it
     yield root
     shutil.rmtree(root, ignore_errors=True)
 
