@@ -18,7 +18,8 @@ FRAME = (16, 16)
 
 def start(folder, endpoint, *options):
     """A replay process. The folder may hold what a former one has left."""
-    words = ["--bind", endpoint, "--data-dir", str(folder), "--max-bytes", str(1 << 28), *options]
+    limit = [] if "--learner" in options else ["--max-bytes", str(1 << 28)]  # a learner would decide
+    words = ["--bind", endpoint, "--data-dir", str(folder), *limit, *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "services.replay", "--log-level", "warning", *words], env=environment
