@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.agents.base import Act, Inputs, TableNeeds, Update
-from common.agents.fitting import load_parameters, suiting
+from common.agents.fitting import load_parameters, suited
 from common.agents.q_learning import TargetLearning, epsilon_greedy, epsilon_ladder
 from common.agents.tensors import module_arrays
 from common.config.fields import AgentConfig, structural, tunable
@@ -162,13 +162,12 @@ class ApexAgent:
 
     def _network(self) -> QNetwork:
         config, spec = self.config, self.spec
-        torso = config.torso
-        if torso == "auto":
-            torso = "nature" if spec.pixels else "mlp"
-        with suiting(torso, spec.id):
-            network = QNetwork(
-                spec.obs_shape, spec.num_actions, torso, config.hidden_units, config.mlp_units, config.dueling
-            )
+
+        def make(torso: str) -> QNetwork:
+            units = config.hidden_units, config.mlp_units
+            return QNetwork(spec.obs_shape, spec.num_actions, torso, *units, config.dueling)
+
+        network = suited(config.torso, "nature", spec, make)
         return network.to(self._device)
 
     def _start_learning(self) -> TargetLearning[QNetwork]:

@@ -1,16 +1,31 @@
-"""Refusals that all agents share: what does not fit a network, in one line that says what to do."""
+"""What fits a network and what does not: all agents refuse it alike, in one line that says what to do."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from torch import nn
 
 from common.agents.tensors import tensors
 from common.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from common.envs import EnvSpec
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+class BodyConfig(Protocol):
+    """Fields of an agent whose network is a `common.nets.recurrent.SequenceBody`; see there."""
+
+    hidden_units: int
+    mlp_units: tuple[int, ...]
+    lstm_units: int
+    lstm_layers: int
+    see_last_step: bool
 
 
 def load_parameters(network: nn.Module, params: dict[str, np.ndarray]) -> None:
@@ -23,15 +38,31 @@ def load_parameters(network: nn.Module, params: dict[str, np.ndarray]) -> None:
         ) from None
 
 
-@contextlib.contextmanager
-def suiting(torso: str, environment: str) -> Iterator[None]:
-    """Around the making of a network; raises ConfigError where the observations are not for its torso."""
+def suited(torso: str, pixel_torso: str, spec: EnvSpec, make: Callable[[str], Network]) -> Network:
+    """A network with `torso`, or for `auto` with `pixel_torso` or `mlp`, whichever the observations are for.
+
+    Raises ConfigError where the observations are not for the torso.
+    """
+    if torso == "auto":
+        torso = pixel_torso if spec.pixels else "mlp"
     try:
-        yield
+        return make(torso)
     except ValueError as error:
         raise ConfigError(
-            f"agent.torso {torso!r} does not suit {environment}: {error}; try --agent.torso mlp"
+            f"agent.torso {torso!r} does not suit {spec.id}: {error}; try --agent.torso mlp"
         ) from None
+
+
+def body_options(config: BodyConfig, spec: EnvSpec) -> dict[str, Any]:
+    """Arguments of a `SequenceBody` besides its shapes and torso."""
+    return {
+        "hidden_units": config.hidden_units,
+        "mlp_units": config.mlp_units,
+        "lstm_units": config.lstm_units,
+        "lstm_layers": config.lstm_layers,
+        "see_last_step": config.see_last_step,
+        "instruction_words": spec.instruction_words,
+    }
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from common.agents.base import Act, Inputs, TableNeeds, Update
-from common.agents.fitting import checkpoint_of, load_parameters, suiting
+from common.agents.fitting import body_options, checkpoint_of, load_parameters, suited
 from common.agents.tensors import (
     below,
     load_optimizer,
@@ -290,21 +290,11 @@ class ImpalaAgent:
 
     def _network(self) -> ActorCritic:
         config, spec = self.config, self.spec
-        torso = config.torso
-        if torso == "auto":
-            torso = "shallow" if spec.pixels else "mlp"
-        with suiting(torso, spec.id):
-            network = ActorCritic(
-                spec.obs_shape,
-                spec.num_actions,
-                torso,
-                hidden_units=config.hidden_units,
-                mlp_units=config.mlp_units,
-                lstm_units=config.lstm_units,
-                lstm_layers=config.lstm_layers,
-                see_last_step=config.see_last_step,
-                instruction_words=spec.instruction_words,
-            )
+
+        def make(torso: str) -> ActorCritic:
+            return ActorCritic(spec.obs_shape, spec.num_actions, torso, **body_options(config, spec))
+
+        network = suited(config.torso, "shallow", spec, make)
         return network.to(self._device)
 
     def _start_learning(self) -> _Learning:

@@ -10,7 +10,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from common.agents.base import Act, Inputs, TableNeeds, Update
-from common.agents.fitting import load_parameters, suiting
+from common.agents.fitting import body_options, load_parameters, suited
 from common.agents.q_learning import TargetLearning, epsilon_greedy, epsilon_ladder
 from common.agents.tensors import module_arrays
 from common.config.fields import AgentConfig, structural, tunable
@@ -296,22 +296,14 @@ class R2d2Agent:
 
     def _network(self) -> RecurrentQNetwork:
         config, spec = self.config, self.spec
-        torso = config.torso
-        if torso == "auto":
-            torso = "nature" if spec.pixels else "mlp"
-        with suiting(torso, spec.id):
-            network = RecurrentQNetwork(
-                spec.obs_shape,
-                spec.num_actions,
-                torso,
-                head_units=config.head_units,
-                hidden_units=config.hidden_units,
-                mlp_units=config.mlp_units,
-                lstm_units=config.lstm_units,
-                lstm_layers=config.lstm_layers,
-                see_last_step=config.see_last_step,
-                instruction_words=spec.instruction_words,
+
+        def make(torso: str) -> RecurrentQNetwork:
+            options = body_options(config, spec)
+            return RecurrentQNetwork(
+                spec.obs_shape, spec.num_actions, torso, head_units=config.head_units, **options
             )
+
+        network = suited(config.torso, "nature", spec, make)
         return network.to(self._device)
 
     def _start_learning(self) -> TargetLearning[RecurrentQNetwork]:
