@@ -186,8 +186,9 @@ def refuse_unheard(args: argparse.Namespace) -> None:
         options, decider = [*TABLE_OPTIONS, "tables", "max_bytes"], "the configuration of the learner's run"
     elif not args.tables:
         return
+    defaults = parser()
     for name in options:
-        if getattr(args, name) != parser().get_default(name):
+        if getattr(args, name) != defaults.get_default(name):
             option = "--table" if name == "tables" else "--" + name.replace("_", "-")
             raise ConfigError(f"{option} has no effect here, {decider} decides: leave it out")
 
