@@ -39,6 +39,7 @@ setup: $(STAMP) ## make .venv with everything, pinned (again only when the pins 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "troupe: error: $(PYTHON) is older than Python 3.11; choose another with make PYTHON=python3.11" >&2; exit 2; }
+	@echo 'installing what constraints.txt pins into $(VENV): some minutes on a machine that has none of it'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 ifneq ($(TORCH_INDEX),)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --index-url $(TORCH_INDEX) --extra-index-url https://pypi.org/simple torch

@@ -230,7 +230,9 @@ def _config_explain(words: list[str]) -> int:
         prog="troupe config explain", description="Describe fields: meaning, type, default, role."
     )
     parser.add_argument(
-        "field", metavar="SECTION | SECTION.FIELD", help="for example replay, or agent.n_steps"
+        "field",
+        metavar="SECTION | SECTION.FIELD | ALGORITHM",
+        help="for example replay, agent.n_steps or impala",
     )
     print(explain(parser.parse_args(words).field))
     return 0

@@ -53,16 +53,16 @@ def sections() -> Iterator[SectionText]:
 
 
 def explain(path: str) -> str:
-    """Return what is to be known about `section.field`, or about all fields of a section."""
+    """Return what is to be known about `section.field`, or about all fields of a section or an algorithm."""
     path = path.removeprefix("--").replace("-", "_")
-    found = [
-        section for section in sections() if path in (section.name, *(field.path for field in section.fields))
+    blocks = [
+        _block(field)
+        for section in sections()
+        for field in section.fields
+        if path and path in (section.name, field.path, field.algorithm)
     ]
-    if not found:
+    if not blocks:
         raise ConfigError(f"unknown field {path!r}; {nearest_field(path)}")
-    blocks = []
-    for section in found:
-        blocks += [_block(field) for field in section.fields if path in (section.name, field.path)]
     return "\n\n".join(blocks)
 
 

@@ -33,7 +33,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("path", type=Path, metavar="RUN_DIR_OR_CHECKPOINT", help="where the parameters are")
     parser.add_argument("--episodes", type=integer(1), default=20, metavar="N", help="games (default: 20)")
     parser.add_argument(
-        "--seed", type=integer(0), default=0, metavar="S", help="seed of the games (default: 0)"
+        "--seed",
+        type=integer(0),
+        default=0,
+        metavar="S",
+        help="seed of the games: with as many of them, the same (default: 0)",
     )
     parser.add_argument(
         "--epsilon", type=real(0, 1), metavar="E", help="exploration (default: agent.eval_epsilon)"

@@ -221,11 +221,15 @@ class Learner:
             ) from None
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
-        """Notices diverged weights, a few updates late: the next checkpoint may come before."""
+        """Notices a loss or a gradient that is not finite, up to METRICS_PERIOD_UPDATES late."""
         self._refuse_nonsense([name for name, value in metrics.items() if not np.isfinite(value)])
 
+    def _check_weights(self, arrays: dict[str, np.ndarray]) -> None:
+        """Before they reach actors or the disk: what a bad update leaves in the weights is NaN."""
+        self._refuse_nonsense([name for name, array in arrays.items() if np.isnan(array).any()])
+
     def _refuse_nonsense(self, bad: list[str]) -> None:
-        """Stops where any of these is not finite, before it is saved over something good."""
+        """Stops where any of these is not finite."""
         if bad:
             raise DivergedError(
                 f"{', '.join(bad[:3])} not finite at update {self.counters.updates}: resume from the last "
@@ -233,8 +237,9 @@ class Learner:
             )
 
     def _publish(self) -> None:
-        self.counters.version += 1
         params = self.agent.params()
+        self._check_weights(params)
+        self.counters.version += 1
         self.control.publish(self.counters.version, params)
         if self.inference is not None:
             self.inference.offer(self.counters.version, params)
@@ -307,7 +312,7 @@ class Learner:
         if reached == self._saved:
             return
         arrays, agent_meta = self.agent.state()
-        self._refuse_nonsense([name for name, array in arrays.items() if np.isnan(array).any()])
+        self._check_weights(arrays)
         arrays["rng/torch"] = torch.get_rng_state().numpy()
         meta: dict[str, Any] = {
             **self.counters.to_meta(),

@@ -279,6 +279,13 @@ def test_config_explain_says_what_a_field_is(capsys: pytest.CaptureFixture[str])
     assert "agent.n_steps  (algorithm r2d2)" in out
 
 
+def test_config_explain_tells_the_fields_of_one_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "explain", "impala"]) == 0
+    out = capsys.readouterr().out
+    assert "agent.entropy_cost  (algorithm impala)" in out
+    assert out.count("  role: ") == out.count("(algorithm impala)")  # nothing else
+
+
 @pytest.mark.parametrize(
     "words", [[], ["--help"], ["train", "--help"], ["resume", "-h"], ["config", "show", "-h"]]
 )

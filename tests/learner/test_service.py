@@ -125,7 +125,7 @@ def test_nonsense_from_a_service_does_not_stop_the_learner(tmp_path):
     assert load_newest(tmp_path / "checkpoints").meta["steps"] == 20
 
 
-def test_divergence_stops_before_it_is_saved(tmp_path):
+def test_divergence_stops_before_it_is_saved_or_published(tmp_path):
     learner = Learner(make_config(tmp_path), tmp_path, resume=False, stop=StopSignal())
     with pytest.raises(DivergedError, match="learning_rate"):
         learner._check_finite({"learner/loss": float("nan")})
@@ -137,6 +137,9 @@ def test_divergence_stops_before_it_is_saved(tmp_path):
     learner.counters.updates += 1
     with pytest.raises(DivergedError, match=r"hidden\.weight.* not finite at update 1"):
         learner._checkpoint()
+    with pytest.raises(DivergedError, match=r"hidden\.weight.* not finite at update 1"):
+        learner._publish()
+    assert learner.counters.version == 0
     assert load_newest(tmp_path / "checkpoints").meta["updates"] == 0
     learner._close()
 
