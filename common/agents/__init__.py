@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from common.agents.base import Accumulator, Act, Agent, Inputs, TableNeeds, Update
+from common.agents.base import Accumulator, Act, Agent, Inputs, Update
+from common.config.algorithms import ALGORITHMS, agent_model
+from common.config.fields import AgentConfig
 from common.errors import ConfigError
 
 if TYPE_CHECKING:
     from common.envs import EnvSpec
 
-__all__ = ["Accumulator", "Act", "Agent", "Inputs", "TableNeeds", "Update", "make_agent"]
-
-READ_INSTRUCTIONS = ("impala", "r2d2")
-"""Algorithms whose networks understand `EnvSpec.instruction_words`."""
+__all__ = ["Accumulator", "Act", "Agent", "Inputs", "Update", "make_agent"]
 
 
-def make_agent(agent_config: Any, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> Agent:
+def make_agent(agent_config: AgentConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> Agent:
     """Builds the agent that `agent_config` describes, for environments of `spec`.
 
     The algorithm's module is the one that defined the class of `agent_config`; it has a function `make`.
     """
-    if spec.instruction_words and agent_config.algorithm not in READ_INSTRUCTIONS:
+    if spec.instruction_words and not agent_config.reads_instructions:
+        readers = [name for name in ALGORITHMS if agent_model(name).reads_instructions]
         raise ConfigError(
             f"{agent_config.algorithm} does not read the instructions of {spec.id}: take agent.algorithm "
-            f"{' or '.join(READ_INSTRUCTIONS)}, or env.kwargs with instructions = false"
+            f"{' or '.join(readers)}, or env.kwargs with instructions = false"
         )
     module = importlib.import_module(type(agent_config).__module__)
     agent: Agent = module.make(agent_config, spec, seed=seed, device=device)

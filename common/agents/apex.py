@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.agents.base import Act, Inputs, TableNeeds, Update
+from common.agents.base import Act, Inputs, Update
 from common.agents.fitting import load_parameters, suited
 from common.agents.q_learning import TargetLearning, epsilon_greedy, epsilon_ladder
 from common.agents.tensors import module_arrays
@@ -64,7 +64,6 @@ class ApexAgent:
         self.config = config
         self.spec = spec
         self.eval_epsilon = config.eval_epsilon
-        self.table = TableNeeds("prioritized")
         self.memory_size = 0
         self.fields = n_step_fields(spec.obs_shape, spec.obs_dtype, spec.stack, config.n_steps)
         self._device = torch.device(device)

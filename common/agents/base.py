@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -102,16 +102,6 @@ class Update:
     """Scalars for the log; empty unless they were asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableNeeds:
-    """What kind of replay table an algorithm learns from."""
-
-    kind: Literal["prioritized", "queue"] = "prioritized"
-    """`prioritized`: items stay and are drawn by priority. `queue`: passed on in the order of arrival."""
-    max_times_sampled: int = 0
-    """An item goes after so many samples; 0: it stays."""
-
-
 class Accumulator(Protocol):
     """Turns the steps of one slot into chunks."""
 
@@ -143,8 +133,6 @@ class Agent(Protocol):
 
     fields: tuple[FieldSpec, ...]
     """What a chunk holds."""
-    table: TableNeeds
-    """Where chunks go."""
     memory_size: int
     """Width of the recurrent state; 0 without one."""
     eval_epsilon: float

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.agents.base import Act, Inputs, TableNeeds, Update
+from common.agents.base import Act, Inputs, Update
 from common.agents.fitting import body_options, checkpoint_of, load_parameters, suited
 from common.agents.tensors import (
     below,
@@ -19,7 +19,7 @@ from common.agents.tensors import (
     prefixed,
     tensors,
 )
-from common.config.fields import AgentConfig, structural, tunable
+from common.config.fields import AgentConfig, TableNeeds, structural, tunable
 from common.data.unrolls import TERMINATED, TRUNCATED, UnrollAccumulator, unroll_fields
 from common.nets.actor_critic import ActorCritic
 from common.nets.frames import stacked
@@ -36,6 +36,9 @@ MOST_LOG_COST = 20.0
 
 class ImpalaConfig(AgentConfig):
     """Fields of `[agent]` for `algorithm = "impala"`; defaults are those of the paper's shallow network."""
+
+    table = TableNeeds("queue", max_times_sampled=1)
+    reads_instructions = True
 
     algorithm: Literal["impala"] = structural("impala", "IMPALA, actor-critic with V-trace.")
     torso: Literal["auto", "shallow", "nature", "deep", "football", "mlp"] = structural(
@@ -116,7 +119,6 @@ class ImpalaAgent:
         self.config = config
         self.spec = spec
         self.eval_epsilon = config.eval_epsilon
-        self.table = TableNeeds("queue", max_times_sampled=1)
         self._device = torch.device(device)
         torch.manual_seed(seed)
         self._net = self._network()

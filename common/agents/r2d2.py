@@ -9,7 +9,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from common.agents.base import Act, Inputs, TableNeeds, Update
+from common.agents.base import Act, Inputs, Update
 from common.agents.fitting import body_options, load_parameters, suited
 from common.agents.q_learning import TargetLearning, epsilon_greedy, epsilon_ladder
 from common.agents.tensors import module_arrays
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 class R2d2Config(AgentConfig):
     """Fields of `[agent]` for `algorithm = "r2d2"`; defaults are the paper's (table 2)."""
+
+    reads_instructions = True
 
     algorithm: Literal["r2d2"] = structural("r2d2", "R2D2, recurrent Q-learning with prioritized replay.")
     torso: Literal["auto", "nature", "small", "deep", "mlp"] = structural(
@@ -114,7 +116,6 @@ class R2d2Agent:
         self.config = config
         self.spec = spec
         self.eval_epsilon = config.eval_epsilon
-        self.table = TableNeeds("prioritized")
         self._layout = Layout(config.burn_in_steps, config.sequence_steps, config.sequence_period_steps)
         self._device = torch.device(device)
         torch.manual_seed(seed)

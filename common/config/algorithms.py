@@ -11,9 +11,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
-from common.config.fields import UntypedAgentConfig
+from common.config.fields import AgentConfig, UntypedAgentConfig
 
 ALGORITHMS: dict[str, str] = {
     "apex": "common.agents.apex:ApexConfig",
@@ -24,7 +22,7 @@ ALGORITHMS: dict[str, str] = {
 DEFAULT_ALGORITHM = "apex"
 
 
-def agent_model(algorithm: str) -> type[BaseModel]:
+def agent_model(algorithm: str) -> type[AgentConfig]:
     """Return the configuration model of an algorithm; `UntypedAgentConfig` where torch is not installed.
 
     Raises ValueError for an unknown name.
@@ -40,10 +38,10 @@ def agent_model(algorithm: str) -> type[BaseModel]:
         if (error.name or "").split(".")[0] != "torch":
             raise
         return UntypedAgentConfig
-    model: type[BaseModel] = getattr(module, attribute)
+    model: type[AgentConfig] = getattr(module, attribute)
     return model
 
 
-def agent_section(values: Mapping[str, Any]) -> BaseModel:
+def agent_section(values: Mapping[str, Any]) -> AgentConfig:
     """Return `values` as the algorithm's own model."""
     return agent_model(values.get("algorithm", DEFAULT_ALGORITHM)).model_validate(dict(values))

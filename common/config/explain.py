@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from common.config.algorithms import ALGORITHMS, agent_model
 from common.config.fields import Role, UntypedAgentConfig, role_of
-from common.config.loading import Loaded, config_from_dict, nearest_field
+from common.config.loading import Loaded, nearest_field
 from common.config.schema import SECTIONS
 from common.config.text import format_value
 from common.errors import ConfigError
@@ -82,7 +82,8 @@ def show_toml(loaded: Loaded, *, changed_only: bool = False) -> str:
 
     `changed_only` leaves out what is at its default.
     """
-    defaults = config_from_dict({"agent": {"algorithm": loaded.config.agent.algorithm}}).to_dict()
+    models = {**SECTIONS, "agent": type(loaded.config.agent)}
+    defaults = {section: model().model_dump(mode="json") for section, model in models.items()}
     parts = []
     for section, values in loaded.config.to_dict().items():
         lines = []

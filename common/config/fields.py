@@ -10,7 +10,8 @@ The role says what may happen to a field after a run has begun:
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -53,8 +54,26 @@ class Section(BaseModel):
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class TableNeeds:
+    """What kind of replay table an algorithm learns from."""
+
+    kind: Literal["prioritized", "queue"] = "prioritized"
+    """`prioritized`: items stay and are drawn by priority. `queue`: passed on in the order of arrival."""
+    max_times_sampled: int = 0
+    """An item goes after so many samples; 0: it stays."""
+
+
 class AgentConfig(Section):
-    """Base of every algorithm's own section; subclasses live beside their algorithm in `common/agents/`."""
+    """Base of every algorithm's own section; subclasses live beside their algorithm in `common/agents/`.
+
+    A subclass says here what must be known of its algorithm before an agent can be made.
+    """
+
+    table: ClassVar[TableNeeds] = TableNeeds()
+    """Where its chunks go."""
+    reads_instructions: ClassVar[bool] = False
+    """Whether its networks understand `EnvSpec.instruction_words`."""
 
     algorithm: str = structural("apex", "Name of the algorithm, a key of the registry.")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from common.config.algorithms import DEFAULT_ALGORITHM, agent_model
+from common.config.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, agent_model
 from common.config.fields import UntypedAgentConfig, role_of
 from common.config.presets import preset_id, read_preset, read_toml
 from common.config.schema import SECTIONS, Config
@@ -210,14 +210,16 @@ def _resolve(key: str, agent: type[BaseModel], source: str) -> tuple[str, list[s
 
 
 def nearest_field(path: str) -> str:
-    """Return advice that names the valid field nearest to `path`, over all sections."""
-    return _near(path, {**SECTIONS, "agent": agent_model(DEFAULT_ALGORITHM)})
+    """Return advice that names the valid field nearest to `path`, over all sections and algorithms."""
+    agents = [{"agent": agent_model(algorithm)} for algorithm in ALGORITHMS]
+    return _near(path, SECTIONS, *agents)
 
 
-def _near(key: str, models: Mapping[str, type[BaseModel]]) -> str:
+def _near(key: str, *models: Mapping[str, type[BaseModel]]) -> str:
     """Return advice: the valid name closest to `key`, by its last part first, then as a whole."""
     section, _, name = key.partition(".")
-    paths = {f"{part}.{field}": field for part, model in models.items() for field in model.model_fields}
+    sections = [section for several in models for section in several.items()]
+    paths = {f"{part}.{field}": field for part, model in sections for field in model.model_fields}
     within = [path for path in paths if path.startswith(f"{section}.")]
     near = difflib.get_close_matches(key, within, n=1, cutoff=0.7)
     if not near:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from common.config.algorithms import agent_section
-from common.config.fields import Section, operational, structural, tunable
+from common.config.fields import AgentConfig, Section, UntypedAgentConfig, operational, structural, tunable
 from common.data.table_config import TableConfig, check_tables, parse_table
 from common.errors import ConfigError
 
@@ -293,6 +293,8 @@ class Config(Section):
                 f"net.metrics_port ({self.net.metrics_port}) should leave room below 65536 for a port of "
                 f"each of the {ports} services: at most {65536 - ports}"
             )
+        if not isinstance(self.agent, UntypedAgentConfig):
+            _check_table(self.agent, self.replay)
         return self
 
     @property
@@ -303,6 +305,29 @@ class Config(Section):
     def to_dict(self) -> dict[str, Any]:
         """Return nested plain values (str, int, float, bool, list, dict, None), fit for msgpack and JSON."""
         return self.model_dump(mode="json")
+
+
+def _check_table(agent: AgentConfig, replay: ReplayConfig) -> None:
+    """Raises ValueError where the algorithm cannot learn from the table `default`, or would wait for ever."""
+    algorithm, needs, table = agent.algorithm, agent.table, replay.table()
+    if table is None:
+        raise ValueError(f"replay.tables has no table `default`, into which {algorithm} inserts")
+    if table.is_queue != (needs.kind == "queue"):
+        room = max(64, 2 * replay.batch_size * replay.shards)
+        example = f'["default:queue,capacity={room}"]' if needs.kind == "queue" else "[]"
+        raise ValueError(
+            f"{algorithm} learns from a {needs.kind} table: set replay.tables to {example}, or the like"
+        )
+    if needs.max_times_sampled and table.max_times_sampled != needs.max_times_sampled:
+        raise ValueError(
+            f"{algorithm} may learn {needs.max_times_sampled} time from an item, but the table `default` has "
+            f"max_times_sampled={table.max_times_sampled}"
+        )
+    if table.is_queue and table.capacity < replay.batch_size * replay.shards:
+        raise ValueError(
+            f"replay.tables should let `default` hold a batch of each shard, {replay.batch_size} x "
+            f"{replay.shards} items, not {table.capacity}: a queue of fewer never fills a batch"
+        )
 
 
 # Sections whose model is fixed; `agent` is looked up by algorithm.

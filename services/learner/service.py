@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import zmq
 
-from common.agents import TableNeeds, make_agent
+from common.agents import make_agent
 from common.config import Config, structural_hash, to_toml
 from common.data.fields import check_windows
 from common.envs import make_spec
@@ -50,24 +50,6 @@ class DivergedError(TroupeError):
     """Learning produced numbers that are not finite."""
 
 
-def check_table(needs: TableNeeds, config: Config) -> None:
-    """Raises ConfigError where the table `default` is not of the kind that the algorithm learns from."""
-    table = config.replay.table()
-    algorithm = config.agent.algorithm
-    if table is None:
-        raise ConfigError(f"replay.tables has no table `default`, into which {algorithm} inserts")
-    if table.is_queue != (needs.kind == "queue"):
-        example = '["default:queue,capacity=64"]' if needs.kind == "queue" else "[]"
-        raise ConfigError(
-            f"{algorithm} learns from a {needs.kind} table: set replay.tables to {example}, or the like"
-        )
-    if needs.max_times_sampled and table.max_times_sampled != needs.max_times_sampled:
-        raise ConfigError(
-            f"{algorithm} may learn {needs.max_times_sampled} time from an item, but the table `default` has "
-            f"max_times_sampled={table.max_times_sampled}"
-        )
-
-
 class Learner:
     """One run's learner. `run` returns when the run is complete or a stop was asked for."""
 
@@ -81,7 +63,6 @@ class Learner:
         self.spec = make_spec(config.env)
         self.agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
         self.counters = RunCounters(self.spec.frames_per_step)
-        check_table(self.agent.table, config)
         self._saved: tuple[int, int] | None = None
         self.run_id = secrets.token_hex(8)
         if resume:

@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused_in_one_line():
 
 def test_it_says_what_it_needs():
     agent = make_agent(ImpalaConfig(lstm_units=16, lstm_layers=2), VECTOR, seed=0)
-    assert (agent.table.kind, agent.table.max_times_sampled) == ("queue", 1)
+    assert (agent.config.table.kind, agent.config.table.max_times_sampled) == ("queue", 1)
     assert agent.memory_size == 64
 
 

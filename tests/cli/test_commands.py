@@ -86,6 +86,8 @@ BAD_INPUT = [
     ("config shwo", ["shwo"]),
     ("config show nothing", ["unknown preset 'nothing'"]),
     ("config explain agent.gama", ["unknown field 'agent.gama'", "nearest: agent.gamma"]),
+    ("config explain agent.entropy_costs", ["nearest: agent.entropy_cost"]),
+    ("config validate cartpole-impala --replay.tables []", ["set replay.tables to", "default:queue"]),
     ("config validate pong-apex --env.id atari:nope", ["nope"]),
     ("presets --yaml", ["--yaml"]),
     ("--frobnicate", ["--frobnicate"]),
