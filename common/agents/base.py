@@ -99,7 +99,7 @@ class Update:
     priorities: np.ndarray | None
     """`[B]` float64, finite and above 0; None where the algorithm gives no priorities."""
     metrics: dict[str, float]
-    """Scalars for the log; empty unless they were asked for."""
+    """Scalars for the log by name, `learner/...`; empty unless they were asked for."""
 
 
 class Accumulator(Protocol):
@@ -129,7 +129,7 @@ class Accumulator(Protocol):
 
 
 class Agent(Protocol):
-    """One algorithm: how it acts, what it stores and how it learns."""
+    """One algorithm: how it acts, what it stores, how it learns. Its `AgentConfig` says from which table."""
 
     fields: tuple[FieldSpec, ...]
     """What a chunk holds."""
@@ -171,6 +171,7 @@ class Agent(Protocol):
 
         `progress` is the share of the run that is done, 0 to 1, for what decays. `lengths` `[B]` are the
         steps of each item: behind them a window repeats its last entry. None: all are as long as the window.
+        What is drawn comes from torch's own generator, which a checkpoint holds.
         """
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
