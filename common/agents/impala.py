@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.agents.base import Act, Inputs, Update
-from common.agents.fitting import body_options, checkpoint_of, load_parameters, suited
+from common.agents.actor_critic import UnrollAgent, Unrolls
+from common.agents.base import Update
+from common.agents.fitting import checkpoint_of
 from common.agents.tensors import (
     below,
     load_optimizer,
-    module_arrays,
     optimizer_arrays,
     prefixed,
     tensors,
 )
 from common.config.fields import AgentConfig, TableNeeds, structural, tunable
-from common.data.unrolls import TERMINATED, TRUNCATED, UnrollAccumulator, unroll_fields
-from common.nets.actor_critic import ActorCritic
-from common.nets.frames import stacked
+from common.data.unrolls import TERMINATED, TRUNCATED
 from common.rl import policy
 from common.rl.sequences import next_values
 from common.rl.vtrace import VTrace, vtrace
@@ -93,86 +91,12 @@ def make(config: ImpalaConfig, spec: EnvSpec, *, seed: int, device: str) -> Impa
     return ImpalaAgent(config, spec, seed=seed, device=device)
 
 
-class Unrolls(NamedTuple):
-    """A batch, time-major, on the device. Entry t of `[T + 1]` belongs to observation t, or led to it."""
-
-    obs: Tensor
-    """`[T + 1, B, *obs_shape]`."""
-    last_action: Tensor
-    """`[T + 1, B]` int64."""
-    last_reward: Tensor
-    """`[T + 1, B]` float."""
-    ended: Tensor
-    """`[T + 1, B]` uint8: how the step that led to the observation ended the episode, if it did."""
-    logits: Tensor
-    """`[T, B, A]` of the behaviour policy."""
-    final_value: Tensor
-    """`[T, B]`."""
-    memory: Tensor
-    """`[B, memory_size]` before the first step."""
-
-
-class ImpalaAgent:
+class ImpalaAgent(UnrollAgent[ImpalaConfig]):
     """Acts, stores and learns as IMPALA. See `common.agents.base.Agent` for the methods' contracts."""
 
     def __init__(self, config: ImpalaConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
-        self.config = config
-        self.spec = spec
-        self.eval_epsilon = config.eval_epsilon
-        self._device = torch.device(device)
-        torch.manual_seed(seed)
-        self._net = self._network()
-        self.memory_size = self._net.state_size
-        self.fields = unroll_fields(
-            spec.obs_shape,
-            spec.obs_dtype,
-            spec.stack,
-            spec.num_actions,
-            config.unroll_steps,
-            self.memory_size,
-        )
+        super().__init__(config, spec, seed=seed, device=device)
         self._learning: _Learning | None = None
-
-    # ---------------------------------------------------------------- acting
-
-    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
-        """Every slot draws from the policy: the stored logits are those of what was done."""
-        return np.ones(len(indices), np.float32)
-
-    @torch.inference_mode()
-    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
-        """Actions drawn from the policy with chance `epsilon`, else its most likely ones."""
-        policy_logits, _, memory = self._forward(inputs)
-        logits = policy_logits[0].cpu().numpy()
-        # The largest of logits plus Gumbel noise is distributed as the softmax of the logits.
-        drawn = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
-        explores = rng.random(len(logits)) < epsilon
-        action = np.where(explores, drawn, logits.argmax(axis=1))
-        if not self.memory_size:
-            return Act(action, {"logits": logits})
-        return Act(action, {"logits": logits, "memory": inputs.memory}, memory.cpu().numpy())
-
-    @torch.inference_mode()
-    def values(self, inputs: Inputs) -> np.ndarray:
-        """The baseline `[S]` float32."""
-        return self._forward(inputs)[1][0].cpu().numpy()
-
-    def accumulator(self, chunk_steps: int) -> UnrollAccumulator:
-        """An accumulator of unrolls for one slot; their length is `agent.unroll_steps`."""
-        return UnrollAccumulator(self.config.unroll_steps, self.spec.stack, self.memory_size)
-
-    def params(self) -> dict[str, np.ndarray]:
-        """Weights of the network, as views where it lives on the CPU."""
-        return module_arrays(self._net)
-
-    def load_params(self, params: dict[str, np.ndarray]) -> None:
-        """Copies `params` into the network."""
-        load_parameters(self._net, params)
-
-    def _forward(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-        """One step of the network: logits `[1, S, A]`, values `[1, S]`, memory `[S, memory_size]`."""
-        arrays = (inputs.obs, inputs.last_action, inputs.last_reward, inputs.first)
-        return self._net(*(self._to_device(array)[None] for array in arrays), self._to_device(inputs.memory))
 
     # -------------------------------------------------------------- learning
 
@@ -203,10 +127,8 @@ class ImpalaAgent:
 
     def _loss(self, unrolls: Unrolls, learning: _Learning) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        logits, values, _ = self._net(
-            unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
-        )
-        logits, actions = logits[:-1], unrolls.last_action[1:]
+        logits, values = self._evaluated(unrolls)
+        actions = unrolls.last_action[1:]
         log_probs = policy.log_prob(logits, actions)
         log_ratio = policy.log_prob(unrolls.logits, actions) - log_probs
         corrected = self._corrected(unrolls, -log_ratio.detach(), values.detach())
@@ -245,28 +167,6 @@ class ImpalaAgent:
             lambda_=config.lambda_,
         )
 
-    def _unrolls(self, batch: dict[str, np.ndarray]) -> Unrolls:
-        data = {name: self._to_device(array) for name, array in batch.items()}
-        size = len(batch["action"])
-        memory = torch.zeros(size, 0, device=self._device)
-        if self.memory_size:
-            memory = data["memory"].flatten(1)[:, : self.memory_size]
-        return Unrolls(
-            self._observations(data),
-            data["action"].T.long(),
-            data["reward"].T,
-            data["ended"].T,
-            data["logits"].transpose(0, 1),
-            data["final_value"].T,
-            memory,
-        )
-
-    def _observations(self, data: dict[str, Tensor]) -> Tensor:
-        """Observations `[T + 1, B, *obs_shape]`; stacks are put together from single frames."""
-        if not self.spec.stack:
-            return data["obs"].transpose(0, 1)
-        return stacked(data["obs"].transpose(0, 1), data["frames"].T, self.spec.stack)
-
     # ----------------------------------------------------------------- state
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -290,23 +190,11 @@ class ImpalaAgent:
 
     # --------------------------------------------------------------- helpers
 
-    def _network(self) -> ActorCritic:
-        config, spec = self.config, self.spec
-
-        def make(torso: str) -> ActorCritic:
-            return ActorCritic(spec.obs_shape, spec.num_actions, torso, **body_options(config, spec))
-
-        network = suited(config.torso, "shallow", spec, make)
-        return network.to(self._device)
-
     def _start_learning(self) -> _Learning:
         """The optimiser, made on first use: an actor never needs it."""
         if self._learning is None:
             self._learning = _Learning(self.config, self._net, self._device)
         return self._learning
-
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
 
 
 class _Learning:
