@@ -151,11 +151,11 @@ class ApexAgent:
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Online and target weights, optimiser moments, update count."""
-        return self._start_learning().state("apex")
+        return self._start_learning().state(self.config.algorithm)
 
     def load_state(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Restores what `state` gave."""
-        self._start_learning().load_state("apex", arrays, meta)
+        self._start_learning().load_state(self.config.algorithm, arrays, meta)
 
     # --------------------------------------------------------------- helpers
 

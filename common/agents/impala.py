@@ -175,12 +175,12 @@ class ImpalaAgent(UnrollAgent[ImpalaConfig]):
         arrays = prefixed("net/", self.params())
         arrays |= prefixed("optimizer/", optimizer_arrays(learning.optimizer))
         arrays["log_entropy_cost"] = learning.log_cost.detach().cpu().numpy().copy()
-        return arrays, {"algorithm": "impala", "updates": learning.updates}
+        return arrays, {"algorithm": self.config.algorithm, "updates": learning.updates}
 
     def load_state(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Restores what `state` gave."""
         learning = self._start_learning()
-        with checkpoint_of("impala", meta):
+        with checkpoint_of(self.config.algorithm, meta):
             self._net.load_state_dict(tensors(below("net/", arrays)))
             load_optimizer(learning.optimizer, below("optimizer/", arrays))
             if self.config.target_entropy is not None:  # a fixed cost is what the configuration says now

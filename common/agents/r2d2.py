@@ -287,11 +287,11 @@ class R2d2Agent:
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Online and target weights, optimiser moments, update count."""
-        return self._start_learning().state("r2d2")
+        return self._start_learning().state(self.config.algorithm)
 
     def load_state(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Restores what `state` gave."""
-        self._start_learning().load_state("r2d2", arrays, meta)
+        self._start_learning().load_state(self.config.algorithm, arrays, meta)
 
     # --------------------------------------------------------------- helpers
 

@@ -116,6 +116,7 @@ def test_resumed_it_learns_as_if_it_had_not_stopped(name):
     first.update(**arguments)
     arrays, meta = first.state()
     saved, meta = copied(arrays), json.loads(json.dumps(meta))
+    assert meta["algorithm"] == name
     for agent in (first, second):
         if agent is second:
             second.load_state(arrays, meta)
