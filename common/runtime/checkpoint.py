@@ -64,7 +64,8 @@ def save_checkpoint(
     Raises:
         CheckpointError: it could not be written (disk full, no permission); earlier ones are untouched.
     """
-    from safetensors.numpy import save_file  # only the learner and the evaluator have it installed
+    from safetensors import SafetensorError  # only the learner and the evaluator have it installed
+    from safetensors.numpy import save_file
 
     directory = Path(directory)
     temporary = directory / f"{_TEMPORARY}{os.getpid()}"
@@ -86,11 +87,10 @@ def save_checkpoint(
         temporary.rename(final)
         fsync_path(directory)
         atomic_write(directory / LATEST, f"{final.name}\n".encode())
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the second is what a full disk is to the library
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(
-            f"cannot write a checkpoint into {directory}: {error.strerror or error}"
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot write a checkpoint into {directory}: {reason}") from error
     prune(directory, keep)
     return final
 
@@ -169,7 +169,7 @@ def newest_first(directory: Path) -> Iterator[Path]:
         path.name: path for path in directory.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()
     }
     try:
-        latest = found.pop((directory / LATEST).read_text().strip(), None)
+        latest = found.pop((directory / LATEST).read_text(errors="replace").strip(), None)
     except OSError:
         latest = None
     if latest is not None:

@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import os
+import resource
 import sys
 
 import numpy as np
@@ -108,6 +109,26 @@ def test_a_full_disk_leaves_the_old_one_and_a_clear_error(tmp_path, monkeypatch)
             save(tmp_path, NEW, 2)
     assert sorted(p.name for p in tmp_path.iterdir()) == [LATEST, "step-000000000001"]
     save(tmp_path, NEW, 2)
+    assert load_newest(tmp_path).arrays["count"] == 8
+
+
+def test_no_room_for_the_arrays_is_the_same_clear_error(tmp_path):
+    """The library that writes them has errors of its own, which are no OSError."""
+    save(tmp_path, OLD, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot write a checkpoint into .*File too large"):
+            save(tmp_path, {"weights": np.zeros(1 << 16)}, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [LATEST, "step-000000000001"]
+
+
+def test_a_damaged_pointer_to_the_newest_is_passed_over(tmp_path):
+    save(tmp_path, OLD, 1)
+    save(tmp_path, NEW, 2)
+    (tmp_path / LATEST).write_bytes(b"\xff\xfe\x00")
     assert load_newest(tmp_path).arrays["count"] == 8
 
 
