@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 STALL_LIMIT_S = 60.0
 WAIT_SLICE_S = 0.2
+MOST_GAMES = 2000
+"""Of one report: all have to fit in the header of a message."""
 
 
 class Stopped(Exception):
@@ -179,8 +181,12 @@ class ActorService:
     def _report(self) -> None:
         staleness = max(0, self._control.state.version - self._acting.version)
         metrics, fields = self._meter.report(self._acting.timing, staleness)
-        self._control.send_telemetry(metrics, fields=fields)
         health.report(metrics)
+        games = fields.get("episodes", [])
+        for first in range(0, max(1, len(games)), MOST_GAMES):
+            part = games[first : first + MOST_GAMES]
+            self._control.send_telemetry(metrics, fields={"episodes": part} if part else {})
+            metrics = {}
 
     def _rejoin(self) -> None:
         """After joining again: possibly in other slots."""

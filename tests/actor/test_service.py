@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,12 +13,15 @@ import zmq
 from common.agents import make_agent
 from common.config import Config, load_config, structural_hash
 from common.data.fields import Chunk, check_chunk
-from common.envs import make_spec
+from common.envs import Episode, make_spec
 from common.errors import ConfigError, PeerError
 from common.runtime.lifecycle import StopSignal
-from common.wire import inserter
+from common.wire import inserter, messages
+from common.wire.codec import Message, encode
 from common.wire.control import ControlServer, Telemetry
+from common.wire.member import RunState
 from services.actor import service as module
+from services.actor.acting import Timing
 from services.actor.service import ActorService
 
 OVERRIDES = {
@@ -300,3 +304,24 @@ def test_stop_before_the_learner_comes(context: Context) -> None:
     stop = StopSignal()
     stop.set()
     ActorService(context, "tcp://127.0.0.1:9", "actor-0", stop).run()
+
+
+def test_however_many_games_end_each_is_reported_once(context: Context) -> None:
+    """One-step games of many slots are thousands a second: more than a message has room for."""
+    sent: list[tuple[dict[str, float], dict[str, Any]]] = []
+
+    class Control:
+        state = RunState()
+
+        def send_telemetry(self, metrics: dict[str, float], *, fields: dict[str, Any]) -> None:
+            encode(Message(messages.TELEMETRY, {"metrics": metrics, "fields": fields}))
+            sent.append((metrics, fields))
+
+    games = [Episode(0, game / 3, 1 << 30, 4) for game in range(9001)]
+    service: Any = ActorService(context, "tcp://127.0.0.1:5550", "actor-0", StopSignal())
+    service._control = Control()
+    service._acting = SimpleNamespace(timing=Timing(steps=9001, episodes=list(games)), version=0)
+    service._report()
+    reported = [tuple(game) for _, fields in sent for game in fields["episodes"]]
+    assert reported == [(game.return_raw, game.steps) for game in games]
+    assert [metrics.get("actor/steps") for metrics, _ in sent] == [9001.0, *[None] * (len(sent) - 1)]
