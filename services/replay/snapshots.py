@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import posixpath
 from dataclasses import asdict
 from typing import Any
@@ -73,7 +74,13 @@ class Snapshots:
             raise RefusedError(
                 "snapshot", "not without keys here: start the shard with --snapshot-to DIRECTORY"
             )
-        scheme, separator, path = destination.rpartition("://")
-        normal = scheme + separator + posixpath.normpath(path)
-        if self._permitted and not f"{normal}/".startswith(self._permitted.rstrip("/") + "/"):
+        if self._permitted and not _normal(destination).startswith(_normal(self._permitted)):
             raise RefusedError("snapshot", f"only below {self._permitted}")
+
+
+def _normal(place: str) -> str:
+    """A directory or address with a slash at its end, whatever it leads through."""
+    scheme, separator, path = place.partition("://")
+    if not separator or "/" in scheme:
+        return posixpath.join(os.path.abspath(place), "")
+    return scheme + separator + posixpath.join(posixpath.normpath(path), "")

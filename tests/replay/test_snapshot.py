@@ -131,3 +131,24 @@ def test_snapshots_may_be_restricted(server, client, tmp_path):
     assert one.snapshot(str(tmp_path / "good" / "one"), 60)["items"] == 10
     with pytest.raises(ConfigError):
         one.snapshot("good/two", 60)
+
+
+def test_the_place_for_snapshots_is_what_it_leads_to(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def permits(permitted, destination):
+        try:
+            Snapshots(None, permitted)._check(destination)
+        except RefusedError:
+            return False
+        return True
+
+    inside = str(tmp_path / "good" / "one")
+    assert all(
+        permits(place, inside) for place in ("good", "./good/", str(tmp_path / "x" / ".." / "good"), "/")
+    )
+    assert not permits("good", str(tmp_path / "goodish"))
+    assert permits("s3://bucket/good/", "s3://bucket/good/one")
+    assert not permits("s3://bucket/good", "s3://bucket/good/../bad")
+    assert not permits("file:///good", "file:///good/a://../../bad"), "that folder would be made, and left"
+    assert not permits("/good", "/good/a://../../bad")
