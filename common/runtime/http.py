@@ -17,6 +17,9 @@ from common.runtime import health
 
 Probe = Callable[[], tuple[bool, str]]
 
+CLIENT_S = 10.0
+"""Who connects and says nothing holds a thread for this long."""
+
 
 class StatusServer:
     """Serves what the process has reported to `common.runtime.health`, from a thread of its own.
@@ -52,6 +55,8 @@ class StatusServer:
         probes = {"/healthz": healthy, "/readyz": ready}
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = CLIENT_S
+
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 if path == "/metrics":

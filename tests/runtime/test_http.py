@@ -1,5 +1,6 @@
 """Health and metrics over HTTP."""
 
+import socket
 import urllib.error
 import urllib.request
 
@@ -40,6 +41,16 @@ def test_probes_and_metrics():
     finally:
         server.close()
     StatusServer("other", server.port).close()  # the port is free again
+
+
+def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch):
+    monkeypatch.setattr("common.runtime.http.CLIENT_S", 0.1)
+    server = StatusServer("replay", 0)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), 60) as silent:
+            assert silent.recv(1) == b""
+    finally:
+        server.close()
 
 
 def test_labels_and_histograms(monkeypatch):
