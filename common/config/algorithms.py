@@ -29,7 +29,7 @@ def agent_model(algorithm: str) -> type[AgentConfig]:
     """
     try:
         module_name, _, attribute = ALGORITHMS[algorithm].partition(":")
-    except KeyError:
+    except (KeyError, TypeError):  # a file may hold a list
         near = difflib.get_close_matches(str(algorithm), ALGORITHMS, n=1, cutoff=0.0)
         raise ValueError(f"unknown algorithm {algorithm!r}; nearest: {', '.join(near)}") from None
     try:

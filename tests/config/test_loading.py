@@ -180,6 +180,9 @@ def test_an_error_names_the_layer_that_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("batch_size = 3\n")
     with pytest.raises(ConfigError, match="outside any section"):
         load_config(str(tmp_path / "a.toml"))
+    (tmp_path / "a.toml").write_text("[agent]\nalgorithm = ['apex']\n")
+    with pytest.raises(ConfigError, match="unknown algorithm"):
+        load_config(str(tmp_path / "a.toml"))
     (tmp_path / "a.toml").write_text("[nowhere]\n")
     with pytest.raises(ConfigError, match="unknown section 'nowhere'"):
         load_config(str(tmp_path / "a.toml"))
