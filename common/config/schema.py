@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from common.config.algorithms import agent_section
 from common.config.fields import AgentConfig, Section, UntypedAgentConfig, operational, structural, tunable
-from common.data.table_config import TableConfig, check_tables, parse_table
+from common.data.table_config import TableConfig, check_tables, parse_table, plain_table
 from common.errors import ConfigError
 
 _ENDPOINT = re.compile(r"(tcp://[^:/\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:]+\]:\d{1,5}|ipc://\S+|inproc://\S+)")
@@ -125,10 +126,20 @@ class ReplayConfig(Section):
 
     def table(self, name: str = "default") -> TableConfig | None:
         """Return the table of this name over all shards; None where there is none."""
-        if self.tables:
-            return next((table for table in map(parse_table, self.tables) if table.name == name), None)
-        one = TableConfig(capacity=self.capacity_items, min_items=self.min_items)
-        return one if name == one.name else None
+        return next((table for table in self.shard_tables(1) if table.name == name), None)
+
+    def shard_tables(self, shards: int) -> list[TableConfig]:
+        """Return the tables of each of so many shards."""
+
+        def part(items: int) -> int:
+            return -(-items // shards)
+
+        if not self.tables:
+            sizes, ratio = (part(self.capacity_items), part(self.min_items)), self.samples_per_insert
+            error, batch_size = self.samples_per_insert_error, self.batch_size
+            return [plain_table(*sizes, self.priority_exponent, ratio, error, batch_size)]
+        tables = [parse_table(text, self.batch_size) for text in self.tables]
+        return [replace(t, capacity=part(t.capacity), min_items=part(t.min_items)) for t in tables]
 
 
 class ActorConfig(Section):

@@ -110,6 +110,21 @@ def check_tables(tables: Iterable[TableConfig]) -> None:
         raise ConfigError(f"{len(names)} tables: one shard has at most {MOST_TABLES}")
 
 
+def plain_table(
+    capacity: int, min_items: int, exponent: float, ratio: float, error: float | None, batch_size: int = 512
+) -> TableConfig:
+    """The one prioritized table of who names none; None chooses the error of its samples per insert."""
+    if error is None:
+        error = auto_error(ratio, min_items, batch_size)
+    return TableConfig(
+        capacity=capacity,
+        min_items=min_items,
+        priority_exponent=exponent,
+        samples_per_insert=ratio,
+        samples_per_insert_error=error,
+    )
+
+
 def parse_table(text: str, batch_size: int = 512) -> TableConfig:
     """The table that ``NAME:KEY=VALUE,...`` describes. Raises ConfigError.
 

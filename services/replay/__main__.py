@@ -11,16 +11,22 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from common.data.limiter import auto_error
 from common.data.replay import Replay
 from common.data.snapshot import restore_snapshot
-from common.data.table_config import LIMITERS, REMOVERS, SAMPLERS, TableConfig, check_tables, parse_table
+from common.data.table_config import (
+    LIMITERS,
+    REMOVERS,
+    SAMPLERS,
+    TableConfig,
+    check_tables,
+    parse_table,
+    plain_table,
+)
 from common.errors import ConfigError
 from common.runtime.arguments import Parser, integer, real
 from common.runtime.lifecycle import StopSignal, run_main
@@ -43,7 +49,7 @@ TABLE_OPTIONS = [
     "samples_per_insert",
     "samples_per_insert_error",
 ]
-"""What describes the one table of a shard by itself."""
+"""What describes the one table of a shard by itself, as `plain_table` takes it."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -153,7 +159,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--volatile", action="store_true", help="start empty, whatever items DIR holds")
     parser.add_argument("--seed", type=integer(0), help="of sampling")
     add_service_arguments(parser)
-    parser.set_defaults(shards=1, batch_size=512)
+    parser.set_defaults(run_tables=None)
     return parser
 
 
@@ -270,48 +276,22 @@ def use_config(args: argparse.Namespace, config: dict[str, Any]) -> None:
     from common.config import ReplayConfig  # takes a second to import, so not for a shard by itself
 
     replay = ReplayConfig.model_validate(config["replay"])
-    args.capacity = -(-replay.capacity_items // replay.shards)
-    args.min_items = -(-replay.min_items // replay.shards)
-    args.priority_exponent = replay.priority_exponent
-    args.samples_per_insert = replay.samples_per_insert
-    args.samples_per_insert_error = replay.samples_per_insert_error
-    if args.samples_per_insert_error is None:
-        args.samples_per_insert_error = auto_error(
-            replay.samples_per_insert, args.min_items, replay.batch_size
-        )
-    args.tables = list(replay.tables)
-    args.shards, args.batch_size = replay.shards, replay.batch_size
+    args.run_tables = replay.shard_tables(replay.shards)
     args.max_bytes = replay.max_bytes
     args.volatile = args.volatile or not replay.durable
 
 
 def make_tables(args: argparse.Namespace) -> list[TableConfig]:
-    """The tables that the options, or the run's configuration, describe."""
+    """The tables that the run's configuration, or the options, describe."""
+    if args.run_tables:
+        return list(args.run_tables)
     if args.tables:
-        tables = [parse_table(text, args.batch_size) for text in args.tables]
-        check_tables(tables)
-        return [
-            replace(
-                table,
-                capacity=-(-table.capacity // args.shards),
-                min_items=-(-table.min_items // args.shards),
-            )
-            for table in tables
-        ]
-    if args.capacity < 1 or not 0 < args.min_items <= args.capacity:
+        tables = [parse_table(text) for text in args.tables]
+        check_tables(tables)  # all of them, before anything is emptied for them
+        return tables
+    if args.min_items > args.capacity:
         raise ConfigError(f"--min-items {args.min_items} should be from 1 to --capacity ({args.capacity})")
-    error = args.samples_per_insert_error
-    if error is None:
-        error = auto_error(args.samples_per_insert, args.min_items, args.batch_size)
-    return [
-        TableConfig(
-            capacity=args.capacity,
-            priority_exponent=args.priority_exponent,
-            min_items=args.min_items,
-            samples_per_insert=args.samples_per_insert,
-            samples_per_insert_error=error,
-        )
-    ]
+    return [plain_table(*(getattr(args, name) for name in TABLE_OPTIONS))]
 
 
 def open_replay(args: argparse.Namespace, run: str = "") -> Replay:
