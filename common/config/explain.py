@@ -99,7 +99,6 @@ def show_toml(loaded: Loaded, *, changed_only: bool = False) -> str:
 
 
 def _section(name: str, model: type[BaseModel], algorithm: str = "") -> SectionText:
-    title = f" (algorithm = {algorithm})" if algorithm else ""
     fields = [
         FieldText(
             path=f"{name}.{field}",
@@ -111,8 +110,8 @@ def _section(name: str, model: type[BaseModel], algorithm: str = "") -> SectionT
         )
         for field, info in model.model_fields.items()
     ]
-    summary = (inspect.getdoc(model) or "").split("\n")[0]
-    return SectionText(name, f"{summary}{title}" if not algorithm else f"Algorithm `{algorithm}`.", fields)
+    summary = f"Algorithm `{algorithm}`." if algorithm else (inspect.getdoc(model) or "").split("\n")[0]
+    return SectionText(name, summary, fields)
 
 
 def _default(info: FieldInfo) -> str:

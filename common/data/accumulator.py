@@ -57,7 +57,6 @@ class NStepAccumulator:
         if n_steps < 1 or chunk_steps < 1:
             raise ValueError("n_steps and chunk_steps must be at least 1")
         self._n = n_steps
-        self._gamma = gamma
         self._chunk_steps = chunk_steps
         self._stack = stack
         self._powers = gamma ** np.arange(n_steps + 1, dtype=np.float64)

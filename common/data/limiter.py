@@ -16,7 +16,7 @@ class Limiter:
     Attributes:
         min_items: items that must be there before anything is sampled.
         samples_per_insert: times an item is sampled on average, 0 for no limit.
-        error: samples by which the ratio may be off, either way; 0 chooses one (see ``auto_error``).
+        error: samples by which the ratio may be off, either way (see ``auto_error``).
         inserted: items inserted so far.
         sampled: items sampled so far.
         base: surplus that is forgiven, because the limits were others when it came about.

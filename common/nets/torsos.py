@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from common.nets.frames import as_images
-
-
-class Torso(Protocol):
-    """What every torso here offers, besides being a module."""
-
-    features: int
-
-    def __call__(self, obs: Tensor) -> Tensor:
-        """Maps `[B, *obs_shape]` to `[B, features]`."""
 
 
 def orthogonal(module: nn.Module, gain: float = math.sqrt(2.0)) -> nn.Module:

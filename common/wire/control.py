@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import zmq
 
-from common.errors import PeerError
 from common.wire import messages, sockets
 from common.wire.codec import Message, WireError, decode, encode
 from common.wire.handshakes import HandshakeMonitor
@@ -186,30 +185,6 @@ class ControlServer:
         """The slots of every live actor process, by its incarnation."""
         with self._changed:
             return self._roster.leases()
-
-    def wait_for_shards(
-        self, count: int, timeout_s: float, stop: Callable[[], bool] | None = None
-    ) -> list[str]:
-        """Wait until `count` replay shards have joined; an empty list where `stop` says so meanwhile.
-
-        Raises `PeerError` after `timeout_s`.
-        """
-        wait_log = sockets.WaitLog()
-        with self._changed:
-            while len(shards := self._roster.shards()) < count:
-                if stop is not None and stop():
-                    return []
-                if wait_log.waited_s > timeout_s:
-                    raise PeerError(
-                        f"only {len(shards)} of {count} replay shards joined within {timeout_s:.0f} s"
-                    )
-                if wait_log.due():
-                    _log.info(
-                        "learner waits for replay (%d of %d shards have joined %s) since %.0f s",
-                        *(len(shards), count, self.control_endpoint, wait_log.waited_s),
-                    )
-                self._changed.wait(0.2)
-        return shards
 
     def wait_until_empty(self, timeout_s: float) -> list[str]:
         """Wait until all peers have left, for at most `timeout_s`; returns the names that remain."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.runtime import health
-from common.runtime.files import atomic_write
+from common.runtime.files import write_status
 from common.runtime.metrics import MetricsWriter
 from common.stats import human_normalized
 from common.wire.codec import WireError
@@ -45,7 +44,7 @@ class Reporter:
         resumed_steps: int | None,
     ) -> None:
         self.writer = MetricsWriter(run_dir, resumed_steps=resumed_steps)
-        self._status_path = run_dir / "status.json"
+        self._run_dir = run_dir
         self._env_id = env_id
         self._total_steps = total_steps
         self._log_every_s = log_every_s
@@ -164,9 +163,9 @@ class Reporter:
             "peers": control.peers(),
         }
         try:
-            atomic_write(self._status_path, json.dumps(status, default=str).encode(), durable=False)
+            write_status(self._run_dir, status)
         except OSError as error:
-            log.warning("cannot write %s: %s", self._status_path, error)
+            log.warning("cannot write the status into %s: %s", self._run_dir, error)
 
 
 def _checked(telemetry: Telemetry) -> tuple[dict[str, float], list[tuple[float, float]]]:
