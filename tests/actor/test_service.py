@@ -199,7 +199,7 @@ def test_two_actors_share_the_slots(context: Context, control: ControlServer, re
     publish(control)
     actors = [Running(context, control, f"actor-{i}") for i in range(2)]
     wait_for(lambda: sorted(s for peer in control.peers() for s in peer["slots"]) == list(range(8)))
-    wait_for(lambda: all(hasattr(a.service, "_acting") for a in actors))
+    wait_for(lambda: all(hasattr(getattr(a.service, "_acting", None), "rollout") for a in actors))
     ladders = np.concatenate([a.service._acting.rollout.epsilons for a in actors])
     assert len(np.unique(ladders)) == 8
     for actor in actors:
