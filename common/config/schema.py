@@ -81,7 +81,9 @@ class EnvConfig(Section):
 class ReplayConfig(Section):
     """The prioritized replay table."""
 
-    capacity_items: int = structural(2_000_000, "Items kept, over all shards; the oldest go first.", ge=1)
+    capacity_items: int = structural(
+        2_000_000, "Items kept, over all shards; the oldest go first.", ge=1, lt=2**31
+    )
     min_items: int = tunable(50_000, "Items that must be stored before sampling begins.", ge=1)
     batch_size: int = tunable(512, "Items per sampled batch.", ge=1)
     priority_exponent: float = structural(

@@ -302,7 +302,7 @@ def _fields_in_arena(
 def _decode_shares(message: Message, count: int) -> list[Share]:
     if "shares" not in message.fields:
         table = message.text("table", "default", max_chars=64)
-        items, total = message.integer("table_items"), message.number("total_priority", 0.0)
+        items, total = message.integer("table_items", low=1), message.number("total_priority", 0.0)
         return [Share(table, count, items, total)]
     shares = []
     for entry in message.sequence("shares", of=list):
@@ -313,4 +313,6 @@ def _decode_shares(message: Message, count: int) -> list[Share]:
         raise WireError("bad_batch", "no shares")
     if sum(share.count for share in shares) != count or min(share.count for share in shares) < 1:
         raise WireError("bad_batch", "the shares differ from the batch")
+    if min(share.table_items for share in shares) < 1:
+        raise WireError("bad_batch", "a share of a table without items")
     return shares

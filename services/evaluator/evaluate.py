@@ -79,10 +79,10 @@ def main(argv: Sequence[str]) -> int:
         on_game=on_game,
     )
     assert result is not None  # nobody stops it
-    if recorder is not None:
-        _write_video(arguments.video, recorder)
     report = summary(result, config, checkpoint, seed=arguments.seed, epsilon=epsilon)
     print(json.dumps(report) if quiet else table(report))
+    if recorder is not None:
+        _write_video(arguments.video, recorder)
     return 0
 
 

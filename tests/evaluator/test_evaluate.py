@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from common.agents import make_agent
@@ -77,3 +78,11 @@ def test_wrong_paths_and_words_are_one_line(tmp_path):
     save_checkpoint(tmp_path / "checkpoints", {}, {"steps": 1})
     with pytest.raises(CheckpointError, match="has no 'config'"):
         evaluate.main([str(tmp_path)])
+
+
+def test_a_film_that_cannot_be_written_costs_no_result(run_dir, tmp_path, capsys, monkeypatch):
+    picture = np.zeros((4, 4, 3), np.uint8)
+    monkeypatch.setattr("common.envs.slots.SlotVector.render_frame", lambda self, slot: picture)
+    with pytest.raises(ConfigError, match="cannot write the film"):
+        evaluate.main([str(run_dir), "--episodes", "1", "--json", "--video", str(tmp_path / "no" / "a.gif")])
+    assert json.loads(capsys.readouterr().out)["episodes"] == 1

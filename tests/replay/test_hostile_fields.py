@@ -63,17 +63,19 @@ def test_a_batch_beyond_all_memory_is_refused(tmp_path, places):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "fields"),
+    ("arrays", "fields", "says"),
     [
-        ({"lengths": np.full(2, 2**31 - 1, np.int32)}, {}),  # 2^31 entries of 4 MiB
-        ({"lengths": np.full(2, -5, np.int32)}, {}),
-        ({"ids": np.ones(3, np.uint64)}, {}),
-        ({"probabilities": np.ones(1)}, {}),
-        ({}, {"shares": [["a", 3, 1, 1.0], ["b", -1, 1, 1.0]]}),
-        ({}, {"shares": []}),
+        ({"lengths": np.full(2, 2**31 - 1, np.int32)}, {}, "of the shape"),  # 2^31 entries of 4 MiB
+        ({"lengths": np.full(2, -5, np.int32)}, {}, "without steps"),
+        ({"ids": np.ones(3, np.uint64)}, {}, "differ in length"),
+        ({"probabilities": np.ones(1)}, {}, "differ in length"),
+        ({}, {"shares": [["a", 3, 1, 1.0], ["b", -1, 1, 1.0]]}, "differ from the batch"),
+        ({}, {"shares": [["a", 2, 0, 1.0]]}, "without items"),
+        ({}, {"shares": []}, "no shares"),
+        ({}, {"table_items": 0}, "table_items is outside"),
     ],
 )
-def test_batches_that_make_no_sense_are_bad_messages(arrays, fields):
+def test_batches_that_make_no_sense_are_bad_messages(arrays, fields, says):
     good = {
         "ids": np.ones(2, np.uint64),
         "probabilities": np.ones(2),
@@ -83,5 +85,5 @@ def test_batches_that_make_no_sense_are_bad_messages(arrays, fields):
     }
     header = {"table_items": 1, "fields": [["a", "uint8", [4 << 20], 0, 0, "lz4"]]}
     message = Message(messages.BATCH, header | fields, good | arrays, 1)
-    with pytest.raises(WireError):
+    with pytest.raises(WireError, match=says):
         decode_batch(decode(encode(message)))
