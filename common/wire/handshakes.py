@@ -32,6 +32,7 @@ _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + b
 """How a ZMTP 3.1 client with keys begins (RFC 37): signature, version, mechanism, not a server, filler."""
 
 _MECHANISM = slice(12, 32)
+_WANTS_KEYS = "it wants keys (start this service with --keys)"
 _numbers = itertools.count()
 
 
@@ -121,11 +122,17 @@ class HandshakeWatch:
     def check(self) -> None:
         """Raise `AuthError`, with one line, where keys are why there is no connection."""
         self._drain()
-        if self._failures >= _SUSPICIOUS_FAILURES and self._own_key:
+        if self._failures >= _SUSPICIOUS_FAILURES:
             self._failures = 0
-            # A server that cannot read us hangs up; but so does a proxy whose server is not there yet.
+            # A server that cannot read us hangs up, often before libzmq has read what it wants; but so does a
+            # proxy whose server is not there yet.
             if greeted_by_curve(self._endpoint):
-                self._error = f"its key is not that in {self._server_file}, or our own key files are damaged"
+                self.refused = not self._own_key
+                self._error = (
+                    f"its key is not that in {self._server_file}, or our own key files are damaged"
+                    if self._own_key
+                    else _WANTS_KEYS
+                )
         if self._error:
             raise AuthError(f"no connection with {self._endpoint}: {self._error}")
 
@@ -154,7 +161,7 @@ class HandshakeWatch:
                 self._error = f"its key check failed (status {value})"
         elif value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             self.refused = True
-            self._error = "it wants keys (start this service with --keys)"
+            self._error = _WANTS_KEYS
             if self._own_key:
                 self._error = "it has no keys, and we have (start both with --keys, or neither)"
         elif value == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:

@@ -1,5 +1,6 @@
 """Keys on real sockets: who gets in, who does not, and what both sides say about it."""
 
+import contextlib
 import logging
 import socket as tcp
 import threading
@@ -8,7 +9,7 @@ import pytest
 import zmq
 
 from common.errors import AuthError, ConfigError
-from common.wire import messages, sockets, zap
+from common.wire import handshakes, messages, sockets, zap
 from common.wire.codec import Message
 from common.wire.control import ControlServer
 from common.wire.handshakes import HandshakeMonitor, greeted_by_curve
@@ -167,30 +168,49 @@ def test_a_learner_that_changes_its_keys_is_noticed_by_a_member(serve, connect, 
     until(noticed, 30)
 
 
-def test_a_door_without_a_server_behind_it_is_no_reason_to_give_up(connect, folder):
-    """A proxy whose server is not up yet accepts and hangs up, as a server does that cannot read us."""
+@contextlib.contextmanager
+def door(answer):
+    """Accepts, does `answer(connection)` and hangs up, again and again; gives its endpoint."""
     with tcp.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.2)
         closing = threading.Event()
 
-        def hang_up():
+        def serve():
             while not closing.is_set():
-                try:
-                    listener.accept()[0].close()
-                except TimeoutError:
-                    continue
+                with contextlib.suppress(OSError), listener.accept()[0] as connection:
+                    connection.settimeout(0.2)
+                    answer(connection)
 
-        thread = threading.Thread(target=hang_up)
+        thread = threading.Thread(target=serve)
         thread.start()
         try:
-            endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-            assert not greeted_by_curve(endpoint)
-            client = connect(endpoint, "actor-0", security=secured(folder, "actor"))
-            with pytest.raises(Exception, match="could not join"):
-                client.join(2)
+            yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             closing.set()
             thread.join(10)
+
+
+def test_a_door_without_a_server_behind_it_is_no_reason_to_give_up(connect, folder):
+    """A proxy whose server is not up yet accepts and hangs up, as a server does that cannot read us."""
+    with door(lambda connection: None) as endpoint:
+        assert not greeted_by_curve(endpoint)
+        for security in (secured(folder, "actor"), Security()):
+            client = connect(endpoint, "actor-0", security=security)
+            with pytest.raises(Exception, match="could not join"):
+                client.join(2)
+
+
+def test_a_server_that_always_hangs_up_before_it_can_be_read_wants_keys(connect):
+    """libzmq may lose what a server that is done with us had still sent, and then says nothing of keys."""
+
+    def hang_up_on_who_has_none(connection):
+        if b"CURVE" in connection.recv(64):
+            connection.sendall(handshakes._GREETING)
+
+    with door(hang_up_on_who_has_none) as endpoint:
+        client = connect(endpoint, "actor-0")
+        with pytest.raises(AuthError, match="it wants keys"):
+            client.join(60)
 
 
 def test_the_allow_list_is_followed_without_a_restart(serve, connect, folder, other, tmp_path):
