@@ -23,7 +23,7 @@ DEPLOY_VENV := .venv-deploy
 BENCHMARKS := $(filter-out __init__ common plot replay_rig replay_load replay_scale, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
 # Tests that are longer and rougher with TROUPE_CHAOS=1.
-CHAOS := $(addprefix tests/,replay/test_death.py replay/test_hostile.py replay/test_same_host.py data/test_arena.py)
+CHAOS := $(addprefix tests/,replay/test_death.py replay/test_same_host.py data/test_arena.py fuzz)
 
 # Several processes share the cores: numeric libraries must not take all of them each.
 export OMP_NUM_THREADS ?= 1
@@ -47,7 +47,7 @@ endif
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-train: setup ## learn Atari Pong on this machine (TensorBoard on port 6006; Ctrl-C stops, `troupe resume` continues)
+train: setup ## learn Atari Pong on this machine (TensorBoard on port 6006; Ctrl-C stops, `.venv/bin/troupe resume RUN` continues)
 	$(BIN)/troupe train pong-apex $(ARGS)
 
 test: setup lint ## everything that CI checks
@@ -57,6 +57,8 @@ test-deploy: setup $(DEPLOY_VENV)/.installed ## what is under deploy/: Terraform
 	@for tool in terraform packer docker chromium; do command -v $$tool >/dev/null || \
 	  echo "troupe: NOT TESTED: $$tool is not installed, its tests are skipped" >&2; done
 	@docker info >/dev/null 2>&1 || echo "troupe: NOT TESTED: no Docker daemon answers, containers are skipped" >&2
+	@$(BIN)/python -c 'import s3fs' 2>/dev/null || \
+	  echo "troupe: NOT TESTED: s3fs is not installed ($(BIN)/python -m pip install -e '.[s3]'), snapshots in S3 are skipped" >&2
 	TROUPE_TEST_DEPLOY=1 $(BIN)/python -m pytest -v -rs tests/deploy $(ARGS)
 
 test-ec2: setup $(DEPLOY_VENV)/.installed ## a whole run in a stand-in for AWS: every instance is a machine on this host (root)
@@ -74,7 +76,7 @@ $(DEPLOY_VENV)/.installed: tests/deploy/requirements.txt
 unit: setup ## the tests that need neither several processes nor much time
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-chaos: setup ## kill replay fifty times under load, send it 100,000 hostile messages, read while it evicts
+chaos: setup ## kill replay fifty times under load, send services 10 million hostile messages (TROUPE_FUZZ_MESSAGES), read while it evicts
 	TROUPE_CHAOS=1 $(BIN)/python -m pytest --timeout=3600 $(CHAOS) $(ARGS)
 
 lint: setup ## style, types, and who may import whom
@@ -97,6 +99,7 @@ docs: setup ## write the generated pages and lists
 	mv docs/configuration.md.new docs/configuration.md
 	$(BIN)/python -m common.config.docs compose > deploy/docker/fields.yml.new
 	mv deploy/docker/fields.yml.new deploy/docker/fields.yml
+	$(BIN)/python -m common.wire.document
 
 plan: ## show what `make apply` would change in AWS (TF_DIR, TF_ARGS; see docs/aws.md)
 	$(TERRAFORM) init -input=false

@@ -85,7 +85,16 @@ def services(config: Config, directory: Path) -> Iterator[tuple[ControlServer, l
     try:
         learner = ("--learner", control.control_endpoint)
         bind = ("--bind", f"ipc://{directory}/replay-0")
-        start("services.replay", *learner, *bind, "--data-dir", str(directory / "replay"), "--index", "0")
+        start(
+            "services.replay",
+            "serve",
+            *learner,
+            *bind,
+            "--data-dir",
+            str(directory / "replay"),
+            "--index",
+            "0",
+        )
         for index in range(config.actor.processes):
             start("services.actor", *learner, "--name", f"actor-{index}")
         yield control, [psutil.Process(child.pid) for child in children]

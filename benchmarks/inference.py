@@ -64,12 +64,12 @@ class Still(VectorEnv):
         self._t = (self._t + 1) % FRAMES
         return Step(self._stacks[self._t], self._reward, self._no.copy(), self._no.copy())
 
-    def render_frame(self, slot: int) -> np.ndarray | None:
+    def render_frame(self, slot: int) -> np.ndarray:
         """Nothing to see."""
-        return None
+        raise NotImplementedError
 
 
-class NullShard:
+class NullReplay:
     """Takes every chunk and keeps none."""
 
     outstanding = 0
@@ -77,9 +77,12 @@ class NullShard:
     paused = False
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self.socket = context.socket(zmq.PAIR)
+        self.sockets = [context.socket(zmq.PAIR)]
 
-    def insert(self, chunk: Chunk) -> bool:
+    def set_shards(self, endpoints: list[str]) -> None:
+        """There are none."""
+
+    def insert(self, chunk: Chunk, table: str) -> bool:
         """Forget it."""
         return True
 
@@ -92,7 +95,7 @@ class NullShard:
 
     def close(self) -> None:
         """Close the socket."""
-        self.socket.close(linger=0)
+        self.sockets[0].close(linger=0)
 
 
 def config_of(arguments: argparse.Namespace) -> Config:
@@ -169,7 +172,7 @@ def central(config: Config, actors: int, seconds: float) -> dict[str, float]:
             spec,
             leases=lambda: leases,
             shards=lambda: ["null"],
-            connect=lambda endpoint: NullShard(context),
+            replay=NullReplay(context),  # type: ignore[arg-type]
             seed=1,
         )
         service.endpoint = f"ipc://{directory}/inference"

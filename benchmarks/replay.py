@@ -132,7 +132,7 @@ def filled(
 ) -> Iterator[Callable[[float], Cycle]]:
     """A measurement of the cycle against a server with ``items`` items; ``files`` may be mapped."""
     options = ["--keys", keys] if keys else []
-    with server(items, port, *options) as running:
+    with server(f"default:capacity={items}", port, *options) as running:
         client = ReplayClient(
             running.endpoint,
             name="bench",

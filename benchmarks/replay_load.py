@@ -31,10 +31,10 @@ def paper_load(
 ) -> dict[str, float]:
     """Figures of the load, kept up for ``seconds``."""
     ratio = BATCHES_PER_S * BATCH / TRANSITIONS_PER_S
-    limits = ["--min-items", str(MIN_ITEMS), "--samples-per-insert", str(ratio)]
+    table = f"default:capacity={CAPACITY},min_items={MIN_ITEMS},samples_per_insert={ratio}"
     spawn = multiprocessing.get_context("spawn")
     stop = spawn.Event()
-    with server(CAPACITY, port, *limits) as running:
+    with server(table, port) as running:
         shares = np.array_split(frames, actors)
         processes = [spawn.Process(target=act, args=(running.endpoint, share, stop)) for share in shares]
         for process in processes:

@@ -83,10 +83,10 @@ class Server:
         process: the process.
     """
 
-    def __init__(self, capacity: int, port: int, *options: str) -> None:
+    def __init__(self, table: str, port: int, *options: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="troupe-bench-replay-"))
         self.endpoint = f"tcp://127.0.0.1:{port}"
-        words = ["--bind", self.endpoint, "--data-dir", str(self.folder), "--capacity", str(capacity)]
+        words = ["serve", "--bind", self.endpoint, "--data-dir", str(self.folder), "--table", table]
         self._command = [sys.executable, "-m", "services.replay", *words, "--log-level", "warning", *options]
         self.start()
 
@@ -115,9 +115,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(capacity: int, port: int, *options: str) -> Iterator[Server]:
-    """A `Server` for as long as the block runs."""
-    running = Server(capacity, port, *options)
+def server(table: str, port: int, *options: str) -> Iterator[Server]:
+    """A `Server` of this table, ``NAME:FIELD=VALUE,...``, for as long as the block runs."""
+    running = Server(table, port, *options)
     try:
         yield running
     finally:

@@ -47,9 +47,9 @@ def main() -> None:
     arguments = parser.parse_args()
     frames = pong_frames(20_000)
     figures: dict[str, float | int | str] = {"items": arguments.items}
-    with server(SMALL, arguments.port) as running:
+    with server(f"default:capacity={SMALL}", arguments.port) as running:
         small = _fill_and_measure(running, frames, SMALL, arguments.seconds)
-    with server(arguments.items, arguments.port + 1) as running:
+    with server(f"default:capacity={arguments.items}", arguments.port + 1) as running:
         first = min(RESTART, arguments.items)
         _fill_and_measure(running, frames, first, 0)
         figures |= {"restart_items": first, "restart_s": round(_restart(running), 2)}
@@ -60,7 +60,9 @@ def main() -> None:
     figures["cost_ratio"] = round(large.cpu_ms / small.cpu_ms, 3)
     if arguments.raw_items:
         limit = str(arguments.raw_items * RAW_ITEM_BYTES)
-        with server(arguments.raw_items, arguments.port + 2, "--max-bytes", limit) as running:
+        with server(
+            f"default:capacity={arguments.raw_items}", arguments.port + 2, "--max-bytes", limit
+        ) as running:
             client = ReplayClient(running.endpoint, name="bench", specs=specs(False))
             # Enough for the old to make room for the new.
             insert_all(client, chunks(noise_frames(5_000)), arguments.raw_items // STEPS * 11 // 10)

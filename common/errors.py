@@ -31,6 +31,19 @@ class AuthError(TroupeError):
     exit_code = 4
 
 
+class RefusedError(TroupeError):
+    """What a peer asked for, or said, and what cannot be served. `kind` is a word to branch on.
+
+    `extra` has further fields of the ERROR that answers it.
+    """
+
+    def __init__(self, kind: str, detail: str, **extra: object) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.detail = detail
+        self.extra = extra
+
+
 class CheckpointError(TroupeError):
     """A checkpoint is absent, damaged, or does not match the run."""
 

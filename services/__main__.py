@@ -1,5 +1,7 @@
 """The `troupe` command: train, resume, evaluate, inspect the configuration, or run a single service."""
 
+# ruff: noqa: E402 - signals are seen to before the imports that take a moment
+
 from __future__ import annotations
 
 import argparse
@@ -8,22 +10,29 @@ import importlib
 import json
 import logging
 import os
+import signal
 import sys
 import textwrap
-import time
+import threading
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 
-from common.config import Config, Loaded, check_resumable, load_layers, preset_names, preset_summary
-from common.config.arguments import split_overrides
-from common.config.loading import read_config
+# Ctrl-C while the rest is imported, which takes a moment, ends as it does later: without a traceback.
+_IN_MAIN_THREAD = threading.current_thread() is threading.main_thread()
+if _IN_MAIN_THREAD:
+    _former_handler = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
+from common import installation
+from common.config import Loaded, load_layers, preset_names, preset_summary
+from common.config.arguments import parse_with_fields
 from common.errors import ConfigError, MissingEngineError
-from common.runtime.arguments import Parser
-from common.runtime.files import looking_into
+from common.runtime.arguments import Parser, integer
+from common.runtime.files import looking_into, run_config
 from common.runtime.lifecycle import run_main
 
-CONFIG_FILE = "config.toml"
+if _IN_MAIN_THREAD:
+    signal.signal(signal.SIGINT, _former_handler)
+
 SERVICES = ("learner", "actor", "replay", "evaluator")
 
 _COMMANDS = {
@@ -32,10 +41,11 @@ _COMMANDS = {
     "eval": "play full games with a run's newest, or a given, checkpoint",
     "presets": "list the presets",
     "config": "show, validate or explain the configuration",
+    "env": "check an environment: what it shows, how fast it is, whether it works",
     "keys": "make or check the keys of a run whose services talk over a network",
     "learner": "run only the learner",
     "actor": "run only an actor process",
-    "replay": "run only a replay shard (needs no torch)",
+    "replay": "run only a replay shard, look at one, copy one (needs no torch)",
     "evaluator": "run only the evaluator",
 }
 
@@ -54,6 +64,10 @@ exit codes: 0 done, 2 usage or configuration, 3 cannot reach a peer, 4 authentic
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may stand here
+        from services.completion import complete
+
+        complete(_COMMANDS)
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
@@ -77,13 +91,15 @@ def _dispatch(words: list[str]) -> int:
         "eval": _evaluate,
         "presets": _presets,
         "config": _config,
+        "env": _env,
         "keys": _keys,
     }
     if command in commands:
         return commands[command](words[1:])
     if not command.startswith("-"):
-        near = difflib.get_close_matches(command, _COMMANDS, n=1, cutoff=0.0)[0]
-        raise ConfigError(f"unknown command {command!r}; nearest: {near} (`troupe --help` lists all)")
+        near = difflib.get_close_matches(command, _COMMANDS, n=1)
+        nearest = f"; nearest: {near[0]}" if near else ""
+        raise ConfigError(f"unknown command {command!r}{nearest} (`troupe --help` lists all)")
     _main_parser().parse_args([command])
     return 0
 
@@ -97,7 +113,7 @@ def _main_parser() -> argparse.ArgumentParser:
         f"commands (`troupe COMMAND --help` shows the options of one):\n{listing}",
         epilog=f"{_FIELDS_HELP}\n\n{_EXIT_CODES}",
     )
-    parser.add_argument("--version", action="version", version=f"troupe {metadata.version('troupe')}")
+    parser.add_argument("--version", action="version", version=f"troupe {installation.version()}")
     parser.add_argument(
         "--debug", action="store_true", help="with any command: traceback of unexpected errors"
     )
@@ -115,12 +131,16 @@ def _train(words: list[str]) -> int:
     )
     _add_run_options(parser)
     options, overrides = _parse(parser, words)
-    loaded = load_layers(options.preset, options.sweep, overrides, os.environ)
-    _check_environment(loaded.config)
-    stem = Path(options.preset).stem
-    run_dir = options.run_dir or Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    _check_unused(run_dir)
-    return _launch(loaded.config, run_dir, resume=False, progress=options.progress)
+    from services import training  # here: the other commands need neither the launcher nor what it imports
+
+    training.train(
+        options.preset,
+        options.run_dir,
+        sweep=options.sweep,
+        overrides=overrides,
+        progress=None if options.progress else False,
+    )
+    return 0
 
 
 def _resume(words: list[str]) -> int:
@@ -133,18 +153,15 @@ def _resume(words: list[str]) -> int:
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
     _add_run_options(parser)
     options, overrides = _parse(parser, words)
-    file = _run_config(options.run_dir)
-    loaded = load_layers(None, options.sweep, overrides, os.environ, run_config=file)
-    for difference in check_resumable(read_config(file), loaded.config):
-        print(f"troupe: resuming with {difference}", file=sys.stderr)
-    return _launch(loaded.config, options.run_dir, resume=True, progress=options.progress)
+    from services import training
 
-
-def _launch(config: Config, run_dir: Path, *, resume: bool, progress: bool) -> int:
-    from services import local  # here: the other commands need neither the launcher nor what it imports
-
-    # None: the launcher shows its panel where there is a terminal.
-    return local.run(config, run_dir, resume=resume, progress=None if progress else False)
+    training.resume(
+        options.run_dir,
+        sweep=options.sweep,
+        overrides=overrides,
+        progress=None if options.progress else False,
+    )
+    return 0
 
 
 def _evaluate(words: list[str]) -> int:
@@ -164,6 +181,29 @@ def _presets(words: list[str]) -> int:
         width = max(map(len, summaries), default=0)
         for name, summary in summaries.items():
             print(f"{name:<{width}}  {summary}".rstrip())
+    return 0
+
+
+def _env(words: list[str]) -> int:
+    if words[:1] != ["check"]:
+        only = Parser(prog="troupe env", usage="troupe env check ID [OPTION ...]")
+        only.add_argument("command", choices=["check"], help="play it for a moment; has its own --help")
+        only.parse_args(words)
+    parser = _field_parser(
+        "env check",
+        "ID [OPTION ...]",
+        "Play an environment at random, in a process of its own: what the network gets, what ended\n"
+        "episodes, how fast it is, what Gymnasium's own checker says. One that fails, hangs or crashes is\n"
+        "exit code 2 and one line that names step, slot and cause; what that checker says is only told.",
+    )
+    parser.add_argument("id", metavar="ID", help="such as gym:CartPole-v1; see env.id")
+    parser.add_argument("--steps", type=integer(1), default=100, metavar="N", help="to play (default: 100)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options, overrides = _parse(parser, words[1:])
+    loaded = load_layers(None, options.sweep, {**overrides, "env.id": options.id}, os.environ)
+    from services import environment
+
+    environment.check_and_print(loaded, options.steps, options.json)
     return 0
 
 
@@ -213,10 +253,12 @@ def _config_validate(words: list[str]) -> int:
     )
     parser.add_argument("sources", metavar="PRESET | RUN_DIR", nargs="*", help="default: every preset")
     options, overrides = _parse(parser, words)
+    from services.training import check_environment
+
     for source in options.sources or preset_names():
         loaded = _load(source, options.sweep, overrides)
         try:
-            _check_environment(loaded.config)
+            check_environment(loaded, play=False)
             print(f"{source}: valid")
         except MissingEngineError as error:
             print(f"{source}: valid, but cannot run on this machine: {error}")
@@ -232,7 +274,7 @@ def _config_explain(words: list[str]) -> int:
     parser.add_argument(
         "field",
         metavar="SECTION | SECTION.FIELD | ALGORITHM",
-        help="for example replay, agent.n_steps or impala",
+        help="for example replay, agent.n_steps, impala or my_package.my_algorithm",
     )
     print(explain(parser.parse_args(words).field))
     return 0
@@ -273,10 +315,7 @@ def _parse(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.
 
         print(f"{parser.format_help()}\nfields of the configuration:\n{_wrapped(help_text())}")
         raise SystemExit(0)
-    names = {name: action for action in parser._actions for name in action.option_strings}
-    flags = [name for name, action in names.items() if action.nargs == 0]
-    own, overrides = split_overrides(words, flags, [name for name in names if name not in flags])
-    return parser.parse_args(own), overrides
+    return parse_with_fields(parser, words)
 
 
 def _wrapped(text: str) -> str:
@@ -291,40 +330,8 @@ def _load(source: str | None, sweep: Path | None, overrides: dict[str, str]) -> 
         with looking_into(Path(source)):
             is_run = Path(source).is_dir()
         if is_run:
-            return load_layers(None, sweep, overrides, os.environ, run_config=_run_config(Path(source)))
+            return load_layers(None, sweep, overrides, os.environ, run_config=run_config(Path(source)))
     return load_layers(source, sweep, overrides, os.environ)
-
-
-def _check_unused(run_dir: Path) -> None:
-    """Refuse a directory that holds something; what a start that failed at once leaves behind is nothing."""
-    with looking_into(run_dir):
-        has_run = (run_dir / CONFIG_FILE).exists()
-        has_files = run_dir.is_dir() and any(
-            path.is_file() and path.name not in (".lock", "launcher.log") for path in run_dir.rglob("*")
-        )
-    if has_run:
-        raise ConfigError(
-            f"run directory {run_dir} is not empty; `troupe resume {run_dir}` continues it, "
-            "or choose another --run-dir"
-        )
-    if has_files:
-        raise ConfigError(f"run directory {run_dir} is not empty and holds no run; choose another --run-dir")
-
-
-def _run_config(run_dir: Path) -> Path:
-    file = run_dir / CONFIG_FILE
-    with looking_into(run_dir):
-        if not file.is_file():
-            what = "has no config.toml" if run_dir.is_dir() else "does not exist"
-            raise ConfigError(f"{run_dir} is not a run directory: it {what}")
-    return file
-
-
-def _check_environment(config: Config) -> None:
-    """Refuse an environment that cannot be made, before any directory or process is."""
-    from common.envs import make_spec
-
-    make_spec(config.env)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -20,17 +21,20 @@ import psutil
 from common.config import Config, to_toml
 from common.errors import TroupeError
 from common.runtime import StopSignal
-from common.runtime.files import atomic_write, read_status
+from common.runtime.files import CONFIG_FILE, atomic_write, read_status
+from common.runtime.lifecycle import INTERRUPTED
+from common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
+from services.curves import chart, drawable
 from services.panel import LivePanel, lost_terminal_tolerated
 from services.processes import child_specs, replay_endpoints
 from services.progress import Estimator, ServiceView, Snapshot, plain_line, snapshot_of
 from services.refill import Refill
-from services.supervisor import Child, stop
+from services.supervisor import Child, ChildSpec, stop
 from services.workspace import (
-    CONFIG_FILE,
-    check_tensorboard_port,
+    TensorBoardPort,
     claimed_run_dir,
     damage,
+    has_checkpoint,
     launcher_log,
     own_command,
     saved_steps,
@@ -44,9 +48,18 @@ _LEARNER_STOP_S = 40.0  # it writes a checkpoint
 _OTHERS_STOP_S = 10.0
 _PANEL_PERIOD_S = 1.0
 _POLL_S = 0.2
+_CHART_MARGIN = 14
+_MOST_PROCESSES = 1000
 
 
-def run(config: Config, run_dir: str | Path, *, resume: bool = False, progress: bool | None = None) -> int:
+def run(
+    config: Config,
+    run_dir: str | Path,
+    *,
+    resume: bool = False,
+    progress: bool | None = None,
+    stop: StopSignal | None = None,
+) -> int:
     """Train on this machine until the run is complete or a signal asks to stop.
 
     Args:
@@ -54,17 +67,18 @@ def run(config: Config, run_dir: str | Path, *, resume: bool = False, progress: 
         run_dir: new directory, or with `resume` that of an earlier run.
         resume: go on from the newest whole checkpoint.
         progress: live panel (True), one line every `run.log_every_s` (False), None = panel on a terminal.
+        stop: asks to stop; None: signals do, from now on.
 
     Returns:
-        Exit code 0: complete, or stopped cleanly on request.
+        Exit code 0: complete, or stopped cleanly on request; 130: stopped before there was anything to keep.
 
     Raises:
         TroupeError: with the exit code and a one-line explanation.
     """
     progress = sys.stdout.isatty() if progress is None else progress
-    stop_signal = StopSignal(force_after_s=None).install()
+    stop_signal = StopSignal(force_after_s=None).install() if stop is None else stop
     run_path = Path(run_dir).expanduser().resolve()
-    check_tensorboard_port(config.net.tensorboard_port)
+    tensorboard = TensorBoardPort(config.net.tensorboard_port)
     with (
         claimed_run_dir(run_path, resume=resume),
         socket_directory() as sockets,
@@ -74,8 +88,16 @@ def run(config: Config, run_dir: str | Path, *, resume: bool = False, progress: 
             print("\n".join(_how_to_extend(run_path, steps, config.run.total_steps)))
             return 0
         atomic_write(run_path / CONFIG_FILE, to_toml(config).encode())
+        if tensorboard.number != config.net.tensorboard_port:
+            # The file keeps what was asked for, which may be free when the run is resumed.
+            taken = config.net.tensorboard_port
+            print(f"port {taken} is in use: TensorBoard of this run is on port {tensorboard.number}")
         try:
-            return _Launcher(config, run_path, sockets, stop_signal, resume=resume, progress=progress).run()
+            specs = child_specs(config, run_path, sockets, tensorboard, resume=resume)
+            launcher = _Launcher(
+                config, run_path, sockets, stop_signal, specs, tensorboard, resume=resume, progress=progress
+            )
+            return launcher.run()
         except TroupeError as error:
             log.error("%s", error)
             raise
@@ -90,6 +112,8 @@ class _Launcher:
         run_dir: Path,
         sockets: Path,
         stop_signal: StopSignal,
+        specs: Sequence[ChildSpec],
+        tensorboard: TensorBoardPort,
         *,
         resume: bool,
         progress: bool,
@@ -97,6 +121,7 @@ class _Launcher:
         self._config = config
         self._run_dir = run_dir
         self._stop = stop_signal
+        self._tensorboard = tensorboard
         self._resume = resume
         table = config.replay.table()
         # A queue hands on what comes: there is nothing to fill, nor to fill again.
@@ -104,18 +129,17 @@ class _Launcher:
         self._capacity_items = table.capacity if table else 0
         refills = resume and self._min_items > 0
         self._refill = Refill(replay_endpoints(config, sockets), self._min_items) if refills else None
-        self._children = [Child(spec) for spec in child_specs(config, run_dir, sockets, resume=resume)]
+        self._children = [Child(spec) for spec in specs]
         self._learner = self._children[0]
         self._usage = _Usage()
         self._estimator = Estimator()
         self._started_at = time.monotonic()
         self._next_line = 0.0
+        self._said_note = ""
         self._ended_well = False
         name = config.run.name or run_dir.name
         title = f"troupe  {name}  {config.env.id}"
-        self._panel = (
-            LivePanel(title, f"{self._tensorboard_line()}logs {run_dir / 'logs'}") if progress else None
-        )
+        self._panel = LivePanel(title, self._footer()) if progress else None
         self._view = Snapshot(config.run.total_steps)
 
     def run(self) -> int:
@@ -137,7 +161,7 @@ class _Launcher:
             self._connect_log(off=True)
             self._close_refill()
             self._summary()
-        return 0
+        return 0 if has_checkpoint(self._run_dir) or self._learner.state == "done" else INTERRUPTED
 
     def _watch(self) -> None:
         """Supervise until the learner is done or a signal comes."""
@@ -154,7 +178,8 @@ class _Launcher:
                 next_show = time.monotonic() + _PANEL_PERIOD_S
                 self._show()
             self._stop.wait(_POLL_S)
-        _log.info("stopping on request: the learner writes a checkpoint (once more to stop at once)")
+        saving = ": the learner writes a checkpoint" if has_checkpoint(self._run_dir) else ""
+        _log.info("stopping on request%s (once more to stop at once)", saving)
 
     def _tell_refill(self) -> None:
         """Say once whether a resumed run has its items, or has to store them first."""
@@ -207,10 +232,16 @@ class _Launcher:
             cores=_cores(),
         )
         if self._panel is not None:
+            self._panel.footer = self._footer()
             self._panel.show(self._view)
-        elif not final and time.monotonic() >= self._next_line:
+        elif not final and time.monotonic() >= self._next_line and not self._waits_as_said():
             self._next_line = time.monotonic() + config.run.log_every_s
             self._say(f"{time.strftime('%H:%M:%S')} {plain_line(self._view)}")
+
+    def _waits_as_said(self) -> bool:
+        """Whether the run only ends something still, and the last line has said what."""
+        said, self._said_note = self._said_note, self._view.note
+        return bool(said) and said == self._view.note
 
     def _announce(self) -> None:
         verb = "resuming" if self._resume else "training"
@@ -220,17 +251,30 @@ class _Launcher:
             self._say(f"{problem}; going on from the newest whole one")
 
     def _tensorboard_line(self) -> str:
-        port = self._config.net.tensorboard_port
-        return f"TensorBoard: http://localhost:{port}   " if port else ""
+        return f"TensorBoard: {self._tensorboard.url}   " if self._tensorboard.url else ""
+
+    def _footer(self) -> str:
+        return f"{self._tensorboard_line()}logs {self._run_dir / 'logs'}"
 
     def _summary(self) -> None:
         view = self._view
         if not self._ended_well:
             self._say(f"logs: {self._run_dir / 'logs'}")
             return
+        for line in _curve(view):
+            self._say(line)
         self._say(f"run directory: {self._run_dir}")
-        self._say(f"last evaluation: {view.last_evaluation}")
+        self._say(f"curves: {own_command('tensorboard')} --logdir {shell_path(self._run_dir)}")
+        if view.trouble:
+            self._say(f"environments: {view.trouble}")
+        if view.metrics:  # the learner was up
+            self._say(f"last evaluation: {view.last_evaluation}")
+        if view.updates and not view.evaluated and has_checkpoint(self._run_dir):
+            self._say(f"to evaluate: {own_command()} eval {shell_path(self._run_dir)} --episodes 20")
         if view.steps < view.total_steps:
+            if not has_checkpoint(self._run_dir):
+                self._say("stopped before the first checkpoint: there is nothing to go on with")
+                return
             self._say(f"stopped at {view.steps:,} of {view.total_steps:,} steps; go on with:")
             self._say(f"  {own_command()} resume {shell_path(self._run_dir)}")
             return
@@ -260,21 +304,35 @@ class _Usage:
 
     def __init__(self) -> None:
         self._processes: dict[int, psutil.Process] = {}
+        self._waited: dict[int, tuple[float, float]] = {}  # by process: when, and how long in all
 
     def view(self, child: Child) -> ServiceView:
         """Measure a child since the last call."""
-        cpu, memory = 0.0, 0
+        cpu, memory, starved = 0.0, 0, 0.0
         if child.pid is not None:
             with contextlib.suppress(psutil.Error):
                 family = self._known(psutil.Process(child.pid))
                 for process in [family, *map(self._known, family.children(recursive=True))]:
                     cpu += process.cpu_percent() / 100
                     memory += process.memory_info().rss
-        return ServiceView(child.name, child.state_text, cpu, memory, child.restarts)
+                    starved += self._starved(process)
+        return ServiceView(child.name, child.state_text, cpu, memory, child.restarts, starved)
+
+    def _starved(self, process: psutil.Process) -> float:
+        """Cores that its threads were ready for and did not get, since the last call; 0 where unknown."""
+        now_s, waited_s = time.monotonic(), 0.0
+        with contextlib.suppress(OSError, ValueError, IndexError):  # not Linux, or the process has just ended
+            for thread in Path(f"/proc/{process.pid}/task").iterdir():
+                waited_s += int((thread / "schedstat").read_text().split()[1]) / 1e9
+        then_s, before_s = self._waited.pop(process.pid, (now_s, waited_s))
+        self._waited[process.pid] = now_s, waited_s
+        while len(self._waited) > _MOST_PROCESSES:
+            self._waited.pop(next(iter(self._waited)))
+        return max(0.0, waited_s - before_s) / (now_s - then_s) if now_s > then_s else 0.0
 
     def _known(self, process: psutil.Process) -> psutil.Process:
         """Return the object used before: CPU use is measured between two calls on the same one."""
-        if len(self._processes) > 1000:
+        if len(self._processes) > _MOST_PROCESSES:
             self._processes.clear()
         known = self._processes.get(process.pid)
         if known != process:  # compares the start time too, so a reused number is no confusion
@@ -291,6 +349,15 @@ class _SayHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._say(f"{time.strftime('%H:%M:%S')} {record.getMessage()}")
+
+
+def _curve(view: Snapshot) -> list[str]:
+    """The returns of evaluations over the run, or of training where there were too few."""
+    width = min(60, shutil.get_terminal_size().columns - _CHART_MARGIN)
+    if width < _CHART_MARGIN or not drawable():
+        return []
+    evaluated = chart(view.returns.get(EVALUATION_RETURN, ()), "mean return of evaluations", width)
+    return evaluated or chart(view.returns.get(TRAINING_RETURN, ()), "mean return in training", width)
 
 
 def _how_to_extend(run_dir: Path, steps: int, total_steps: int) -> list[str]:

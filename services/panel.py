@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import termios
 from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,8 +15,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
+from services.curves import drawable, sparkline
 from services.progress import Snapshot, duration, verdict
 
+_SPARKLINE_WIDTH = 22  # two of them fit into 80 columns
 _STATE_STYLES = {"running": "green", "done": "cyan", "failed": "bold red", "stopped": "dim"}
 
 
@@ -34,21 +39,23 @@ class LivePanel:
     """Draws snapshots in place. `say` prints a line above it."""
 
     def __init__(self, title: str, footer: str, console: Console | None = None) -> None:
-        """Create; `title` heads the frame, `footer` (addresses, paths) stays under the table."""
-        self._title, self._footer = title, footer
+        """Create; `title` heads the frame, `footer` (addresses, paths) stands under the table."""
+        self._title, self.footer = title, footer
         self._console = console or Console()
         # Drawn when the launcher has something new, not by a thread: the CPU belongs to the training.
+        self._terminal: list[Any] | None = None
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
 
     def start(self) -> None:
         """Begin to draw."""
+        self._terminal = _without_control_characters()
         with lost_terminal_tolerated():
             self._live.start()
 
     def show(self, view: Snapshot) -> None:
         """Draw a snapshot."""
         with lost_terminal_tolerated():
-            self._live.update(render(view, self._title, self._footer), refresh=True)
+            self._live.update(render(view, self._title, self.footer), refresh=True)
 
     def say(self, line: str) -> None:
         """Print a line above the panel."""
@@ -59,13 +66,41 @@ class LivePanel:
         """Leave the last drawing on the screen."""
         with lost_terminal_tolerated():
             self._live.stop()
+        _restore(self._terminal)
+
+
+def _without_control_characters() -> list[Any] | None:
+    """Keep the terminal from showing `^C`; the attributes that it had, None where there is none of ours.
+
+    Behind the last line of a panel as wide as the screen that moves the cursor to a new line, and the next
+    panel is drawn one line too low: the first line of the former one stays.
+    """
+    try:
+        if os.tcgetpgrp(0) != os.getpgrp():  # in the background this would stop us
+            return None
+        attributes = termios.tcgetattr(0)
+        changed = [*attributes[:3], attributes[3] & ~termios.ECHOCTL, *attributes[4:]]
+        termios.tcsetattr(0, termios.TCSANOW, changed)
+        return attributes
+    except (OSError, termios.error):
+        return None
+
+
+def _restore(attributes: list[Any] | None) -> None:
+    with contextlib.suppress(OSError, termios.error):
+        if attributes is not None and os.tcgetpgrp(0) == os.getpgrp():
+            termios.tcsetattr(0, termios.TCSANOW, attributes)
 
 
 def render(view: Snapshot, title: str, footer: str) -> Panel:
     """Build the panel of one snapshot."""
     parts: list[RenderableType] = [_progress(view), Text(), _figures(view), Text(), _services(view), Text()]
+    if returns := _returns(view):
+        parts += [returns, Text()]
     what, advice = verdict(view)
     parts.append(Text(f"{what}: {advice}" if advice else what, style="yellow"))
+    if view.trouble:
+        parts.append(Text(f"environments: {view.trouble}", style="bold yellow", overflow="fold"))
     parts.append(Text(footer, style="dim", overflow="fold"))
     return Panel(Group(*parts), title=Text(title, style="bold"), title_align="left", border_style="blue")
 
@@ -102,6 +137,19 @@ def _figures(view: Snapshot) -> Table:
     for row in (cells[:4], cells[4:]):
         table.add_row(*(Text.assemble((f"{label}  ", "dim"), (shown, "bold")) for label, shown in row))
     return table
+
+
+def _returns(view: Snapshot) -> Text | None:
+    """The curves so far; None where there are none."""
+    if not drawable():
+        return None
+    text = Text(overflow="ellipsis", no_wrap=True)
+    for label, name in (("eval", EVALUATION_RETURN), ("train", TRAINING_RETURN)):
+        points = view.returns.get(name, ())
+        if len(points) > 1:
+            text.append(f"{label} returns  ", "dim").append(sparkline(points, _SPARKLINE_WIDTH), "green")
+            text.append("   ")
+    return text if text else None
 
 
 def _services(view: Snapshot) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -9,21 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from common.config import Config
+from common.envs import calls
+from common.permits import VARIABLE, modules_of
 from services.supervisor import ChildSpec
-from services.workspace import has_checkpoint
+from services.workspace import TensorBoardPort, has_checkpoint, named_events
 
 _NICE = 10  # evaluation and TensorBoard take what training leaves
 # On a busy machine the learner may need minutes until it answers; should it end, the launcher ends all.
 _JOINING = ["--join-timeout-s", "600"]
 
 
-def child_specs(config: Config, run_dir: Path, sockets: Path, *, resume: bool) -> list[ChildSpec]:
+def child_specs(
+    config: Config, run_dir: Path, sockets: Path, tensorboard: TensorBoardPort, *, resume: bool
+) -> list[ChildSpec]:
     """List every process of a run, the learner first.
 
     Args:
         config: of the run.
         run_dir: of the run, absolute.
         sockets: directory for the `ipc` sockets.
+        tensorboard: its port; without one there is no TensorBoard.
         resume: whether the learner begins with the newest checkpoint.
     """
     control = f"ipc://{sockets}/control"
@@ -42,19 +48,30 @@ def child_specs(config: Config, run_dir: Path, sockets: Path, *, resume: bool) -
     )
     specs = [learner]
     for index, endpoint in enumerate(replay_endpoints(config, sockets)):
-        words = ["--learner", control, "--bind", endpoint, *_JOINING]
+        words = ["serve", "--learner", control, "--bind", endpoint, *_JOINING]
         words += ["--data-dir", str(run_dir / "replay" / f"shard-{index}"), "--index", str(index)]
         specs.append(builder.service("replay" if config.replay.shards == 1 else f"replay-{index}", words))
+    # Who plays leaves a record of its environments' calls, which outlives a crash.
+    plays = {
+        "variables": {calls.VARIABLE: str(sockets)},
+        "last_words": lambda pid, code: calls.last_words(sockets, pid, code, config.env.id),
+    }
     for index in range(config.actor.processes):
         words = ["--learner", control, "--name", f"actor-{index}", *_JOINING]
-        specs.append(builder.service(f"actor-{index}", words, threads=config.actor.torch_threads))
+        threads = config.actor.torch_threads
+        specs.append(builder.service(f"actor-{index}", words, threads=threads, **plays))
     if config.evaluator.enabled:
         words = ["--learner", control, *_JOINING]
-        specs.append(builder.service("evaluator", words, essential=False, nice=_NICE))
-    if config.net.tensorboard_port:
-        words = ["--logdir", str(run_dir / "tensorboard"), "--port", str(config.net.tensorboard_port)]
-        words += ["--reload_multifile=true", "--reload_interval=10"]
-        specs.append(builder.module("tensorboard", "tensorboard.main", words, essential=False, nice=_NICE))
+        specs.append(builder.service("evaluator", words, essential=False, nice=_NICE, **plays))
+    if tensorboard.number:
+        logdir = str(named_events(run_dir, sockets))
+
+        def tensorboard_words(restarts: int) -> list[str]:
+            words = ["--logdir", logdir, "--port", str(tensorboard.of_start(restarts))]
+            return [*words, "--reload_multifile=true", "--reload_interval=10"]
+
+        module = "tensorboard.main"
+        specs.append(builder.module("tensorboard", module, tensorboard_words, essential=False, nice=_NICE))
     return specs
 
 
@@ -69,6 +86,9 @@ class _Builder:
     def __init__(self, config: Config, run_dir: Path) -> None:
         self._logs = run_dir / "logs"
         self._metrics_port = config.net.metrics_port
+        # Who names environment and algorithm here is who starts them all.
+        modules = [*modules_of(config), os.environ.get(VARIABLE, "")]
+        self._permits = {VARIABLE: ",".join(filter(None, modules))}
         # On ipc nothing is encrypted; but whoever gives keys is told at once if they cannot be used.
         self._keys = ["--keys", config.net.keys_dir] if config.net.keys_dir else []
 
@@ -88,19 +108,31 @@ class _Builder:
         more: Sequence[str] = (),
         *,
         threads: int = 1,
+        variables: dict[str, str] | None = None,
         **options: Any,
     ) -> ChildSpec:
         """Any Python module."""
 
         def command(restarts: int) -> list[str]:
             own = words(restarts) if callable(words) else words
-            return [sys.executable, "-m", module, *own, *more]
+            # -P: what lies in the user's folder is not imported instead of Python's own; PYTHONPATH still is.
+            return [sys.executable, "-P", "-m", module, *own, *more]
 
         log = self._logs / f"{name}.log"
-        return ChildSpec(name, command, log, environment=_environment(threads), **options)
+        own_variables = _environment(threads) | self._permits | (variables or {})
+        return ChildSpec(name, command, log, environment=own_variables, **options)
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """One process, as many threads as it was given: numeric libraries take all cores by themselves."""
+    """One process, as many threads as it was given: numeric libraries take all cores by themselves.
+
+    Threads that have nothing to do sleep: spinning, they would take the cores from the other services.
+    """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-    return {**dict.fromkeys(names, str(threads)), "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    passive = {"OMP_WAIT_POLICY": "PASSIVE"}
+    return {
+        **dict.fromkeys(names, str(threads)),
+        **passive,
+        "PYTHONUNBUFFERED": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }

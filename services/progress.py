@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.curves import Points
+
 _RATE_WINDOW_S = 60.0
+_STARVED_SHARE = 0.3  # of the demand; the scheduler alone causes less where cores are free
 _SETTLED_S = 30.0  # before, starting processes take the processor and caches are cold
 
 
@@ -21,6 +24,7 @@ class ServiceView:
     cpu: float = 0.0  # cores in use
     memory_bytes: int = 0
     restarts: int = 0
+    starved: float = 0.0  # cores that it could have used besides, but others had them
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,12 @@ class Snapshot:
     steps: int = 0
     frames: int = 0
     updates: int = 0
+    version: int = -1  # of the parameters published last
     note: str = ""
+    actors: int | None = None  # that have joined; None: unknown
+    trouble: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    returns: dict[str, Points] = field(default_factory=dict)  # by metric
     services: Sequence[ServiceView] = ()
     elapsed_s: float = 0.0
     eta_s: float | None = None
@@ -46,18 +54,26 @@ class Snapshot:
         return min(1.0, self.steps / max(1, self.total_steps))
 
     @property
+    def evaluated(self) -> bool:
+        """Whether the parameters published last have been evaluated."""
+        return self.metrics.get("eval/version", -1) >= max(0, self.version)
+
+    @property
     def last_evaluation(self) -> str:
         """The last evaluation in words, or that there was none."""
         score = self.metrics.get("eval/episode_return")
         if score is None:
-            return "none yet"
+            return "none"
         details = []
         normalised = self.metrics.get("eval/human_normalized")
         if normalised is not None:
             details.append(f"human-normalised {normalised:.2f}")
         if "eval/version" in self.metrics:
             details.append(f"version {self.metrics['eval/version']:.0f}")
-        return f"return {score:.2f}" + (f" ({', '.join(details)})" if details else "")
+        words = f"return {score:.2f}" + (f" ({', '.join(details)})" if details else "")
+        if self.metrics.get("eval/version", self.version) < self.version:
+            return f"none of the last version, {self.version}; the newest one: {words}"
+        return words
 
 
 class Estimator:
@@ -86,11 +102,30 @@ def snapshot_of(status: dict[str, Any], **values: Any) -> Snapshot:
     """Combine the learner's status (possibly empty) with what the launcher knows."""
     counters: dict[str, Any] = {name: int(status.get(name, 0)) for name in ("steps", "frames", "updates")}
     metrics = {k: float(v) for k, v in status.get("metrics", {}).items() if isinstance(v, int | float)}
-    return Snapshot(**counters, note=str(status.get("note", "")), metrics=metrics, **values)
+    counters["version"] = int(status.get("version", -1))
+    return Snapshot(
+        **counters,
+        note=str(status.get("note", "")),
+        actors=sum(peer["role"] == "actor" for peer in status["peers"]) if "peers" in status else None,
+        trouble=trouble_of(status.get("environments", {})),
+        metrics=metrics,
+        returns=status.get("returns", {}),
+        **values,
+    )
+
+
+def trouble_of(environments: dict[str, Any]) -> str:
+    """What went wrong in environments, in words: how often, and the last cause; empty where nothing did."""
+    counts = [(int(environments.get(name, 0)), name) for name in ("failures", "hangs")]
+    counted = " and ".join(f"{n:,} {name if n > 1 else name[:-1]}" for n, name in counts if n)
+    return f"{counted}, the last: {environments.get('last', '')}" if counted else ""
 
 
 def verdict(view: Snapshot) -> tuple[str, str]:
     """Say what limits the run, and what would help (empty: nothing, or it will pass)."""
+    if any(s.name == "learner" and s.state in ("done", "stopped") for s in view.services):
+        left = [s.name for s in view.services if s.state == "running"]
+        return (f"waiting for {', '.join(left)} to end" if left else "stopped"), ""
     troubled = [s for s in view.services if s.state not in ("running", "done", "stopped")]
     if troubled:
         return f"{troubled[0].name}: {troubled[0].state}", ""
@@ -103,6 +138,8 @@ def verdict(view: Snapshot) -> tuple[str, str]:
         return "starting", ""
     # Not only before the first update: a resumed run may have lost its items, and then waits for new ones.
     if items < view.min_items and not view.metrics.get("speed/updates_per_s"):
+        if view.actors == 0:
+            return "waiting for the first actor: none has joined, it may be starting still", ""
         return f"filling replay before learning starts: {items:,.0f} of {view.min_items:,} items", ""
     if view.elapsed_s < _SETTLED_S:
         return "too early to say what limits training", ""
@@ -113,6 +150,10 @@ def verdict(view: Snapshot) -> tuple[str, str]:
     if busy > 0.9 * view.cores:
         shares = f"learner {learner:.1f}, actors {actors:.1f} of {view.cores} cores"
         return f"bottleneck: CPU ({shares}; {waits})", "more cores, or actors on other machines, would help"
+    starved = sum(service.starved for service in view.services)
+    if starved > _STARVED_SHARE * (busy + starved):
+        shares = f"the run gets {busy:.1f} of the {busy + starved:.1f} cores that it could use"
+        return f"bottleneck: this machine, busy with other programs ({shares})", "fewer of them would help"
     if wait_share >= 0.3:
         return f"bottleneck: actors ({waits})", "more actor.processes or actor.slots would help"
     shares_blocked = (view.metrics.get(f"{who}/insert_blocked_share", 0.0) for who in ("actor", "inference"))
@@ -140,7 +181,10 @@ def plain_line(view: Snapshot) -> str:
     parts.append(f"elapsed {duration(view.elapsed_s)}")
     if view.eta_s is not None:
         parts.append(f"ETA {duration(view.eta_s)}")
-    return " | ".join(parts) + f" | {verdict(view)[0]}"
+    parts.append(verdict(view)[0])
+    if view.trouble:
+        parts.append(f"environments: {view.trouble}")
+    return " | ".join(parts)
 
 
 def duration(seconds: float) -> str:

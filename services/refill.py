@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import zmq
 
 from common.wire import messages, sockets
-from common.wire.codec import Message, WireError
+from common.wire.codec import WireError
 
 _ASK_AGAIN_S = 5.0
 
@@ -47,13 +47,13 @@ class _Shard:
     def restored_items(self) -> int | None:
         if self._restored is None:
             now = time.monotonic()
-            if now >= self._ask_at and sockets.send(self._socket, Message(messages.STATUS)):
+            if now >= self._ask_at and sockets.send(self._socket, messages.Status().message()):
                 self._ask_at = now + _ASK_AGAIN_S  # it may be restarted before it answers
             try:
                 answer = sockets.receive(self._socket)
                 if answer is not None and answer.type == messages.STATUS_OK:
-                    self._restored = answer.integer("restored_items")
-            except WireError:
+                    self._restored = int(messages.StatusOk.of(answer).values["restored_items"])
+            except (WireError, KeyError, TypeError, ValueError):
                 pass  # not what a shard says; asked again
         return self._restored
 

@@ -30,8 +30,9 @@ _WITHOUT_A_WORD: dict[int, str] = {
     signal.SIGKILL: "killed from outside, perhaps for want of memory",
     signal.SIGTERM: "told to stop from outside",
 }
-_EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt|Fault|Fatal)\b")
+_EXCEPTION = re.compile(r"[\w.]*(Error|ERROR|Exception|Interrupt|Fault|Fatal)\b")
 _TAIL_BYTES = 8192
+OWN_ERROR = "troupe: error:"
 
 Command = Callable[[int], Sequence[str]]
 
@@ -48,6 +49,7 @@ class ChildSpec:
         environment: variables set beside those of this process.
         nice: added to the child's nice value.
         orphan_signal: what the kernel sends the child when this process dies.
+        last_words: says of a pid and its exit code why it ended, where it could not say so itself; or "".
     """
 
     name: str
@@ -57,6 +59,7 @@ class ChildSpec:
     environment: dict[str, str] = field(default_factory=dict)
     nice: int = 0
     orphan_signal: signal.Signals = signal.SIGKILL
+    last_words: Callable[[int, int], str] | None = None
 
 
 class Child:
@@ -142,11 +145,15 @@ class Child:
         quick = time.monotonic() - self._started_at < QUICK_DEATH_S
         self._quick_deaths = self._quick_deaths + 1 if quick else 1
         how = f"died ({describe_exit(code)})"
+        why = self.last_error()
+        if inherited := self._last_words(code):
+            # Not our exit code: an environment that calls os._exit(3) has not missed a peer.
+            code, why = TroupeError.exit_code, inherited
         if code in _FINAL_EXIT_CODES or self._quick_deaths >= MAX_QUICK_DEATHS:
             self.state = "failed"
             if code not in _FINAL_EXIT_CODES:
                 how += f" {self._quick_deaths} times in a row"
-            message = f"{self.name} {how}: {self.last_error()} (log: {self.spec.log_path})"
+            message = f"{self.name} {how}: {why} (log: {self.spec.log_path})"
             if self.spec.essential:
                 raise _error_for(code, message)
             _log.error("%s; the run goes on without it", message)
@@ -154,21 +161,34 @@ class Child:
         pause = min(MAX_BACKOFF_S, self._backoff_s * 2 ** (self._quick_deaths - 1))
         self._restart_at = time.monotonic() + pause
         self.state = "waiting"
-        _log.warning("%s %s: %s; restarting in %.0f s", self.name, how, self.last_error(), pause)
+        _log.warning("%s %s: %s; restarting in %.0f s", self.name, how, why, pause)
+
+    def _last_words(self, code: int) -> str:
+        """Why it ended, of a child that could not say so itself."""
+        if self.spec.last_words is None or self._process is None:
+            return ""
+        with contextlib.suppress(OSError):
+            if any(OWN_ERROR in line for line in self._log_lines()):
+                return ""
+        return self.spec.last_words(self._process.pid, code)
 
     def last_error(self) -> str:
         """Find the line of this start's log that says best why it ended."""
         try:
-            with self.spec.log_path.open("rb") as log:
-                size = log.seek(0, os.SEEK_END)
-                log.seek(max(self._log_offset, size - _TAIL_BYTES))
-                lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines()]
+            lines = self._log_lines()
         except OSError:
             return "its log cannot be read"
         code = self.exit_code if self.exit_code is not None else 0
         return best_error_line(
             [line for line in lines if line], _WITHOUT_A_WORD.get(-code, "it gave no reason")
         )
+
+    def _log_lines(self) -> list[str]:
+        """The end of what this start has logged."""
+        with self.spec.log_path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_offset, size - _TAIL_BYTES))
+            return [line.strip() for line in log.read().decode("utf-8", "replace").splitlines()]
 
     def signal(self, number: int) -> None:
         """Send a signal, if it runs."""
@@ -245,8 +265,8 @@ def describe_exit(code: int) -> str:
 def best_error_line(lines: Sequence[str], otherwise: str) -> str:
     """Choose the last `troupe: error:` line, else the last that looks like an exception, else `otherwise`."""
     for line in reversed(lines):
-        if "troupe: error:" in line:
-            return line.split("troupe: error:", 1)[1].strip()
+        if OWN_ERROR in line:
+            return line.split(OWN_ERROR, 1)[1].strip()
     for line in reversed(lines):
         if _EXCEPTION.match(line) or " ERROR " in line:
             return line

@@ -19,12 +19,15 @@ from pathlib import Path
 import psutil
 
 from common.errors import CheckpointError, ConfigError
+from common.installation import install_command
 from common.runtime.checkpoint import check, newest_first, steps_of
-from common.runtime.files import STATUS_FILE, looking_into, make_directory
+from common.runtime.files import CONFIG_FILE, STATUS_FILE, looking_into, make_directory
 
-CONFIG_FILE = "config.toml"
+_log = logging.getLogger(__name__)
+
 _DIRECTORIES = ("logs", "checkpoints", "tensorboard", "videos", "replay")
 _MAX_SOCKET_PATH = 100  # the kernel's limit is 107 bytes
+_PORTS_TRIED = 20
 _SOCKET_NAME_LENGTH = 40  # of the directory and the longest socket in it
 
 
@@ -41,10 +44,7 @@ def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[None]:
     if resume and not has_run:
         raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG_FILE}")
     if has_run and not resume:
-        raise ConfigError(
-            f"{run_dir} holds a run already; `troupe resume {shell_path(run_dir)}` continues it, "
-            "or choose another --run-dir"
-        )
+        raise ConfigError(in_the_way(run_dir))
     make_directory(run_dir, "run directory")
     for name in _DIRECTORIES:
         make_directory(run_dir / name, "directory")
@@ -108,34 +108,92 @@ def launcher_log(run_dir: Path) -> Iterator[logging.Logger]:
         handler.close()
 
 
-def check_tensorboard_port(port: int) -> None:
-    """Refuse a port that is taken: TensorBoard would die of it, or the user would look at another run.
+class TensorBoardPort:
+    """Where a run's TensorBoard is.
+
+    Attributes:
+        number: `wanted` or the next port that is free, 0 where none is wanted.
+    """
+
+    def __init__(self, wanted: int) -> None:
+        """Look for a port; raises ConfigError where there is none, or no TensorBoard."""
+        self._wanted = wanted
+        self.number = tensorboard_port(wanted)
+
+    @property
+    def url(self) -> str:
+        """For a browser on this machine; empty where there is no TensorBoard."""
+        return f"http://localhost:{self.number}" if self.number else ""
+
+    def of_start(self, restarts: int) -> int:
+        """Choose the port of a start; one that was taken before TensorBoard had it is passed over."""
+        if restarts:
+            with contextlib.suppress(
+                ConfigError
+            ):  # none is free now: the former one may be at the next start
+                number, self.number = self.number, tensorboard_port(self._wanted)
+                if self.number != number:
+                    _log.warning("port %d was taken: TensorBoard of this run is on %s", number, self.url)
+        return self.number
+
+
+def tensorboard_port(wanted: int) -> int:
+    """Find a port for TensorBoard: `wanted`, or the next one that is free; 0 where none is wanted.
 
     Raises:
-        ConfigError: names the field and how to do without.
+        ConfigError: there is none, or no TensorBoard; names the field and how to do without.
     """
-    if not port:
-        return
+    if not wanted:
+        return 0
     if importlib.util.find_spec("tensorboard") is None:
         raise ConfigError(
-            "tensorboard is not installed; pip install 'troupe[learner]', or set net.tensorboard_port to 0"
+            f"tensorboard is not installed; {install_command('tensorboard')}, "
+            "or set net.tensorboard_port to 0"
         )
+    last = min(wanted + _PORTS_TRIED, 65535)
+    for port in range(wanted, last + 1):
+        try:
+            _check_free(port)
+            return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ConfigError(
+                    f"port {port} for TensorBoard is not usable ({error.strerror}); "
+                    "set net.tensorboard_port to another one, or to 0 to do without"
+                ) from error
+    raise ConfigError(
+        f"ports {wanted} to {last} for TensorBoard are in use; "
+        "set net.tensorboard_port to another one, or to 0 to do without"
+    )
+
+
+def _check_free(port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            why = "in use" if error.errno == errno.EADDRINUSE else f"not usable ({error.strerror})"
-            raise ConfigError(
-                f"port {port} for TensorBoard is {why}; "
-                "set net.tensorboard_port to another one, or to 0 to do without"
-            ) from error
+        probe.bind(("127.0.0.1", port))
+
+
+def named_events(run_dir: Path, private: Path) -> Path:
+    """Make a directory for TensorBoard in which the event files stand under the run's name, not under `.`."""
+    directory = private / "logdir"
+    directory.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (directory / run_dir.name).symlink_to(run_dir / "tensorboard", target_is_directory=True)
+    return directory
 
 
 def has_checkpoint(run_dir: Path) -> bool:
     """Whether there is a checkpoint to try."""
     with looking_into(run_dir / "checkpoints"):
         return next(newest_first(run_dir / "checkpoints"), None) is not None
+
+
+def in_the_way(run_dir: Path) -> str:
+    """Say why no run can begin in this directory, which holds one."""
+    if not has_checkpoint(run_dir):
+        return f"{run_dir} holds a run that wrote no checkpoint: remove it, or choose another --run-dir"
+    continues = f"`{own_command()} resume {shell_path(run_dir)}` continues it"
+    return f"{run_dir} holds a run already; {continues}, or choose another --run-dir"
 
 
 def saved_steps(run_dir: Path) -> int:
@@ -155,13 +213,13 @@ def damage(run_dir: Path) -> str:
     return ""
 
 
-def own_command() -> str:
-    """How a user runs this very installation: `troupe` where a shell finds it, otherwise its path."""
-    beside = Path(sys.executable).parent / "troupe"
-    found = shutil.which("troupe")
+def own_command(program: str = "troupe") -> str:
+    """How a user runs a program of this very installation: its name where a shell finds it, or its path."""
+    beside = Path(sys.executable).parent / program
+    found = shutil.which(program)
     if beside.is_file() and (found is None or not os.path.samefile(found, beside)):
         return shell_path(beside)
-    return "troupe"
+    return program
 
 
 def shell_path(path: Path) -> str:

@@ -1,4 +1,7 @@
-"""Algorithms, one file each. To add one: write the file, and a line in `common.config.algorithms`."""
+"""Algorithms, one file each. To add one: write the file, and a line in `common.config.algorithms`.
+
+One outside this tree calls `register_algorithm` instead.
+"""
 
 from __future__ import annotations
 
@@ -28,5 +31,7 @@ def make_agent(agent_config: AgentConfig, spec: EnvSpec, *, seed: int = 0, devic
             f"{' or '.join(readers)}, or env.kwargs with instructions = false"
         )
     module = importlib.import_module(type(agent_config).__module__)
+    if not hasattr(module, "make"):
+        raise ConfigError(f"the module {module.__name__} has no function `make` that builds its agent")
     agent: Agent = module.make(agent_config, spec, seed=seed, device=device)
     return agent

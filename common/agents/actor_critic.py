@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from common.agents.base import Act, Inputs
-from common.agents.fitting import BodyConfig, body_options, load_parameters, suited
-from common.agents.tensors import module_arrays
-from common.data.unrolls import UnrollAccumulator, unroll_fields
+from common.agents.fitting import BodyConfig, body_options, suited
+from common.agents.network import NetworkAgent, NetworkConfig, OwnLearning
+from common.data.unrolls import UnrollAccumulator, join_memory, unroll_fields
 from common.nets.actor_critic import ActorCritic
 from common.nets.frames import stacked
 
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
     from common.envs import EnvSpec
 
 
-class UnrollConfig(BodyConfig, Protocol):
+class UnrollConfig(NetworkConfig, BodyConfig, Protocol):
     """Fields of an agent that learns from unrolls, besides those of its network's body."""
 
     unroll_steps: int
-    eval_epsilon: float
 
     @property
     def torso(self) -> str:
         """Name of a torso, or `auto`."""
+
+    @property
+    def allowed_staleness(self) -> int | None:
+        """See `common.config.fields.AgentConfig`."""
 
 
 Config = TypeVar("Config", bound=UnrollConfig)
@@ -52,16 +55,11 @@ class Unrolls(NamedTuple):
     """`[B, memory_size]` before the first step."""
 
 
-class UnrollAgent(Generic[Config]):
-    """All of an `Agent` but how it learns: `update`, `state`, `load_state`. See there for the contracts."""
+class UnrollAgent(NetworkAgent[Config, ActorCritic, OwnLearning]):
+    """All of an `Agent` but how it learns: `update` and what that needs. See there for the contracts."""
 
     def __init__(self, config: Config, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
-        self.config = config
-        self.spec = spec
-        self.eval_epsilon = config.eval_epsilon
-        self._device = torch.device(device)
-        torch.manual_seed(seed)
-        self._net = self._network()
+        super().__init__(config, spec, seed=seed, device=device)
         self.memory_size = self._net.state_size
         self.fields = unroll_fields(
             spec.obs_shape,
@@ -71,6 +69,7 @@ class UnrollAgent(Generic[Config]):
             config.unroll_steps,
             self.memory_size,
         )
+        self.item_steps = (config.unroll_steps, config.unroll_steps)
 
     # ---------------------------------------------------------------- acting
 
@@ -96,17 +95,12 @@ class UnrollAgent(Generic[Config]):
         """The baseline `[S]` float32."""
         return self._forward(inputs)[1][0].cpu().numpy()
 
-    def accumulator(self, chunk_steps: int) -> UnrollAccumulator:
+    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> UnrollAccumulator:
         """An accumulator of unrolls for one slot; their length is `agent.unroll_steps`."""
-        return UnrollAccumulator(self.config.unroll_steps, self.spec.stack, self.memory_size)
-
-    def params(self) -> dict[str, np.ndarray]:
-        """Weights of the network, as views where it lives on the CPU."""
-        return module_arrays(self._net)
-
-    def load_params(self, params: dict[str, np.ndarray]) -> None:
-        """Copies `params` into the network."""
-        load_parameters(self._net, params)
+        steps = self.config.unroll_steps
+        # Where a policy is to be learned from by itself, all slots begin and end with it.
+        skipped = int(phase * steps) if self.config.allowed_staleness is None else 0
+        return UnrollAccumulator(steps, self.spec.stack, self.memory_size, skipped)
 
     def _forward(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         """One step of the network: logits `[1, S, A]`, values `[1, S]`, memory `[S, memory_size]`."""
@@ -124,11 +118,10 @@ class UnrollAgent(Generic[Config]):
 
     def _unrolls(self, batch: dict[str, np.ndarray]) -> Unrolls:
         """What `update` is given, ready for the network."""
-        data = {name: self._to_device(array) for name, array in batch.items()}
-        size = len(batch["action"])
-        memory = torch.zeros(size, 0, device=self._device)
+        data = {name: self._to_device(array) for name, array in batch.items() if name != "memory"}
+        memory = torch.zeros(len(batch["action"]), 0, device=self._device)
         if self.memory_size:
-            memory = data["memory"].flatten(1)[:, : self.memory_size]
+            memory = self._to_device(join_memory(batch["memory"], self.memory_size))
         return Unrolls(
             self._observations(data),
             data["action"].T.long(),
@@ -153,8 +146,4 @@ class UnrollAgent(Generic[Config]):
         def make(torso: str) -> ActorCritic:
             return ActorCritic(spec.obs_shape, spec.num_actions, torso, **body_options(config, spec))
 
-        network = suited(config.torso, "shallow", spec, make)
-        return network.to(self._device)
-
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return suited(config.torso, "shallow", spec, make)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from common.agents.base import Act, Inputs, Update
-from common.agents.fitting import load_parameters, suited
-from common.agents.q_learning import TargetLearning, epsilon_greedy, epsilon_ladder
-from common.agents.tensors import module_arrays
-from common.config.fields import AgentConfig, structural, tunable
+from common.agents.fitting import normalized_pixels, suited
+from common.agents.q_learning import QAgent, epsilon_greedy
+from common.agents.rmsprop import RMSProp
+from common.config.fields import PixelAgentConfig, Units, Widths, structural, tunable
 from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
 from common.nets.q_network import QNetwork
 from common.rl import returns
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from common.envs import EnvSpec
 
 
-class ApexConfig(AgentConfig):
+class ApexConfig(PixelAgentConfig):
     """Fields of `[agent]` for `algorithm = "apex"`; defaults are the paper's (appendix C)."""
 
     algorithm: Literal["apex"] = structural("apex", "Ape-X DQN.")
@@ -30,8 +30,8 @@ class ApexConfig(AgentConfig):
         "Network before the heads: `nature` or `small` convolutions for pixels, `mlp` for vectors; "
         "`auto` takes `nature` or `mlp` by the observation.",
     )
-    hidden_units: int = structural(512, "Width of each head's hidden layer.", ge=1)
-    mlp_units: tuple[int, ...] = structural((256, 256), "Widths of the mlp torso's layers.")
+    hidden_units: Units = structural(512, "Width of each head's hidden layer.")
+    mlp_units: Widths = structural((256, 256), "Widths of the mlp torso's layers.")
     dueling: bool = structural(True, "Separate value and advantage streams.")
     double: bool = tunable(True, "Double Q-learning: the online network chooses the bootstrap action.")
     n_steps: int = structural(3, "Steps of reward before the bootstrap.", ge=1, le=255)
@@ -39,7 +39,9 @@ class ApexConfig(AgentConfig):
     optimizer: Literal["rmsprop", "adam"] = structural("rmsprop", "Centred RMSProp, or Adam.")
     learning_rate: float = tunable(6.25e-5, "Step size of the optimiser.", gt=0)
     rmsprop_decay: float = tunable(0.95, "Smoothing constant of RMSProp.", ge=0, lt=1)
-    optimizer_epsilon: float = tunable(1.5e-7, "Term added to the optimiser's denominator.", gt=0)
+    optimizer_epsilon: float = tunable(
+        1.5e-7, "Term under the root of RMSProp, or added to Adam's denominator.", gt=0
+    )
     max_grad_norm: float = tunable(
         40.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
     )
@@ -52,54 +54,34 @@ class ApexConfig(AgentConfig):
     eval_epsilon: float = tunable(0.001, "Exploration of the evaluator.", ge=0, le=1)
 
 
-def make(config: ApexConfig, spec: EnvSpec, *, seed: int, device: str) -> ApexAgent:
-    """Builds the agent; the registry calls this."""
-    return ApexAgent(config, spec, seed=seed, device=device)
-
-
-class ApexAgent:
+class ApexAgent(QAgent[ApexConfig, QNetwork]):
     """Acts, stores and learns as Ape-X DQN. See `common.agents.base.Agent` for the methods' contracts."""
 
     def __init__(self, config: ApexConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
-        self.config = config
-        self.spec = spec
-        self.eval_epsilon = config.eval_epsilon
+        super().__init__(config, spec, seed=seed, device=device)
         self.memory_size = 0
-        self.fields = n_step_fields(spec.obs_shape, spec.obs_dtype, spec.stack, config.n_steps)
-        self._device = torch.device(device)
-        torch.manual_seed(seed)
-        self._online = self._network()
-        self._learning: TargetLearning[QNetwork] | None = None
+        self.fields = n_step_fields(
+            spec.obs_shape, spec.obs_dtype, spec.stack, config.n_steps, spec.num_actions
+        )
+        self.item_steps = (1, 1)
 
     # ---------------------------------------------------------------- acting
-
-    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
-        """`epsilon_base ** (1 + i / (N - 1) * epsilon_alpha)`; a single slot gets `epsilon_base` itself."""
-        return epsilon_ladder(self.config.epsilon_base, self.config.epsilon_alpha, indices, total_slots)
 
     @torch.inference_mode()
     def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
         """Epsilon-greedy actions; the accumulator learns the values that give initial priorities."""
-        q = self._online(torch.from_numpy(inputs.obs).to(self._device)).cpu().numpy()
+        q = self._net(torch.from_numpy(inputs.obs).to(self._device)).cpu().numpy()
         action = epsilon_greedy(q, epsilon, rng)
         return Act(action, {"value_taken": q[np.arange(len(q)), action], "value_max": q.max(axis=1)})
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:
         """The largest Q `[S]` float32."""
-        return self._online(torch.from_numpy(inputs.obs).to(self._device)).amax(dim=1).cpu().numpy()
+        return self._net(torch.from_numpy(inputs.obs).to(self._device)).amax(dim=1).cpu().numpy()
 
-    def accumulator(self, chunk_steps: int) -> NStepAccumulator:
+    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> NStepAccumulator:
         """An n-step accumulator for one slot."""
         return NStepAccumulator(self.config.n_steps, self.config.gamma, chunk_steps, self.spec.stack)
-
-    def params(self) -> dict[str, np.ndarray]:
-        """Weights of the online network, as views where it lives on the CPU."""
-        return module_arrays(self._online)
-
-    def load_params(self, params: dict[str, np.ndarray]) -> None:
-        """Copies `params` into the online network."""
-        load_parameters(self._online, params)
 
     # -------------------------------------------------------------- learning
 
@@ -117,10 +99,11 @@ class ApexAgent:
         weight = self._to_device(weights)
         obs, next_obs = self._observations(data["obs"], data["bootstrap_steps"][:, 0].long())
         target = self._target(data["reward"][:, 0], data["discount"][:, 0], next_obs, learning.target)
-        q = self._online(obs).gather(1, data["action"].long()).squeeze(1)
+        q = self._net(obs).gather(1, data["action"].long()).squeeze(1)
         error = target - q
         loss = (weight * returns.huber(error, self.config.huber_delta)).mean()
         norm = learning.step(loss)
+        self._net.observe(obs)
         metrics: dict[str, float] = {}
         if want_metrics:
             metrics = {
@@ -144,18 +127,8 @@ class ApexAgent:
     def _target(self, reward: Tensor, discount: Tensor, next_obs: Tensor, target: QNetwork) -> Tensor:
         q_next = target(next_obs)
         if self.config.double:
-            return returns.double_q_target(reward, discount, self._online(next_obs), q_next)
+            return returns.double_q_target(reward, discount, self._net(next_obs), q_next)
         return returns.q_target(reward, discount, q_next)
-
-    # ----------------------------------------------------------------- state
-
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Online and target weights, optimiser moments, update count."""
-        return self._start_learning().state(self.config.algorithm)
-
-    def load_state(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        """Restores what `state` gave."""
-        self._start_learning().load_state(self.config.algorithm, arrays, meta)
 
     # --------------------------------------------------------------- helpers
 
@@ -164,36 +137,25 @@ class ApexAgent:
 
         def make(torso: str) -> QNetwork:
             units = config.hidden_units, config.mlp_units
-            return QNetwork(spec.obs_shape, spec.num_actions, torso, *units, config.dueling)
+            pixels = normalized_pixels(config, spec)
+            return QNetwork(spec.obs_shape, spec.num_actions, torso, *units, config.dueling, pixels)
 
-        network = suited(config.torso, "nature", spec, make)
-        return network.to(self._device)
-
-    def _start_learning(self) -> TargetLearning[QNetwork]:
-        """The target network and optimiser, made on first use: an actor never needs them."""
-        if self._learning is None:
-            self._learning = TargetLearning(
-                self._online,
-                self._network(),
-                self._optimizer(),
-                target_period_updates=self.config.target_update_period_updates,
-                max_grad_norm=self.config.max_grad_norm,
-            )
-        return self._learning
+        return suited(config.torso, "nature", spec, make)
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        config, parameters = self.config, self._online.parameters()
+        config, parameters = self.config, self._net.parameters()
         if config.optimizer == "adam":
             return torch.optim.Adam(
                 parameters, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
             )
-        return torch.optim.RMSprop(
+        return RMSProp(
             parameters,
             lr=config.learning_rate,
-            alpha=config.rmsprop_decay,
-            eps=config.optimizer_epsilon,
+            decay=config.rmsprop_decay,
+            epsilon=config.optimizer_epsilon,
             centered=True,
         )
 
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+make = ApexAgent
+"""What the registry calls."""

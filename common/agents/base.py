@@ -129,10 +129,15 @@ class Accumulator(Protocol):
 
 
 class Agent(Protocol):
-    """One algorithm: how it acts, what it stores, how it learns. Its `AgentConfig` says from which table."""
+    """One algorithm: how it acts, what it stores, how it learns. Its `AgentConfig` says from which table.
+
+    The generators of the process, torch's and numpy's, are left as they are: other agents live in it.
+    """
 
     fields: tuple[FieldSpec, ...]
-    """What a chunk holds."""
+    """What a chunk holds, and within which bounds `update` can learn from it."""
+    item_steps: tuple[int, int]
+    """Steps of the shortest and of the longest item that `update` can learn from."""
     memory_size: int
     """Width of the recurrent state; 0 without one."""
     eval_epsilon: float
@@ -150,8 +155,13 @@ class Agent(Protocol):
     def values(self, inputs: Inputs) -> np.ndarray:
         """The best value `[S]` float32 of these inputs, for truncated episodes' ends."""
 
-    def accumulator(self, chunk_steps: int) -> Accumulator:
-        """A new accumulator for one slot with chunks of `chunk_steps` steps, if the algorithm has no say."""
+    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> Accumulator:
+        """A new accumulator for one slot with chunks of `chunk_steps` steps, if the algorithm has no say.
+
+        `phase` in [0, 1) is the share of a chunk by which this slot's should lie behind those of a slot with
+        phase 0. It counts where chunks are learned from as they come: were all complete in the same step,
+        most would wait, and be old. What is replayed may ignore it.
+        """
 
     def params(self) -> dict[str, np.ndarray]:
         """What acting needs, by name; the arrays may be views of live weights."""
@@ -171,11 +181,14 @@ class Agent(Protocol):
 
         `progress` is the share of the run that is done, 0 to 1, for what decays. `lengths` `[B]` are the
         steps of each item: behind them a window repeats its last entry. None: all are as long as the window.
-        What is drawn comes from torch's own generator, which a checkpoint holds.
+        `B` may change from one update to the next: items that do not keep to `fields` and `item_steps` are
+        left out before. What is drawn comes from a generator of the agent's own, which is part of `state`.
         """
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Everything that resuming needs: arrays, and values that JSON can hold."""
+        """Everything that resuming needs: arrays, which are copies, and values that JSON can hold."""
 
-    def load_state(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        """Takes over what `state` gave; `CheckpointError` if it does not fit."""
+    def load_state(
+        self, arrays: dict[str, np.ndarray], meta: dict[str, Any], *, to_learn: bool = True
+    ) -> None:
+        """Takes over what `state` gave, or only what acting needs; `CheckpointError` if it does not fit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,28 +11,29 @@ from torch import Tensor, nn
 
 from common.agents.actor_critic import UnrollAgent, Unrolls
 from common.agents.base import Update
-from common.agents.fitting import checkpoint_of
-from common.agents.tensors import (
-    below,
-    load_optimizer,
-    optimizer_arrays,
-    prefixed,
-    tensors,
+from common.agents.network import Learning
+from common.agents.rmsprop import RMSProp
+from common.config.fields import (
+    Layers,
+    PixelAgentConfig,
+    StepCount,
+    TableNeeds,
+    Units,
+    UnitsOrNone,
+    Widths,
+    structural,
+    tunable,
 )
-from common.config.fields import AgentConfig, TableNeeds, structural, tunable
 from common.data.unrolls import TERMINATED, TRUNCATED
 from common.rl import policy
 from common.rl.sequences import next_values
 from common.rl.vtrace import VTrace, vtrace
 
-if TYPE_CHECKING:
-    from common.envs import EnvSpec
-
 MOST_LOG_COST = 20.0
 """The adjusted entropy cost stays between exp(-20) and exp(20)."""
 
 
-class ImpalaConfig(AgentConfig):
+class ImpalaConfig(PixelAgentConfig):
     """Fields of `[agent]` for `algorithm = "impala"`; defaults are those of the paper's shallow network."""
 
     table = TableNeeds("queue", max_times_sampled=1)
@@ -44,13 +45,13 @@ class ImpalaConfig(AgentConfig):
         "Network before the memory: `shallow` or `nature` convolutions, `deep` or `football` residual nets, "
         "`mlp` for vectors; `auto` takes `shallow` or `mlp` by the observation.",
     )
-    hidden_units: int = structural(256, "Width of the layer after a pixel torso.", ge=1)
-    mlp_units: tuple[int, ...] = structural((64, 64), "Widths of the mlp torso's layers.")
-    lstm_units: int = structural(0, "Width of the LSTM; 0 = no memory.", ge=0)
-    lstm_layers: int = structural(1, "Layers of the LSTM.", ge=1)
+    hidden_units: Units = structural(256, "Width of the layer after a pixel torso.")
+    mlp_units: Widths = structural((64, 64), "Widths of the mlp torso's layers.")
+    lstm_units: UnitsOrNone = structural(0, "Width of the LSTM; 0 = no memory.")
+    lstm_layers: Layers = structural(1, "Layers of the LSTM.")
     see_last_step: bool = structural(True, "Feed the last action and the clipped last reward to the network.")
-    unroll_steps: int = structural(
-        20, "Steps of an unroll; these are sent together, whatever actor.chunk_steps says.", ge=1
+    unroll_steps: StepCount = structural(
+        20, "Steps of an unroll; these are sent together, whatever actor.chunk_steps says."
     )
     gamma: float = tunable(0.99, "Discount per step.", ge=0, le=1)
     rho_bar: float | None = tunable(1.0, "Most weight of a temporal difference; none = not clipped.", gt=0)
@@ -77,7 +78,9 @@ class ImpalaConfig(AgentConfig):
     rmsprop_momentum: float = tunable(0.0, "Momentum of RMSProp.", ge=0, lt=1)
     adam_beta1: float = tunable(0.9, "Smoothing constant of Adam's mean.", ge=0, lt=1)
     adam_beta2: float = tunable(0.999, "Smoothing constant of Adam's square.", ge=0, lt=1)
-    optimizer_epsilon: float = tunable(0.01, "Term added to the optimiser's denominator.", gt=0)
+    optimizer_epsilon: float = tunable(
+        0.01, "Term under the root of RMSProp, or added to Adam's denominator.", gt=0
+    )
     max_grad_norm: float = tunable(
         40.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
     )
@@ -86,17 +89,8 @@ class ImpalaConfig(AgentConfig):
     )
 
 
-def make(config: ImpalaConfig, spec: EnvSpec, *, seed: int, device: str) -> ImpalaAgent:
-    """Builds the agent; the registry calls this."""
-    return ImpalaAgent(config, spec, seed=seed, device=device)
-
-
-class ImpalaAgent(UnrollAgent[ImpalaConfig]):
+class ImpalaAgent(UnrollAgent[ImpalaConfig, "_Learning"]):
     """Acts, stores and learns as IMPALA. See `common.agents.base.Agent` for the methods' contracts."""
-
-    def __init__(self, config: ImpalaConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(config, spec, seed=seed, device=device)
-        self._learning: _Learning | None = None
 
     # -------------------------------------------------------------- learning
 
@@ -111,13 +105,12 @@ class ImpalaAgent(UnrollAgent[ImpalaConfig]):
         """One step on `[B]` unrolls. A queue hands each one out once: `weights` are 1 and not looked at."""
         learning = self._start_learning()
         learning.decay(self.config, progress)
-        loss, measured = self._loss(self._unrolls(batch), learning)
-        learning.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        limit = self.config.max_grad_norm or float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self._net.parameters(), limit)
-        learning.optimizer.step()
-        learning.updates += 1
+        unrolls = self._unrolls(batch)
+        loss, measured = self._loss(unrolls, learning)
+        norm = learning.step(loss)
+        # After the step: the next update sees pixels as actors do with what is published now. Where they are
+        # behind, V-trace corrects for statistics as for weights: it has the logits that they acted by.
+        self._net.observe(unrolls.obs[1:])
         metrics: dict[str, float] = {}
         if want_metrics:
             metrics = {f"learner/{name}": value.item() for name, value in measured.items()}
@@ -167,41 +160,14 @@ class ImpalaAgent(UnrollAgent[ImpalaConfig]):
             lambda_=config.lambda_,
         )
 
-    # ----------------------------------------------------------------- state
-
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Weights, optimiser moments, entropy cost, update count."""
-        learning = self._start_learning()
-        arrays = prefixed("net/", self.params())
-        arrays |= prefixed("optimizer/", optimizer_arrays(learning.optimizer))
-        arrays["log_entropy_cost"] = learning.log_cost.detach().cpu().numpy().copy()
-        return arrays, {"algorithm": self.config.algorithm, "updates": learning.updates}
-
-    def load_state(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        """Restores what `state` gave."""
-        learning = self._start_learning()
-        with checkpoint_of(self.config.algorithm, meta):
-            self._net.load_state_dict(tensors(below("net/", arrays)))
-            load_optimizer(learning.optimizer, below("optimizer/", arrays))
-            if self.config.target_entropy is not None:  # a fixed cost is what the configuration says now
-                with torch.no_grad():
-                    learning.log_cost.copy_(torch.from_numpy(arrays["log_entropy_cost"].copy()))
-        learning.updates = int(meta["updates"])
-
-    # --------------------------------------------------------------- helpers
-
-    def _start_learning(self) -> _Learning:
-        """The optimiser, made on first use: an actor never needs it."""
-        if self._learning is None:
-            self._learning = _Learning(self.config, self._net, self._device)
-        return self._learning
+    def _make_learning(self) -> _Learning:
+        return _Learning(self.config, self._net, self._device)
 
 
-class _Learning:
-    """What only the learner holds: optimiser, entropy cost, update count."""
+class _Learning(Learning):
+    """Adds the entropy cost."""
 
     def __init__(self, config: ImpalaConfig, net: nn.Module, device: torch.device) -> None:
-        self.updates = 0
         self._speed = config.entropy_cost_adjustment_speed
         # The cost is exp(speed * p): it stays positive, and its own size does not slow its adjustment.
         start = math.log(max(config.entropy_cost, math.exp(-MOST_LOG_COST))) / self._speed
@@ -210,20 +176,17 @@ class _Learning:
         parameters = [*net.parameters()]
         if self._fixed is None:
             parameters.append(self.log_cost)
-        self.optimizer: torch.optim.Optimizer
-        if config.optimizer == "adam":
-            betas = (config.adam_beta1, config.adam_beta2)
-            self.optimizer = torch.optim.Adam(
-                parameters, lr=config.learning_rate, betas=betas, eps=config.optimizer_epsilon, fused=True
-            )
-        else:
-            self.optimizer = torch.optim.RMSprop(
-                parameters,
-                lr=config.learning_rate,
-                alpha=config.rmsprop_decay,
-                eps=config.optimizer_epsilon,
-                momentum=config.rmsprop_momentum,
-            )
+        super().__init__(net, _optimizer(config, parameters), config.max_grad_norm)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """See `Learning`."""
+        return {"log_entropy_cost": self.log_cost.detach().cpu().numpy().copy()}
+
+    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """See `Learning`."""
+        if self._fixed is None:  # a fixed cost is what the configuration says now
+            with torch.no_grad():
+                self.log_cost.copy_(torch.from_numpy(arrays["log_entropy_cost"].copy()))
 
     @property
     def entropy_cost(self) -> Tensor:
@@ -237,3 +200,22 @@ class _Learning:
         factor = max(0.0, 1.0 - progress) if config.learning_rate_decay == "linear" else 1.0
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * factor
+
+
+def _optimizer(config: ImpalaConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if config.optimizer == "adam":
+        betas = (config.adam_beta1, config.adam_beta2)
+        return torch.optim.Adam(
+            parameters, lr=config.learning_rate, betas=betas, eps=config.optimizer_epsilon, fused=True
+        )
+    return RMSProp(
+        parameters,
+        lr=config.learning_rate,
+        decay=config.rmsprop_decay,
+        epsilon=config.optimizer_epsilon,
+        momentum=config.rmsprop_momentum,
+    )
+
+
+make = ImpalaAgent
+"""What the registry calls."""

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+import copy
+from abc import abstractmethod
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.agents.fitting import checkpoint_of
-from common.agents.tensors import (
-    below,
-    load_optimizer,
-    module_arrays,
-    optimizer_arrays,
-    prefixed,
-    tensors,
-)
+from common.agents.network import Learning, NetworkAgent, NetworkConfig
+from common.agents.tensors import below, module_arrays, prefixed, tensors
 
 
 def epsilon_ladder(base: float, alpha: float, indices: list[int], total_slots: int) -> np.ndarray:
@@ -35,60 +30,76 @@ def epsilon_greedy(q: np.ndarray, epsilon: np.ndarray, rng: np.random.Generator)
     return np.where(explores, rng.integers(0, q.shape[1], len(q)), q.argmax(axis=1))
 
 
+class QConfig(NetworkConfig, Protocol):
+    """Fields of an agent that learns Q values."""
+
+    epsilon_base: float
+    epsilon_alpha: float
+    max_grad_norm: float
+    target_update_period_updates: int
+
+
+Config = TypeVar("Config", bound=QConfig)
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class TargetLearning(Generic[Network]):
-    """What only a learner holds: target network, optimiser, update count.
+class TargetLearning(Learning, Generic[Network]):
+    """Learning against a target network.
+
+    The target is a copy of the network with its weights and the statistics of its inputs. Were these shared,
+    the target's values would move with every update, as those of no network that ever learned: between two
+    copies it has to be one fixed function.
 
     Args:
-        online: the network that learns.
-        target: another of the same shape; takes over the weights of `online`.
-        optimizer: of the parameters of `online`.
-        target_period_updates: updates between two copies of `online` to `target`.
-        max_grad_norm: the gradient's global norm is clipped to this; 0: not clipped.
+        net: see `Learning`.
+        optimizer: see `Learning`.
+        target_period_updates: updates between two copies.
+        max_grad_norm: see `Learning`.
     """
 
     def __init__(
         self,
-        online: Network,
-        target: Network,
+        net: Network,
         optimizer: torch.optim.Optimizer,
         *,
         target_period_updates: int,
         max_grad_norm: float,
     ) -> None:
-        self.target = target
-        self.target.load_state_dict(online.state_dict())
-        self.target.requires_grad_(False)
-        self.updates = 0
-        self._online = online
-        self._optimizer = optimizer
+        super().__init__(net, optimizer, max_grad_norm)
+        self.target = copy.deepcopy(net).requires_grad_(False)
         self._period = target_period_updates
-        self._max_norm = max_grad_norm or float("inf")
 
     def step(self, loss: Tensor) -> Tensor:
-        """Moves the online network down the gradient of `loss`; returns the norm before clipping."""
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self._online.parameters(), self._max_norm)
-        self._optimizer.step()
-        self.updates += 1
+        """See `Learning`; copies the network to the target when it is time to."""
+        norm = super().step(loss)
         if self.updates % self._period == 0:
-            self.target.load_state_dict(self._online.state_dict())
+            self.target.load_state_dict(self._net.state_dict())
         return norm
 
-    def state(self, algorithm: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Online and target weights, optimiser moments, update count."""
-        arrays = prefixed("online/", module_arrays(self._online))
-        arrays |= prefixed("target/", module_arrays(self.target))
-        arrays |= prefixed("optimizer/", optimizer_arrays(self._optimizer))
-        return arrays, {"algorithm": algorithm, "updates": self.updates}
+    def arrays(self) -> dict[str, np.ndarray]:
+        """See `Learning`: the target network."""
+        return prefixed("target/", module_arrays(self.target))
 
-    def load_state(self, algorithm: str, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        """Restores what `state` gave; raises CheckpointError where it does not fit."""
-        with checkpoint_of(algorithm, meta):
-            self._online.load_state_dict(tensors(below("online/", arrays)))
-            self.target.load_state_dict(tensors(below("target/", arrays)))
-            load_optimizer(self._optimizer, below("optimizer/", arrays))
-        self.updates = int(meta["updates"])
+    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """See `Learning`."""
+        self.target.load_state_dict(tensors(below("target/", arrays)))
+
+
+class QAgent(NetworkAgent[Config, Network, TargetLearning[Network]]):
+    """An agent that learns Q values against a target network, and explores by an epsilon for each slot."""
+
+    @abstractmethod
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """A new optimiser of the network."""
+
+    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
+        """Ape-X's ladder, `epsilon_base ** (1 + i / (N - 1) * epsilon_alpha)`."""
+        return epsilon_ladder(self.config.epsilon_base, self.config.epsilon_alpha, indices, total_slots)
+
+    def _make_learning(self) -> TargetLearning[Network]:
+        return TargetLearning(
+            self._net,
+            self._optimizer(),
+            target_period_updates=self.config.target_update_period_updates,
+            max_grad_norm=self.config.max_grad_norm,
+        )

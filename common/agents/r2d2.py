@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -10,13 +10,21 @@ from pydantic import model_validator
 from torch import Tensor
 
 from common.agents.base import Act, Inputs, Update
-from common.agents.fitting import body_options, load_parameters, suited
-from common.agents.q_learning import TargetLearning, epsilon_greedy, epsilon_ladder
-from common.agents.tensors import module_arrays
-from common.config.fields import AgentConfig, structural, tunable
+from common.agents.fitting import body_options, suited
+from common.agents.q_learning import QAgent, epsilon_greedy
+from common.config.fields import (
+    MAX_STEPS,
+    Layers,
+    PixelAgentConfig,
+    StepCount,
+    Units,
+    Widths,
+    structural,
+    tunable,
+)
 from common.data.accumulator import PRIORITY_FLOOR
 from common.data.sequences import Layout, SequenceAccumulator, sequence_fields
-from common.data.unrolls import TERMINATED
+from common.data.unrolls import TERMINATED, join_memory
 from common.nets.frames import stacked
 from common.nets.q_network import RecurrentQNetwork
 from common.rl.sequences import mixed_priorities, n_step_q_targets
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
     from common.envs import EnvSpec
 
 
-class R2d2Config(AgentConfig):
+class R2d2Config(PixelAgentConfig):
     """Fields of `[agent]` for `algorithm = "r2d2"`; defaults are the paper's (table 2)."""
 
     reads_instructions = True
@@ -36,20 +44,22 @@ class R2d2Config(AgentConfig):
         "Network before the memory: `nature` or `small` convolutions or the `deep` residual net for pixels, "
         "`mlp` for vectors; `auto` takes `nature` or `mlp` by the observation.",
     )
-    hidden_units: int = structural(512, "Width of the layer after a pixel torso.", ge=1)
-    mlp_units: tuple[int, ...] = structural((256,), "Widths of the mlp torso's layers.")
-    lstm_units: int = structural(512, "Width of the LSTM.", ge=1)
-    lstm_layers: int = structural(1, "Layers of the LSTM.", ge=1)
-    head_units: int = structural(512, "Width of the hidden layer of each dueling stream.", ge=1)
+    hidden_units: Units = structural(512, "Width of the layer after a pixel torso.")
+    mlp_units: Widths = structural((256,), "Widths of the mlp torso's layers.")
+    lstm_units: Units = structural(512, "Width of the LSTM.")
+    lstm_layers: Layers = structural(1, "Layers of the LSTM.")
+    head_units: Units = structural(512, "Width of the hidden layer of each dueling stream.")
     see_last_step: bool = structural(True, "Feed the last action and the clipped last reward to the network.")
-    sequence_steps: int = structural(80, "Most steps of a sequence that are learned from.", ge=1)
+    sequence_steps: StepCount = structural(80, "Most steps of a sequence that are learned from.")
     burn_in_steps: int = structural(
-        40, "Steps before these that only bring the stored recurrent state up to date.", ge=0
+        40, "Steps before these that only bring the stored recurrent state up to date.", ge=0, le=MAX_STEPS
     )
-    sequence_period_steps: int = structural(
-        40, "Steps between the beginnings of two sequences; at most sequence_steps.", ge=1
+    sequence_period_steps: StepCount = structural(
+        40, "Steps between the beginnings of two sequences; at most sequence_steps."
     )
-    n_steps: int = tunable(5, "Steps of reward before the bootstrap; fewer at a sequence's end.", ge=1)
+    n_steps: int = tunable(
+        5, "Steps of reward before the bootstrap; fewer at a sequence's end.", ge=1, le=MAX_STEPS
+    )
     gamma: float = tunable(0.997, "Discount per step.", ge=0, le=1)
     rescaling_epsilon: float | None = tunable(
         1e-3, "Epsilon of the value rescaling h; none = values as they are.", gt=0
@@ -79,11 +89,6 @@ class R2d2Config(AgentConfig):
         return self
 
 
-def make(config: R2d2Config, spec: EnvSpec, *, seed: int, device: str) -> R2d2Agent:
-    """Builds the agent; the registry calls this."""
-    return R2d2Agent(config, spec, seed=seed, device=device)
-
-
 class Sequences(NamedTuple):
     """A batch, time-major, on the device; `N` entries, of which the first `burn_in` are not learned from.
 
@@ -109,28 +114,20 @@ class Sequences(NamedTuple):
     """`[N - burn_in - 1, B]` bool, the step is learned from; False for padding."""
 
 
-class R2d2Agent:
+class R2d2Agent(QAgent[R2d2Config, RecurrentQNetwork]):
     """Acts, stores and learns as R2D2. See `common.agents.base.Agent` for the methods' contracts."""
 
     def __init__(self, config: R2d2Config, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
-        self.config = config
-        self.spec = spec
-        self.eval_epsilon = config.eval_epsilon
+        super().__init__(config, spec, seed=seed, device=device)
         self._layout = Layout(config.burn_in_steps, config.sequence_steps, config.sequence_period_steps)
-        self._device = torch.device(device)
-        torch.manual_seed(seed)
-        self._online = self._network()
-        self.memory_size = self._online.state_size
+        self.memory_size = self._net.state_size
         self.fields = sequence_fields(
-            spec.obs_shape, spec.obs_dtype, spec.stack, config.sequence_period_steps, self.memory_size
+            *(spec.obs_shape, spec.obs_dtype, spec.stack, spec.num_actions),
+            *(config.sequence_period_steps, self.memory_size),
         )
-        self._learning: TargetLearning[RecurrentQNetwork] | None = None
+        self.item_steps = (1, config.burn_in_steps + config.sequence_steps)
 
     # ---------------------------------------------------------------- acting
-
-    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
-        """Ape-X's ladder, `epsilon_base ** (1 + i / (N - 1) * epsilon_alpha)`."""
-        return epsilon_ladder(self.config.epsilon_base, self.config.epsilon_alpha, indices, total_slots)
 
     @torch.inference_mode()
     def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
@@ -150,24 +147,16 @@ class R2d2Agent:
         """The largest Q `[S]` float32."""
         return self._forward(inputs)[0].amax(dim=1).cpu().numpy()
 
-    def accumulator(self, chunk_steps: int) -> SequenceAccumulator:
+    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> SequenceAccumulator:
         """An accumulator of sequences for one slot."""
         return SequenceAccumulator(
             self._layout, chunk_steps, self.spec.stack, self.memory_size, self._initial_priority
         )
 
-    def params(self) -> dict[str, np.ndarray]:
-        """Weights of the online network, as views where it lives on the CPU."""
-        return module_arrays(self._online)
-
-    def load_params(self, params: dict[str, np.ndarray]) -> None:
-        """Copies `params` into the online network."""
-        load_parameters(self._online, params)
-
     def _forward(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """One step of the network: Q `[S, A]`, memory `[S, memory_size]`."""
         arrays = (inputs.obs, inputs.last_action, inputs.last_reward, inputs.first)
-        q, memory = self._online(
+        q, memory = self._net(
             *(self._to_device(array)[None] for array in arrays), self._to_device(inputs.memory)
         )
         return q[0], memory
@@ -201,6 +190,7 @@ class R2d2Agent:
         # Summed over time, as in SEED: a shorter sequence weighs as much as it has steps.
         loss = (self._to_device(weights) * 0.5 * errors.square().sum(dim=0)).mean()
         norm = learning.step(loss)
+        self._net.observe(sequences.obs[self.config.burn_in_steps : -1], sequences.counts)
         errors, counts = errors.detach(), sequences.counts.to(errors.dtype)
         priorities = mixed_priorities(errors, self.config.priority_eta, counts)
         metrics: dict[str, float] = {}
@@ -216,7 +206,7 @@ class R2d2Agent:
     def _errors(self, sequences: Sequences, target: RecurrentQNetwork) -> tuple[Tensor, Tensor]:
         """Q of the actions taken, and target minus that, `[N - burn_in - 1, B]`; padding has anything."""
         burn_in = self.config.burn_in_steps
-        online_q = self._unroll(self._online, sequences)
+        online_q = self._unroll(self._net, sequences)
         with torch.no_grad():
             target_q = self._unroll(target, sequences)
             targets = self._targets(
@@ -257,10 +247,10 @@ class R2d2Agent:
         missing = layout.missing_burn_in(lengths, starts)
         entries = np.arange(int((missing + lengths).max()) + 1)[:, None] - missing
         times = entries[layout.burn_in : -1]
-        data = {name: self._to_device(array) for name, array in batch.items()}
+        data = {name: self._to_device(array) for name, array in batch.items() if name != "memory"}
         places = self._to_device(entries.clip(0, window))
         rows = torch.arange(size, device=self._device)
-        memory = data["memory"][:, : layout.period].flatten(1)[:, : self.memory_size]
+        memory = self._to_device(join_memory(batch["memory"][:, : layout.period], self.memory_size))
         return Sequences(
             self._observations(data["obs"], rows, entries),
             data["action"][rows, places].long(),
@@ -283,16 +273,6 @@ class R2d2Agent:
         whole = torch.full(entries.shape, stack, dtype=torch.uint8, device=obs.device)
         return stacked(frames, whole, stack)
 
-    # ----------------------------------------------------------------- state
-
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Online and target weights, optimiser moments, update count."""
-        return self._start_learning().state(self.config.algorithm)
-
-    def load_state(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        """Restores what `state` gave."""
-        self._start_learning().load_state(self.config.algorithm, arrays, meta)
-
     # --------------------------------------------------------------- helpers
 
     def _network(self) -> RecurrentQNetwork:
@@ -304,24 +284,14 @@ class R2d2Agent:
                 spec.obs_shape, spec.num_actions, torso, head_units=config.head_units, **options
             )
 
-        network = suited(config.torso, "nature", spec, make)
-        return network.to(self._device)
+        return suited(config.torso, "nature", spec, make)
 
-    def _start_learning(self) -> TargetLearning[RecurrentQNetwork]:
-        """The target network and optimiser, made on first use: an actor never needs them."""
-        if self._learning is None:
-            config = self.config
-            optimizer = torch.optim.Adam(
-                self._online.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
-            )
-            self._learning = TargetLearning(
-                self._online,
-                self._network(),
-                optimizer,
-                target_period_updates=config.target_update_period_updates,
-                max_grad_norm=config.max_grad_norm,
-            )
-        return self._learning
+    def _optimizer(self) -> torch.optim.Optimizer:
+        config = self.config
+        return torch.optim.Adam(
+            self._net.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
+        )
 
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+make = R2d2Agent
+"""What the registry calls."""

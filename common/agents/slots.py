@@ -27,7 +27,7 @@ class Slots:
         self.inputs = Inputs.start(obs, agent.memory_size)
         self.epsilons = np.zeros(len(obs), np.float32)
         self._agent = agent
-        self._accumulators = [agent.accumulator(chunk_steps) for _ in obs]
+        self._accumulators = [agent.accumulator(chunk_steps, slot / len(obs)) for slot in range(len(obs))]
         for accumulator, first in zip(self._accumulators, obs, strict=True):
             accumulator.start(first)
 

@@ -43,8 +43,15 @@ def optimizer_arrays(optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
 
 def load_optimizer(optimizer: torch.optim.Optimizer, arrays: dict[str, np.ndarray]) -> None:
     """Puts saved moments back; learning rate and the like stay as configured now."""
+    parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
     state: dict[int, dict[str, Tensor]] = {}
     for path, array in arrays.items():
         index, name = path.split("/")
-        state.setdefault(int(index), {})[name] = torch.from_numpy(array.copy())
+        value = torch.from_numpy(array.copy())
+        like = parameters[int(index)]
+        if value.shape == like.shape:
+            # Fused optimisers go through memory as it lies: a moment has to lie as its parameter does
+            # (convolutions are channels-last), or elements get the moments of others.
+            value = torch.empty_like(like, dtype=value.dtype).copy_(value)
+        state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

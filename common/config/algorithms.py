@@ -1,47 +1,129 @@
 """The registry of algorithms: a name and where its configuration model lives.
 
 Models are imported only when an agent section is checked, and by name, so that this package (and with it the
-replay service) works where torch is not installed.
+replay service) works where torch is not installed. An algorithm outside this tree has the name of its module,
+`package.module`, or that of an entry point in the group `troupe.algorithms`, whose value is the module; when
+imported, the module calls `register_algorithm`.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.metadata
+import re
+import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from common.config.fields import AgentConfig, UntypedAgentConfig
+from common.errors import ConfigError
+from common.installation import import_module
 
 ALGORITHMS: dict[str, str] = {
     "apex": "common.agents.apex:ApexConfig",
     "impala": "common.agents.impala:ImpalaConfig",
+    "policy_gradient": "common.agents.policy_gradient:PolicyGradientConfig",
     "r2d2": "common.agents.r2d2:R2d2Config",
 }
+"""Those of this tree."""
 
 DEFAULT_ALGORITHM = "apex"
+ENTRY_POINTS = "troupe.algorithms"
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_registered: dict[str, type[AgentConfig]] = {}
+
+Model = TypeVar("Model", bound=AgentConfig)
+
+
+def register_algorithm(model: type[Model]) -> type[Model]:
+    """Make an algorithm outside this tree known; a decorator of its configuration model.
+
+    The name is that of the model's field `algorithm`, a `Literal`: that of its module, or that of its entry
+    point. The module has, besides, the function `make` that `common.agents.make_agent` calls.
+
+    Raises:
+        ConfigError: the name is not usable, or taken.
+    """
+    annotation, module = model.model_fields["algorithm"].annotation, model.__module__
+    names = typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
+    if len(names) != 1 or names[0] in ALGORITHMS:
+        raise ConfigError(
+            f'{module}.{model.__name__} should have a name of its own: algorithm: Literal["{module}"] = '
+            f'structural("{module}", "...")'
+        )
+    (name,) = names
+    if "." in name and name != module:
+        raise ConfigError(
+            f"the algorithm {name} cannot be found in the module {module}: it should be {module}"
+        )
+    other = _registered.get(name)
+    if other is not None and other.__module__ != module:
+        raise ConfigError(f"the algorithm {name} of {module} has the name of that of {other.__module__}")
+    _registered[name] = model
+    return model
+
+
+def outside_names() -> list[str]:
+    """The algorithms outside this tree that are known by name: of entry points, and registered ones."""
+    return [name for name in {**_entry_points(), **_registered} if name not in ALGORITHMS]
+
+
+def algorithm_module(algorithm: str) -> str:
+    """The module outside this tree that holds an algorithm; empty where it is one of our own, or unknown.
+
+    >>> algorithm_module("apex"), algorithm_module("my_package.qrdqn")
+    ('', 'my_package.qrdqn')
+    """
+    if algorithm in ALGORITHMS:
+        return ""
+    if _MODULE.fullmatch(algorithm):
+        return algorithm
+    return _entry_points().get(algorithm, "")
 
 
 def agent_model(algorithm: str) -> type[AgentConfig]:
     """Return the configuration model of an algorithm; `UntypedAgentConfig` where torch is not installed.
 
-    Raises ValueError for an unknown name.
+    Raises ValueError for an unknown name, and for a module that cannot be imported or does not register it.
     """
+    if not isinstance(algorithm, str):  # a file may hold a list
+        algorithm = str(algorithm)
+    elif algorithm in _registered:
+        return _registered[algorithm]
+    own, module_name = ALGORITHMS.get(algorithm, ""), algorithm_module(algorithm)
+    if not own and not module_name:
+        near = difflib.get_close_matches(algorithm, [*ALGORITHMS, *outside_names()], n=1, cutoff=0.0)
+        raise ValueError(f"unknown algorithm {algorithm!r}; nearest: {', '.join(near)}")
+    own_module, _, attribute = own.partition(":")
     try:
-        module_name, _, attribute = ALGORITHMS[algorithm].partition(":")
-    except (KeyError, TypeError):  # a file may hold a list
-        near = difflib.get_close_matches(str(algorithm), ALGORITHMS, n=1, cutoff=0.0)
-        raise ValueError(f"unknown algorithm {algorithm!r}; nearest: {', '.join(near)}") from None
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "torch":
-            raise
-        return UntypedAgentConfig
-    model: type[AgentConfig] = getattr(module, attribute)
-    return model
+        module = import_module(own_module or module_name, f"the algorithm {algorithm}")
+    except ConfigError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] == "torch":
+            return UntypedAgentConfig
+        if own and cause is not None:
+            raise cause from None  # a defect
+        raise ValueError(str(error)) from None
+    if own:
+        model: type[AgentConfig] = getattr(module, attribute)
+        return model
+    if algorithm not in _registered:
+        others = [name for name, model in _registered.items() if model.__module__ == module_name]
+        instead = f"; it registers {', '.join(others)}" if others else ""
+        raise ValueError(
+            f"the module {module_name} registers no algorithm {algorithm!r} with "
+            f"`troupe.register_algorithm`{instead}"
+        )
+    return _registered[algorithm]
 
 
 def agent_section(values: Mapping[str, Any]) -> AgentConfig:
     """Return `values` as the algorithm's own model."""
     return agent_model(values.get("algorithm", DEFAULT_ALGORITHM)).model_validate(dict(values))
+
+
+def _entry_points() -> dict[str, str]:
+    """The modules of installed packages that hold algorithms, by the algorithm's name."""
+    return {point.name: point.module for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Collection, Sequence
 
 from common.errors import ConfigError
+
+
+def parse_with_fields(
+    parser: argparse.ArgumentParser, words: Sequence[str]
+) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Parse a command line of `parser`'s options and of fields, the latter as text."""
+    names = {name: action for action in parser._actions for name in action.option_strings}
+    flags = [name for name, action in names.items() if action.nargs == 0]
+    own, overrides = split_overrides(words, flags, [name for name in names if name not in flags])
+    return parser.parse_args(own), overrides
 
 
 def split_overrides(

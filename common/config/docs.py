@@ -59,6 +59,10 @@ def markdown() -> str:
         lines += ["", f"### `[{section.name}]` {section.summary}", ""]
         lines += ["| field | type | default | role | meaning |", "|---|---|---|---|---|"]
         lines += [_row(field) for field in section.fields]
+        for field in filter(lambda field: field.parts, section.fields):
+            lines += ["", f"### `[[{field.path}]]` One entry of `{field.path}`.", ""]
+            lines += ["| field | type | default | meaning |", "|---|---|---|---|"]
+            lines += [_part_row(part) for part in field.parts]
     return "\n".join(lines) + "\n"
 
 
@@ -85,6 +89,11 @@ def compose_fields() -> str:
 def _row(field: FieldText) -> str:
     name = field.path.partition(".")[2]
     cells = (f"`{name}`", field.type, f"`{field.default}`", field.role, field.description)
+    return "| " + " | ".join(map(_cell, cells)) + " |"
+
+
+def _part_row(part: FieldText) -> str:
+    cells = (f"`{part.path}`", part.type, f"`{part.default}`", part.description)
     return "| " + " | ".join(map(_cell, cells)) + " |"
 
 

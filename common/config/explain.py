@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from common.config.algorithms import ALGORITHMS, agent_model
+from common.config.algorithms import ALGORITHMS, agent_model, algorithm_module, outside_names
 from common.config.fields import Role, UntypedAgentConfig, role_of
 from common.config.loading import Loaded, nearest_field
 from common.config.schema import SECTIONS
-from common.config.text import format_value
+from common.config.text import format_tables, format_value, is_array_of_tables
+from common.data.table_config import TableConfig, table_meanings
 from common.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class FieldText:
-    """One field, ready to print."""
+    """One field, ready to print; `parts` are the fields of each entry of an array of tables."""
 
     path: str
     type: str
@@ -30,6 +32,7 @@ class FieldText:
     role: Role
     description: str
     algorithm: str = ""
+    parts: tuple[FieldText, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,23 +44,33 @@ class SectionText:
     fields: list[FieldText]
 
 
-def sections() -> Iterator[SectionText]:
+def sections(algorithms: Collection[str] = tuple(ALGORITHMS)) -> Iterator[SectionText]:
     """Yield every section in the schema's order; `agent` once per algorithm that can be imported."""
     for name, model in SECTIONS.items():
         yield _section(name, model)
         if name == "env":
-            for algorithm in ALGORITHMS:
+            for algorithm in algorithms:
                 agent = agent_model(algorithm)
                 if agent is not UntypedAgentConfig:
                     yield _section("agent", agent, algorithm)
 
 
 def explain(path: str) -> str:
-    """Return what is to be known about `section.field`, or about all fields of a section or an algorithm."""
+    """Return what is to be known about `section.field`, or about all fields of a section or an algorithm.
+
+    Algorithms outside this tree are looked at where one is named, or a field of `[agent]`.
+    """
     path = path.removeprefix("--").replace("-", "_")
+    outside = outside_names() if path.partition(".")[0] == "agent" else []
+    if path.partition(".")[0] not in ("agent", *SECTIONS) and algorithm_module(path):
+        outside = [path]
+    try:
+        described = list(sections([*ALGORITHMS, *outside]))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     blocks = [
         _block(field)
-        for section in sections()
+        for section in described
         for field in section.fields
         if path and path in (section.name, field.path, field.algorithm)
     ]
@@ -73,7 +86,8 @@ def help_text() -> str:
         lines.append(f"\n[{section.name}] {section.summary}")
         for field in section.fields:
             lines.append(f"  --{field.path} {field.type.upper() if field.type.isalpha() else field.type}")
-            lines.append(f"        {field.description} [default: {field.default}]")
+            parts = f" Fields of each: {', '.join(part.path for part in field.parts)}." if field.parts else ""
+            lines.append(f"        {field.description}{parts} [default: {field.default}]")
     return "\n".join(lines)
 
 
@@ -86,15 +100,20 @@ def show_toml(loaded: Loaded, *, changed_only: bool = False) -> str:
     defaults = {section: model().model_dump(mode="json") for section, model in models.items()}
     parts = []
     for section, values in loaded.config.to_dict().items():
-        lines = []
+        lines, blocks = [], []
         for name, value in values.items():
             origin = loaded.origins.get(f"{section}.{name}", "default")
             if changed_only and name in defaults[section] and defaults[section][name] == value:
+                continue
+            if is_array_of_tables(value):
+                heading, *rest = "\n\n".join(format_tables(f"{section}.{name}", value)).split("\n")
+                blocks.append("\n".join([f"{heading:<44}  # {origin}", *rest]))
                 continue
             line = f"# {name} = none" if value is None else f"{name} = {format_value(value)}"
             lines.append(f"{line:<44}  # {origin}")
         if lines:
             parts.append("\n".join([f"[{section}]", *lines]))
+        parts += blocks
     return "\n\n".join(parts)
 
 
@@ -107,11 +126,36 @@ def _section(name: str, model: type[BaseModel], algorithm: str = "") -> SectionT
             role=role_of(model, field),
             description=info.description or "",
             algorithm=algorithm,
+            parts=_parts(info.annotation),
         )
         for field, info in model.model_fields.items()
     ]
     summary = f"Algorithm `{algorithm}`." if algorithm else (inspect.getdoc(model) or "").split("\n")[0]
     return SectionText(name, summary, fields)
+
+
+def _parts(annotation: Any) -> tuple[FieldText, ...]:
+    """The fields of each entry, where a field is an array of tables."""
+    if _entry(annotation) is not TableConfig:
+        return ()
+    hints = typing.get_type_hints(TableConfig)
+    return tuple(
+        FieldText(
+            name,
+            _type_name(hints[name]),
+            "none" if default is None else format_value(default),
+            "structural",
+            meaning,
+        )
+        for name, (default, meaning) in table_meanings().items()
+    )
+
+
+def _entry(annotation: Any) -> Any:
+    """The type of what a list or an annotation holds."""
+    while typing.get_origin(annotation) in (list, tuple, typing.Annotated):
+        annotation = typing.get_args(annotation)[0]
+    return annotation
 
 
 def _default(info: FieldInfo) -> str:
@@ -140,7 +184,7 @@ def _type_name(annotation: Any) -> str:
         return _type_name(arguments[0])
     if origin in (list, tuple):
         return f"list of {_type_name(arguments[0])}"
-    if origin is dict:
+    if origin is dict or dataclasses.is_dataclass(annotation):
         return "table"
     return {"str": "text", "int": "integer", "float": "number", "bool": "boolean"}.get(
         annotation.__name__, annotation.__name__
@@ -149,12 +193,20 @@ def _type_name(annotation: Any) -> str:
 
 def _block(field: FieldText) -> str:
     of = f"  (algorithm {field.algorithm})" if field.algorithm else ""
-    return (
+    section, _, name = field.path.partition(".")
+    where = f"as [[{field.path}]]" if field.parts else f"or {name} under [{section}]"
+    text = (
         f"{field.path}{of}\n  {field.description}\n  type: {field.type}\n  default: {field.default}\n"
         f"  role: {field.role} ({_ROLE_TEXT[field.role]})\n"
         f"  set by: --{field.path} VALUE, TROUPE_{field.path.replace('.', '__').upper()}=VALUE, "
-        f"or {field.path.partition('.')[2]} under [{field.path.partition('.')[0]}] in a preset"
+        f"{where} in a preset"
     )
+    if field.parts:
+        text += "\n  fields of each:" + "".join(
+            f"\n    {part.path} ({part.type}, default: {part.default})\n      {part.description}"
+            for part in field.parts
+        )
+    return text
 
 
 _ROLE_TEXT: dict[Role, str] = {

@@ -11,12 +11,37 @@ The role says what may happen to a field after a run has begun:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 Role = Literal["structural", "tunable", "operational"]
 ROLES: tuple[Role, ...] = ("structural", "tunable", "operational")
+
+MAX_UNITS = 1 << 16
+MAX_LAYERS = 64
+MAX_STEPS = 1 << 14
+"""Bounds of what networks and unrolls are made of: far above what has been trained, below overflow."""
+MAX_BATCH = 1 << 20
+"""Items of a batch: what the protocol allows in one SAMPLE."""
+MAX_PROCESSES = 1024
+MAX_SLOTS = 1024
+MAX_THREADS = 1024
+"""Of one machine, and of one process: beyond what has been built. A peer's configuration is obeyed by whoever
+joins, so a count without a bound would take all of its memory."""
+MAX_COUNT = 2**53
+"""Of any number that has no other bound: larger ones are not exact as floats, or none of the machine's."""
+
+Units = Annotated[int, Field(ge=1, le=MAX_UNITS)]
+"""Width of a layer."""
+UnitsOrNone = Annotated[int, Field(ge=0, le=MAX_UNITS)]
+"""Width of a layer that 0 leaves out."""
+Widths = Annotated[tuple[Units, ...], Field(max_length=MAX_LAYERS)]
+"""Widths of layers, from the input on."""
+Layers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+"""Number of layers."""
+StepCount = Annotated[int, Field(ge=1, le=MAX_STEPS)]
+"""Steps of one slot that are stored or learned from together."""
 
 
 def _field(role: Role, default: Any, description: str, constraints: dict[str, Any]) -> Any:
@@ -45,12 +70,14 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _numbers_are_not_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+    def _numbers_are_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         # Python's bool is an int, so `batch_size = true` would otherwise silently mean 1.
         if isinstance(value, bool) and info.field_name is not None:
             annotation = str(cls.model_fields[info.field_name].annotation)
             if "int" in annotation or "float" in annotation:
                 raise ValueError("should be a number, not true or false")
+        if isinstance(value, int) and abs(value) > MAX_COUNT:
+            raise ValueError("should be within -2^53 and 2^53")
         return value
 
 
@@ -76,6 +103,27 @@ class AgentConfig(Section):
     """Whether its networks understand `EnvSpec.instruction_words`."""
 
     algorithm: str = structural("apex", "Name of the algorithm, a key of the registry.")
+
+    @property
+    def allowed_staleness(self) -> int | None:
+        """Versions by which the policy that acts may be older than the newest; None: no limit.
+
+        With a limit, the agent has `unroll_steps`: actors wait between two unrolls.
+        """
+        return None
+
+
+class PixelAgentConfig(AgentConfig):
+    """Base of the algorithms whose networks see pixels: how."""
+
+    normalize_pixels: bool = structural(
+        True,
+        "The network sees each pixel minus its running mean, divided by its deviation (position by position, "
+        "clipped at 5); false: divided by 255.",
+    )
+    normalize_pixels_frames: int = tunable(
+        2_000_000, "Frames learned from after which mean and deviation stay as they are.", ge=1
+    )
 
 
 class UntypedAgentConfig(AgentConfig):

@@ -15,19 +15,36 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from common.config.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, agent_model
-from common.config.fields import UntypedAgentConfig, role_of
+from common.config.fields import AgentConfig, UntypedAgentConfig, role_of
 from common.config.presets import preset_id, read_preset, read_toml
 from common.config.schema import SECTIONS, Config
 from common.config.text import format_value, parse_value
 from common.errors import ConfigError
 
 ENV_PREFIX = "TROUPE_"
+_SYNONYMS = {
+    **dict.fromkeys(("lr", "learning_rate", "step_size"), "agent.learning_rate"),
+    **dict.fromkeys(("device", "cuda", "gpu"), "learner.device"),
+    **dict.fromkeys(("env", "env_id", "env_name", "game"), "env.id"),
+    **dict.fromkeys(("num_envs", "n_envs", "envs"), "actor.slots"),
+    **dict.fromkeys(("workers", "num_workers", "num_actors", "actors"), "actor.processes"),
+    **dict.fromkeys(("buffer_size", "replay_size", "memory_size", "capacity"), "replay.capacity_items"),
+    **dict.fromkeys(("learning_starts", "warmup"), "replay.min_items"),
+    **dict.fromkeys(("steps", "timesteps", "total_timesteps", "num_steps"), "run.total_steps"),
+    **dict.fromkeys(("discount", "discount_factor"), "agent.gamma"),
+}
+"""What other programs call a field: no likeness of letters leads from one to the other."""
+_FORMS = {
+    "tuple_type": "should be a list as in TOML, such as [256, 256]",
+    "dict_type": "should be a table as in TOML, such as {a = 1}",
+}
+"""What pydantic would call a valid tuple or dictionary."""
 SHORT_NAMES = {"seed": "run.seed", "total_steps": "run.total_steps", "keys": "net.keys_dir"}
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Values from one place: `values` maps `section.field` to a value, or to text that is not parsed yet."""
+    """Values from one place: `values` maps `section.field` to a value; `is_text`: text is to be parsed."""
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -41,11 +58,30 @@ class Loaded:
     config: Config
     origins: dict[str, str]
 
+    def chosen(self, section: str) -> list[str]:
+        """Fields of `section` that somebody chose for this run.
+
+        On the command line and in variables that is every field; in files, which may be complete, those with
+        another value than the default; in a preset, only while its `env.id` has not been replaced: it chose
+        for that one. What a resumed run has was looked at when it began.
+        """
+        values = getattr(self.config, section)
+        names = []
+        for name, info in type(values).model_fields.items():
+            origin = self.origins[f"{section}.{name}"]
+            changed = getattr(values, name) != info.default
+            own_preset = origin.startswith("preset ") and origin == self.origins["env.id"]
+            if origin in ("command line", "environment") or (
+                changed and (own_preset or origin.startswith("file "))
+            ):
+                names.append(name)
+        return names
+
 
 def load_config(
     preset: str | None = None,
     file: Path | None = None,
-    overrides: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     *,
     run_config: Path | None = None,
@@ -57,7 +93,7 @@ def load_config(
 def load_layers(
     preset: str | None = None,
     file: Path | None = None,
-    overrides: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     *,
     run_config: Path | None = None,
@@ -68,6 +104,7 @@ def load_layers(
       preset: name of a preset, or path of a TOML file; None means that of the resumed run, if any.
       file: TOML in the form of a preset: a sweep file, or the complete `config.toml` of a run.
       overrides: command line, `{"section.field": "text"}`; dashes for underscores and short names are fine.
+        From Python, values that are no text are taken as they are.
       environ: environment variables; those that begin with `TROUPE_` and hold `__` are read.
       run_config: `config.toml` of a run that is resumed; its operational fields are ignored.
     """
@@ -85,7 +122,9 @@ def load_layers(
     if preset is not None:
         values = _flat(read_preset(preset), preset)
         layers.append(Layer(f"preset {preset}", {**values, "run.preset": preset_id(preset)}))
-    return merge(layers)
+    loaded = merge(layers)
+    _check_unused(loaded)
+    return loaded
 
 
 def merge(layers: Iterable[Layer]) -> Loaded:
@@ -97,7 +136,7 @@ def merge(layers: Iterable[Layer]) -> Loaded:
     for layer in reversed(layers):
         for key, value in layer.values.items():
             path, inner, annotation = _resolve(key, agent, layer.name)
-            if layer.is_text:
+            if layer.is_text and isinstance(value, str):
                 value = parse_value(value, Any if inner else annotation)
             if inner:
                 value = _nested(inner, value)
@@ -112,6 +151,22 @@ def merge(layers: Iterable[Layer]) -> Loaded:
     return Loaded(config, origins)
 
 
+def _check_unused(loaded: Loaded) -> None:
+    """Refuse what somebody chose in `[replay]` that means nothing to the tables of the run.
+
+    What a preset chose for its own tables goes with them, where another layer brings others.
+    """
+    unused, origin_of_tables = loaded.config.replay.unused(), loaded.origins["replay.tables"]
+    for name in loaded.chosen("replay"):
+        origin = loaded.origins[f"replay.{name}"]
+        if name in unused and (origin == origin_of_tables or not origin.startswith("preset ")):
+            key = "capacity" if name == "capacity_items" else name
+            remedy = "a queue has no importance weights"
+            if not name.startswith("importance_"):
+                remedy = f"the run has the tables of replay.tables, each with its own {key}"
+            raise ConfigError(f"replay.{name} ({origin}) would do nothing: {remedy}")
+
+
 def read_config(path: Path, *, typed_agent: bool = True) -> Config:
     """Return a complete configuration from a file that `to_toml` wrote."""
     return config_from_dict(read_toml(path), source=str(path), typed_agent=typed_agent)
@@ -124,12 +179,15 @@ def config_from_dict(
 
     With `typed_agent=False` the agent section stays unchecked and no algorithm (and no torch) is imported.
     """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{source} is no configuration: it has no sections")
     if not typed_agent:
-        values = {**values, "agent": UntypedAgentConfig.model_validate(dict(values.get("agent", {})))}
         try:
-            return Config.model_validate(values)
+            agent = UntypedAgentConfig.model_validate(values.get("agent", {}))
+            return Config.model_validate({**values, "agent": agent})
         except ValidationError as error:
-            raise ConfigError(f"{source}: {error.errors()[0]['msg']}") from None
+            origins = dict.fromkeys(_flat(values, source), source)
+            raise ConfigError(_explain(error, origins)) from None
     return merge([Layer(source, _flat(values, source))]).config
 
 
@@ -147,7 +205,22 @@ def _environment(environ: Mapping[str, str]) -> Layer:
     for name, text in environ.items():
         if name.startswith(ENV_PREFIX) and "__" in name:
             values[name.removeprefix(ENV_PREFIX).lower().replace("__", ".")] = text
+        elif name.startswith(ENV_PREFIX):
+            _check_variable(name)
     return Layer("environment", values, True)
+
+
+def _check_variable(name: str) -> None:
+    """Refuse `TROUPE_SECTION_FIELD`, which nobody would read; other programs' variables are left alone."""
+    section, _, field = name.removeprefix(ENV_PREFIX).lower().partition("_")
+    models: list[type[BaseModel]] = [SECTIONS[section]] if section in SECTIONS else []
+    if section == "agent":
+        models = [agent_model(algorithm) for algorithm in ALGORITHMS]
+    fields = [field for model in models for field in model.model_fields]
+    near = difflib.get_close_matches(field, fields, n=1, cutoff=0.9)
+    if near:
+        meant = f"{ENV_PREFIX}{section}__{near[0]}".upper()
+        raise ConfigError(f"the environment variable {name} sets nothing: did you mean {meant}?")
 
 
 def _resumable(config: Config) -> dict[str, Any]:
@@ -202,11 +275,22 @@ def _resolve(key: str, agent: type[BaseModel], source: str) -> tuple[str, list[s
     if name not in model.model_fields:
         if model is UntypedAgentConfig:
             return f"{section}.{name}", inner, Any
-        raise ConfigError(f"unknown field {section}.{name} ({source}); {_near(key, models)}")
+        raise ConfigError(
+            f"unknown field {section}.{name} ({source}); {_of_others(name, model, key, models)}"
+        )
     annotation = model.model_fields[name].annotation
     if inner and "dict" not in str(annotation):
         raise ConfigError(f"{section}.{name} has no fields of its own ({source}): {key}")
     return f"{section}.{name}", inner, annotation
+
+
+def _of_others(name: str, model: type[BaseModel], key: str, models: Mapping[str, type[BaseModel]]) -> str:
+    """Return whose field `name` is, where it is one of other algorithms; else the nearest field."""
+    if issubclass(model, AgentConfig):
+        owners = [algorithm for algorithm in ALGORITHMS if name in agent_model(algorithm).model_fields]
+        if owners:
+            return f"it is a field of {', '.join(owners)}, not of {model.model_fields['algorithm'].default}"
+    return _near(key, models)
 
 
 def nearest_field(path: str) -> str:
@@ -218,6 +302,8 @@ def nearest_field(path: str) -> str:
 def _near(key: str, *models: Mapping[str, type[BaseModel]]) -> str:
     """Return advice: the valid name closest to `key`, by its last part first, then as a whole."""
     section, _, name = key.partition(".")
+    if (name or section) in _SYNONYMS and not (name and section in SECTIONS):
+        return f"nearest: {_SYNONYMS[name or section]}"
     sections = [section for several in models for section in several.items()]
     paths = {f"{part}.{field}": field for part, model in sections for field in model.model_fields}
     within = [path for path in paths if path.startswith(f"{section}.")]
@@ -272,7 +358,7 @@ def _explain(error: ValidationError, origins: Mapping[str, str], *prefix: str) -
     location = [*prefix, *(str(part) for part in problem["loc"])]
     path, value = ".".join(location[:2]), problem["input"]
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    advice = ""
+    message, advice = _FORMS.get(problem["type"], message), ""
     if problem["type"] == "literal_error":
         options = [
             option.strip(" '") for option in problem["ctx"]["expected"].replace(" or ", ", ").split(", ")
@@ -282,7 +368,12 @@ def _explain(error: ValidationError, origins: Mapping[str, str], *prefix: str) -
     if isinstance(value, str | int | float | bool | list):
         shown = format_value(value)
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        if isinstance(value, list) and origins.get(path, "").startswith("file "):
+            advice += (
+                "; a --sweep file is laid over the preset, with one value for each field, not several to try"
+            )
         return f"{'.'.join(location)} = {shown} ({origins.get(path, 'default')}): {message}{advice}".replace(
             "\n", " "
         )
-    return f"{'.'.join(location) + ': ' if location else ''}{message}{advice}".replace("\n", " ")
+    origin = f" ({origins[path]})" if path in origins else ""
+    return f"{'.'.join(location) + origin + ': ' if location else ''}{message}{advice}".replace("\n", " ")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
+from common.config.text import load_toml
 from common.errors import ConfigError
 
 
@@ -32,6 +34,10 @@ def read_preset(name: str) -> dict[str, Any]:
     if is_path(name):
         return read_toml(Path(name))
     if name not in preset_names():
+        if re.fullmatch(r"[\w/]+:.+|.+-v\d+", name):
+            raise ConfigError(
+                f"{name!r} is no preset but an environment: `troupe train PRESET --env.id {name}`"
+            )
         near = difflib.get_close_matches(name, preset_names(), n=1, cutoff=0.0)
         raise ConfigError(f"unknown preset {name!r}; nearest: {', '.join(near)} (`troupe presets` lists all)")
     return _tables(
@@ -58,6 +64,6 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def _tables(text: str, source: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        return load_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, field_validator, model_validator
 
+from common import timing
 from common.config.algorithms import agent_section
-from common.config.fields import AgentConfig, Section, UntypedAgentConfig, operational, structural, tunable
-from common.data.table_config import TableConfig, check_tables, parse_table, plain_table
+from common.config.fields import (
+    MAX_BATCH,
+    MAX_PROCESSES,
+    MAX_SLOTS,
+    MAX_STEPS,
+    MAX_THREADS,
+    AgentConfig,
+    Section,
+    UntypedAgentConfig,
+    operational,
+    structural,
+    tunable,
+)
+from common.data.table_config import TableConfig, check_tables, shard_tables, table_from
 from common.errors import ConfigError
 
 _ENDPOINT = re.compile(r"(tcp://[^:/\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:]+\]:\d{1,5}|ipc://\S+|inproc://\S+)")
@@ -31,6 +43,24 @@ def _device(value: str) -> str:
     return value
 
 
+def _table(value: Any) -> TableConfig:
+    """One entry of `[[replay.tables]]`."""
+    if isinstance(value, TableConfig):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(_TABLES_LOOK)
+    try:
+        return table_from(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+_TABLES_LOOK = (
+    'should be an array of tables, [[replay.tables]] in a file: [{name = "default", limiter = "queue", '
+    "capacity = 64}]"
+)
+
+ReplayTable = Annotated[TableConfig, BeforeValidator(_table)]
 Device = Annotated[str, AfterValidator(_device)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 
@@ -53,18 +83,20 @@ class RunConfig(Section):
 
 
 class EnvConfig(Section):
-    """The environment and its preprocessing. Fields about frames apply to pixel environments."""
+    """The environment and its preprocessing. Fields that do not apply to an environment are refused."""
 
     id: str = structural(
         "atari:pong",
         "Environment: `atari:GAME`, `gym:ID`, `dmlab:LEVEL`, `football:SCENARIO` or `package.module:ID` (a "
         "Gymnasium registration).",
     )
-    frame_skip: int = structural(4, "Emulator frames per step (action repeat).", ge=1)
-    frame_size: int = structural(84, "Height and width of an observation, in pixels.", ge=16)
+    frame_skip: int = structural(4, "Emulator frames per step (action repeat).", ge=1, le=1024)
+    frame_size: int = structural(84, "Height and width of an observation, in pixels.", ge=16, le=1024)
     grayscale: bool = structural(True, "Convert frames to one grey channel.")
-    frame_stack: int = structural(4, "Newest frames that make one observation.", ge=1)
-    noop_max: int = structural(30, "Most no-op actions at the start of a game, drawn uniformly.", ge=0)
+    frame_stack: int = structural(4, "Newest frames that make one observation.", ge=1, le=64)
+    noop_max: int = structural(
+        30, "Most no-op actions at the start of a game, drawn uniformly.", ge=0, le=1 << 16
+    )
     episodic_life: bool = structural(True, "Learn as if a lost life ended the episode (never in evaluation).")
     fire_reset: bool = structural(True, "Press FIRE after a reset in games that wait for it.")
     reward_clip: Literal["none", "sign"] = structural("sign", "Reward used for learning: raw, or its sign.")
@@ -73,9 +105,27 @@ class EnvConfig(Section):
     max_episode_frames: int = structural(
         108_000, "Emulator frames after which a training game is truncated.", ge=1
     )
+    flatten: bool = structural(
+        False, "Take pictures and grids of a `gym:` environment as one vector, for an MLP."
+    )
     kwargs: dict[str, Any] = structural(
         {}, "Further keyword arguments of `gymnasium.make`, or options of the family."
     )
+    check_timeout_s: float = operational(
+        60.0,
+        "Longest call of the environment, in seconds, in the check before a training; 0 = no check.",
+        ge=0,
+    )
+
+
+_PLAIN_TABLE = {
+    "capacity_items",
+    "min_items",
+    "priority_exponent",
+    "samples_per_insert",
+    "samples_per_insert_error",
+}
+"""Fields of `[replay]` of which the one table is made where `tables` names none."""
 
 
 class ReplayConfig(Section):
@@ -85,7 +135,7 @@ class ReplayConfig(Section):
         2_000_000, "Items kept, over all shards; the oldest go first.", ge=1, lt=2**31
     )
     min_items: int = tunable(50_000, "Items that must be stored before sampling begins.", ge=1)
-    batch_size: int = tunable(512, "Items per sampled batch.", ge=1)
+    batch_size: int = tunable(512, "Items per sampled batch.", ge=1, le=MAX_BATCH)
     priority_exponent: float = structural(
         0.6, "Alpha: probability of an item is priority^alpha, normalised.", ge=0
     )
@@ -107,75 +157,104 @@ class ReplayConfig(Section):
         None, "Bytes of storage that one shard may use; none = what the capacity needs.", ge=1
     )
     compression: Literal["lz4", "none"] = structural("lz4", "Compression of pixels, done once by the actor.")
-    tables: tuple[str, ...] = structural(
+    tables: tuple[ReplayTable, ...] = structural(
         (),
-        "Tables as `NAME:KEY=VALUE,...`, such as `rollouts:queue,capacity=64`; none = one prioritized table "
-        "`default` made from the other fields. Capacities are over all shards.",
+        "Tables, each an entry of `[[replay.tables]]`; none = one prioritized table `default` made from the "
+        "other fields. `capacity` and `min_items` are over all shards.",
     )
     durable: bool = tunable(
         True, "Keep the contents in files, so that a restarted shard has every stored item."
     )
 
+    @field_validator("tables", mode="before")
+    @classmethod
+    def _tables_are_an_array(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise ValueError(_TABLES_LOOK)
+        return value
+
     @field_validator("tables")
     @classmethod
-    def _tables_are_possible(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _tables_are_possible(cls, value: tuple[TableConfig, ...]) -> tuple[TableConfig, ...]:
         try:
             if value:
-                check_tables([parse_table(text) for text in value])
+                check_tables(value)
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return value
+
+    def shard_tables(self, shards: int) -> list[TableConfig]:
+        """Return the tables of each of so many shards."""
+        plain = TableConfig(
+            capacity=self.capacity_items,
+            min_items=self.min_items,
+            priority_exponent=self.priority_exponent,
+            samples_per_insert=self.samples_per_insert,
+            samples_per_insert_error=self.samples_per_insert_error,
+        )
+        return shard_tables(self.tables or (plain,), shards, self.batch_size)
 
     def table(self, name: str = "default") -> TableConfig | None:
         """Return the table of this name over all shards; None where there is none."""
         return next((table for table in self.shard_tables(1) if table.name == name), None)
 
-    def shard_tables(self, shards: int) -> list[TableConfig]:
-        """Return the tables of each of so many shards."""
-
-        def part(items: int) -> int:
-            return -(-items // shards)
-
-        if not self.tables:
-            sizes, ratio = (part(self.capacity_items), part(self.min_items)), self.samples_per_insert
-            error, batch_size = self.samples_per_insert_error, self.batch_size
-            return [plain_table(*sizes, self.priority_exponent, ratio, error, batch_size)]
-        tables = [parse_table(text, self.batch_size) for text in self.tables]
-        return [replace(t, capacity=part(t.capacity), min_items=part(t.min_items)) for t in tables]
+    def unused(self) -> set[str]:
+        """Return the fields that mean nothing beside `tables`, or to a queue."""
+        table = self.table()
+        weights = {name for name in type(self).model_fields if name.startswith("importance_")}
+        return (_PLAIN_TABLE if self.tables else set()) | (weights if table and table.is_queue else set())
 
 
 class ActorConfig(Section):
     """The actors: processes that step environments."""
 
-    processes: int = tunable(1, "Actor processes that the launcher starts on this machine.", ge=0)
-    slots: int = tunable(32, "Environment copies per actor process, stepped together.", ge=1)
+    processes: int = tunable(
+        1, "Actor processes that the launcher starts on this machine.", ge=0, le=MAX_PROCESSES
+    )
+    slots: int = tunable(32, "Environment copies per actor process, stepped together.", ge=1, le=MAX_SLOTS)
     total_slots: int = tunable(
         0,
         "Slots of the whole run, the N of the exploration ladder; 0 = processes x slots. More than actors "
         "hold is fine: those that they hold are spread over the ladder.",
         ge=0,
+        le=MAX_SLOTS * MAX_PROCESSES,
     )
-    env_threads: int = tunable(1, "Threads that step the environment copies of one process.", ge=1)
-    chunk_steps: int = structural(50, "Steps of one slot that are sent together.", ge=1)
+    max_slots_per_key: int = tunable(
+        0,
+        "Most slots that all actors with one key hold together, where not all have the same; 0 = any number.",
+        ge=0,
+        le=MAX_SLOTS * MAX_PROCESSES,
+    )
+    env_threads: int = tunable(
+        1, "Threads that step the environment copies of one process.", ge=1, le=MAX_THREADS
+    )
+    chunk_steps: int = structural(50, "Steps of one slot that are sent together.", ge=1, le=MAX_STEPS)
     params_period_steps: int = tunable(
         400, "Local inference: steps per slot between two looks for newer parameters.", ge=1
     )
-    torch_threads: int = tunable(1, "Threads of the forward pass.", ge=1)
+    env_stall_s: float = tunable(
+        10.0,
+        "Seconds after which a call of an environment is reported as hanging; after six times as long the "
+        "actor ends, to be started again.",
+        gt=0,
+    )
+    torch_threads: int = tunable(1, "Threads of the forward pass.", ge=1, le=MAX_THREADS)
     groups: int = tunable(
         2,
         "Groups of a process's slots under central inference: while the learner chooses for one, another "
         "is stepped.",
         ge=1,
+        le=64,
     )
     max_outstanding_inserts: int = tunable(
-        64, "Chunks sent and not yet acknowledged, per actor process.", ge=1
+        64, "Chunks sent and not yet acknowledged, per actor process.", ge=1, le=1 << 16
     )
 
 
 class LearnerConfig(Section):
     """The learner: updates, publication of parameters, checkpoints."""
 
-    prefetch: int = tunable(16, "Sampled batches requested or ready ahead of the update.", ge=1)
+    prefetch: int = tunable(16, "Sampled batches requested or ready ahead of the update.", ge=1, le=1024)
     publish_period_updates: int = tunable(25, "Updates between two published parameter versions.", ge=1)
     publish_dtype: Literal["float32", "bfloat16"] = tunable(
         "float32",
@@ -183,7 +262,7 @@ class LearnerConfig(Section):
     )
     checkpoint_period_s: float = tunable(300.0, "Seconds between two checkpoints.", gt=0)
     keep_checkpoints: int = tunable(3, "Newest checkpoints kept.", ge=1)
-    torch_threads: int = tunable(1, "Threads of an update on the CPU.", ge=1)
+    torch_threads: int = tunable(1, "Threads of an update on the CPU.", ge=1, le=MAX_THREADS)
     device: Device = tunable("cpu", "Where updates run: `cpu`, `cuda` or `cuda:N`.")
 
 
@@ -191,14 +270,14 @@ class EvaluatorConfig(Section):
     """The evaluator: full games with fresh parameters, unclipped."""
 
     enabled: bool = tunable(True, "Start an evaluator.")
-    episodes: int = tunable(5, "Games per evaluation.", ge=1)
+    episodes: int = tunable(5, "Games per evaluation.", ge=1, le=1 << 16)
     period_s: float = tunable(60.0, "Least seconds between the starts of two evaluations.", ge=0)
-    slots: int = tunable(4, "Environment copies stepped together.", ge=1)
+    slots: int = tunable(4, "Environment copies stepped together.", ge=1, le=MAX_SLOTS)
     max_episode_frames: int = tunable(
         108_000, "Emulator frames after which a game is cut, whatever the training's limit is.", ge=1
     )
     video: bool = tunable(True, "Record the first game of an evaluation.")
-    video_max_steps: int = tunable(2000, "Steps after which a recording stops.", ge=1)
+    video_max_steps: int = tunable(2000, "Steps after which a recording stops.", ge=1, le=100_000)
 
 
 class InferenceConfig(Section):
@@ -214,7 +293,10 @@ class InferenceConfig(Section):
         ge=1,
     )
     max_batch: int = tunable(
-        1024, "Central: most slots of a forward pass, so also of a group of one actor's slots.", ge=1
+        1024,
+        "Central: most slots of a forward pass, so also of a group of one actor's slots.",
+        ge=1,
+        le=1 << 16,
     )
     timeout_ms: float = tunable(
         5.0, "Central: longest wait for `min_batch`; then a forward pass is made for fewer slots.", ge=0
@@ -244,13 +326,20 @@ class NetConfig(Section):
         0, "First HTTP port of /metrics, /healthz and /readyz; 0 = none.", ge=0, lt=65536
     )
     tensorboard_port: int = operational(
-        6006, "Port of TensorBoard on this machine; 0 = not started.", ge=0, lt=65536
+        6006, "Port of TensorBoard on this machine, or the next free one; 0 = not started.", ge=0, lt=65536
     )
     connect_timeout_s: float = operational(
-        60.0, "Seconds to wait for a peer at start before giving up.", gt=0
+        60.0, "Seconds to wait for a peer at start before giving up.", gt=0, le=timing.MOST_PATIENCE_S
     )
-    heartbeat_s: float = operational(1.0, "Seconds between two heartbeats.", gt=0)
-    liveness_s: float = operational(15.0, "Seconds of silence after which a peer's lease ends.", gt=0)
+    heartbeat_s: float = operational(
+        1.0, "Seconds between two heartbeats.", ge=timing.HEARTBEAT_S[0], le=timing.HEARTBEAT_S[1]
+    )
+    liveness_s: float = operational(
+        15.0,
+        "Seconds of silence after which a peer's lease ends.",
+        ge=timing.LIVENESS_S[0],
+        le=timing.LIVENESS_S[1],
+    )
 
     @model_validator(mode="after")
     def _leases_outlive_heartbeats(self) -> NetConfig:
@@ -284,7 +373,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fields_fit_each_other(self) -> Config:
-        if self.replay.min_items > self.replay.capacity_items:
+        if not self.replay.tables and self.replay.min_items > self.replay.capacity_items:
             raise ValueError(
                 f"replay.min_items ({self.replay.min_items}) should not exceed "
                 f"replay.capacity_items ({self.replay.capacity_items})"
@@ -327,7 +416,8 @@ def _check_table(agent: AgentConfig, replay: ReplayConfig) -> None:
         raise ValueError(f"replay.tables has no table `default`, into which {algorithm} inserts")
     if table.is_queue != (needs.kind == "queue"):
         room = max(64, 2 * replay.batch_size * replay.shards)
-        example = f'["default:queue,capacity={room}"]' if needs.kind == "queue" else "[]"
+        queue = f'[{{name = "default", limiter = "queue", capacity = {room}}}]'
+        example = queue if needs.kind == "queue" else "[]"
         raise ValueError(
             f"{algorithm} learns from a {needs.kind} table: set replay.tables to {example}, or the like"
         )
@@ -335,6 +425,11 @@ def _check_table(agent: AgentConfig, replay: ReplayConfig) -> None:
         raise ValueError(
             f"{algorithm} may learn {needs.max_times_sampled} time from an item, but the table `default` has "
             f"max_times_sampled={table.max_times_sampled}"
+        )
+    if not table.is_queue and table.capacity < replay.batch_size:
+        field = "the capacity of `default` in replay.tables" if replay.tables else "replay.capacity_items"
+        raise ValueError(
+            f"replay.batch_size ({replay.batch_size}) should not exceed {field} ({table.capacity})"
         )
     if table.is_queue and table.capacity < replay.batch_size * replay.shards:
         raise ValueError(

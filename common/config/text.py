@@ -7,10 +7,45 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+_PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
+_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_.-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{64}}")
+"""A key of more parts than anything here has: tomllib's time grows with the square of their number."""
+
+
+def load_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML document.
+
+    Raises TOMLDecodeError, also for what is nested absurdly deep, and for integers of hundreds of digits.
+    """
+    if _LONG_KEY.search(text):
+        raise tomllib.TOMLDecodeError("a key of more than 64 parts")
+    try:
+        tables = tomllib.loads(text)
+        if _has_long_integer(tables):
+            raise tomllib.TOMLDecodeError(_LONG_INTEGER)
+        return tables
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("it is nested too deep") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # of Python's own, where an integer has thousands of digits
+        raise tomllib.TOMLDecodeError(_LONG_INTEGER) from None
+
+
+_LONG_INTEGER = "an integer of hundreds of digits"
+
+
+def _has_long_integer(value: Any) -> bool:
+    if isinstance(value, int):
+        return value.bit_length() > 1024
+    if isinstance(value, Mapping):
+        return any(map(_has_long_integer, value.values()))
+    return isinstance(value, list) and any(map(_has_long_integer, value))
 
 
 def accepts_text(annotation: Any) -> bool:
@@ -42,7 +77,7 @@ def parse_value(text: str, annotation: Any = Any) -> Any:
     if accepts_text(annotation):
         return text
     try:
-        return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
+        return load_toml(f"value = {text}")["value"] if "\n" not in text else text
     except tomllib.TOMLDecodeError:
         lowered = text.strip().lower()
         # Python spells booleans with a capital; people type what they know.
@@ -71,9 +106,33 @@ def format_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
     """Return two levels of tables as TOML text; None, which TOML cannot say, is left out."""
     parts = []
     for name, fields in sections.items():
-        lines = [f"{_key(key)} = {format_value(value)}" for key, value in fields.items() if value is not None]
-        parts.append("\n".join([f"[{name}]", *lines]) + "\n")
+        lines = [
+            f"{_key(key)} = {format_value(value)}"
+            for key, value in fields.items()
+            if value is not None and not is_array_of_tables(value)
+        ]
+        parts.append("\n".join([f"[{_key(name)}]", *lines]) + "\n")
+        for key, value in fields.items():
+            if is_array_of_tables(value):
+                parts += [text + "\n" for text in format_tables(f"{_key(name)}.{_key(key)}", value)]
     return "\n".join(parts)
+
+
+def is_array_of_tables(value: Any) -> bool:
+    """Return whether TOML writes this list as one headed block for each entry."""
+    return (
+        isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) for each in value)
+    )
+
+
+def format_tables(path: str, entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return `[[path]]` and the fields of each entry, as TOML text."""
+    return [
+        "\n".join(
+            [f"[[{path}]]", *(f"{_key(k)} = {format_value(v)}" for k, v in entry.items() if v is not None)]
+        )
+        for entry in entries
+    ]
 
 
 def _key(key: str) -> str:

@@ -13,7 +13,7 @@ PRIORITY_FLOOR = 1e-6
 
 
 def n_step_fields(
-    obs_shape: tuple[int, ...], obs_dtype: str, stack: int, n_steps: int
+    obs_shape: tuple[int, ...], obs_dtype: str, stack: int, n_steps: int, num_actions: int | None = None
 ) -> tuple[FieldSpec, ...]:
     """Fields of an n-step item: everything that a Q-learning update needs, each observation stored once.
 
@@ -22,6 +22,7 @@ def n_step_fields(
       obs_dtype: numpy name of its dtype.
       stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
       n_steps: steps over which rewards are summed.
+      num_actions: how many there are; None where that is not known.
 
     Returns:
       `obs`: an item sees `stack - 1 + 1 + n` single frames (or `1 + n` whole observations), so that the
@@ -35,10 +36,10 @@ def n_step_fields(
         obs = FieldSpec("obs", obs_dtype, obs_shape, before=0, after=n_steps)
     return (
         obs,
-        FieldSpec("action", "int32", ()),
+        FieldSpec("action", "int32", (), bounds=None if num_actions is None else (0, num_actions - 1)),
         FieldSpec("reward", "float32", ()),
-        FieldSpec("discount", "float32", ()),
-        FieldSpec("bootstrap_steps", "uint8", ()),
+        FieldSpec("discount", "float32", (), bounds=(0, 1)),
+        FieldSpec("bootstrap_steps", "uint8", (), bounds=(1, n_steps)),
     )
 
 
@@ -52,16 +53,22 @@ class NStepAccumulator:
     computed anyway (Horgan et al. 2018, section 3), so items of a running episode come `n` steps late.
     """
 
-    def __init__(self, n_steps: int, gamma: float, chunk_steps: int, stack: int) -> None:
-        """`stack` is the number of frames per stacked-pixel observation, 0 for whole observations."""
+    def __init__(
+        self, n_steps: int, gamma: float, chunk_steps: int, stack: int, action_dtype: str | None = "int32"
+    ) -> None:
+        """`stack` is the number of frames per stacked-pixel observation, 0 for whole observations.
+
+        Actions are stored as they are where `action_dtype` is None.
+        """
         if n_steps < 1 or chunk_steps < 1:
             raise ValueError("n_steps and chunk_steps must be at least 1")
         self._n = n_steps
         self._chunk_steps = chunk_steps
         self._stack = stack
+        self._action_dtype = action_dtype
         self._powers = gamma ** np.arange(n_steps + 1, dtype=np.float64)
         self._frames: list[np.ndarray] = []
-        self._actions: list[int] = []
+        self._actions: list[int | np.ndarray] = []
         self._rewards: list[float] = []
         self._taken: list[float] = []
         self._max: list[float] = []
@@ -82,7 +89,7 @@ class NStepAccumulator:
 
     def add(
         self,
-        action: int,
+        action: int | np.ndarray,
         reward: float,
         extras: Mapping[str, float],
         next_obs: np.ndarray,
@@ -94,7 +101,7 @@ class NStepAccumulator:
         """Appends one step and returns the chunks that it completed.
 
         Args:
-          action: what was done at the newest observation.
+          action: what was done at the newest observation, a number (or any array, if its dtype is stored).
           reward: what it earned, clipped as the learner should see it.
           extras: `value_taken`, Q of that action at that observation, and `value_max`, the largest Q there.
           next_obs: the observation that followed; at an episode's end the true last one. Copied.
@@ -156,7 +163,7 @@ class NStepAccumulator:
         chunk = Chunk(
             fields={
                 "obs": self._observations(steps),
-                "action": np.asarray(self._actions[:steps], np.int32),
+                "action": np.asarray(self._actions[:steps], self._action_dtype),
                 "reward": returns.astype(np.float32),
                 "discount": discounts.astype(np.float32),
                 "bootstrap_steps": windows.astype(np.uint8),

@@ -24,6 +24,21 @@ LZ4_INDEX_BYTES = 12
 """Bytes that a compressed entry takes besides its block: where it starts (int64) and its size (uint32)."""
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says where the disk, or what one may use of it, is full."""
+
+
+class DiskFullError(ConfigError):
+    """There is no room on the disk for a file. Nothing was lost, and it may be tried again."""
+
+
+def file_error(what: str, error: OSError) -> ConfigError:
+    """The error for people that ``error`` is, where it prevented ``what``."""
+    if error.errno in FULL:
+        return DiskFullError(f"the disk is full: {what}")
+    return ConfigError(f"{what}: {error.strerror}")
+
+
 class MappedFile:
     """A file of equal units that is mapped for reading and writing, made or extended with zeros.
 
@@ -60,7 +75,7 @@ class MappedFile:
             if not sparse:
                 self.reserve(0, shape[0])
         except OSError as error:
-            raise ConfigError(f"cannot make {path}: {error.strerror}") from None
+            raise file_error(f"cannot make {path}", error) from None
         self.array = np.memmap(self._file, dtype=dtype, mode="r+", shape=shape).view(np.ndarray)
         if not sparse:
             self._file.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from common.errors import CheckpointError, ConfigError
+from common.installation import install_command
 
 
 class Destination(ABC):
@@ -46,21 +47,32 @@ class Destination(ABC):
 
 
 class Directory(Destination):
-    """A local directory, which appears under its name when it is complete."""
+    """A local directory, which appears under its name when it is complete.
+
+    No symbolic link on the way to it is followed for writing, whenever it was made: who permits a place
+    resolves its links once (``os.path.realpath``), looks at what they lead to, and has that written.
+    """
 
     def __init__(self, path: Path, manifest_name: str) -> None:
         self._path = path
         self._manifest_name = manifest_name
-        self._temporary = path.with_name(path.name + ".incomplete")
+        self._temporary = path.name + ".incomplete"
+        self._parent = self._folder = -1  # descriptors
         if not manifest_name:
             return
-        if path.exists():
-            raise ConfigError(f"{path} is there already: a snapshot needs a new directory")
         try:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            self._temporary.mkdir(parents=True)
+            self._parent = _descend(path.parent)
+            if _is_there(path.name, self._parent):
+                raise ConfigError(f"{path} is there already: a snapshot needs a new directory")
+            shutil.rmtree(self._temporary, ignore_errors=True, dir_fd=self._parent)
+            os.mkdir(self._temporary, dir_fd=self._parent)
+            self._folder = os.open(self._temporary, _DIRECTORY, dir_fd=self._parent)
         except OSError as error:
+            self._close()
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+        except ConfigError:
+            self._close()
+            raise
 
     def prepare(self) -> None:
         """See `Destination`. No network is asked, so all of it has been done."""
@@ -68,7 +80,8 @@ class Directory(Destination):
     @contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
         """See `Destination`. The file is on the disk when it is closed."""
-        with (self._temporary / name).open("wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, 0o666, dir_fd=self._folder), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -81,16 +94,48 @@ class Directory(Destination):
         """See `Destination`."""
         with self.open(self._manifest_name) as file:
             file.write(manifest)
-        os.rename(self._temporary, self._path)
-        parent = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
+        os.rename(self._temporary, self._path.name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+        os.fsync(self._parent)
+        self._close()
 
     def abort(self) -> None:
         """See `Destination`."""
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        if self._parent >= 0:
+            shutil.rmtree(self._temporary, ignore_errors=True, dir_fd=self._parent)
+        self._close()
+
+    def _close(self) -> None:
+        for descriptor in (self._parent, self._folder):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._parent = self._folder = -1
+
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _descend(path: Path) -> int:
+    """A descriptor of the directory ``path``, made if it is not there; raises OSError at a symbolic link."""
+    descriptor = os.open("/", _DIRECTORY)
+    try:
+        for part in path.parts[1:]:
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=descriptor)
+            inner = os.open(part, _DIRECTORY, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _is_there(name: str, directory: int) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 class Remote(Destination):
@@ -158,8 +203,8 @@ def _line(error: Exception) -> str:
 
 def _to_install(url: str) -> str:
     if url.startswith(("s3://", "s3a://")):
-        return "install s3fs where this is to be read or written: pip install 'troupe[s3]'"
-    return "install fsspec and its package for this: pip install 'troupe[snapshot]'"
+        return f"install s3fs where this is to be read or written: {install_command('s3')}"
+    return f"install fsspec and its package for this: {install_command('snapshot')}"
 
 
 def open_destination(address: str, manifest_name: str = "") -> Destination:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from common.errors import ConfigError
 
 MAX_FIELD_BYTES = 1 << 30
 """Most that one field of a chunk, or of a batch, may take when it is unpacked."""
+
+LARGEST_FLOAT = 1e9
+"""Floats beyond this size are not learned from: sums of their squares leave float32, as infinity does."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class FieldSpec:
         before: entries stored before the first step.
         after: entries stored after the last step.
         compress: whether the sender compresses each entry with lz4.
+        bounds: the least and the largest value that can be learned from, where that is not all; it is known
+            to the agent only, and no part of what is stored.
     """
 
     name: str
@@ -36,6 +43,7 @@ class FieldSpec:
     before: int = 0
     after: int = 0
     compress: bool = False
+    bounds: tuple[float, float] | None = field(default=None, compare=False)
 
     @property
     def entry_bytes(self) -> int:
@@ -46,6 +54,27 @@ class FieldSpec:
     def entries(self, steps: int) -> int:
         """Number of entries that a chunk (or an item) of ``steps`` steps has."""
         return self.before + steps + self.after
+
+    def limits(self) -> tuple[float, float] | None:
+        """The least and the largest value that can be learned from; None where every value can."""
+        if self.bounds is None and self.dtype.startswith("float"):
+            largest = min(LARGEST_FLOAT, float(np.finfo(self.dtype).max))
+            return -largest, largest
+        return self.bounds
+
+    def bad_rows(self, rows: NDArray) -> NDArray[np.bool_] | None:
+        """Which of ``rows [B, ...]`` have a value outside of the limits, or NaN, ``[B]``; None if none."""
+        limits = self.limits()
+        if limits is None or not rows.size or (rows.min() >= limits[0] and rows.max() <= limits[1]):
+            return None  # NaN is neither
+        flat = rows.reshape(len(rows), -1)
+        good: NDArray[np.bool_] = np.all((flat >= limits[0]) & (flat <= limits[1]), axis=1)
+        return np.logical_not(good)
+
+
+def compressed_if(wanted: bool, specs: Sequence[FieldSpec]) -> tuple[FieldSpec, ...]:
+    """``specs``, none of them compressed unless that is ``wanted``."""
+    return tuple(replace(spec, compress=spec.compress and wanted) for spec in specs)
 
 
 @dataclass
@@ -85,16 +114,61 @@ class Chunk:
         return Items(self.offsets, self.lengths, self.priorities)
 
 
+def as_array(name: str, values: ArrayLike, dtype: str | None = None) -> NDArray:
+    """Lists and numbers as an array, of ``dtype`` where that changes no value; an array as it is.
+
+    Raises ConfigError for lists that are no array; ``name`` is that of the field.
+    """
+    if isinstance(values, np.ndarray):
+        return values
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ConfigError(f"field {name}: lists that differ in length are no array") from None
+    if dtype is None or array.dtype == np.dtype(dtype) or array.dtype.kind not in "biuf":
+        return array
+    with np.errstate(all="ignore"):
+        converted = array.astype(dtype)
+    # Numbers with a fraction are rounded to float32, and never to integers.
+    exact = converted.dtype.kind == "f" or np.array_equal(converted, array)
+    return converted if exact else array
+
+
+def with_arrays(chunk: Chunk, specs: Sequence[FieldSpec] | None) -> Chunk:
+    """``chunk`` with arrays where it has lists: of what ``specs`` say, or as numpy chooses."""
+    dtypes = {spec.name: spec.dtype for spec in specs or ()}
+    own = _items_with_arrays(chunk.items)
+    return replace(
+        chunk,
+        fields={name: as_array(name, values, dtypes.get(name)) for name, values in chunk.fields.items()},
+        offsets=own.offsets,
+        lengths=own.lengths,
+        priorities=own.priorities,
+        more={table: _items_with_arrays(items) for table, items in chunk.more.items()},
+    )
+
+
+def _items_with_arrays(items: Items) -> Items:
+    return Items(
+        as_array("offsets", items.offsets, "int32"),
+        as_array("lengths", items.lengths, "int32"),
+        as_array("priorities", items.priorities, "float64"),
+    )
+
+
 def check_chunk(chunk: Chunk, specs: Sequence[FieldSpec]) -> None:
-    """Raises ValueError if ``chunk`` does not have exactly the arrays that ``specs`` describe."""
+    """Raises ConfigError if ``chunk`` does not have exactly the arrays that ``specs`` describe."""
     names = {spec.name for spec in specs}
     if set(chunk.fields) != names:
-        raise ValueError(f"chunk has fields {sorted(chunk.fields)}, the specs say {sorted(names)}")
+        raise ConfigError(f"the chunk has fields {sorted(chunk.fields)}, the specs say {sorted(names)}")
     for spec in specs:
         array = chunk.fields[spec.name]
         want = (spec.entries(chunk.steps), *spec.shape)
         if array.shape != want or array.dtype != np.dtype(spec.dtype):
-            raise ValueError(f"field {spec.name} is {array.dtype}{array.shape}, expected {spec.dtype}{want}")
+            raise ConfigError(
+                f"field {spec.name} is {array.dtype}{array.shape}, expected {spec.dtype}{want}: "
+                "every chunk of a client has the fields of its first"
+            )
     for items in (chunk.items, *chunk.more.values()):
         _check_items(items, chunk.steps)
 
@@ -116,10 +190,10 @@ def check_windows(windows: Mapping[str, NDArray], steps: int, specs: Sequence[Fi
 def _check_items(items: Items, steps: int) -> None:
     count = len(items.offsets)
     if len(items.lengths) != count or len(items.priorities) != count:
-        raise ValueError("offsets, lengths and priorities differ in length")
+        raise ConfigError("offsets, lengths and priorities of a chunk's items differ in length")
     if count and (
         np.min(items.offsets) < 0
         or np.min(items.lengths) < 1
         or np.max(np.asarray(items.offsets, np.int64) + items.lengths) > steps
     ):
-        raise ValueError("an item lies outside of its chunk")
+        raise ConfigError(f"an item lies outside of its chunk of {steps} steps")

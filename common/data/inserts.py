@@ -12,15 +12,7 @@ from common.data.columns import Payload
 from common.data.fields import MAX_FIELD_BYTES, FieldSpec, Items
 from common.data.packing import MAX_ENTRY_BYTES, PackingError, check_blocks
 from common.data.table import TableConfig, valid_priorities
-
-
-class RefusedError(Exception):
-    """An insert or a request that can never be served as it is. ``kind`` is a word to branch on."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(f"{kind}: {detail}")
-        self.kind = kind
-        self.detail = detail
+from common.errors import RefusedError
 
 
 class GapError(Exception):
@@ -32,7 +24,7 @@ class GapError(Exception):
 
 
 class HeldError(Exception):
-    """An insert that has to wait until there is room in a queue. It is right to try it again."""
+    """An insert that has to wait for room: ``str()`` says which. It is right to try it again."""
 
 
 @dataclass
@@ -49,6 +41,7 @@ class Insert:
         version: parameters that acted.
         items: the windows, by table.
         checked: whether ``check_insert`` has passed it, for one that waits for room is tried many times.
+        waits_for: why it had to wait when it was last tried; empty where it never had to.
     """
 
     incarnation: int
@@ -60,12 +53,19 @@ class Insert:
     version: int
     items: Mapping[str, Items]
     checked: bool = False
+    waits_for: str = ""
 
 
 def check_insert(
-    insert: Insert, stored: Sequence[FieldSpec] | None, tables: Mapping[str, TableConfig]
+    insert: Insert,
+    stored: Sequence[FieldSpec] | None,
+    tables: Mapping[str, TableConfig],
+    item_steps: tuple[int, int] | None = None,
 ) -> None:
-    """Raise RefusedError for whatever is wrong with ``insert`` in itself, or does not fit what is stored."""
+    """Raise RefusedError for whatever is wrong with ``insert`` in itself, or does not fit what is stored.
+
+    ``item_steps`` are those of the shortest and of the longest item that are taken.
+    """
     if stored is not None and not same_fields(insert.specs, stored):
         raise RefusedError("signature", _difference(insert.specs, tuple(stored)))
     if not 0 < insert.steps < 2**31:
@@ -81,6 +81,8 @@ def check_insert(
         if table is None:
             raise no_table(name, tables)
         _check_items(items, insert.steps, table.capacity)
+        if item_steps and (items.lengths.min() < item_steps[0] or items.lengths.max() > item_steps[1]):
+            raise RefusedError("bad_items", "an item of other than {} to {} steps".format(*item_steps))
 
 
 def no_table(name: str, tables: Mapping[str, Any]) -> RefusedError:

@@ -13,14 +13,17 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.columns import MappedFile, Payload
+from common.data.changes import CHANGE, check_memory
+from common.data.columns import DiskFullError, Payload
 from common.data.fields import MAX_FIELD_BYTES, FieldSpec
-from common.data.inserts import GapError, HeldError, Insert, RefusedError, check_insert, no_table
+from common.data.inserts import GapError, HeldError, Insert, check_insert, no_table, same_fields
 from common.data.leases import Leases
+from common.data.producers import Producers
 from common.data.sample import Sample, Share
 from common.data.store import (
     HEADER_FILE,
     ChunkStore,
+    NoRoomError,
     StoreFullError,
     check_run,
     load_signature,
@@ -28,11 +31,7 @@ from common.data.store import (
 )
 from common.data.table import Table, TableConfig
 from common.data.table_config import check_tables
-from common.errors import ConfigError
-
-PRODUCER = np.dtype([("incarnation", "u8"), ("sequence", "u8"), ("time_s", "f8")])
-PRODUCERS_FILE = "producers"
-MAX_PRODUCERS = 8192
+from common.errors import ConfigError, RefusedError
 
 SPARE = 8
 """Files have room for this many times the entries that the first chunk lets one expect."""
@@ -62,6 +61,7 @@ class Replay:
         tables: by name.
         store: None until the first insert has said what the fields are.
         counters: since the start of the process.
+        stuck: why no insert finds room in the files now, whatever its table; empty while they do.
         restored_items: items that a former process has left.
         run: name of the run that the items are of; empty where they are of none.
     """
@@ -76,6 +76,8 @@ class Replay:
         seed: int | None = None,
         run: str = "",
         adopt: bool = False,
+        specs: Sequence[FieldSpec] | None = None,
+        item_steps: tuple[int, int] | None = None,
     ) -> None:
         """Open ``folder``, whatever a former process has left there.
 
@@ -87,15 +89,19 @@ class Replay:
             seed: of sampling.
             run: see the attribute; what is there of another run is refused.
             adopt: make what is there of another run part of this one instead.
+            specs: the fields that chunks must have; by default those of the first one.
+            item_steps: steps of the shortest and of the longest item to take; by default any.
         """
         check_tables(tables)
         self._must_fit = must_fit
+        self._wanted, self._item_steps = specs, item_steps
         self.folder = folder
         self.budget_bytes = budget_bytes
         self.run = run
         self.rng = np.random.default_rng(seed)
         self.counters = Counters()
         self.store: ChunkStore | None = None
+        self.stuck = ""
         self.restored_items = 0
         self._leases = Leases()
         self._lock = _lock_folder(folder)
@@ -110,16 +116,15 @@ class Replay:
         if saved is not None and not adopt:
             remedy = "use another --data-dir, --volatile to start empty, or --adopt to take them over"
             check_run(self.folder, saved[1], self.run, remedy)
-        self._max_chunks = sum(table.slots for table in tables) + 1024
+        self._slots = sum(table.slots for table in tables)
+        self._max_chunks = self._slots + 1024
         self._configs = {table.name: table for table in tables}
         self.layout: dict[str, Any] = {"tables": {table.name: table.slots for table in tables}}
-        self.tables = {table.name: Table(table, self.folder, self._release) for table in tables}
-        self._producers = MappedFile(
-            self.folder / PRODUCERS_FILE, PRODUCER, (MAX_PRODUCERS,), sparse=False
-        ).array
-        self._places = {
-            int(row["incarnation"]): i for i, row in enumerate(self._producers) if row["incarnation"]
+        self.tables = {
+            table.name: Table(table, self.folder, self._release_queued if table.is_queue else self._release)
+            for table in tables
         }
+        self._producers = Producers(self.folder)
         if saved is not None:
             self._restore(*saved)
 
@@ -130,6 +135,12 @@ class Replay:
 
     def _restore(self, specs: tuple[FieldSpec, ...], layout: dict[str, Any]) -> None:
         check_capacities(self.folder, layout, self._configs.values())
+        if self._wanted is not None and not same_fields(specs, self._wanted):
+            theirs, ours = ([spec.name for spec in each] for each in (specs, self._wanted))
+            raise ConfigError(
+                f"{self.folder} holds items with other fields ({theirs}) than the agent of this run stores "
+                f"({ours}): start with another --data-dir, or with --volatile"
+            )
         if layout.get("run", "") != self.run:
             layout["run"] = self.run
             save_signature(self.folder, specs, layout)
@@ -139,16 +150,13 @@ class Replay:
         store.space.budget_bytes = self.budget_bytes = min(self.budget_bytes, layout["budget_bytes"])
         self.store = store
         for table in self.tables.values():
-            np.add.at(store.references, table.restore(store.commits), 1)
+            rows = table.restore(store.commits)
+            np.add.at(store.references, rows, 1)
+            if table.config.is_queue:
+                store.keep(rows)
             self.restored_items += table.size
-        # A chunk may have been committed a moment before its producer was noted.
         live = store.live()
-        producers, which = np.unique(live["incarnation"], return_inverse=True)
-        newest = np.zeros(len(producers), np.uint64)
-        np.maximum.at(newest, which, live["sequence"])
-        for incarnation, sequence in zip(producers.tolist(), newest, strict=True):
-            place = self._place(incarnation)
-            self._producers["sequence"][place] = max(self._producers["sequence"][place], sequence)
+        self._producers.restore(live["incarnation"], live["sequence"])
         store.free_unused()
 
     # ---------------------------------------------------------------- insert
@@ -156,74 +164,100 @@ class Replay:
     def insert(self, insert: Insert) -> bool:
         """Store a chunk and its items; False if that has happened before.
 
-        Raises RefusedError, GapError where an earlier insert of the same incarnation is missing, or HeldError
-        while a queue has no room for it.
+        Raises RefusedError, also for a number that was refused before, GapError where an earlier insert of
+        the same incarnation is missing, or HeldError while there is no room for it. MemoryError means that
+        nothing of it is there, TornStateError that this object is of no more use.
         """
-        place = self._place(insert.incarnation)
-        expected = max(int(self._producers["sequence"][place]) + 1, insert.oldest)
+        expected = max(self._producers.newest(insert.incarnation) + 1, insert.oldest)
         if insert.sequence < expected:
+            if not self._producers.is_stored(insert.incarnation, insert.sequence):
+                raise self._counted(
+                    RefusedError("not_stored", f"insert {insert.sequence} was refused before, or left out")
+                )
+            self._producers.heard(insert.incarnation)
             self.counters.duplicate_inserts += 1
             return False
         if insert.sequence > expected:
             raise GapError(expected)
+        self._producers.admit(insert.incarnation)
         try:
             if not insert.checked:
-                check_insert(insert, self.specs, self._configs)
+                check_insert(insert, self.specs or self._wanted, self._configs, self._item_steps)
                 insert.checked = True
             self._hold(insert)
             store = self._create(insert) if self.store is None else self.store
+            counts = {name: len(items.offsets) for name, items in insert.items.items()}
+            check_memory(sum(counts.values()), self._slots)
             starts = self._make_room(store, insert.payloads)
         except RefusedError as error:
             # The producer gives it up: its next insert must not look like a gap.
-            self._producers["sequence"][place] = insert.sequence
-            self.counters.refused[error.kind] = self.counters.refused.get(error.kind, 0) + 1
-            raise
-        count = sum(len(items.offsets) for items in insert.items.values())
-        row, commit = store.write(starts, insert.payloads, count)
+            self.stuck = ""
+            self._producers.settle(insert.incarnation, insert.sequence, stored=False)
+            raise self._counted(error) from None
+        except (NoRoomError, DiskFullError) as error:
+            self.stuck = str(error)
+            raise HeldError(self.stuck) from None
+        self.stuck = ""
+        with CHANGE:
+            self._store(store, starts, insert, counts)
+        return True
+
+    def _store(self, store: ChunkStore, starts: list[int], insert: Insert, counts: Mapping[str, int]) -> None:
+        """Write what is checked and has a place, whole."""
+        count, queued = sum(counts.values()), sum(n for name, n in counts.items() if self._is_queue(name))
+        row, commit = store.write(starts, insert.payloads, count, queued)
         for name, items in insert.items.items():
             table = self.tables[name]
             table.insert(row, commit, items.offsets, items.lengths, items.priorities, self.rng)
-        now_s = time.time()
         store.commit(
             row,
             commit,
             steps=insert.steps,
             version=insert.version,
-            time_s=now_s,
+            time_s=time.time(),
             incarnation=insert.incarnation,
             sequence=insert.sequence,
         )
-        self._producers["sequence"][place] = insert.sequence
-        self._producers["time_s"][place] = now_s
+        for name, inserted in counts.items():
+            self.tables[name].count_inserted(inserted)
+        self._producers.settle(insert.incarnation, insert.sequence, stored=True)
         self.counters.inserted_chunks += 1
         self.counters.inserted_items += count
         self.counters.inserted_steps += insert.steps
-        return True
 
     def _hold(self, insert: Insert) -> None:
         for name, items in insert.items.items():
             table = self.tables[name]
             if table.limiter.insert_held(table.size, len(items.offsets)):
                 table.held_items = len(items.offsets)
-                raise HeldError(name)
+                raise HeldError(f"queue {name!r} is full")
+
+    def _is_queue(self, name: str) -> bool:
+        return self._configs[name].is_queue
 
     def _create(self, insert: Insert) -> ChunkStore:
         """Make the store for the fields of the first insert."""
         if self._must_fit:
             self._check_fit(insert)
         items = sum(len(items.offsets) for items in insert.items.values())
-        capacity = sum(table.slots for table in self._configs.values())
         # The files are sparse, so this costs nothing but address space: lanes find their sizes themselves.
         entries = {
-            spec.name: max(SPARE * capacity * spec.entries(insert.steps) // items, 1 << 16)
+            spec.name: max(SPARE * self._slots * spec.entries(insert.steps) // items, 1 << 16)
             for spec in insert.specs
         }
         self.layout |= {"entries": entries, "budget_bytes": self.budget_bytes, "run": self.run}
-        store = ChunkStore(self.folder, insert.specs, self.budget_bytes, self._max_chunks, entries)
-        for table in self.tables.values():
-            table.restore(store.commits)
-        save_signature(self.folder, insert.specs, self.layout)
-        self.store = store
+        before = set(self.folder.iterdir())
+        try:
+            store = ChunkStore(self.folder, insert.specs, self.budget_bytes, self._max_chunks, entries)
+            self._make_room(store, insert.payloads)
+            for table in self.tables.values():
+                table.restore(store.commits)
+            save_signature(self.folder, insert.specs, self.layout)
+            self.store = store
+        except BaseException:
+            for path in set(self.folder.iterdir()) - before:  # the next insert may have other fields
+                path.unlink()
+            raise
         return store
 
     def _check_fit(self, insert: Insert) -> None:
@@ -243,9 +277,11 @@ class Replay:
     def _make_room(self, store: ChunkStore, payloads: Mapping[str, Payload]) -> list[int]:
         try:
             while (starts := store.prepare(payloads)) is None:
-                row, commit = store.evict()
-                for table in self.tables.values():
-                    self.counters.evicted_early_items += table.drop_chunk(row, commit)
+                row = store.oldest()
+                with CHANGE:
+                    commit = store.evict(row)
+                    for table in self.tables.values():
+                        self.counters.evicted_early_items += table.drop_chunk(row, commit)
         except StoreFullError as error:
             raise RefusedError("too_large", str(error)) from None
         return starts
@@ -254,17 +290,14 @@ class Replay:
         assert self.store is not None
         self.store.release(rows)
 
-    def _place(self, incarnation: int) -> int:
-        """Where a producer is noted; a new one takes the place of the one that was silent for longest."""
-        place = self._places.get(incarnation)
-        if place is None:
-            place = len(self._places)
-            if place >= MAX_PRODUCERS:
-                place = int(np.argmin(self._producers["time_s"]))
-                self._places.pop(int(self._producers["incarnation"][place]), None)
-            self._producers[place] = (incarnation, 0, time.time())
-            self._places[incarnation] = place
-        return place
+    def _release_queued(self, rows: NDArray[np.int64]) -> None:
+        assert self.store is not None
+        self.store.release(rows)
+        self.store.let_go(rows)  # those that have items in other tables may go from now on
+
+    def _counted(self, error: RefusedError) -> RefusedError:
+        self.counters.refused[error.kind] = self.counters.refused.get(error.kind, 0) + 1
+        return error
 
     # ---------------------------------------------------------------- sample and update
 
@@ -272,13 +305,14 @@ class Replay:
         """``draw`` a batch, and count it as sampled."""
         sample = self.draw(shares, plain=plain, places=places)
         if not isinstance(sample, str):
+            self.take(sample)
             self.count_sampled(sample)
         return sample
 
     def draw(self, shares: Mapping[str, int], *, plain: bool = False, places: bool = False) -> Sample | str:
         """A batch with so many rows of each table, in this order, or the reason why there is none now.
 
-        Its items may be drawn again until ``count_sampled``. Raises RefusedError where there can be none.
+        Its items may be drawn again until ``take``. Raises RefusedError where there can be none.
 
         Args:
             shares: rows by table.
@@ -290,17 +324,21 @@ class Replay:
             impossible = self._table(name).impossible(count)
             if impossible:
                 raise RefusedError("batch_size", impossible)
+        # Before any work: drawing alone takes seconds for what could never be sent.
+        self._check_size(sum(shares.values()), max(self.tables[name].shortest for name in shares))
+        check_memory(sum(shares.values()), self._slots)
         for name, count in shares.items():
             reason = self.tables[name].sample_blocked(count)
             if reason:
-                return reason
+                return f"{reason}, and inserts wait: {self.stuck}" if self.stuck else reason
         sample = self._choose(shares)
         if sample is None:
             return "every priority is zero"
         assert self.store is not None
         self._check_size(len(sample.ids), int(sample.lengths.max()))
         if places and not any(self._configs[name].max_times_sampled for name in shares):
-            self._leases.hold(self.store, sample.rows, sample.commits, time.monotonic())
+            with CHANGE:
+                self._leases.hold(self.store, sample.rows, sample.commits, time.monotonic())
         else:
             offsets, lengths = sample.offsets.astype(np.int64), sample.lengths.astype(np.int64)
             sample.arrays = self.store.gather(sample.rows, offsets, lengths, plain=plain)
@@ -312,10 +350,27 @@ class Replay:
             if count * spec.entries(steps) * spec.entry_bytes > MAX_FIELD_BYTES:
                 raise RefusedError("batch_size", f"{count} rows of field {spec.name} are more than 1 GiB")
 
+    def take(self, sample: Sample) -> None:
+        """Note, in the files, that what was drawn is given away, to be done before it is: at most once.
+
+        Then comes ``count_sampled``, or ``put_back`` where it could not be given.
+        """
+        check_memory(len(sample.ids), self._slots)  # also for what follows
+        with CHANGE:
+            for share, slots in zip(sample.shares, sample.slots, strict=True):
+                self.tables[share.table].take(slots)
+
+    def put_back(self, sample: Sample) -> None:
+        """Undo ``take``."""
+        with CHANGE:
+            for share, slots in zip(sample.shares, sample.slots, strict=True):
+                self.tables[share.table].take(slots, -1)
+
     def count_sampled(self, sample: Sample) -> None:
-        """Count what was drawn as sampled: items that have been sampled often enough go."""
-        for share, slots in zip(sample.shares, sample.slots, strict=True):
-            self.tables[share.table].count_sampled(slots, self.rng)
+        """Count what was taken as sampled: items that have been sampled often enough go."""
+        with CHANGE:
+            for share, slots in zip(sample.shares, sample.slots, strict=True):
+                self.tables[share.table].count_sampled(slots, self.rng)
         self.counters.sampled_batches += 1
         self.counters.sampled_items += len(sample.ids)
 
@@ -359,7 +414,9 @@ class Replay:
     def update(self, table_name: str, ids: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
         """Set raw priorities by item id; invalid ones and unknown ids are counted and skipped."""
         table = self._table(table_name)
-        invalid, unknown = table.update(ids, priorities)
+        check_memory(len(ids), self._slots)
+        with CHANGE:
+            invalid, unknown = table.update(ids, priorities)
         self.counters.invalid_priorities += invalid
         self.counters.unknown_priorities += unknown
         self.counters.updated_priorities += len(ids) - invalid - unknown
@@ -367,17 +424,22 @@ class Replay:
     def expire_leases(self) -> None:
         """Let go of chunks that were kept for readers of the files; to be called now and then."""
         if self.store is not None:
-            self._leases.expire(self.store, time.monotonic())
+            with CHANGE:
+                self._leases.expire(self.store, time.monotonic())
 
     def insert_blocked(self) -> dict[str, str]:
         """By table, why writers should pause; only the tables that want them to."""
-        reasons = {name: table.limiter.insert_blocked(table.size) for name, table in self.tables.items()}
+        reasons = {
+            name: table.limiter.insert_blocked(table.size) or self.stuck
+            for name, table in self.tables.items()
+        }
         return {name: reason for name, reason in reasons.items() if reason}
 
     def small_files(self) -> dict[str, NDArray]:
         """Copies of all files but those of the chunks, by name."""
         assert self.store is not None
-        files = {PRODUCERS_FILE: self._producers.copy(), HEADER_FILE: self.store.header().copy()}
+        files = {name: array.copy() for name, array in self._producers.files().items()}
+        files[HEADER_FILE] = self.store.header().copy()
         for name, table in self.tables.items():
             files |= {f"{name}.{ending}": array.copy() for ending, array in table.files().items()}
         return files
@@ -392,9 +454,9 @@ class Replay:
 def check_capacities(place: object, layout: Mapping[str, Any], tables: Iterable[TableConfig]) -> None:
     """Raise ConfigError where the files in ``place``, with this ``layout``, are of other ``tables``."""
     wanted = {table.name: table.slots for table in tables}
-    if layout["tables"] != wanted:
+    if layout.get("tables") != wanted:
         raise ConfigError(
-            f"{place} was made for the capacities {layout['tables']}, not {wanted}: "
+            f"{place} was made for the capacities {layout.get('tables')}, not {wanted}: "
             "use those, or another folder"
         )
 

@@ -45,11 +45,18 @@ class Layout(NamedTuple):
         """
         beyond = np.maximum(0, lengths.astype(np.int64) - self.steps)
         burned = -(-beyond // self.period) * self.period
-        return np.where(starts, np.maximum(0, self.burn_in - burned), 0)
+        missing = np.where(starts, np.maximum(0, self.burn_in - burned), 0)
+        # No accumulator makes one that is all burn-in, but a stranger may: its last step is learned from.
+        return np.maximum(missing, self.burn_in + 1 - lengths.astype(np.int64))
 
 
 def sequence_fields(
-    obs_shape: tuple[int, ...], obs_dtype: str, stack: int, period: int, memory_size: int
+    obs_shape: tuple[int, ...],
+    obs_dtype: str,
+    stack: int,
+    num_actions: int,
+    period: int,
+    memory_size: int,
 ) -> tuple[FieldSpec, ...]:
     """Fields of sequences of one episode; each observation is stored once for all sequences of a chunk.
 
@@ -57,6 +64,7 @@ def sequence_fields(
       obs_shape: shape of one whole observation; `(stack, H, W)` when `stack` is not 0.
       obs_dtype: numpy name of its dtype.
       stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
+      num_actions: how many there are.
       period: steps between the beginnings of two sequences.
       memory_size: width of the agent's recurrent state.
 
@@ -73,9 +81,9 @@ def sequence_fields(
         obs = FieldSpec("obs", obs_dtype, obs_shape, after=1, compress=len(obs_shape) > 1)
     return (
         obs,
-        FieldSpec("action", "int32", (), before=1),
+        FieldSpec("action", "int32", (), before=1, bounds=(0, num_actions - 1)),
         FieldSpec("reward", "float32", (), before=1),
-        FieldSpec("ended", "uint8", (), before=1),
+        FieldSpec("ended", "uint8", (), before=1, bounds=(RUNNING, TRUNCATED)),
         FieldSpec("memory", "float32", (-(-memory_size // period),), after=period - 1),
     )
 

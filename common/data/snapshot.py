@@ -183,7 +183,7 @@ def restore_snapshot(
         files = [(str(f["name"]), int(f["bytes"]), str(f["sha256"])) for f in manifest["files"]]
         items = int(manifest["items"])
         layout = dict(manifest["layout"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{source} holds no snapshot that can be read: {error}") from None
     if run is not None:
         check_run(source, layout, run, "restore another snapshot, or take over this one with --adopt")

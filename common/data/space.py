@@ -5,11 +5,13 @@ keep their runs in one order, so one list and one cursor describe them all. The 
 cursor: into the gap that freed chunks have left there, behind everything else where the lanes may grow, or to
 the front again. Chunks that are freed in the order of their age make a ring of this. Where some outlive
 others, the cursor skips the living, for nothing is ever moved: a reader of a chunk needs to know only that it
-is still there. Where there is no room left at all, the oldest chunk goes, and the cursor takes its place.
+is still there. Where there is no room left at all, the oldest chunk goes that is not kept, and the cursor
+takes its place.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -26,6 +28,7 @@ class Space:
     Attributes:
         limits: units of each lane in use at present, the point where its positions wrap.
         budget_bytes: what the lanes may grow to, all together.
+        ceilings: units that each lane may grow to at present, at most what its storage has room for.
     """
 
     SLACK = 16
@@ -55,7 +58,8 @@ class Space:
         """
         self.limits = [0] * len(most)
         self.budget_bytes = budget_bytes
-        self._most = list(most)
+        self.ceilings = list(most)
+        self._most = tuple(most)
         self._unit_bytes = list(unit_bytes)
         self._starts = starts
         self._counts = counts
@@ -64,12 +68,20 @@ class Space:
         self._next = np.full(most[0] + 1, self._end, np.int32)
         self._previous = np.full(most[0] + 1, self._end, np.int32)
         self._cursor = self._end
-        self._ages: OrderedDict[int, None] = OrderedDict()  # the rows, oldest first
+        self._births = np.zeros(most[0], np.int64)  # numbers that ascend; 0 where there is no chunk
+        self._born = 0
+        self._ages: OrderedDict[int, None] = OrderedDict()  # the rows that were never kept, oldest first
+        self._kept: set[int] = set()
+        self._let_go: list[tuple[int, int]] = []  # a heap of births and rows, some of which have left
+        self._live = 0
         self._live_bytes = 0
         self._credit = 0
+        self._hopeless: list[int] | None = (
+            None  # a size for which there was no gap, and nothing has gone since
+        )
 
     def __len__(self) -> int:
-        return len(self._ages)
+        return self._live
 
     @property
     def used_bytes(self) -> int:
@@ -87,6 +99,8 @@ class Space:
         self._next[order[:-1]] = order[1:]
         self._previous[order[1:]] = order[:-1]
         self._ages = OrderedDict.fromkeys(rows.tolist())
+        self._births[rows] = np.arange(1, len(rows) + 1)
+        self._born = self._live = len(rows)
         self.limits = [int(limit) for limit in limits]
         if len(rows):
             ends = (self._starts[rows] + self._counts[rows]).max(axis=0)
@@ -97,21 +111,39 @@ class Space:
     def place(self, counts: Sequence[int]) -> list[int] | None:
         """Where a chunk of ``counts`` units would go; None where ``oldest()`` has to go first.
 
-        Also None where there is nothing and it still does not fit.
+        Also None where there is nothing that may go, and it still does not fit.
         """
-        if not self._ages:
+        if not self._live:
             return self._place_first(counts)
-        for _ in range(len(self._ages) + 1):
-            starts = self._place_here(counts)
-            if starts is not None or self._credit <= 0:
-                break
-            self._credit -= 1
-            self._cursor = int(self._next[self._cursor])
-        else:
-            self._credit = 0  # no gap is large enough
+        starts = self._search(counts)
         if starts is None and self._may_grow(counts, self.limits):
             self._cursor = int(self._previous[self._end])
             starts = self._place_here(counts)
+        if starts is None and self.oldest() is None:
+            starts = self._search_everywhere(counts)
+        return starts
+
+    def _search(self, counts: Sequence[int], *, everywhere: bool = False) -> list[int] | None:
+        """A place behind the cursor, or behind one of the chunks that follow, as far as the credit goes."""
+        for _ in range(self._live + 1):
+            starts = self._place_here(counts)
+            if starts is not None:
+                return starts
+            if not everywhere:
+                if self._credit <= 0:
+                    return None
+                self._credit -= 1
+            self._cursor = int(self._next[self._cursor])
+        self._credit = 0  # no gap is large enough
+        return None
+
+    def _search_everywhere(self, counts: Sequence[int]) -> list[int] | None:
+        """A place in any gap, whatever it costs to look: for when no chunk may go. Not twice in vain."""
+        least = self._hopeless
+        if least is not None and all(count >= few for count, few in zip(counts, least, strict=True)):
+            return None
+        starts = self._search(counts, everywhere=True)
+        self._hopeless = list(counts) if starts is None else None
         return starts
 
     def fits_empty(self, counts: Sequence[int]) -> bool:
@@ -121,9 +153,18 @@ class Space:
             and self._bytes(counts) <= self.budget_bytes
         )
 
-    def oldest(self) -> int:
-        """The row of the oldest chunk."""
-        return next(iter(self._ages))
+    def fits_now(self, counts: Sequence[int]) -> bool:
+        """Whether a chunk of ``counts`` units is within the present ceilings."""
+        return all(count <= ceiling for count, ceiling in zip(counts, self.ceilings, strict=True))
+
+    def oldest(self) -> int | None:
+        """The row of the oldest chunk that may go; None where all are kept."""
+        row = next(iter(self._ages), None)
+        while self._let_go and self._births[self._let_go[0][1]] != self._let_go[0][0]:
+            heapq.heappop(self._let_go)
+        if self._let_go and (row is None or self._let_go[0][0] < self._births[row]):
+            return self._let_go[0][1]
+        return row
 
     def take(self, starts: Sequence[int], counts: Sequence[int]) -> None:
         """Take the place that was the last answer of ``place``."""
@@ -132,9 +173,26 @@ class Space:
         self._next[row], self._previous[row] = after, before
         self._next[before] = self._previous[after] = row
         self._cursor = row
+        self._born += 1
+        self._births[row] = self._born
         self._ages[row] = None
+        self._live += 1
         self._live_bytes += self._bytes(counts)
         self.limits = [max(n, s + c) for n, s, c in zip(self.limits, starts, counts, strict=True)]
+
+    def keep(self, row: int) -> None:
+        """Have the chunk at ``row``, just taken or restored, stay until ``let_go``, whatever needs room."""
+        del self._ages[row]
+        self._kept.add(row)
+
+    def let_go(self, row: int) -> None:
+        """Let the chunk at ``row``, which was kept, go in its turn."""
+        self._kept.discard(row)
+        heapq.heappush(self._let_go, (int(self._births[row]), row))
+        if len(self._let_go) > 2 * self._live + 64:  # most of them have left
+            self._let_go = [each for each in self._let_go if self._births[each[1]] == each[0]]
+            heapq.heapify(self._let_go)
+        self._hopeless = None
 
     def free(self, row: int) -> None:
         """Give back the place of the chunk at ``row``."""
@@ -150,7 +208,11 @@ class Space:
         self._next[before], self._previous[after] = after, before
         if self._cursor == row:
             self._cursor = before
-        del self._ages[row]
+        self._births[row] = 0
+        self._ages.pop(row, None)
+        self._kept.discard(row)
+        self._hopeless = None
+        self._live -= 1
         self._live_bytes -= self._bytes(self._counts[row].tolist())
         return before
 
@@ -193,7 +255,7 @@ class Space:
         ends = [begin + count for begin, count in zip(begins, counts, strict=True)]
         growth = [max(end - limit, 0) for end, limit in zip(ends, self.limits, strict=True)]
         return (
-            all(end <= most for end, most in zip(ends, self._most, strict=True))
+            all(end <= ceiling for end, ceiling in zip(ends, self.ceilings, strict=True))
             and self.used_bytes + self._bytes(growth) <= self.budget_bytes
         )
 

@@ -7,10 +7,10 @@ the chunk (the entries and the items in every table), and cleared before anythin
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.columns import Column, Lane, MappedFile, Payload, make_column
+from common.data.columns import FULL, Column, Lane, MappedFile, Payload, file_error, make_column
 from common.data.counting import add_counts
 from common.data.fence import fence
 from common.data.fields import FieldSpec
@@ -35,6 +35,9 @@ RESERVE_BYTES = 1 << 16
 MOST_RESERVE_BYTES = 1 << 24
 """Room on the disk is taken in steps of a sixteenth of a lane, but at least and at most so much."""
 
+DISK_RETRY_S = 1.0
+"""A full disk is tried again after this."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -47,6 +50,10 @@ def record_dtype(lanes: int) -> np.dtype:
 
 class StoreFullError(ValueError):
     """A chunk that is larger than the whole store may be."""
+
+
+class NoRoomError(Exception):
+    """There is no room for a chunk now, though there will be: ``str()`` says what has to happen."""
 
 
 class ChunkStore:
@@ -66,6 +73,7 @@ class ChunkStore:
     ) -> None:
         """Map the files in ``folder``; ``most_entries``, by field, may not change while they exist."""
         self.specs = tuple(specs)
+        self._folder = folder
         self.columns: dict[str, Column] = {
             spec.name: make_column(spec, folder, budget_bytes, most_entries[spec.name]) for spec in self.specs
         }
@@ -87,6 +95,8 @@ class ChunkStore:
             position += len(column.lanes)
         self.references = np.zeros(max_chunks, np.int32)
         """Items of each row, over all tables."""
+        self.queued = np.zeros(max_chunks, np.int32)
+        """Those of queues among them: a chunk with one of these is never evicted."""
         self.space = Space(
             [lane.most for lane in self._lanes],
             [lane.unit_bytes for lane in self._lanes],
@@ -96,6 +106,8 @@ class ChunkStore:
         )
         self._restore()
         self._reserved = list(self.space.limits)
+        self._disk_full = False
+        self._retry_s = 0.0
 
     @property
     def chunks(self) -> int:
@@ -109,7 +121,7 @@ class ChunkStore:
 
     def _restore(self) -> None:
         """Find the chunks that a former process has left."""
-        rows = np.flatnonzero(self.commits)
+        rows = self._live_rows(int(self._header[1]))
         ends = self._records["starts"][rows] + self._records["counts"][rows]
         if np.any(ends[:-1] > self._records["starts"][rows][1:]):
             raise ConfigError("the files hold chunks that overlap: restore them or use another folder")
@@ -118,9 +130,16 @@ class ChunkStore:
         if len(rows):
             self._header[0] = max(self._header[0], self.commits[rows[-1]])
 
+    def _live_rows(self, limit: int) -> NDArray[np.int64]:
+        """The rows of all chunks, which are below ``limit``.
+
+        Nothing is read beyond it: no room was taken for that, and on a tmpfs reading takes some.
+        """
+        return np.flatnonzero(self.commits[:limit])
+
     def live(self) -> NDArray:
         """The records of all chunks."""
-        return self._records[np.flatnonzero(self.commits)]
+        return self._records[self._live_rows(self.space.limits[0])]
 
     def records_in_use(self) -> NDArray:
         """The records up to the last row that was ever used."""
@@ -138,48 +157,67 @@ class ChunkStore:
     def prepare(self, payloads: Mapping[str, Payload]) -> list[int] | None:
         """Where a chunk of ``payloads`` would go in every lane; None while another one is in its way.
 
-        Raises StoreFullError if it does not even fit in an empty store.
+        Raises StoreFullError if it does not even fit in an empty store, NoRoomError if the disk is too full
+        for it, whatever would go.
         """
         counts = self._counts(payloads)
         if not self.space.fits_empty(counts):  # known before any other has left for it
             raise StoreFullError(
                 f"a chunk of {self._bytes(payloads)} bytes, the store may use {self.space.budget_bytes}"
             )
+        if self._disk_full and time.monotonic() >= self._retry_s:
+            self.space.ceilings = [lane.most for lane in self._lanes]
         starts = self.space.place(counts)
-        if starts is None:
-            return None
-        if self._reserve([start + count for start, count in zip(starts, counts, strict=True)]):
-            return starts
-        if not self.chunks:
-            raise StoreFullError("the disk is full")
-        return None
+        if starts is not None:
+            if self._reserve([start + count for start, count in zip(starts, counts, strict=True)]):
+                return starts
+            starts = self.space.place(counts)  # somewhere within what is reserved
+        if starts is None and not self.space.fits_now(counts):
+            raise NoRoomError(f"the disk is full: make room where {self._folder} is")
+        return starts
 
     def _reserve(self, ends: list[int]) -> bool:
-        """Take room on the disk up to ``ends`` of the lanes; False, and no growth any more, if it is full."""
+        """Take room on the disk up to ``ends`` of the lanes; False, and no growth for now, if it is full."""
+        grown = False
         for i, end in enumerate(ends):
-            reserved = self._reserved[i]
-            if end <= reserved:
-                continue
-            lane = self._lanes[i]
-            most, least = MOST_RESERVE_BYTES // lane.unit_bytes, RESERVE_BYTES // lane.unit_bytes
-            step = max(min(reserved // 16, most), least)
-            target = min(max(end, reserved + step), lane.most)
+            if end > self._reserved[i]:
+                if not self._reserve_lane(i, end):
+                    self._retry_s = time.monotonic() + DISK_RETRY_S
+                    self.space.ceilings = list(self._reserved)
+                    if not self._disk_full:
+                        self._disk_full = True
+                        used = self.used_bytes >> 20
+                        _log.error("the disk is full: replay keeps to %d MiB until there is room", used)
+                    return False
+                grown = True
+        if grown and self._disk_full:
+            self._disk_full = False
+            _log.info("there is room on the disk again: replay grows on")
+        return True
+
+    def _reserve_lane(self, i: int, end: int) -> bool:
+        """Take room for one lane, up to ``end`` and some more if there is as much; False if there is not."""
+        lane, reserved = self._lanes[i], self._reserved[i]
+        most, least = MOST_RESERVE_BYTES // lane.unit_bytes, RESERVE_BYTES // lane.unit_bytes
+        step = max(min(reserved // 16, most), least)
+        for target in (min(max(end, reserved + step), lane.most), end):
             try:
                 for file in lane.files:
                     file.reserve(reserved, target)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno not in FULL:
                     raise
-                self.space.budget_bytes = self.used_bytes
-                _log.error("the disk is full: replay keeps to %d MiB from now on", self.used_bytes >> 20)
-                return False
-            self._reserved[i] = target
-        return True
+            else:
+                self._reserved[i] = target
+                return True
+        return False
 
-    def write(self, starts: list[int], payloads: Mapping[str, Payload], items: int) -> tuple[int, int]:
+    def write(
+        self, starts: list[int], payloads: Mapping[str, Payload], items: int, queued: int = 0
+    ) -> tuple[int, int]:
         """Write the entries at the positions that ``prepare`` returned, for ``items`` items over all tables.
 
-        Returns the row and its future commit.
+        Of these, ``queued`` are in queues. Returns the row and its future commit.
         """
         row = starts[0]
         commit = int(self._header[0]) + 1
@@ -193,6 +231,7 @@ class ChunkStore:
         self.space.take(starts, counts)
         self._header[1:] = self.space.limits
         self.references[row] = items
+        self.keep(np.array([row]), queued)
         return row, commit
 
     def commit(
@@ -212,6 +251,21 @@ class ChunkStore:
         record["incarnation"], record["sequence"] = incarnation, sequence
         self.commits[row] = commit
 
+    def keep(self, rows: NDArray[np.int64], queued: int = 1) -> None:
+        """Count ``queued`` items of queues more for each of ``rows`` (repeats allowed), which then stay."""
+        if queued:
+            fresh = set(rows[self.queued[rows] == 0].tolist())
+            add_counts(self.queued, rows, queued)
+            for row in fresh:
+                self.space.keep(row)
+
+    def let_go(self, rows: NDArray[np.int64]) -> None:
+        """Count one item of queues less for each of ``rows`` (repeats allowed) that is still there."""
+        rows = rows[self.queued[rows] > 0]
+        add_counts(self.queued, rows, -1)
+        for row in set(rows[self.queued[rows] <= 0].tolist()):
+            self.space.let_go(row)
+
     def hold(self, rows: NDArray[np.int64]) -> None:
         """Count one reference more for each of ``rows`` (repeats allowed), until as many are released."""
         add_counts(self.references, rows)
@@ -226,19 +280,27 @@ class ChunkStore:
 
     def free_unused(self) -> None:
         """Free the chunks that a former process has left without items."""
-        for row in np.flatnonzero((self.commits != 0) & (self.references <= 0)).tolist():
+        rows = self._live_rows(self.space.limits[0])
+        for row in rows[self.references[rows] <= 0].tolist():
             self._drop(row)
 
-    def evict(self) -> tuple[int, int]:
-        """Free the oldest chunk, to make room; returns its row and its former commit.
+    def oldest(self) -> int:
+        """The row of the oldest chunk without items of queues. Raises NoRoomError where there is none."""
+        row = self.space.oldest()
+        if row is None:
+            limit = "the disk is" if self._disk_full else "the files are"
+            raise NoRoomError(f"{limit} full of items of queues; waits for samples")
+        return row
+
+    def evict(self, row: int) -> int:
+        """Free the chunk at ``row``, to make room; returns its former commit.
 
         Its items must go as soon as this returns.
         """
-        row = self.space.oldest()
         commit = int(self.commits[row])
         self._forget(row)
         self.space.evict(row)
-        return row, commit
+        return commit
 
     def _drop(self, row: int) -> None:
         self._forget(row)
@@ -247,7 +309,7 @@ class ChunkStore:
     def _forget(self, row: int) -> None:
         self.commits[row] = 0
         fence()  # whoever reads the files at the same time has to see this before anything is overwritten
-        self.references[row] = 0
+        self.references[row] = self.queued[row] = 0
 
     def gather(
         self,
@@ -285,10 +347,17 @@ class ChunkStore:
 
 def save_signature(folder: Path, specs: Sequence[FieldSpec], layout: Mapping[str, Any]) -> None:
     """Write what the files in ``folder`` mean, atomically."""
-    text = json.dumps({"format": FORMAT, "fields": [asdict(spec) for spec in specs], "layout": dict(layout)})
+    fields = [asdict(spec) for spec in specs]
+    for each in fields:
+        del each["bounds"]  # of those who learn, not of what is stored
+    text = json.dumps({"format": FORMAT, "fields": fields, "layout": dict(layout)})
     temporary = folder / (SIGNATURE_FILE + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, folder / SIGNATURE_FILE)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, folder / SIGNATURE_FILE)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise file_error(f"cannot write {folder / SIGNATURE_FILE}", error) from None
 
 
 def check_run(place: object, layout: Mapping[str, Any], run: str, remedy: str) -> None:
@@ -312,6 +381,11 @@ def load_signature(folder: Path) -> tuple[tuple[FieldSpec, ...], dict[str, Any]]
         if content["format"] != FORMAT:
             raise ConfigError(f"{path} has format {content['format']}, this version reads {FORMAT}")
         specs = tuple(FieldSpec(**{**entry, "shape": tuple(entry["shape"])}) for entry in content["fields"])
-        return specs, content["layout"]
-    except (ValueError, KeyError, TypeError) as error:
+        layout = content["layout"]
+        if not isinstance(layout, dict) or not isinstance(layout["tables"], dict):
+            raise ValueError("no layout")
+        layout["budget_bytes"] = int(layout["budget_bytes"])
+        layout["entries"] = {spec.name: int(layout["entries"][spec.name]) for spec in specs}
+        return specs, layout
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged ({error}): restore it or remove the folder") from None

@@ -32,11 +32,6 @@ class SumTree:
         """Sum of all weights."""
         return float(self._sums.sum())
 
-    @property
-    def leaves(self) -> NDArray[np.float64]:
-        """All weights ``[capacity]``, not to be written."""
-        return self._flat[: self.capacity]
-
     def fill(self, weights: NDArray[np.float64]) -> None:
         """Replace all weights by ``weights [capacity]``."""
         self._flat[: self.capacity] = weights

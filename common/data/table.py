@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from common.data.changes import CHANGE
 from common.data.columns import MappedFile
 from common.data.counting import add_counts
 from common.data.limiter import Limiter
 from common.data.selectors import NO_SLOTS, Chosen, Selector, Slots, make_selector
 from common.data.table_config import TableConfig
+from common.errors import ConfigError
 
 __all__ = ["ITEM", "MAX_PRIORITY", "Table", "TableConfig", "valid_priorities"]
 
@@ -27,6 +29,9 @@ MOST_FIRST_ID = 1 << 52
 
 MAX_PRIORITY = 1e30
 """Larger priorities are refused: sums of them could become infinite."""
+
+_LONGEST = 2**31 - 1
+"""Steps that an item may have."""
 
 
 def valid_priorities(priorities: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -60,12 +65,13 @@ class Table:
         self.limiter = Limiter(
             config.min_items,
             config.samples_per_insert,
-            config.samples_per_insert_error,
+            config.limiter_error(),
             queue_capacity=config.capacity if config.is_queue else 0,
         )
         self.size = 0
         self.held_items = 0
         """Of the insert that found no room in a queue, if none has since."""
+        self._shortest = _LONGEST
         self._batches = 0  # sampled since the excess was removed
         self._uses = np.zeros(capacity if config.max_times_sampled else 0, np.int32)
         self._free = np.arange(capacity, dtype=np.int64)
@@ -82,9 +88,19 @@ class Table:
         Returns the row of every item that is still there.
         """
         filled = np.flatnonzero(self._commits)
+        places = self._items["row"][filled]
+        if np.any((places < 0) | (places >= len(commits))):
+            raise self._damaged()
         valid = commits[self._items["row"][filled]] == self._commits[filled]
         if self.config.max_times_sampled:
             valid &= self._items["sampled"][filled] < self.config.max_times_sampled
+        whole = filled[valid]  # of a chunk that was committed, so these were written to their ends
+        if not (
+            np.all(self._items["offset"][whole] >= 0)
+            and np.all(self._items["length"][whole] > 0)
+            and np.all(valid_priorities(self._priorities[whole]))
+        ):
+            raise self._damaged()
         self._commits[filled[~valid]] = 0  # its chunk was never committed, or is gone
         used = self._ids[self._ids > 0]
         if len(used):  # slots that had none yet begin where the others began, so that ids ascend with age
@@ -93,6 +109,7 @@ class Table:
         keys = self._ids[slots], self._items["offset"][slots], self._commits[slots]
         slots = slots[np.lexsort(keys)]  # in the order of their age
         self.size = len(slots)
+        self._shortest = int(self._items["length"][slots].min(initial=_LONGEST))
         mask = np.ones(self._slots, bool)
         mask[slots] = False
         free = np.flatnonzero(mask)
@@ -126,6 +143,12 @@ class Table:
             self._header[2:5] = limiter.base, *limits
         return rows
 
+    def _damaged(self) -> ConfigError:
+        """The error for items that no process of this program leaves, whenever it is killed."""
+        return ConfigError(
+            f"the items of table {self.config.name!r} are damaged: restore the folder, or use another"
+        )
+
     # ---------------------------------------------------------------- items
 
     def insert(
@@ -152,10 +175,19 @@ class Table:
         self._priorities[slots] = priorities
         self._items[slots] = items
         self.size += count
+        self._shortest = min(self._shortest, int(lengths.min()))
         self.held_items = 0
         self.sampler.insert(slots, priorities)
         self.remover.insert(slots, priorities)
         self._remember(row, slots)
+
+    @property
+    def shortest(self) -> int:
+        """Steps that no item here is shorter than."""
+        return self._shortest if self.size else 1
+
+    def count_inserted(self, count: int) -> None:
+        """Count so many items as inserted, whose chunk has been committed."""
         self.limiter.inserted += count
         self._header[0] = self.limiter.inserted
 
@@ -176,7 +208,7 @@ class Table:
     def draw(self, count: int, rng: np.random.Generator) -> Chosen | None:
         """Choose ``count`` slots to sample, and the probability of each; None where there are not enough.
 
-        Nothing changes until ``count_sampled``. An item is not chosen more often than it may be sampled.
+        Nothing changes until ``take``. An item is not chosen more often than it may be sampled.
         """
         slots, probabilities = self.sampler.select(count, rng)
         if len(slots) < count:
@@ -193,24 +225,30 @@ class Table:
         kept: list[Chosen] = []
         exhausted: list[Slots] = []
         missing = count
-        while len(slots):
-            allowed = limit - self._items["sampled"][slots] - self._uses[slots]
-            good = _occurrence(slots) < allowed
-            slots, probabilities = slots[good], probabilities[good]
-            np.add.at(self._uses, slots, 1)
-            kept.append((slots, probabilities))
-            missing -= len(slots)
-            if not missing:
-                break
-            empty = np.unique(slots)
-            empty = empty[self._items["sampled"][empty] + self._uses[empty] >= limit]
-            self.sampler.delete(empty)
-            exhausted.append(empty)
-            slots, probabilities = self.sampler.select(missing, rng)
-        for each in exhausted:
-            self.sampler.insert(each, self._priorities[each])
+        try:
+            while len(slots):
+                allowed = limit - self._items["sampled"][slots] - self._uses[slots]
+                good = _occurrence(slots) < allowed
+                slots, probabilities = slots[good], probabilities[good]
+                with CHANGE:
+                    np.add.at(self._uses, slots, 1)
+                    kept.append((slots, probabilities))
+                missing -= len(slots)
+                if not missing:
+                    break
+                empty = np.unique(slots)
+                empty = empty[self._items["sampled"][empty] + self._uses[empty] >= limit]
+                with CHANGE:
+                    self.sampler.delete(empty)
+                    exhausted.append(empty)
+                slots, probabilities = self.sampler.select(missing, rng)
+        finally:  # even where there is no memory for it
+            with CHANGE:
+                for each in exhausted:
+                    self.sampler.insert(each, self._priorities[each])
+                for each, _ in kept:
+                    self._uses[each] = 0
         chosen = np.concatenate([each for each, _ in kept])
-        self._uses[chosen] = 0
         return None if missing else (chosen, np.concatenate([each for _, each in kept]))
 
     def sample_blocked(self, count: int) -> str | None:
@@ -243,10 +281,13 @@ class Table:
         """What stands in the table's files, by their endings."""
         return {"items": self._items, "priorities": self._priorities, "header": self._header}
 
+    def take(self, slots: Slots, times: int = 1) -> None:
+        """Note that ``slots`` are given away once more; at a restart, what went often enough is gone."""
+        add_counts(self._items["sampled"], slots, times)
+
     def count_sampled(self, slots: Slots, rng: np.random.Generator) -> None:
-        """Count that ``slots`` have been sampled; those go that have been sampled often enough."""
+        """Count that ``slots``, which were taken, have been sampled; those go that were often enough."""
         sampled = self._items["sampled"]
-        add_counts(sampled, slots)
         self.limiter.sampled += len(slots)
         self._header[1] = self.limiter.sampled
         if self.config.max_times_sampled:

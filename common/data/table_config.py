@@ -1,12 +1,17 @@
-"""What a table is, and how it is written on a command line: ``NAME:sampler=uniform,capacity=1000``."""
+"""What a table is, and how it is described: by the same fields in TOML and on a command line.
+
+In TOML every table of a run is an entry of the array ``[[replay.tables]]``; a command line writes the same
+fields as ``NAME:FIELD=VALUE,...``. Both come to `table_from`, so that both mean and refuse the same.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from common.data.limiter import auto_error
 from common.errors import ConfigError
@@ -21,47 +26,53 @@ RESERVED = ("chunks",)
 STEEPEST = 8.0
 """Exponents up to this keep the weight of any priority, and the sum of all of them, finite and above zero."""
 
-QUEUE = {"sampler": "fifo", "remover": "fifo", "max_times_sampled": 1, "limiter": "queue"}
-"""What the word ``queue`` stands for: every item is passed on once, in order, and writers wait for room."""
+QUEUE: dict[str, Any] = {"sampler": "fifo", "remover": "fifo", "max_times_sampled": 1}
+"""Defaults where the limiter is ``queue``: every item is passed on once, in order."""
+
+USUAL_BATCH = 512
+"""Items of a batch, where nobody says how many there will be."""
 
 MOST_TABLES = 64
 """Tables of one shard. The status of all of them has to fit in the header of one message."""
 
 
+def _field(default: Any, meaning: str) -> Any:
+    return field(default=default, metadata={"meaning": meaning})
+
+
 @dataclass(frozen=True)
 class TableConfig:
-    """What a table is.
+    """What a table is. `table_meanings` tells what each field is for.
 
-    Attributes:
-        name: at most 64 letters, digits, ``-`` and ``_``.
-        capacity: most items.
-        sampler: one of SAMPLERS.
-        remover: one of REMOVERS, what goes where the table is full. ``soft`` lets it run over, and takes out
-            the oldest excess every so often.
-        limiter: ``rate`` holds to ``min_items`` and ``samples_per_insert``; with ``queue`` nothing is ever
-            removed but by sampling, and writers wait while the table is full.
-        priority_exponent: alpha of the prioritized sampler.
-        removal_exponent: the same of the prioritized remover; below 0, so that low priorities go first, and
-            those of zero at all.
-        max_times_sampled: an item goes after so many samples; 0 for no limit.
-        min_items: items that must be there before sampling begins.
-        samples_per_insert: times an item is sampled on average, 0 for no limit.
-        samples_per_insert_error: samples by which that may be off.
-        soft_period_batches: sampled batches between two removals of the excess, for ``soft``.
+    Priorities are raised to the exponents; those of the remover are below 0, so that low priorities go first,
+    and those of zero at all. The ``soft`` remover lets the table run over, and takes out the oldest excess
+    every so often.
     """
 
-    name: str = "default"
-    capacity: int = 1_000_000
-    sampler: str = "prioritized"
-    remover: str = "fifo"
-    limiter: str = "rate"
-    priority_exponent: float = 0.6
-    removal_exponent: float = -0.4
-    max_times_sampled: int = 0
-    min_items: int = 1
-    samples_per_insert: float = 0.0
-    samples_per_insert_error: float = 0.0
-    soft_period_batches: int = 100
+    name: str = _field("default", "At most 64 letters, digits, `-` and `_`; actors insert into `default`.")
+    capacity: int = _field(1_000_000, "Most items.")
+    sampler: str = _field(
+        "prioritized", f"What is sampled: {', '.join(SAMPLERS)}; a queue's default is {QUEUE['sampler']}."
+    )
+    remover: str = _field("fifo", f"What goes where the table is full: {', '.join(REMOVERS)}.")
+    limiter: str = _field(
+        "rate",
+        "`rate` holds to `min_items` and `samples_per_insert`; with `queue` nothing is removed but by being "
+        "sampled, and writers wait while the table is full.",
+    )
+    priority_exponent: float = _field(0.6, "Alpha of the prioritized sampler.")
+    removal_exponent: float = _field(-0.4, "The same of the prioritized remover, below 0.")
+    max_times_sampled: int = _field(
+        0,
+        "An item goes after so many samples; 0 = no limit; a queue's default is "
+        f"{QUEUE['max_times_sampled']}.",
+    )
+    min_items: int = _field(1, "Items that must be there before sampling begins.")
+    samples_per_insert: float = _field(0.0, "Times an item is sampled on average; 0 = no limit.")
+    samples_per_insert_error: float | None = _field(
+        None, "Samples by which that may be off before a side waits; none = chosen from the other fields."
+    )
+    soft_period_batches: int = _field(100, "Batches between two removals by the `soft` remover.")
 
     @property
     def slots(self) -> int:
@@ -73,90 +84,147 @@ class TableConfig:
         """Whether writers wait while the table is full."""
         return self.limiter == "queue"
 
+    def limiter_error(self, batch_size: int = USUAL_BATCH) -> float:
+        """Return ``samples_per_insert_error``; where it is none, the one that suits batches of this size."""
+        if self.samples_per_insert_error is not None:
+            return self.samples_per_insert_error
+        return auto_error(self.samples_per_insert, self.min_items, batch_size)
+
+
+def table_meanings() -> dict[str, tuple[Any, str]]:
+    """Return the default and the meaning of every field of a table."""
+    return {each.name: (each.default, each.metadata["meaning"]) for each in fields(TableConfig)}
+
+
+def table_from(values: Mapping[str, Any]) -> TableConfig:
+    """Return the table that plain values, such as those of TOML, describe.
+
+    Fields left out have their default.
+
+    Raises:
+        ConfigError: a field that there is not, or a value that cannot be; in one line.
+    """
+    where = f"table {values.get('name', TableConfig.name)!r}"
+    known = table_meanings()
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            raise ConfigError(
+                f"{where} has no field {key!r}; "
+                + (f"nearest: {near[0]}" if near else f"has {', '.join(known)}")
+            )
+    given = {key: _typed(where, key, value) for key, value in values.items()}
+    defaults: dict[str, Any] = QUEUE if given.get("limiter") == "queue" else {}
+    table = TableConfig(**(defaults | given))
+    _check(where, table)
+    return table
+
+
+def parse_table(text: str) -> TableConfig:
+    """Return the table that ``NAME:FIELD=VALUE,...`` describes. Raises ConfigError."""
+    name, _, rest = text.partition(":")
+    values: dict[str, Any] = {"name": name.strip()}
+    where = f"table {values['name']!r}"
+    for part in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals:
+            remedy = "limiter=queue" if key == "queue" else "NAME:FIELD=VALUE,..."
+            raise ConfigError(f"{where}: {key!r} has no value: write {remedy}")
+        if key in values:
+            raise ConfigError(f"{where}: {key} is there twice")
+        values[key] = _number(value) if key in _NUMBERS else value
+    return table_from(values)
+
 
 def check_tables(tables: Iterable[TableConfig]) -> None:
-    """Raises ConfigError for what cannot be, in one line."""
+    """Raise ConfigError, in one line, for tables that a shard cannot have."""
     names: set[str] = set()
     for table in tables:
         where = f"table {table.name!r}"
-        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", table.name):
-            raise ConfigError(f"{where}: a name is up to 64 letters, digits, - and _")
+        _check(where, table)
         if table.name in names:
             raise ConfigError(f"{where} is there twice: give each table another name")
-        if table.name in RESERVED:
-            raise ConfigError(f"{where}: replay's own files have this name, choose another")
         names.add(table.name)
-        _check_choice(where, "sampler", table.sampler, SAMPLERS)
-        _check_choice(where, "remover", table.remover, REMOVERS)
-        _check_choice(where, "limiter", table.limiter, LIMITERS)
-        if not 0 < table.capacity < 2**31 or not 0 < table.min_items <= table.capacity:
-            raise ConfigError(f"{where}: min_items ({table.min_items}) should be from 1 to the capacity")
-        if not 0 <= table.priority_exponent <= STEEPEST:
-            raise ConfigError(f"{where}: priority_exponent should be from 0 to {STEEPEST:g}")
-        if not -STEEPEST <= table.removal_exponent < 0:
-            raise ConfigError(f"{where}: removal_exponent should be below 0, and not below -{STEEPEST:g}")
-        limits = (table.max_times_sampled, table.samples_per_insert, table.samples_per_insert_error)
-        if not all(0 <= limit < math.inf for limit in limits):
-            raise ConfigError(f"{where}: max_times_sampled and samples_per_insert should not be below 0")
-        if table.soft_period_batches < 1:
-            raise ConfigError(f"{where}: soft_period_batches should be at least 1")
-        if table.is_queue and not table.max_times_sampled:
-            raise ConfigError(f"{where}: a queue needs max_times_sampled, or it would never empty")
-        if table.is_queue and table.samples_per_insert:
-            raise ConfigError(f"{where}: a queue has no samples_per_insert")
     if not names:
         raise ConfigError("a replay server needs a table")
     if len(names) > MOST_TABLES:
         raise ConfigError(f"{len(names)} tables: one shard has at most {MOST_TABLES}")
 
 
-def plain_table(
-    capacity: int, min_items: int, exponent: float, ratio: float, error: float | None, batch_size: int = 512
-) -> TableConfig:
-    """The one prioritized table of who names none; None chooses the error of its samples per insert."""
-    if error is None:
-        error = auto_error(ratio, min_items, batch_size)
-    return TableConfig(
-        capacity=capacity,
-        min_items=min_items,
-        priority_exponent=exponent,
-        samples_per_insert=ratio,
-        samples_per_insert_error=error,
-    )
+def shard_tables(tables: Sequence[TableConfig], shards: int, batch_size: int) -> list[TableConfig]:
+    """Return each shard's part of the tables of a run: capacities and minima are divided, rounded up."""
+    parts = [
+        replace(table, capacity=-(-table.capacity // shards), min_items=-(-table.min_items // shards))
+        for table in tables
+    ]
+    return [replace(part, samples_per_insert_error=part.limiter_error(batch_size)) for part in parts]
 
 
-def parse_table(text: str, batch_size: int = 512) -> TableConfig:
-    """The table that ``NAME:KEY=VALUE,...`` describes. Raises ConfigError.
+_NUMBERS = {
+    each.name: int if isinstance(each.default, int) else float
+    for each in fields(TableConfig)
+    if not isinstance(each.default, str)
+}
+"""The fields that are numbers: whole ones, or any."""
 
-    Args:
-        text: keys are the attributes of `TableConfig`; the bare word ``queue`` stands for ``QUEUE``.
-        batch_size: to choose ``samples_per_insert_error`` by, where it is not given.
-    """
-    name, _, options = text.partition(":")
-    table = TableConfig(name=name.strip())
-    kinds = {field.name: type(getattr(table, field.name)) for field in fields(table)}
-    values: dict[str, object] = {}
-    for option in filter(None, (part.strip() for part in options.split(","))):
-        key, equals, value = (part.strip() for part in option.partition("="))
-        if key == "queue" and not equals:
-            values |= QUEUE
-            continue
-        if key not in kinds or key == "name":
-            near = difflib.get_close_matches(key, [*kinds, "queue"], 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"table {table.name!r} has no option {key!r}{hint}")
+
+def _number(text: str) -> Any:
+    """A number of a command line; what is none stays text, which `_typed` refuses by name."""
+    for kind in (int, float):
         try:
-            values[key] = kinds[key](value)
+            return kind(text)
         except ValueError:
-            raise ConfigError(f"table {table.name!r}: {key}={value} should be a number") from None
-    table = replace(table, **values)  # type: ignore[arg-type]
-    if "samples_per_insert_error" not in values:
-        error = auto_error(table.samples_per_insert, table.min_items, batch_size)
-        table = replace(table, samples_per_insert_error=error)
-    check_tables([table])
-    return table
+            continue
+    return text
+
+
+def _typed(where: str, key: str, value: Any) -> Any:
+    kind = _NUMBERS.get(key, str)
+    if value is None and getattr(TableConfig, key) is None:
+        return None
+    if kind is str and isinstance(value, str):
+        return value
+    if kind is not str and not isinstance(value, bool):
+        if isinstance(value, int) and abs(value) < 2**63:  # what fits in a message
+            return kind(value)
+        if kind is float and isinstance(value, float):
+            return value
+    what = {str: "a text", int: "a whole number", float: "a number"}[kind]
+    raise ConfigError(f"{where}: {key} = {str(value)[:40]!r} should be {what}")
+
+
+def _check(where: str, table: TableConfig) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", table.name):
+        raise ConfigError(f"{where}: a name is up to 64 letters, digits, - and _")
+    if table.name in RESERVED:
+        raise ConfigError(f"{where}: replay's own files have this name, choose another")
+    _check_choice(where, "sampler", table.sampler, SAMPLERS)
+    _check_choice(where, "remover", table.remover, REMOVERS)
+    _check_choice(where, "limiter", table.limiter, LIMITERS)
+    if not 0 < table.capacity < 2**31:
+        raise ConfigError(f"{where}: capacity ({table.capacity}) should be from 1 to {2**31 - 1}")
+    if not 0 < table.min_items <= table.capacity:
+        raise ConfigError(
+            f"{where}: min_items ({table.min_items}) should be from 1 to the capacity ({table.capacity})"
+        )
+    if not 0 <= table.priority_exponent <= STEEPEST:
+        raise ConfigError(f"{where}: priority_exponent should be from 0 to {STEEPEST:g}")
+    if not -STEEPEST <= table.removal_exponent < 0:
+        raise ConfigError(f"{where}: removal_exponent should be below 0, and not below -{STEEPEST:g}")
+    for key in ("max_times_sampled", "samples_per_insert", "samples_per_insert_error"):
+        limit = getattr(table, key)
+        if limit is not None and not 0 <= limit < math.inf:
+            raise ConfigError(f"{where}: {key} ({limit}) should be finite, and not below 0")
+    if table.soft_period_batches < 1:
+        raise ConfigError(f"{where}: soft_period_batches should be at least 1")
+    if table.is_queue and not table.max_times_sampled:
+        raise ConfigError(f"{where}: a queue needs max_times_sampled, or it would never empty")
+    if table.is_queue and table.samples_per_insert:
+        raise ConfigError(f"{where}: a queue has no samples_per_insert")
 
 
 def _check_choice(where: str, key: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"{where}: {key}={value} should be one of {', '.join(choices)}")
+        near = difflib.get_close_matches(value, choices, 1, cutoff=0.5)
+        nearest = f"; nearest: {near[0]}" if near else ""
+        raise ConfigError(f"{where}: {key} = {value!r} should be one of {', '.join(choices)}{nearest}")

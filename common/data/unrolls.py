@@ -45,14 +45,14 @@ def unroll_fields(
         obs = FieldSpec("obs", obs_dtype, obs_shape, after=1, compress=len(obs_shape) > 1)
     fields = [
         obs,
-        FieldSpec("action", "int32", (), before=1),
+        FieldSpec("action", "int32", (), before=1, bounds=(0, num_actions - 1)),
         FieldSpec("reward", "float32", (), before=1),
-        FieldSpec("ended", "uint8", (), before=1),
+        FieldSpec("ended", "uint8", (), before=1, bounds=(RUNNING, TRUNCATED)),
         FieldSpec("logits", "float32", (num_actions,)),
         FieldSpec("final_value", "float32", ()),
     ]
     if stack:
-        fields.append(FieldSpec("frames", "uint8", (), after=1))
+        fields.append(FieldSpec("frames", "uint8", (), after=1, bounds=(1, stack)))
     if memory_size:
         fields.append(FieldSpec("memory", "float32", (-(-memory_size // unroll_steps),)))
     return tuple(fields)
@@ -78,10 +78,19 @@ class UnrollAccumulator:
     can describe: padded with zeros (a new game), or going on (a lost life).
     """
 
-    def __init__(self, unroll_steps: int, stack: int, memory_size: int) -> None:
-        """`stack` is the number of frames per stacked-pixel observation, 0 for whole observations."""
-        if unroll_steps < 1:
-            raise ValueError("unroll_steps must be at least 1")
+    def __init__(self, unroll_steps: int, stack: int, memory_size: int, skipped_steps: int = 0) -> None:
+        """Begin with the first episode.
+
+        Args:
+          unroll_steps: T.
+          stack: frames per stacked-pixel observation, 0 for whole observations.
+          memory_size: width of the agent's recurrent state.
+          skipped_steps: the first unroll begins after so many steps, fewer than T. Slots that step together
+            and skip different numbers do not complete their unrolls all at once.
+        """
+        if not 0 <= skipped_steps < unroll_steps:
+            raise ValueError("unroll_steps must be at least 1, and more than skipped_steps")
+        self._skipped_steps = skipped_steps
         self._steps = unroll_steps
         self._stack = stack
         self._memory_size = memory_size
@@ -155,6 +164,9 @@ class UnrollAccumulator:
 
     def flush(self) -> list[Chunk]:
         """The unroll that is complete, if any."""
+        if 0 < self._skipped_steps == len(self._rows):
+            self._skipped_steps = 0
+            self._go_on()
         return [self._cut()] if len(self._rows) == self._steps else []
 
     def _cut(self) -> Chunk:
@@ -180,12 +192,15 @@ class UnrollAccumulator:
             priorities=np.ones(1),
             version=self._version,
         )
-        # The next unroll begins with the observation that this one ends with.
+        self._go_on()
+        return chunk
+
+    def _go_on(self) -> None:
+        """Begin the next unroll with the observation that the last one ended with."""
         kept = self._stacked_tail() if self._stack else self._frames[-1:]
         before = self._rows[-1]
         self._forget()
         self._before, self._frames, self._real = before, kept, [self._stack]
-        return chunk
 
     def _stacked_tail(self) -> list[np.ndarray]:
         """The newest stack as it was seen: with zeros in the place of frames of another episode."""

@@ -6,12 +6,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from common.envs.base import EnvError, EnvSpec, Episode, Step, VectorEnv
+from common.envs.names import own_name
 from common.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from common.config.schema import EnvConfig
 
-__all__ = ["EnvError", "EnvSpec", "Episode", "Step", "VectorEnv", "make_spec", "make_vector"]
+__all__ = [
+    "EnvError",
+    "EnvSpec",
+    "Episode",
+    "Step",
+    "VectorEnv",
+    "check_settings",
+    "environment_module",
+    "inspect",
+    "make_spec",
+    "make_vector",
+]
 
 FAMILIES = {
     "atari": "common.envs.atari",
@@ -33,9 +47,52 @@ def make_vector(
     return _family(config.id).make_vector(config, num_slots, seed, threads, evaluation=evaluation)
 
 
+def inspect(config: EnvConfig) -> dict[str, Any]:
+    """What `gymnasium_envs.inspect` finds out; nothing where the family is another."""
+    inspector = getattr(_family(config.id), "inspect", None)
+    return {} if inspector is None else inspector(config)
+
+
+def environment_module(env_id: str) -> str:
+    """The module that making this environment imports; empty where only Troupe's own code is concerned.
+
+    >>> environment_module("atari:pong"), environment_module("my.module:Env-v0")
+    ('', 'my.module')
+    """
+    family, _, name = env_id.partition(":")
+    if family == "gym":
+        return name.rpartition(":")[0]
+    return "" if family in FAMILIES else env_id.rpartition(":")[0]
+
+
+COMMON_SETTINGS = {"id", "reward_clip", "max_episode_frames", "check_timeout_s"}
+"""Fields of `[env]` that every family knows."""
+
+
+def check_settings(config: EnvConfig, spec: EnvSpec, given: Iterable[str]) -> None:
+    """Raises ConfigError where a field of `[env]` that somebody has `given` means nothing to the family."""
+    known = COMMON_SETTINGS | _family(config.id).settings(spec)
+    strange = [name for name in given if name not in known]
+    if strange:
+        fields = ", ".join(f"env.{name}" for name in strange)
+        family = config.id.partition(":")[0]
+        family = family if family in FAMILIES else "gym"
+        kind = "" if spec.pixels or family != "gym" else " with observations that are no pictures"
+        kwargs = "; the environment's own options go into env.kwargs" if "kwargs" in known else ""
+        raise ConfigError(
+            f"{fields} would do nothing: {config.id} is of the family `{family}`{kind}, which has no use for "
+            f"{'it' if len(strange) == 1 else 'them'}; leave out what does not apply{kwargs}"
+        )
+
+
 def _family(env_id: str) -> Any:
     prefix, colon, name = env_id.partition(":")
     if not colon or not name:
+        known = own_name(env_id)
+        if known.startswith("gym:"):
+            known = importlib.import_module(FAMILIES["gym"]).nearest_registered(known)
+        if known:
+            raise ConfigError(f"environment id {env_id!r} has no family: did you mean {known}?")
         raise ConfigError(
             f"environment id {env_id!r} has no family: write atari:GAME, gym:ID, dmlab:LEVEL, "
             "football:SCENARIO or package.module:ID"

@@ -15,19 +15,52 @@ What the vectoriser does differently from the classic wrappers, and what is done
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.envs.base import EnvSpec, GameTracker, Rebuilder, Step, VectorEnv, clip_rewards, slot_seeds
+from common.envs.base import (
+    KEPT_FAILURES,
+    EnvSpec,
+    Failure,
+    GameTracker,
+    Rebuilder,
+    Step,
+    VectorEnv,
+    cause_of,
+    clip_rewards,
+    slot_seeds,
+)
+from common.envs.calls import RESET, STEP, Calls
+from common.envs.spectator import NoPictureError
 from common.errors import ConfigError
+from common.installation import install_command
 
 if TYPE_CHECKING:
     from common.config.schema import EnvConfig
 
 PREFIX = "atari:"
-RENDER_SCALE = 3
+_FRAMES_PER_S = 60
+
+
+@dataclass(frozen=True)
+class _Reset:
+    """New games in every slot; `seeds` int64 `[S]`, None to go on from the former ones."""
+
+    seeds: np.ndarray | None
+
+
+def settings(spec: EnvSpec) -> set[str]:
+    """Fields of `[env]` that mean something here, besides those that all families know."""
+    return {
+        *("frame_skip", "frame_size", "grayscale", "frame_stack", "noop_max", "episodic_life"),
+        *("fire_reset", "sticky_actions", "full_action_space"),
+    }
 
 
 def make_spec(config: EnvConfig) -> EnvSpec:
@@ -85,29 +118,37 @@ class AtariVector(VectorEnv):
         self._lives_end_episodes = config.episodic_life and not evaluation
         self._threads = threads
         self._seed: int | None = seed  # of the next reset
-        self._rebuilder = Rebuilder(f"{config.id} ({num_slots} slots)")
+        self.failures = deque(maxlen=KEPT_FAILURES)
+        self.calls = Calls(num_slots, whole=True)
+        self._rebuilder = Rebuilder()
         self._games = GameTracker(num_slots)
-        self._env: Any = self._build()
+        self._env: Any = self._build(num_slots)
+        self._evaluation = evaluation
+        self._played: list[_Reset | np.ndarray] = []  # since the last seeded reset; kept for films only
+        self._twin: _Twin | None = None
+        self.steps_per_s = _FRAMES_PER_S / config.frame_skip
         self._obs = np.zeros((num_slots, *self.spec.obs_shape), np.uint8)
         # Frame counters of the emulator, of the current game and of its whole life, as of the last step.
         self._game_frames = np.zeros(num_slots, np.int64)
         self._total_frames = np.zeros(num_slots, np.int64)
 
-    def _build(self) -> Any:
+    def _build(self, num_slots: int, picture: tuple[int, int] | None = None) -> Any:
+        """The vectoriser: of what the agent sees, or of pictures of this height and width, in colour."""
         from ale_py.vector_env import AtariVectorEnv
 
         config = self._config
+        height, width = picture or (config.frame_size, config.frame_size)
         return AtariVectorEnv(
             game=game_of(config.id),
-            num_envs=self.num_slots,
-            num_threads=self._threads,
+            num_envs=num_slots,
+            num_threads=min(num_slots, self._threads),
             max_num_frames_per_episode=config.max_episode_frames,
             repeat_action_probability=config.sticky_actions,
             full_action_space=config.full_action_space,
             autoreset_mode="SameStep",
-            img_height=config.frame_size,
-            img_width=config.frame_size,
-            grayscale=config.grayscale,
+            img_height=height,
+            img_width=width,
+            grayscale=config.grayscale and picture is None,
             stack_num=config.frame_stack,
             frameskip=config.frame_skip,
             maxpool=config.frame_skip > 1,
@@ -122,8 +163,15 @@ class AtariVector(VectorEnv):
         """New games everywhere; uint8 `[S, stack, size, size]`."""
         seed, self._seed = self._seed if seed is None else seed, None
         # A seed makes the emulator load its ROM again, which takes a tenth of a second per slot.
-        obs, info = self._env.reset(seed=None if seed is None else slot_seeds(seed, self.num_slots))
+        self.calls.enter(0, RESET)
+        seeds = None if seed is None else slot_seeds(seed, self.num_slots)
+        obs, info = self._env.reset(seed=seeds)
+        self.calls.leave(0)
         self._games = GameTracker(self.num_slots)
+        if seeds is not None:
+            self._played, self._twin = [], None
+        if self._evaluation:
+            self._played.append(_Reset(seeds))
         self._obs = self._oriented(obs)
         self._game_frames = info["episode_frame_number"].astype(np.int64)
         self._total_frames = info["frame_number"].astype(np.int64)
@@ -131,11 +179,16 @@ class AtariVector(VectorEnv):
 
     def step(self, actions: np.ndarray) -> Step:
         """One agent step of every game."""
+        self.calls.enter(0, STEP, int(self._games.steps.max()) + 1)
         try:
             obs, rewards, terminated, truncated, info = self._env.step(actions)
         except Exception as error:
             return self._rebuild(error)
+        finally:
+            self.calls.leave(0)
         self._rebuilder.succeeded()
+        if self._evaluation:
+            self._played.append(actions.astype(np.int32))
         self._games.add(rewards)
         step = Step(self._oriented(obs), clip_rewards(rewards, self._clip), terminated, truncated)
         self._obs = step.obs
@@ -159,9 +212,11 @@ class AtariVector(VectorEnv):
 
     def _rebuild(self, error: Exception) -> Step:
         """The vectoriser is one object: when it fails, every slot starts again."""
-        self._rebuilder.failed(error)
+        failure = Failure(self._config.id, cause_of(error), None, int(self._games.steps.max()) + 1)
         self.restarts_total += 1
-        self._env = self._build()
+        self.failures.append(failure)
+        self._rebuilder.failed(failure)
+        self._env = self._build(self.num_slots)
         zeros = np.zeros(self.num_slots, bool)
         obs = self.reset(seed=int(np.random.SeedSequence().generate_state(1)[0]))
         reward = np.zeros(self.num_slots, np.float32)
@@ -173,13 +228,51 @@ class AtariVector(VectorEnv):
 
     def close(self) -> None:
         """Stop the emulator's threads. A vectoriser that lives until the interpreter ends prints warnings."""
-        self._env = None
+        self._env = self._twin = None
+        super().close()
 
-    def render_frame(self, slot: int) -> np.ndarray | None:
-        """The newest frame that the agent sees, enlarged; the vectoriser keeps no other picture."""
-        frame = self._obs[slot, -1]
-        rgb = np.repeat(frame[..., None], 3, axis=-1) if frame.ndim == 2 else np.moveaxis(frame, 0, -1)
-        return rgb.repeat(RENDER_SCALE, axis=0).repeat(RENDER_SCALE, axis=1)
+    def render_frame(self, slot: int) -> np.ndarray:
+        """The emulator's own picture, uint8 `[210, 160, 3]` for most games.
+
+        The vectoriser hands out nothing but what the agent sees. So a second one, of one slot, in colour and
+        full size, plays the same game: seed and actions determine it. It follows when it is asked.
+        """
+        if not self._evaluation:
+            raise NoPictureError(f"{self.spec.id} is filmed in evaluations only")
+        if self._twin is None or self._twin.slot != slot:
+            self._twin = _Twin(self._build(1, picture=_screen_size(self._config.id)), slot)
+        return self._twin.follow(self._played)
+
+
+class _Twin:
+    """A vectoriser of one slot that does what a slot of another one has done."""
+
+    def __init__(self, env: Any, slot: int) -> None:
+        self.slot = slot
+        self._env = env
+        self._done = 0
+        self._frame = np.zeros(0, np.uint8)
+
+    def follow(self, played: Sequence[_Reset | np.ndarray]) -> np.ndarray:
+        """Do what is new in `played`, and show the picture, uint8 `[H, W, 3]`."""
+        for what in itertools.islice(played, self._done, None):
+            if isinstance(what, np.ndarray):
+                obs = self._env.step(what[self.slot : self.slot + 1])[0]
+            else:
+                seeds = None if what.seeds is None else what.seeds[self.slot : self.slot + 1]
+                obs = self._env.reset(seed=seeds)[0]
+            self._frame = obs[0, -1]
+        self._done = len(played)
+        return self._frame
+
+
+def _screen_size(env_id: str) -> tuple[int, int]:
+    """Height and width of the emulator's screen."""
+    ale_py = _import_ale()
+    ale = ale_py.ALEInterface()
+    ale.loadROM(ale_py.roms.get_rom_path(game_of(env_id)))
+    height, width = ale.getScreenDims()
+    return height, width
 
 
 def _import_ale() -> Any:
@@ -187,5 +280,5 @@ def _import_ale() -> Any:
         import ale_py
         import ale_py.roms
     except ImportError as error:
-        raise ConfigError("Atari needs the package ale-py: pip install 'troupe[actor]'") from error
+        raise ConfigError(f"Atari needs the package ale-py: {install_command('actor')}") from error
     return ale_py

@@ -11,11 +11,14 @@ import abc
 import difflib
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from common.envs.calls import Calls
+from common.envs.returned import BadReturn
 from common.errors import ConfigError, TroupeError
 
 if TYPE_CHECKING:
@@ -25,7 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+KEPT_FAILURES = 100
 MAX_FAILURES_IN_A_ROW = 8
+"""More of them end the process."""
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
 
@@ -57,6 +62,28 @@ class EnvSpec:
     frames_per_step: int
     pixels: bool
     instruction_words: int = 0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failure of an environment; its text says which environment, why, and where.
+
+    Attributes:
+        env_id: the configured id.
+        cause: goes on a sentence that begins with the id, such as `raised ValueError: no`.
+        slot: the copy that failed; None where all copies are one object.
+        step: of the episode, counted from 1; 0 is `reset`.
+    """
+
+    env_id: str
+    cause: str
+    slot: int | None
+    step: int
+
+    def __str__(self) -> str:
+        where = f"at step {self.step}" if self.step else "in reset()"
+        slot = "all slots" if self.slot is None else f"slot {self.slot}"
+        return f"{self.env_id} {self.cause} {where}, {slot}"
 
 
 @dataclass(frozen=True)
@@ -100,6 +127,12 @@ class VectorEnv(abc.ABC):
     num_slots: int
     restarts_total: int = 0
     """How many times an environment failed and was rebuilt."""
+    failures: deque[Failure]
+    """The newest failures, in their order."""
+    calls: Calls
+    """Which call of its environment each slot is in."""
+    steps_per_s: float = 15.0
+    """Agent steps a second at the pace that the environment was made for."""
 
     @abc.abstractmethod
     def reset(self, seed: int | None = None) -> np.ndarray:
@@ -113,11 +146,12 @@ class VectorEnv(abc.ABC):
         """Apply int64 `actions` `[S]`, one per slot."""
 
     @abc.abstractmethod
-    def render_frame(self, slot: int) -> np.ndarray | None:
-        """What a spectator sees of `slot`, uint8 `[H, W, 3]`; None where there is nothing to see."""
+    def render_frame(self, slot: int) -> np.ndarray:
+        """What a spectator sees of `slot`, uint8 `[H, W, 3]`; NoPictureError where there is nothing."""
 
-    def close(self) -> None:  # noqa: B027  (most families hold nothing)
+    def close(self) -> None:
         """Free what the environment holds."""
+        self.calls.close()
 
 
 class GameTracker:
@@ -145,10 +179,9 @@ class GameTracker:
 
 
 class Rebuilder:
-    """Retries `build` with a growing pause, and gives up when the failures do not stop."""
+    """Waits before an environment is rebuilt, longer each time, and gives up when failures do not stop."""
 
-    def __init__(self, what: str, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.what = what
+    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
         self.failures_in_a_row = 0
         self._sleep = sleep
 
@@ -156,23 +189,26 @@ class Rebuilder:
         """A step went well: the next failure starts a new row."""
         self.failures_in_a_row = 0
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, failure: Failure) -> None:
         """Count a failure and wait before the caller rebuilds; the first retry is immediate."""
         self.failures_in_a_row += 1
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         if self.failures_in_a_row > MAX_FAILURES_IN_A_ROW:
             raise EnvError(
-                f"{self.what} failed {self.failures_in_a_row} times in a row, last with {reason}; "
-                "try it alone with gymnasium to see why"
-            ) from error
+                f"{failure.env_id} failed {self.failures_in_a_row} times in a row, the last time: {failure}"
+            )
         pause_s = 0.0
         if self.failures_in_a_row > 1:
             pause_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (self.failures_in_a_row - 2))
-        log.warning(
-            "%s failed (%s); its episode is discarded, rebuilding in %.1f s", self.what, reason, pause_s
-        )
+        log.warning("%s; its episode is discarded, rebuilding in %.1f s", failure, pause_s)
         if pause_s:
             self._sleep(pause_s)
+
+
+def cause_of(error: BaseException) -> str:
+    """The cause of a Failure: what was returned, or what was raised, in one line."""
+    if isinstance(error, BadReturn):
+        return str(error)
+    return " ".join(f"raised {type(error).__name__}: {error}".split()).rstrip(":")
 
 
 def clip_rewards(rewards: np.ndarray, mode: str) -> np.ndarray:

@@ -90,6 +90,11 @@ HELD_OUT_SEED = str(0x600D5EED)
 """Mixed into the levels' own draws, so that evaluation sees what training does not."""
 
 
+def settings(spec: EnvSpec) -> set[str]:
+    """Fields of `[env]` that mean something here, besides those that all families know."""
+    return {"frame_skip", "kwargs"}
+
+
 def make_spec(config: EnvConfig) -> EnvSpec:
     """Shapes follow from the options; ConfigError where the engine is not installed."""
     _import_lab()
@@ -119,7 +124,9 @@ def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, e
         LabSlot(config, spec, levels[(first + i) % len(levels)], seeds[i], evaluation=evaluation)
         for i in range(num_slots)
     ]
-    return SlotVector(config, spec, slots, seed, threads, evaluation=evaluation)
+    vector = SlotVector(config, spec, slots, seed, threads, evaluation=evaluation)
+    vector.steps_per_s = 60 / config.frame_skip
+    return vector
 
 
 def levels_of(env_id: str, *, evaluation: bool) -> list[str]:
@@ -190,7 +197,7 @@ class LabSlot:
         self._random = np.random.default_rng(seed)
         self._lab = self._make()
 
-    def render(self) -> np.ndarray | None:
+    def render(self) -> np.ndarray:
         """The picture that the agent sees."""
         height = self.obs.shape[1] - bool(self._spec.instruction_words)
         return np.ascontiguousarray(np.moveaxis(self.obs[:, :height], 0, -1))

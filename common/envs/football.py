@@ -28,6 +28,11 @@ PLANES = 4
 NUM_ACTIONS = 19
 
 
+def settings(spec: EnvSpec) -> set[str]:
+    """Fields of `[env]` that mean something here, besides those that all families know."""
+    return {"frame_skip", "frame_stack", "kwargs"}
+
+
 def make_spec(config: EnvConfig) -> EnvSpec:
     """Shapes follow from the options; ConfigError where the engine is not installed."""
     _import_football()
@@ -51,7 +56,9 @@ def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, e
     """`num_slots` engines; evaluation counts goals only."""
     spec = make_spec(config)
     slots = [FootballSlot(config, spec, evaluation=evaluation) for _ in range(num_slots)]
-    return SlotVector(config, spec, slots, seed, threads, evaluation=evaluation)
+    vector = SlotVector(config, spec, slots, seed, threads, evaluation=evaluation)
+    vector.steps_per_s = 10.0
+    return vector
 
 
 class FootballSlot:
@@ -91,7 +98,7 @@ class FootballSlot:
             self.close()
         self._env = _import_football().create_environment(**self._arguments)
 
-    def render(self) -> np.ndarray | None:
+    def render(self) -> np.ndarray:
         """The minimap: own team, other team, and ball with active player as red, green and blue."""
         own, other, active, ball = self.obs[-1]
         return np.stack([own, other, np.maximum(active, ball)], axis=-1)

@@ -1,29 +1,42 @@
 """Any Gymnasium environment with discrete actions: `gym:CartPole-v1`, or a stranger's `package.module:Id-v0`.
 
-Pictures go through grey, resize and stack; everything else becomes a flat float32 vector. Options that belong
-to the Atari emulator (frame skip, no-op starts, lives, fire, sticky actions) do not apply: pass `env.kwargs`.
+Pictures go through grey, resize and stack; everything else becomes a flat float32 vector. What only looks
+like a picture is refused, for little would learn from it as a vector, unless `env.flatten` says so.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib
 import logging
+import os
+import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from common.envs.base import EnvSpec, VectorEnv, slot_seeds
-from common.envs.pixels import FrameProcessor, is_image, push_frame
+from common.envs.names import own_name
+from common.envs.pixels import FrameProcessor, Layout, layout_of, looks_like_picture, push_frame
+from common.envs.returned import BadReturn, check_observation, reset_result, step_result
 from common.envs.slots import SlotVector
+from common.envs.spectator import NoPictureError
 from common.errors import ConfigError
+from common.installation import import_module, install_command
 
 if TYPE_CHECKING:
     from common.config.schema import EnvConfig
 
 log = logging.getLogger(__name__)
 
+_USUAL_STEPS_PER_S = 30
+
 PREFIX = "gym:"
+
+
+def settings(spec: EnvSpec) -> set[str]:
+    """Fields of `[env]` that mean something here, besides those that all families know."""
+    return {"kwargs", "flatten"} | ({"frame_size", "grayscale", "frame_stack"} if spec.pixels else set())
 
 
 def make_spec(config: EnvConfig) -> EnvSpec:
@@ -39,7 +52,31 @@ def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, e
     """`num_slots` separate copies that step one after the other, or in `threads` threads."""
     spec, seeds = make_spec(config), slot_seeds(seed, num_slots).tolist()
     slots = [_Slot(config, spec, slot_seed, render=evaluation) for slot_seed in seeds]
-    return SlotVector(config, spec, slots, seed, threads, evaluation=evaluation)
+    vector = SlotVector(config, spec, slots, seed, threads, evaluation=evaluation)
+    vector.steps_per_s = float(slots[0].env.metadata.get("render_fps") or _USUAL_STEPS_PER_S)
+    return vector
+
+
+def inspect(config: EnvConfig) -> dict[str, Any]:
+    """The spaces in Gymnasium's words, and what its own checker warns of or refuses (`objections`)."""
+    from gymnasium.utils.env_checker import check_env
+
+    env = _make_env(config, render=False)
+    spaces = {"observation_space": str(env.observation_space), "action_space": str(env.action_space)}
+    objections = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(env.unwrapped, skip_render_check=True)
+        except Exception as error:
+            objections.append(f"refuses it: {type(error).__name__}: {_one_line(error)}")
+        finally:
+            env.close()
+    for warning in caught:
+        if issubclass(warning.category, UserWarning):
+            text = str(warning.message).removeprefix("\x1b[33mWARN: ").removesuffix("\x1b[0m")
+            objections.append(f"warns: {' '.join(text.split())}")
+    return {**spaces, "objections": list(dict.fromkeys(objections))}
 
 
 class _Slot:
@@ -50,28 +87,43 @@ class _Slot:
         self._spec = spec
         self._render = render
         self._seed: int | None = seed
-        self._frames = FrameProcessor(config.frame_size, grayscale=config.grayscale) if spec.pixels else None
-        self.env = _make_env(config, render=render)
-        self._first_action = int(self.env.action_space.start)
         self.obs = np.zeros(spec.obs_shape, spec.obs_dtype)
+        self._build()
+        self._frames: FrameProcessor | None = None
+        if spec.pixels:
+            layout = _layout(config, self._space)
+            self._frames = FrameProcessor(config.frame_size, grayscale=config.grayscale, layout=layout)
+
+    def _build(self) -> None:
+        self.env = _make_env(self._config, render=self._render)
+        self._mode = getattr(self.env, "render_mode", None)
+        self._first_action = int(self.env.action_space.start)
+        self._space = self.env.observation_space  # through all wrappers, which takes a while
+        self._shape, self._dtype = getattr(self._space, "shape", None), getattr(self._space, "dtype", None)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """First observation of a new episode; the first one after building is seeded in any case."""
-        raw, _ = self.env.reset(seed=self._seed if seed is None else seed)
+        raw = reset_result(self.env.reset(seed=self._seed if seed is None else seed))
         self._seed = None
         self.obs = np.zeros(self._spec.obs_shape, self._spec.obs_dtype)
         return self._observe(raw)
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool]:
         """Next observation, raw reward, terminated, truncated; does not reset."""
-        raw, reward, terminated, truncated, _ = self.env.step(self._first_action + action)
-        return self._observe(raw), float(reward), bool(terminated), bool(truncated)
+        try:
+            result = self.env.step(self._first_action + action)
+        except ValueError as error:
+            raise _unpacking_error(error) or error from None
+        raw, reward, terminated, truncated = step_result(result)
+        return self._observe(raw), reward, terminated, truncated
 
     def _observe(self, raw: Any) -> np.ndarray:
+        if type(raw) is not np.ndarray or raw.shape != self._shape or raw.dtype != self._dtype:
+            check_observation(self._space, raw)
         if self._frames is not None:
             self.obs = push_frame(self.obs, self._frames(raw))
         else:
-            self.obs = _flat(self.env.observation_space, raw)
+            self.obs = _flat(self._space, raw)
         return self.obs
 
     def rebuild(self, seed: int) -> None:
@@ -80,25 +132,40 @@ class _Slot:
             self.env.close()
         except Exception as error:
             log.debug("closing a failed %s also failed: %s", self._config.id, error)
-        self.env = _make_env(self._config, render=self._render)
+        self._build()
         self._seed = seed
 
-    def render(self) -> np.ndarray | None:
-        """The environment's own picture; only evaluation environments can draw."""
+    def render(self) -> Any:
+        """The environment's own picture, or what the agent sees; only evaluation environments can draw."""
         try:
             frame = self.env.render()
-        except Exception as error:
-            log.debug("%s cannot draw itself: %s", self._spec.id, error)
-            frame = None
-        if isinstance(frame, np.ndarray) and frame.ndim == 3:
-            return frame.astype(np.uint8)
-        if self._spec.pixels and self._config.grayscale:
-            return np.repeat(self.obs[-1][..., None], 3, axis=-1)
-        return None
+            if frame is None:
+                raise NoPictureError(
+                    f"the render() of {self._spec.id} returns None (render mode: {self._mode})"
+                )
+            return frame
+        except Exception:
+            if self._spec.pixels:
+                return self.obs[-1]
+            raise
 
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
+
+
+def _unpacking_error(error: ValueError) -> BadReturn | None:
+    """What to say where one of Gymnasium's wrappers could not take apart what the environment returned."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    if not module.startswith("gymnasium.") or "values to unpack" not in str(error):
+        return None
+    return BadReturn(
+        "returned another number of values from step() than five (observation, reward, terminated, "
+        f"truncated, info): {error}; Gym's old interface is not understood"
+    )
 
 
 def _spec_of(config: EnvConfig, env: Any) -> EnvSpec:
@@ -108,7 +175,7 @@ def _spec_of(config: EnvConfig, env: Any) -> EnvSpec:
             f"{config.id} has actions of {env.action_space}: only discrete actions are supported"
         )
     space = env.observation_space
-    pixels = is_image(space)
+    pixels = _layout(config, space) is not None
     if pixels:
         frame_shape = FrameProcessor(config.frame_size, grayscale=config.grayscale).frame_shape
         shape: tuple[int, ...] = (config.frame_stack, *frame_shape)
@@ -123,6 +190,36 @@ def _spec_of(config: EnvConfig, env: Any) -> EnvSpec:
         frames_per_step=1,
         pixels=pixels,
     )
+
+
+def _layout(config: EnvConfig, space: Any) -> Layout | None:
+    """How the environment shows pictures; None for vectors. ConfigError for pictures of no use."""
+    if config.flatten:
+        return None
+    name, why = next(_unfit_pictures(space), ("", ""))
+    if not why:
+        return layout_of(space)
+    size = _flat_size(config, space)
+    raise ConfigError(
+        f"{config.id} has pictures{name} {why}: wrap it, so that it returns one uint8 picture [H, W], "
+        "[H, W, 1 or 3] or [1 or 3, H, W], or set env.flatten to true to have all that it returns as one "
+        f"vector of {size:,} numbers"
+    )
+
+
+def _unfit_pictures(space: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Name and what is wrong of every picture that no convolution would get."""
+    parts = getattr(space, "spaces", None)
+    if parts is not None:
+        for key, part in parts.items() if hasattr(parts, "items") else enumerate(parts):
+            yield from _unfit_pictures(part, f"{name or ' in its observation'}[{key!r}]")
+    elif name and looks_like_picture(space):
+        yield name, "beside other things"
+    else:
+        try:
+            layout_of(space)
+        except ValueError as error:
+            yield name, str(error)
 
 
 def _flat_size(config: EnvConfig, space: Any) -> int:
@@ -147,19 +244,16 @@ def _make_env(config: EnvConfig, *, render: bool) -> Any:
     env_id = config.id.removeprefix(PREFIX)
     module = env_id.rpartition(":")[0]
     if module:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ConfigError(_missing_module(config.id, module, error)) from error
-        except Exception as error:  # a stranger's code may raise anything
-            raise ConfigError(
-                f"{config.id}: importing {module} failed: {type(error).__name__}: {_one_line(error)}"
-            ) from error
+        import_module(module, config.id)
     kwargs = dict(config.kwargs)
+    if render:  # pygame is to draw into memory, and to keep quiet
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     try:
         if render and "render_mode" not in kwargs and "rgb_array" in _render_modes(gym, env_id):
             kwargs["render_mode"] = "rgb_array"
-        return gym.make(env_id, **kwargs)
+        # What it returns is checked here, at every step; Gymnasium would look at the first, and only warn.
+        return gym.make(env_id, **{"disable_env_checker": True, **kwargs})
     except gym.error.DependencyNotInstalled as error:
         raise ConfigError(f"{config.id} lacks a package: {_one_line(error)}") from error
     except (gym.error.UnregisteredEnv, gym.error.Error) as error:
@@ -178,15 +272,18 @@ def _render_modes(gym: Any, env_id: str) -> list[str]:
     return list(getattr(creator, "metadata", {}).get("render_modes", []))
 
 
-def _missing_module(config_id: str, module: str, error: ImportError) -> str:
-    missing = getattr(error, "name", None) or module
-    known = "atari:GAME, gym:ID or package.module:ID"
-    package = missing.split(".")[0].replace("_", "-")
-    return f"{config_id} needs the module {missing}: pip install {package} (environment ids are {known})"
+def nearest_registered(env_id: str) -> str:
+    """Return the `gym:` id that is `env_id` or much like it; empty where Gymnasium has none."""
+    registry = _import_gymnasium().registry
+    near = difflib.get_close_matches(env_id.removeprefix("gym:"), list(registry), n=1, cutoff=0.8)
+    return f"gym:{near[0]}" if near else ""
 
 
 def _unknown_id(gym: Any, config_id: str, env_id: str, error: Exception) -> str:
     name = env_id.rpartition(":")[2]
+    known = own_name(env_id)
+    if known.startswith("atari:"):
+        return f"unknown environment {config_id!r}: did you mean {known}?"
     near = difflib.get_close_matches(name, list(gym.registry), n=1, cutoff=0.5)
     prefix = config_id.removesuffix(name)
     hint = f"did you mean {prefix}{near[0]}?" if near and near[0] != name else _one_line(error)
@@ -201,5 +298,5 @@ def _import_gymnasium() -> Any:
     try:
         import gymnasium
     except ImportError as error:
-        raise ConfigError("environments need the package gymnasium: pip install 'troupe[actor]'") from error
+        raise ConfigError(f"environments need the package gymnasium: {install_command('actor')}") from error
     return gymnasium

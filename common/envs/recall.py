@@ -11,6 +11,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from common.envs.registration import register_env
+
 ID = "Recall-v0"
 
 
@@ -56,5 +58,4 @@ class RecallEnv(gymnasium.Env):
         return self._obs(), reward, over, False, {}
 
 
-if ID not in gymnasium.registry:
-    gymnasium.register(ID, entry_point=f"{__name__}:RecallEnv")
+register_env(ID, RecallEnv)

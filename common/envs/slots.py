@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-import logging
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from common.envs.base import EnvSpec, GameTracker, Rebuilder, Step, VectorEnv, clip_rewards, slot_seeds
+from common.envs.base import (
+    KEPT_FAILURES,
+    EnvSpec,
+    Failure,
+    GameTracker,
+    Rebuilder,
+    Step,
+    VectorEnv,
+    cause_of,
+    clip_rewards,
+    slot_seeds,
+)
+from common.envs.calls import MAKING, RESET, STEP, Calls
+from common.envs.returned import BadReturn, check_array, check_finite, finite_error, not_finite
+from common.envs.spectator import NoPictureError, spectator_view
 
 if TYPE_CHECKING:
     from common.config.schema import EnvConfig
 
-log = logging.getLogger(__name__)
+
+Outcome = tuple[np.ndarray, float, bool, bool]
+"""Next observation, raw reward, terminated, truncated."""
+_CAUGHT = (Exception, SystemExit)
+"""What an environment may raise without ending the process: it may also call `exit()`."""
 
 
 class Slot(Protocol):
@@ -26,14 +44,14 @@ class Slot(Protocol):
     def reset(self, seed: int | None = None) -> np.ndarray:
         """First observation of a new episode; the first one after building is seeded in any case."""
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool]:
-        """Next observation, raw reward, terminated, truncated; does not reset."""
+    def step(self, action: int) -> Outcome:
+        """One action; does not reset."""
 
     def rebuild(self, seed: int) -> None:
         """Throw the environment away and make a new one."""
 
-    def render(self) -> np.ndarray | None:
-        """What a spectator sees, uint8 `[H, W, 3]`; None where there is nothing to see."""
+    def render(self) -> Any:
+        """What a spectator sees, as `spectator_view` takes it; NoPictureError where there is nothing."""
 
     def close(self) -> None:
         """Free what the environment holds."""
@@ -59,7 +77,10 @@ class SlotVector(VectorEnv):
         self._clip = "none" if evaluation else config.reward_clip
         self._seeds = np.random.SeedSequence(seed)
         self._slots = slots
-        self._rebuilders = [Rebuilder(f"{config.id} in slot {i}") for i in range(self.num_slots)]
+        self.failures = deque(maxlen=KEPT_FAILURES)
+        self.calls = Calls(self.num_slots)
+        self._blank = np.zeros(spec.obs_shape, spec.obs_dtype)
+        self._rebuilders = [Rebuilder() for _ in slots]
         self._games = GameTracker(self.num_slots)
         self._pool = ThreadPoolExecutor(threads, "env") if threads > 1 else None
 
@@ -75,68 +96,115 @@ class SlotVector(VectorEnv):
         """One step of every copy."""
         n = self.num_slots
         outcomes = self._outcomes(actions.tolist())
+        obs = self._checked(outcomes)
         reward = np.zeros(n, np.float64)
-        step = Step(np.empty(0), np.empty(0), np.zeros(n, bool), np.zeros(n, bool))
+        step = Step(obs, np.empty(0), np.zeros(n, bool), np.zeros(n, bool))
         for slot, outcome in enumerate(outcomes):
-            if not isinstance(outcome, Exception):
+            if not isinstance(outcome, BaseException):
                 _, reward[slot], step.terminated[slot], step.truncated[slot] = outcome
         self._games.add(reward)
         frames = self._games.steps * self.spec.frames_per_step
         step.truncated |= (frames >= self._config.max_episode_frames) & ~step.terminated
         for slot, outcome in enumerate(outcomes):
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, BaseException):
                 step.discarded.append(slot)
-                self._games.clear(slot)
-                self._recover(slot, outcome)
-                continue
-            self._rebuilders[slot].succeeded()
-            if step.terminated[slot] or step.truncated[slot]:
-                step.final_obs[slot] = outcome[0]
+                self._recover(slot, outcome, int(self._games.steps[slot]))
+            else:
+                self._rebuilders[slot].succeeded()
+                if not (step.terminated[slot] or step.truncated[slot]):
+                    continue
+                step.final_obs[slot] = outcome[0].astype(obs.dtype, copy=False)
                 step.episodes.append(self._games.finish(slot, int(frames[slot])))
                 self._reset_slot(slot)
-        step.obs = np.stack([s.obs for s in self._slots])
+            obs[slot] = self._slots[slot].obs
         step.reward = clip_rewards(reward, self._clip)
         step.terminated[step.discarded] = False
         step.truncated[step.discarded] = False
         return step
 
-    def _outcomes(self, actions: list[int]) -> list[tuple[np.ndarray, float, bool, bool] | Exception]:
+    def _outcomes(self, actions: list[int]) -> list[Outcome | BaseException]:
         """What each copy returned, or the exception that it raised."""
+        calls, steps = self.calls, self._games.steps.tolist()
 
-        def attempt(slot: int) -> tuple[np.ndarray, float, bool, bool] | Exception:
+        def attempt(slot: int) -> Outcome | BaseException:
+            calls.enter(slot, STEP, steps[slot] + 1)
             try:
                 return self._slots[slot].step(actions[slot])
-            except Exception as error:
+            except _CAUGHT as error:
                 return error
+            finally:
+                calls.leave(slot)
 
         slots = range(self.num_slots)
         return list(self._pool.map(attempt, slots) if self._pool else map(attempt, slots))
 
+    def _checked(self, outcomes: list[Outcome | BaseException]) -> np.ndarray:
+        """The observations `[S, *obs_shape]`; an outcome that is not one becomes its error.
+
+        All are looked at together, and one by one only where something is wrong.
+        """
+        obs = self._stacked(outcomes)
+        if obs is None:
+            for slot, outcome in enumerate(outcomes):
+                if not isinstance(outcome, BaseException):
+                    try:
+                        check_array(outcome[0], self._blank)
+                    except BadReturn as error:
+                        outcomes[slot] = error
+            obs = self._stacked(outcomes)
+            assert obs is not None
+        for slot in not_finite(obs):
+            outcomes[slot] = finite_error(obs[slot])
+        return obs
+
+    def _stacked(self, outcomes: list[Outcome | BaseException]) -> np.ndarray | None:
+        """The observations in one array; None where they do not all have the announced shape and type."""
+        try:
+            obs = np.stack([self._blank if isinstance(o, BaseException) else o[0] for o in outcomes])
+        except (ValueError, TypeError):
+            return None
+        right = obs.shape[1:] == self._blank.shape and obs.dtype == self._blank.dtype
+        return obs if right else None
+
     def _reset_slot(self, slot: int, seed: int | None = None) -> None:
         try:
-            self._slots[slot].reset(seed)
-        except Exception as error:
-            self._recover(slot, error)
+            self._begin(slot, seed)
+        except _CAUGHT as error:
+            self._recover(slot, error, 0)
 
-    def _recover(self, slot: int, error: Exception) -> None:
+    def _begin(self, slot: int, seed: int | None = None) -> None:
+        """The first observation of an episode, checked."""
+        self.calls.enter(slot, RESET)
+        obs = self._slots[slot].reset(seed)
+        self.calls.leave(slot)
+        check_array(obs, self._blank)
+        check_finite(obs)
+
+    def _recover(self, slot: int, error: BaseException, step: int) -> None:
         """Rebuild until a reset succeeds, or until the rebuilder gives up."""
+        self._games.clear(slot)
         while True:
-            self._rebuilders[slot].failed(error)
+            self.calls.leave(slot)
+            failure = Failure(self._config.id, cause_of(error), slot, step)
             self.restarts_total += 1
+            self.failures.append(failure)
+            self._rebuilders[slot].failed(failure)
             try:
+                self.calls.enter(slot, MAKING)
                 self._slots[slot].rebuild(int(self._seeds.spawn(1)[0].generate_state(1)[0] >> 1))
-                self._slots[slot].reset()
+                self._begin(slot)
                 return
-            except Exception as again:
-                error = again
+            except _CAUGHT as again:
+                error, step = again, 0
 
-    def render_frame(self, slot: int) -> np.ndarray | None:
+    def render_frame(self, slot: int) -> np.ndarray:
         """The environment's own picture."""
         try:
-            return self._slots[slot].render()
-        except Exception as error:
-            log.debug("%s cannot draw itself: %s", self.spec.id, error)
-            return None
+            return spectator_view(self.spec.id, self._slots[slot].render())
+        except NoPictureError:
+            raise
+        except _CAUGHT as error:
+            raise NoPictureError(f"{self.spec.id} cannot draw itself: {cause_of(error)}") from error
 
     def close(self) -> None:
         """Close every copy."""
@@ -144,3 +212,4 @@ class SlotVector(VectorEnv):
             self._pool.shutdown()
         for slot in self._slots:
             slot.close()
+        super().close()

@@ -11,14 +11,17 @@ from collections.abc import Mapping
 import numpy as np
 
 from common.envs.base import EnvSpec, Step
-from common.errors import TroupeError
+from common.errors import RefusedError
 
 RUNNING, TERMINATED, TRUNCATED, DISCARDED = 0, 1, 2, 3
 """Values of the array `ended`."""
 
 
-class TransferError(TroupeError):
+class TransferError(RefusedError):
     """Arrays that are no step of these slots."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("bad_field", detail)
 
 
 def pack_start(obs: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,29 +1,77 @@
-"""Policy and baseline on one torso, with or without memory."""
+"""Policy and baseline, on one torso or on one each, with or without memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from common.nets.heads import PolicyHead
 from common.nets.recurrent import SequenceBody
+from common.rl.normalizers import Normalizer
 
 SHALLOW = {"shallow": "small"}
 """The shallow network of Espeholt et al. 2018 (figure 3, left) has the convolutions of Mnih et al. 2013."""
 
 
 class ActorCritic(SequenceBody):
-    """A `SequenceBody` with a policy and a baseline; `torso` may also be `shallow`."""
+    """A `SequenceBody` with a policy and a baseline.
 
-    def __init__(self, obs_shape: tuple[int, ...], num_actions: int, torso: str, **body: Any) -> None:
-        super().__init__(obs_shape, num_actions, SHALLOW.get(torso, torso), **body)
+    Args:
+      obs_shape: shape of one observation.
+      num_actions: A.
+      torso: of a `SequenceBody`, or `shallow`.
+      shared: one body for both; else the baseline has one of its own, and the memory is that of both.
+      returns: statistics of returns: the baseline's values are in their units; None: values are returns.
+      body: further arguments of a `SequenceBody`.
+    """
+
+    def __init__(
+        self,
+        obs_shape: tuple[int, ...],
+        num_actions: int,
+        torso: str,
+        *,
+        shared: bool = True,
+        returns: Normalizer | None = None,
+        **body: Any,
+    ) -> None:
+        torso = SHALLOW.get(torso, torso)
+        super().__init__(obs_shape, num_actions, torso, **body)
+        self.returns = returns
         self.head = PolicyHead(self.features, num_actions)
+        self.critic: SequenceBody | None = None
+        self._policy_state_size = self.state_size
+        if not shared:  # its inputs are those of the policy
+            self.critic = SequenceBody(obs_shape, num_actions, torso, **{**body, "inputs": None})
+            self.state_size += self.critic.state_size
 
     def forward(
         self, obs: Tensor, last_action: Tensor, last_reward: Tensor, first: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Arguments as `remember`; logits `[T, B, A]`, values `[T, B]`, the memory after the last step."""
-        features, state = self.remember(obs, last_action, last_reward, first, state)
-        logits, values = self.head(features)
-        return logits, values, state
+        last = (last_action, last_reward, first)
+        if self.critic is None:
+            features, state = self.remember(obs, *last, state)
+            logits, values = self.head(features)
+            return logits, values, state
+        seen = self.seen(obs)
+        own, its = state.split((self._policy_state_size, self.critic.state_size), dim=1)
+        features, own = self.remember_seen(seen, *last, own)
+        theirs, its = self.critic.remember_seen(seen, *last, its)
+        return self.head.policy(features), self.head.value(theirs), torch.cat([own, its], dim=1)
+
+    @torch.no_grad()
+    def observe_returns(self, returns: Tensor) -> None:
+        """Takes in returns, and changes the baseline so that what it predicts stays as it is (PopArt).
+
+        Van Hasselt et al. 2016, equation 9: the weights of its last layer are scaled back.
+        """
+        if self.returns is None:
+            return
+        before, mean = self.returns.deviation.float(), self.returns.mean.float()
+        self.returns.update(returns)
+        now, weight, bias = self.returns.deviation.float(), *self.head.baseline.parameters()
+        weight.mul_(before / now)
+        bias.copy_((before * bias + mean - self.returns.mean.float()) / now)

@@ -46,4 +46,8 @@ class PolicyHead(nn.Module):
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Maps `[..., features]` to logits `[..., A]` and values `[...]`."""
-        return self.policy(features), self.baseline(features).squeeze(-1)
+        return self.policy(features), self.value(features)
+
+    def value(self, features: Tensor) -> Tensor:
+        """Maps `[..., features]` to values `[...]`."""
+        return self.baseline(features).squeeze(-1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from common.nets.heads import DuelingHead, dueling_q
+from common.nets.pixels import NormalizedPixels, ScaledPixels
 from common.nets.recurrent import SequenceBody
 from common.nets.torsos import PixelTorso, VectorTorso, orthogonal
 
@@ -22,6 +23,7 @@ class QNetwork(nn.Module):
       hidden_units: width of each head's hidden layer.
       mlp_units: widths of the `mlp` torso.
       dueling: separate value and advantage streams.
+      inputs: what a pixel torso sees of pixels; None: these divided by 255.
     """
 
     def __init__(
@@ -32,8 +34,10 @@ class QNetwork(nn.Module):
         hidden_units: int,
         mlp_units: tuple[int, ...],
         dueling: bool,
+        inputs: NormalizedPixels | None = None,
     ) -> None:
         super().__init__()
+        self.inputs = None if torso == "mlp" else inputs or ScaledPixels()
         self.torso: PixelTorso | VectorTorso
         if torso == "mlp":
             self.torso = VectorTorso(obs_shape, mlp_units)
@@ -50,11 +54,17 @@ class QNetwork(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Maps observations `[B, *obs_shape]` to Q values `[B, A]` float32."""
-        hidden = torch.relu(self.hidden(self.torso(obs)))
+        seen = obs if self.inputs is None else self.inputs(obs)
+        hidden = torch.relu(self.hidden(self.torso(seen)))
         if self.value is None:
             return self.advantage(hidden)
         left, right = hidden.split(self.hidden_units, dim=-1)
         return dueling_q(self.value(right), self.advantage(left))
+
+    def observe(self, obs: Tensor) -> None:
+        """Takes observations `[B, *obs_shape]` into the pixels' statistics."""
+        if self.inputs is not None:
+            self.inputs.observe(obs)
 
 
 class RecurrentQNetwork(SequenceBody):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from common.nets.language import InstructionEncoder, split_instruction
-from common.nets.torsos import Projected, make_torso
+from common.nets.pixels import NormalizedPixels, ScaledPixels
+from common.nets.torsos import PLAIN, Projected, Style, make_torso
+from common.rl.normalizers import Normalizer
 
 
 class LstmCore(nn.Module):
@@ -85,6 +88,8 @@ class SequenceBody(nn.Module):
       lstm_layers: layers of the memory.
       see_last_step: feed the last action and the clipped last reward beside the observation.
       instruction_words: words of an instruction in the last row of pixels; 0: there is none.
+      inputs: what the torso sees of observations; None: pixels divided by 255, vectors as they are.
+      style: of the torso's layers.
     """
 
     def __init__(
@@ -99,14 +104,17 @@ class SequenceBody(nn.Module):
         lstm_layers: int = 1,
         see_last_step: bool = True,
         instruction_words: int = 0,
+        inputs: NormalizedPixels | Normalizer | None = None,
+        style: Style = PLAIN,
     ) -> None:
         super().__init__()
         self.instruction_words = instruction_words
         self.instructions = InstructionEncoder() if instruction_words else None
         if self.instructions is not None:
             obs_shape = (*obs_shape[:-2], obs_shape[-2] - 1, obs_shape[-1])
-        base = make_torso(torso, obs_shape, mlp_units)
-        self.torso = base if torso == "mlp" else Projected(base, hidden_units)
+        self.inputs = inputs if torso == "mlp" else inputs or ScaledPixels()
+        base = make_torso(torso, obs_shape, mlp_units, style)
+        self.torso = base if torso == "mlp" else Projected(base, hidden_units, style)
         self.num_actions = num_actions
         self.see_last_step = see_last_step
         features = int(self.torso.features) + (num_actions + 1 if see_last_step else 0)  # type: ignore[arg-type]
@@ -121,7 +129,7 @@ class SequenceBody(nn.Module):
         """Runs through a sequence, or one step of it.
 
         Args:
-          obs: `[T, B, *obs_shape]`.
+          obs: `[T, B, *obs_shape]`, or images that `seen` made of pixels.
           last_action: `[T, B]` int64, done just before each observation.
           last_reward: `[T, B]` float, got just before it.
           first: `[T, B]` bool, an episode begins with this observation.
@@ -130,15 +138,42 @@ class SequenceBody(nn.Module):
         Returns:
           features `[T, B, features]`, and the memory `[B, state_size]` after the last step.
         """
-        steps, batch = first.shape
-        obs = obs.flatten(0, 1)
-        parts = []
+        words = []
         if self.instructions is not None:
-            obs, words = split_instruction(obs, self.instruction_words)
-            parts.append(self.instructions(words).view(steps, batch, -1))
+            rows, ids = split_instruction(obs.flatten(0, 1), self.instruction_words)
+            obs = rows.unflatten(0, first.shape)
+            words.append(self.instructions(ids).unflatten(0, first.shape))
+        return self.remember_seen(self.seen(obs), last_action, last_reward, first, state, words)
+
+    def seen(self, obs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """What the torso sees of observations `[T, B, *obs_shape]` without instructions; `[T, B, ...]`.
+
+        Of pixels this may be done once for several passes: images stay as they are.
+        """
+        if self.inputs is None:
+            return obs
+        return self.inputs(obs.flatten(0, 1), dtype).unflatten(0, obs.shape[:2])
+
+    def remember_seen(
+        self,
+        seen: Tensor,
+        last_action: Tensor,
+        last_reward: Tensor,
+        first: Tensor,
+        state: Tensor,
+        words: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, Tensor]:
+        """`remember` of what `seen` gave, and of features of `words` `[T, B, ...]` if there are any."""
+        parts = [self.torso(seen.flatten(0, 1)).unflatten(0, first.shape), *words]
         if self.see_last_step:
             parts.append(last_step(last_action, last_reward, first, self.num_actions))
-        features = torch.cat([self.torso(obs).view(steps, batch, -1), *parts], dim=-1)
+        features = torch.cat(parts, dim=-1)
         if self.core is not None:
             features, state = self.core(features, first, state)
         return features, state
+
+    def observe(self, obs: Tensor, counts: Tensor | None = None) -> None:
+        """Takes observations `[T, B, *obs_shape]`, where `counts` `[T, B]`, into the inputs' statistics."""
+        if self.inputs is not None:
+            rows = obs[..., :-1, :] if self.instruction_words else obs
+            self.inputs.observe(rows, counts)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-
-from common.nets.frames import as_images
 
 
 def orthogonal(module: nn.Module, gain: float = math.sqrt(2.0)) -> nn.Module:
@@ -28,8 +27,37 @@ def lecun_normal(module: nn.Module) -> nn.Module:
     return module
 
 
+Activation = Literal["auto", "relu", "elu", "swish", "tanh"]
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "swish": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What goes with the layers of a torso that has no published form of its own."""
+
+    activation: Activation = "auto"
+    """`auto`: ReLU in pixel torsos and on top of them, tanh in vector torsos."""
+    layer_norm: bool = False
+    """Normalise what a layer brings forth, before its activation."""
+    residual: bool = False
+    """Vectors: add what goes into a layer to what comes out of it, where both are of one width."""
+
+    def after(self, norm: nn.Module, auto: str) -> list[nn.Module]:
+        """What follows a layer: `norm` if it is wanted, then the activation."""
+        activation = ACTIVATIONS[auto if self.activation == "auto" else self.activation]()
+        return [norm, activation] if self.layer_norm else [activation]
+
+
+PLAIN = Style()
+
+
 class PixelTorso(nn.Module):
-    """Convolutions over `uint8 [B, C, H, W]`, scaled to [0, 1] inside; gives `float [B, F]`.
+    """Convolutions over images `float [B, C, H, W]`; gives `float [B, F]`.
 
     `nature`: 32 of 8x8/4, 64 of 4x4/2, 64 of 3x3/1 (Mnih et al. 2015).
     `small`: 16 of 8x8/4, 32 of 4x4/2 (Mnih et al. 2013), a quarter of the arithmetic.
@@ -40,13 +68,14 @@ class PixelTorso(nn.Module):
         "small": ((16, 8, 4), (32, 4, 2)),
     }
 
-    def __init__(self, kind: str, obs_shape: tuple[int, ...]) -> None:
+    def __init__(self, kind: str, obs_shape: tuple[int, ...], style: Style = PLAIN) -> None:
         super().__init__()
         height, width = _picture(obs_shape, kind)
         channels = math.prod(obs_shape[:-2])
         layers: list[nn.Module] = []
         for filters, size, stride in self.LAYERS[kind]:
-            layers += [orthogonal(nn.Conv2d(channels, filters, size, stride)), nn.ReLU()]
+            layers.append(orthogonal(nn.Conv2d(channels, filters, size, stride)))
+            layers += style.after(nn.GroupNorm(1, filters), "relu")  # one group: over channels and positions
             channels = filters
             height, width = (height - size) // stride + 1, (width - size) // stride + 1
         if height < 1 or width < 1:
@@ -54,9 +83,9 @@ class PixelTorso(nn.Module):
         self.convolutions = nn.Sequential(*layers)
         self.features = channels * height * width
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """Maps `[B, ..., H, W]` pixels to `[B, features]`; the axes between (stack, colour) are channels."""
-        return self.convolutions(as_images(obs)).flatten(1)
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps `[B, C, H, W]` to `[B, features]`."""
+        return _features(self.convolutions(images))
 
 
 class ResidualBlock(nn.Module):
@@ -73,7 +102,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualTorso(nn.Module):
-    """Sections of a 3x3 convolution, a 3x3/2 max-pooling and two residual blocks; then a ReLU.
+    """Over images: sections of a 3x3 convolution, a 3x3/2 max-pooling and two residual blocks; then a ReLU.
 
     `deep`: 16, 32 and 32 channels, 15 convolutions (Espeholt et al. 2018, figure 3, right).
     `football`: 16, 32, 32 and 32 channels (Kurach et al. 2020; Espeholt et al. 2020, the football network).
@@ -98,20 +127,21 @@ class ResidualTorso(nn.Module):
         self.sections = nn.Sequential(*layers)
         self.features = channels * height * width
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """Maps `[B, ..., H, W]` pixels to `[B, features]`; the axes between (stack, colour) are channels."""
-        return torch.relu(self.sections(as_images(obs))).flatten(1)
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps `[B, C, H, W]` to `[B, features]`."""
+        return _features(torch.relu(self.sections(images)))
 
 
 class VectorTorso(nn.Module):
-    """Tanh layers over `float [B, D]`; gives `[B, units[-1]]`."""
+    """Layers of `units` over `float [B, D]`; gives `[B, units[-1]]`."""
 
-    def __init__(self, obs_shape: tuple[int, ...], units: tuple[int, ...]) -> None:
+    def __init__(self, obs_shape: tuple[int, ...], units: tuple[int, ...], style: Style = PLAIN) -> None:
         super().__init__()
         width = math.prod(obs_shape)
         layers: list[nn.Module] = [nn.Flatten()]
         for size in units:
-            layers += [orthogonal(nn.Linear(width, size)), nn.Tanh()]
+            parts = [orthogonal(nn.Linear(width, size)), *style.after(nn.LayerNorm(size), "tanh")]
+            layers += [Residual(*parts)] if style.residual and size == width else parts
             width = size
         self.layers = nn.Sequential(*layers)
         self.features = width
@@ -121,29 +151,50 @@ class VectorTorso(nn.Module):
         return self.layers(obs.to(torch.float32))
 
 
-class Projected(nn.Module):
-    """A torso and one ReLU layer of `units` on top of it."""
+class Residual(nn.Sequential):
+    """`x + layers(x)`."""
 
-    def __init__(self, torso: nn.Module, units: int) -> None:
+    def forward(self, x: Tensor) -> Tensor:
+        """Keeps the shape."""
+        return x + super().forward(x)
+
+
+class Projected(nn.Module):
+    """A torso and one layer of `units` on top of it."""
+
+    def __init__(self, torso: nn.Module, units: int, style: Style = PLAIN) -> None:
         super().__init__()
         self.torso = torso
         self.project = orthogonal(nn.Linear(int(torso.features), units))  # type: ignore[arg-type]
+        self.after = nn.Sequential(*style.after(nn.LayerNorm(units), "relu"))
         self.features = units
 
     def forward(self, obs: Tensor) -> Tensor:
         """Maps `[B, *obs_shape]` to `[B, units]`."""
-        return torch.relu(self.project(self.torso(obs)))
+        return self.after(self.project(self.torso(obs)))
 
 
 PIXEL_TORSOS = ("nature", "small", "deep", "football")
 
 
-def make_torso(kind: str, obs_shape: tuple[int, ...], mlp_units: tuple[int, ...]) -> nn.Module:
-    """The torso of this name: `mlp`, or one of `PIXEL_TORSOS`; ValueError where it does not suit."""
+def make_torso(
+    kind: str, obs_shape: tuple[int, ...], mlp_units: tuple[int, ...], style: Style = PLAIN
+) -> nn.Module:
+    """The torso of this name: `mlp`, or one of `PIXEL_TORSOS`; ValueError where it does not suit.
+
+    Pixel torsos are given what a module of `common.nets.pixels` makes of observations of `obs_shape`. The
+    residual ones are as they were published, whatever the style.
+    """
     if kind == "mlp":
-        return VectorTorso(obs_shape, mlp_units)
-    torso = (PixelTorso if kind in PixelTorso.LAYERS else ResidualTorso)(kind, obs_shape)
+        return VectorTorso(obs_shape, mlp_units, style)
+    plain = kind in PixelTorso.LAYERS
+    torso = PixelTorso(kind, obs_shape, style) if plain else ResidualTorso(kind, obs_shape)
     return torso.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _features(images: Tensor) -> Tensor:
+    """Images `[B, C, H, W]` as rows `[B, F]`, pixel by pixel: as they are stored, so nothing is copied."""
+    return images.movedim(1, -1).flatten(1)
 
 
 def _picture(obs_shape: tuple[int, ...], kind: str) -> tuple[int, int]:

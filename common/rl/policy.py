@@ -22,6 +22,12 @@ def entropy(logits: Tensor) -> Tensor:
     return -(logs.exp() * logs).sum(dim=-1)
 
 
+def kl(logits: Tensor, others: Tensor) -> Tensor:
+    """`KL(p || q)` in nats of the policies with `logits` and `others`, both `[..., A]`; gives `[...]`."""
+    logs = torch.log_softmax(logits, dim=-1)
+    return (logs.exp() * (logs - torch.log_softmax(others, dim=-1))).sum(dim=-1)
+
+
 def reduced(losses: Tensor, reduction: Reduction) -> Tensor:
     """Sum or mean over all steps of all sequences, `[T, B]` to a scalar.
 

@@ -16,7 +16,9 @@ class VTrace(NamedTuple):
     targets: Tensor
     """`vs`, `[T, B]`: what the baseline should predict (equation 1)."""
     advantages: Tensor
-    """`min(pg_rho_bar, rho_t) (r_t + d_t vs_{t+1} - V_t)`, `[T, B]`: weights of the policy gradient."""
+    """`min(pg_rho_bar, rho_t) errors_t`, `[T, B]`: weights of the policy gradient."""
+    errors: Tensor
+    """`r_t + d_t vs_{t+1} - V_t`, `[T, B]`: for losses that weigh a step themselves."""
 
 
 @torch.no_grad()
@@ -59,8 +61,8 @@ def vtrace(
     # What follows the last step, or an episode's last step, has no target of its own: its value stands in.
     following = torch.where(continues[:-1].bool(), targets[1:], next_values[:-1])
     following = torch.cat([following, next_values[-1:]])
-    advantages = _clipped(rhos, pg_rho_bar) * (rewards + discounts * following - values)
-    return VTrace(targets, advantages)
+    errors = rewards + discounts * following - values
+    return VTrace(targets, _clipped(rhos, pg_rho_bar) * errors, errors)
 
 
 def _clipped(rhos: Tensor, bar: float | None) -> Tensor:

@@ -14,8 +14,12 @@ from common.errors import ConfigError
 class Parser(argparse.ArgumentParser):
     """Reports a wrong command line as one line, like every other error."""
 
-    def __init__(self, **options: Any) -> None:
-        """Create; option names may not be shortened, for `--section.field` may stand beside them."""
+    def __init__(self, *, fields: str = "", **options: Any) -> None:
+        """Create; option names may not be shortened, for `--section.field` may stand beside them.
+
+        `fields` says where a field of the configuration is to be set, for a command that takes none.
+        """
+        self._fields = fields
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
 
@@ -24,9 +28,17 @@ class Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             word = unknown.split()[0].partition("=")[0]
-            near = difflib.get_close_matches(word, self._option_string_actions, n=1)
+            is_field = "." in word
+            near = [] if is_field else self._near(word)
             message = f"unknown argument {word}" + (f"; did you mean {near[0]}?" if near else "")
+            if is_field and self._fields:
+                message += f": {self._fields}"
         raise ConfigError(f"{message} (`{self.prog} --help` shows the usage)")
+
+    def _near(self, word: str) -> list[str]:
+        """The option that it resembles; the dashes, which all have, are no likeness."""
+        names = {name.lstrip("-"): name for name in self._option_string_actions}
+        return [names[near] for near in difflib.get_close_matches(word.lstrip("-"), names, n=1)]
 
 
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:

@@ -19,7 +19,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,6 +96,65 @@ def save_checkpoint(
     return final
 
 
+class CheckpointWriter:
+    """Writes a run's checkpoints in a thread: one at a time, and none waits behind it.
+
+    Only the copy of the state is left to the caller's loop; serialising, hashing, forcing to the disk and
+    dropping old checkpoints happen beside it. All methods are for one thread.
+    """
+
+    def __init__(self, directory: str | Path, *, keep: int = 3) -> None:
+        """Take `directory` and `keep` as `save_checkpoint` does."""
+        self._directory = Path(directory)
+        self._keep = keep
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def begin(
+        self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any], written: Callable[[Path], None]
+    ) -> None:
+        """Begin to write one, with the arguments of `save_checkpoint`.
+
+        Args:
+            arrays: must not change until it is written: copies, not views of live weights.
+            meta: must not change either.
+            written: called by the thread with the new checkpoint's directory. One that cannot be written is
+                an error in the log: a full disk must not end the training, and the previous one stays valid.
+
+        Raises:
+            RuntimeError: another one is being written; look at `wait(0)` first.
+        """
+        if not self.wait(0.0):
+            raise RuntimeError("a checkpoint is being written already")
+
+        def body() -> None:
+            try:
+                written(save_checkpoint(self._directory, arrays, meta, keep=self._keep))
+            except CheckpointError as error:
+                _log.error("%s", error)
+            except BaseException as error:
+                self._failure = error  # for the caller: a thread that dies silently would save nothing more
+
+        # A daemon, so that a disk that hangs cannot keep the process; what is half written is never taken.
+        self._thread = threading.Thread(target=body, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until nothing is being written; False if that takes longer than `timeout_s`.
+
+        Raises whatever the thread died of, other than a checkpoint that could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        return True
+
+
 def load_checkpoint(path: str | Path) -> Checkpoint:
     """Load one checkpoint directory after checking it against its manifest.
 
@@ -107,8 +167,11 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     from safetensors.numpy import load_file
 
     try:
-        return Checkpoint(load_file(path / _ARRAYS), json.loads((path / _META).read_text()), path)
-    except (OSError, ValueError, SafetensorError) as error:
+        meta = json.loads((path / _META).read_text())
+        if not isinstance(meta, dict):
+            raise ValueError(f"{_META} holds no names")
+        return Checkpoint(load_file(path / _ARRAYS), meta, path)
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
 
 
@@ -143,9 +206,11 @@ def check(path: Path) -> None:
         manifest = json.loads((path / _MANIFEST).read_text())
         files: dict[str, dict[str, Any]] = manifest["files"]
         version = manifest["format"]
+        if not isinstance(files, dict) or not all(isinstance(files[name], dict) for name in files):
+            raise ValueError("no files")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is not a whole checkpoint: it has no {_MANIFEST}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged: {_MANIFEST} cannot be read") from error
     if version != FORMAT_VERSION:
         raise CheckpointError(f"checkpoint {path} has format {version}; this version reads {FORMAT_VERSION}")
@@ -155,9 +220,9 @@ def check(path: Path) -> None:
         if expected is None or not file.is_file():
             raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing")
         size = file.stat().st_size
-        if size != expected["bytes"]:
+        if size != expected.get("bytes"):
             raise CheckpointError(
-                f"checkpoint {path} is damaged: {name} has {size} of {expected['bytes']} bytes"
+                f"checkpoint {path} is damaged: {name} has {size} of {expected.get('bytes')} bytes"
             )
         if _fingerprint(file) != expected:
             raise CheckpointError(f"checkpoint {path} is damaged: {name} does not match its sha256")

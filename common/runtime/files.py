@@ -12,6 +12,7 @@ from typing import Any
 from common.errors import ConfigError
 
 STATUS_FILE = "status.json"
+CONFIG_FILE = "config.toml"
 
 
 def fsync_path(path: Path) -> None:
@@ -94,3 +95,13 @@ def read_status(run_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return status if isinstance(status, dict) else {}
+
+
+def run_config(run_dir: Path) -> Path:
+    """The complete configuration of a run; ConfigError where there is none."""
+    file = run_dir / CONFIG_FILE
+    with looking_into(run_dir):
+        if not file.is_file():
+            what = "has no config.toml" if run_dir.is_dir() else "does not exist"
+            raise ConfigError(f"{run_dir} is not a run directory: it {what}")
+    return file

@@ -11,12 +11,15 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from common.errors import ConfigError, TroupeError
+from common.installation import install_command
 
 _log = logging.getLogger(__name__)
 
 INTERNAL_ERROR = 70
+INTERRUPTED = 130
 # Packages that only some installations have, and the extra that brings each.
 _EXTRAS = {
     "torch": "learner,actor",
@@ -78,14 +81,21 @@ class StopSignal:
         self._force_after_s = force_after_s
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
+        self._former: dict[signal.Signals, Any] = {}
 
     def install(self) -> StopSignal:
         """Handle the signals from now on (main thread only); returns itself."""
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
+        numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else `nohup` wants us to go on
-            signal.signal(signal.SIGHUP, self._on_signal)
+            numbers.append(signal.SIGHUP)
+        self._former = {number: signal.signal(number, self._on_signal) for number in numbers}
         return self
+
+    def uninstall(self) -> None:
+        """Leave the signals to whoever handled them before `install`."""
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        self._former = {}
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals += 1
@@ -177,7 +187,7 @@ def run_main(body: Callable[[], int | None]) -> int:
         print(f"troupe: error: {one_line(str(error))}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # `troupe presets | head`: the reader has gone, which is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -185,7 +195,7 @@ def run_main(body: Callable[[], int | None]) -> int:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             return _report_defect(error)
-        line = f"the package {error.name} is not installed: pip install 'troupe[{extra}]'"
+        line = f"the package {error.name} is not installed: {install_command(extra)}"
         print(f"troupe: error: {line}", file=sys.stderr, flush=True)
         return ConfigError.exit_code
     except Exception as error:

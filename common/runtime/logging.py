@@ -15,6 +15,18 @@ from common.errors import ConfigError
 _FORMAT = "%(asctime)s %(levelname)-7s {service}: %(message)s"
 _LEVELS = ("debug", "info", "warning", "error")
 
+# Names and reasons come from peers: a line break or a terminal's escape in them must not forge a line.
+_ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+
+
+class OneLineFormatter(logging.Formatter):
+    """A formatter whose messages stay within their line, whatever is in them; traces follow below."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line of a record, control characters escaped."""
+        record.message = record.message.translate(_ESCAPED)
+        return super().formatMessage(record)
+
 
 def setup_logging(service: str, path: str | Path | None = None, level: str = "info") -> None:
     """Send the root logger to stderr, or appending to `path`; replaces earlier handlers.
@@ -33,7 +45,7 @@ def setup_logging(service: str, path: str | Path | None = None, level: str = "in
             handler = logging.FileHandler(path)
         except OSError as error:
             raise ConfigError(f"cannot write the log file {path}: {error.strerror}") from error
-    handler.setFormatter(logging.Formatter(_FORMAT.format(service=service.replace("%", "%%"))))
+    handler.setFormatter(OneLineFormatter(_FORMAT.format(service=service.replace("%", "%%"))))
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)

@@ -6,12 +6,13 @@ what TensorBoard needs to show everything.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,16 @@ import numpy as np
 
 from common.errors import ConfigError
 from common.runtime.logging import Throttle
-from common.runtime.video import as_gif
+from common.runtime.video import gif_size
 
 _log = logging.getLogger(__name__)
 
 CSV_FILE = "metrics.csv"
 CSV_HEADER = "wall_s,steps,frames,updates,source,name,value"
+EVALUATIONS_FILE = "evaluations.jsonl"
+EVALUATION_RETURN, TRAINING_RETURN = "eval/episode_return", "train/episode_return"
+_FIRST_TAGS = {EVALUATION_RETURN: "Returns/evaluation", TRAINING_RETURN: "Returns/training"}
+"""TensorBoard sorts groups, capitals first: under these tags the returns stand above all other curves."""
 _TAIL_BYTES = 1 << 16
 
 
@@ -58,6 +63,7 @@ class MetricsWriter:
         try:
             wall_before_s = _repair_and_last_wall_s(csv_path)
             self._csv = csv_path.open("a", buffering=1, encoding="utf-8", newline="\n")
+            _cut_half_line(self._run_dir / EVALUATIONS_FILE)
             if csv_path.stat().st_size == 0:
                 self._csv.write(CSV_HEADER + "\n")
             self._events = _EventFile(self._run_dir / "tensorboard", resumed_steps)
@@ -95,6 +101,26 @@ class MetricsWriter:
             for name, value in metrics.items():
                 if math.isfinite(value):
                     self._events.scalar(tensorboard_tag(source, name), float(value), steps)
+                    if name in _FIRST_TAGS:
+                        self._events.scalar(_FIRST_TAGS[name], float(value), steps)
+
+    def add_evaluation(
+        self, version: int, games: Sequence[Sequence[float]], *, steps: int, frames: int, updates: int
+    ) -> None:
+        """Append the games of one evaluation to `RUN/evaluations.jsonl`, a JSON object a line.
+
+        Args:
+            version: of the parameters that played.
+            games: unclipped return and length in agent steps of each game.
+            steps: environment steps of the run.
+            frames: emulator frames of the run.
+            updates: learner updates of the run.
+        """
+        row: dict[str, Any] = {"wall_s": round(self.wall_s, 3), "steps": steps, "frames": frames}
+        row |= {"updates": updates, "version": version, "returns": [float(game[0]) for game in games]}
+        row |= {"lengths": [int(game[1]) for game in games]}
+        with self._tolerant(), (self._run_dir / EVALUATIONS_FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
     @contextmanager
     def _tolerant(self) -> Iterator[None]:
@@ -110,32 +136,34 @@ class MetricsWriter:
                 )
 
     def add_video(
-        self, source: str, name: str, video: np.ndarray | bytes, *, steps: int, frames_per_s: float = 15.0
+        self, source: str, name: str, video: np.ndarray | bytes, mp4: np.ndarray | None = None, *, steps: int
     ) -> Path | None:
-        """Show a short film in TensorBoard and write it to `RUN/videos`.
+        """Show a short film in TensorBoard and write it to `RUN/videos`. May be called from any thread.
 
         Args:
             source: name of the service that made it.
             name: tag, for example `eval/video`.
-            video: an encoded GIF (bytes, or uint8 `[N]`), or uint8 frames `[T, H, W, 3]`.
+            video: an encoded GIF, bytes or uint8 `[N]`.
+            mp4: the same film, uint8 `[N]`, to be written instead of the GIF, which TensorBoard shows.
             steps: environment steps of the run.
-            frames_per_s: speed, when frames are given.
 
         Returns:
             The file, or None if the data is not a film (logged, never an error: it came from a peer).
         """
         try:
-            gif, height, width = as_gif(video, frames_per_s)
+            gif, height, width = gif_size(video)
         except ValueError as error:
             _log.warning("ignored a video from %s: %s", source, error)
             return None
         directory = self._run_dir / "videos"
-        path = directory / f"{_csv_word(name).replace('/', '-')}-{steps:012d}.gif"
+        kind, film = ("gif", gif) if mp4 is None else ("mp4", mp4.tobytes())
+        path = directory / f"{_csv_word(name).replace('/', '-')}-{steps:012d}.{kind}"
         with self._tolerant():
             self._events.image(tensorboard_tag(source, name), gif, height, width, steps)
             directory.mkdir(exist_ok=True)
-            path.write_bytes(gif)
-            films = sorted(directory.glob("*.gif"), key=lambda film: film.stat().st_mtime)
+            path.write_bytes(film)
+            films = [path for kind in ("gif", "mp4") for path in directory.glob(f"*.{kind}")]
+            films.sort(key=lambda film: film.stat().st_mtime)
             for old in films[: -self._keep_videos] if self._keep_videos else []:
                 old.unlink(missing_ok=True)
             return path
@@ -160,10 +188,11 @@ class MetricsWriter:
 
 
 class _EventFile:
-    """One TensorBoard event file, written synchronously.
+    """One TensorBoard event file, for any thread: tensorboardX's `EventsWriter`.
 
-    tensorboardX's `SummaryWriter` puts a process queue and a thread before the same file, which can block the
-    caller and delay its exit; its `add_video` needs moviepy and ffmpeg. Its record writer does all we need.
+    Its `SummaryWriter` puts a process queue and a thread before the same writer, which can block the caller
+    and delay its exit; its `add_video` needs moviepy. While one thread adds a check sum to a film the others
+    wait: with the package crc32c that is 1 ms a MiB, without it 0.3 s.
     """
 
     _FLUSH_PERIOD_S = 5.0
@@ -175,13 +204,14 @@ class _EventFile:
 
         self._event, self._summary = Event, Summary
         directory.mkdir(parents=True, exist_ok=True)
-        # The name has a clock of seconds: the suffix keeps a quick restart from overwriting what was there.
-        self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}.{time.time_ns() % 10**9:09d}")
+        # The suffix keeps a quick restart, within the second, from writing over what was there.
+        suffix = f".{os.getpid()}.{time.time_ns() % 10**9:09d}"
+        self._file = EventsWriter(str(directory / "events"), suffix)
         self._flushed_at = time.monotonic()
         if resumed_steps is not None:
             start = Event(wall_time=time.time(), step=resumed_steps)
             start.session_log.status = SessionLog.SessionStatus.START
-            self._writer.write_event(start)
+            self._file.write_event(start)
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         self._add(self._summary(value=[self._summary.Value(tag=tag, simple_value=value)]), step)
@@ -196,16 +226,16 @@ class _EventFile:
         self._add(text_summary(tag, text), 0)
 
     def _add(self, summary: Any, step: int) -> None:
-        self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
+        self._file.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
         if time.monotonic() - self._flushed_at > self._FLUSH_PERIOD_S:
             self.flush()
 
     def flush(self) -> None:
-        self._writer.flush()
+        self._file.flush()
         self._flushed_at = time.monotonic()
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
 
 
 def tensorboard_tag(source: str, name: str) -> str:
@@ -221,6 +251,17 @@ def tensorboard_tag(source: str, name: str) -> str:
     return f"{name}/{source}" if own else name
 
 
+def past_values(path: Path, names: Collection[str], until_steps: int) -> Iterator[tuple[int, str, float]]:
+    """Read `(steps, name, value)` of these metrics, where they are finite, up to so many steps of the run."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            words = line.rstrip("\n").split(",")
+            if len(words) == 7 and words[5] in names and words[1].isdigit() and int(words[1]) <= until_steps:
+                value = float(words[6])
+                if math.isfinite(value):
+                    yield int(words[1]), words[5], value
+
+
 def _csv_word(text: str) -> str:
     """Keep a name from breaking the table: it may come from a peer."""
     return re.sub(r"[^\w./:+-]", "_", text)
@@ -228,18 +269,24 @@ def _csv_word(text: str) -> str:
 
 def _repair_and_last_wall_s(path: Path) -> float:
     """Cut a half-written last line (the learner was killed meanwhile); return the last row's wall_s."""
-    if not path.exists():
-        return 0.0
-    with path.open("rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        start = file.seek(max(0, size - _TAIL_BYTES))
-        tail = file.read()
-        if not tail.endswith(b"\n"):
-            file.truncate(start + tail.rfind(b"\n") + 1)
-            tail = tail[: tail.rfind(b"\n") + 1]
-    for line in reversed(tail.decode("utf-8", "replace").splitlines()):
+    for line in reversed(_cut_half_line(path).decode("utf-8", "replace").splitlines()):
         try:
             return float(line.split(",", 1)[0])
         except ValueError:
             continue
     return 0.0
+
+
+def _cut_half_line(path: Path) -> bytes:
+    """Cut the last line where it was only half written; the file's last lines, empty without a file."""
+    if not path.exists():
+        return b""
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = file.seek(max(0, size - _TAIL_BYTES))
+        tail = file.read()
+        if tail.endswith(b"\n"):
+            return tail
+        whole = tail.rfind(b"\n") + 1
+        file.truncate(start + whole)
+        return tail[:whole]

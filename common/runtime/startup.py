@@ -8,6 +8,9 @@ from common.runtime.arguments import integer
 from common.runtime.lifecycle import enable_stack_dumps
 from common.runtime.logging import add_logging_arguments, setup_logging
 
+FIELDS_AT_LEARNER = "fields of the run are given to its learner, which tells the others"
+"""Where a service that is no learner gets its configuration."""
+
 
 def add_service_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--log-file`, `--log-level` and `--metrics-port`."""

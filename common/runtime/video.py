@@ -1,49 +1,66 @@
-"""Short films as animated GIF: no codec to install, played by TensorBoard, browsers and README pages."""
+"""Films of games: GIF, which TensorBoard plays, and H.264 in MP4, which is sharper and smaller."""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
 from typing import overload
 
 import lz4.frame
 import numpy as np
 
-_MAX_COLOURS = 256
+from common.errors import ConfigError
+
+_MOST_FRAMES_PER_S = 30.0
+_PALETTE_FRAMES = 16
+_MP4_SIDE = 480
+_LEAST_SIDE = 160  # grids of symbols, a pixel a field, would be specks
 
 
 class Recorder(Sequence[np.ndarray]):
-    """Frames of a game, thinned out, scaled down and compressed as they come; reads as a sequence."""
+    """Frames of a game, thinned out, scaled and compressed as they come; reads as a sequence.
 
-    def __init__(self, *, every: int = 2, max_frames: int = 1000, max_side: int = 240) -> None:
+    Attributes:
+        frames_per_s: at which the frames are to be shown.
+        missing: why there are no frames; empty where there are, or where nothing was tried.
+    """
+
+    def __init__(self, *, max_steps: int = 10_000, max_side: int = 480) -> None:
         """Create an empty recording.
 
         Args:
-            every: keep one frame of so many.
-            max_frames: frames after which `add` ignores the rest.
+            max_steps: steps of the game after which it ends.
             max_side: larger frames are scaled down by a whole factor, in pixels.
         """
-        self._every, self._max_frames, self._max_side = every, max_frames, max_side
+        self.frames_per_s = 15.0
+        self.missing = ""
+        self._every, self._max_steps, self._max_side = 1, max_steps, max_side
         self._seen = 0
         self._shape: tuple[int, ...] = ()
         self._frames: list[bytes] = []
 
-    @property
-    def full(self) -> bool:
-        """Whether further frames are ignored."""
-        return len(self._frames) >= self._max_frames
+    def begin(self, steps_per_s: float) -> None:
+        """Say how many steps of the game make a second of film; of more than 30, not every one is kept."""
+        self._every = max(1, math.ceil(steps_per_s / _MOST_FRAMES_PER_S))
+        self.frames_per_s = steps_per_s / self._every
 
     def due(self) -> bool:
-        """Count a frame, and say whether it would be kept (to draw none in vain)."""
+        """Count a step, and say whether its frame would be kept (to draw none in vain)."""
         self._seen += 1
-        return not self.full and (self._seen - 1) % self._every == 0
+        return self._seen <= self._max_steps and (self._seen - 1) % self._every == 0
 
     def add(self, frame: np.ndarray) -> None:
         """Keep a frame, uint8 `[H, W, 3]`; one of another size than the first is ignored."""
         factor = -(-max(frame.shape[:2]) // self._max_side)
-        small = np.ascontiguousarray(frame[::factor, ::factor])
+        if factor > 1:
+            small = _reduced(frame, factor)
+        else:
+            small = _enlarged(frame, max(1, _LEAST_SIDE // max(frame.shape[:2])))
         self._shape = self._shape or small.shape
-        if small.shape == self._shape and not self.full:
+        if small.shape == self._shape:
             self._frames.append(lz4.frame.compress(small))
 
     def __len__(self) -> int:
@@ -59,80 +76,135 @@ class Recorder(Sequence[np.ndarray]):
         return np.frombuffer(lz4.frame.decompress(self._frames[index]), np.uint8).reshape(self._shape)
 
 
-def encode_gif(frames: Sequence[np.ndarray] | np.ndarray, frames_per_s: float = 15.0) -> bytes:
-    """Encode frames uint8 `[H, W, 3]`, all of one size.
+def encode_gif(
+    frames: Sequence[np.ndarray], frames_per_s: float = 15.0, max_bytes: float = math.inf
+) -> bytes:
+    """Encode frames uint8 `[H, W, 3]`, all of one size, with one palette for all.
 
-    Emulators draw with few colours: where 256 suffice, the palette is exact and shared by all frames.
+    Args:
+        frames: at least one.
+        frames_per_s: a GIF counts in hundredths of a second.
+        max_bytes: where the film is larger, every second frame is left out, until it fits or is one picture.
 
     Raises:
         ValueError: no frames, or wrong shape or dtype.
     """
     from PIL import Image
 
-    if len(frames) == 0 or any(f.ndim != 3 or f.shape[-1] != 3 or f.dtype != np.uint8 for f in frames):
-        raise ValueError("expected at least one frame, uint8 [H, W, 3]")
-    colours = _colours_of(frames)
-    palette = _WEB_PALETTE if colours is None else _unpacked(colours)
-
-    def image(frame: np.ndarray) -> Image.Image:
-        indices = _web_indices(frame) if colours is None else np.searchsorted(colours, _packed(frame))
-        picture = Image.fromarray(indices.astype(np.uint8))
-        picture.putpalette(palette.tobytes())
-        return picture
-
-    buffer = io.BytesIO()
-    image(frames[0]).save(
-        buffer,
-        format="GIF",
-        save_all=True,
-        append_images=(image(frames[i]) for i in range(1, len(frames))),
-        duration=round(1000 / frames_per_s),
-        loop=0,
-        optimize=False,
-    )
+    _check(frames)
+    shown = np.unique(np.linspace(0, len(frames) - 1, _PALETTE_FRAMES).astype(int))
+    palette = Image.fromarray(np.concatenate([frames[i] for i in shown])).quantize(256)
+    pictures = [
+        Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames
+    ]
+    for every in (2**n for n in range(len(pictures).bit_length() + 1)):
+        buffer = io.BytesIO()
+        first, *others = pictures[::every]
+        duration_ms = 10 * round(100 * every / frames_per_s)
+        options = {"save_all": True, "append_images": others, "duration": duration_ms, "loop": 0}
+        first.save(buffer, format="GIF", optimize=False, **options)
+        if buffer.tell() <= max_bytes:
+            break
     return buffer.getvalue()
 
 
-def as_gif(video: np.ndarray | bytes | bytearray | memoryview, frames_per_s: float) -> tuple[bytes, int, int]:
-    """Return `(gif, height, width)` of an encoded GIF (bytes or uint8 `[N]`) or of frames `[T, H, W, 3]`.
+def encode_mp4(frames: Sequence[np.ndarray], frames_per_s: float = 15.0) -> bytes:
+    """Encode frames uint8 `[H, W, 3]`, all of one size, as H.264 in MP4; small ones are enlarged.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: no frames, or wrong shape or dtype.
+        ImportError: the package av is not installed.
     """
-    if isinstance(video, np.ndarray) and video.ndim == 4:
-        return encode_gif(video, frames_per_s), video.shape[1], video.shape[2]
+    import av
+
+    _check(frames)
+    height, width = frames[0].shape[:2]
+    factor = max(1, _MP4_SIDE // max(height, width))
+    height, width = height * factor, width * factor
+    odd = ((0, height % 2), (0, width % 2), (0, 0))  # colours have half the resolution
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
+        rate = Fraction(frames_per_s).limit_denominator(1000)
+        options = {"preset": "veryfast", "crf": "20", "threads": "1"}
+        stream = container.add_stream("libx264", rate=rate, options=options)
+        stream.width, stream.height, stream.pix_fmt = width + odd[1][1], height + odd[0][1], "yuv420p"
+        for frame in frames:
+            large = np.pad(_enlarged(frame, factor), odd, mode="edge")
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(large, format="rgb24")))
+        container.mux(stream.encode())
+    return buffer.getvalue()
+
+
+ENCODERS = {".gif": encode_gif, ".mp4": encode_mp4}
+"""By the end of a file's name."""
+
+
+def check_film_path(path: Path) -> None:
+    """Find out before the games are played that their film could not be written.
+
+    Raises:
+        ConfigError: says what to give instead.
+    """
+    if path.suffix.lower() not in ENCODERS:
+        raise ConfigError(f"cannot write the film {path}: its name should end in {' or '.join(ENCODERS)}")
+    try:
+        with path.open("ab"):
+            pass
+        if not path.stat().st_size:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"cannot write the film {path}: {error.strerror}") from error
+
+
+def gif_size(video: np.ndarray | bytes | bytearray | memoryview) -> tuple[bytes, int, int]:
+    """Return `(gif, height, width)` of an encoded GIF, bytes or uint8 `[N]`.
+
+    Raises:
+        ValueError: it is none, or one without a frame.
+    """
     data = video.tobytes() if isinstance(video, np.ndarray) else bytes(video)
     if len(data) < 10 or data[:4] != b"GIF8":
-        raise ValueError("neither a GIF nor frames [T, H, W, 3]")
+        raise ValueError("no GIF")
+    if not _has_frame(data):
+        raise ValueError("a GIF without a whole frame")
     return data, int.from_bytes(data[8:10], "little"), int.from_bytes(data[6:8], "little")
 
 
-def _colours_of(frames: Sequence[np.ndarray] | np.ndarray) -> np.ndarray | None:
-    """All colours that occur, packed and sorted; None if they are too many for a palette."""
-    colours = np.zeros(0, np.uint32)
-    for i in range(len(frames)):
-        colours = np.union1d(colours, _packed(frames[i]))
-        if len(colours) > _MAX_COLOURS:
-            return None
-    return colours
+def _has_frame(gif: bytes) -> bool:
+    """Whether there is a frame, with all of its data, in a GIF (GIF89a, sections 17 to 27)."""
+    try:
+        at = 13 + _colour_bytes(gif[10])
+        while gif[at] == 0x21:  # an extension: its label, and blocks
+            at = _after_blocks(gif, at + 2)
+        begin = at + 10 + _colour_bytes(gif[at + 9]) + 1
+        return gif[at] == 0x2C and _after_blocks(gif, begin) > begin + 1
+    except IndexError:
+        return False
 
 
-def _packed(frame: np.ndarray) -> np.ndarray:
-    """uint32 `[H, W]`, 0xRRGGBB."""
-    wide = frame.astype(np.uint32)
-    return (wide[..., 0] << 16) | (wide[..., 1] << 8) | wide[..., 2]
+def _colour_bytes(flags: int) -> int:
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
-def _unpacked(colours: np.ndarray) -> np.ndarray:
-    """uint8 `[N, 3]` of packed colours `[N]`."""
-    return np.stack([colours >> 16, colours >> 8, colours], axis=-1).astype(np.uint8)
+def _after_blocks(gif: bytes, at: int) -> int:
+    """Where blocks, each with its size before it, have ended with an empty one."""
+    while size := gif[at]:
+        at += 1 + size
+    return at + 1
 
 
-# Six levels per channel.
-_LEVELS = np.arange(6, dtype=np.uint8) * 51
-_WEB_PALETTE = np.stack(np.meshgrid(_LEVELS, _LEVELS, _LEVELS, indexing="ij"), axis=-1).reshape(-1, 3)
+def _check(frames: Sequence[np.ndarray]) -> None:
+    if len(frames) == 0 or any(f.ndim != 3 or f.shape[-1] != 3 or f.dtype != np.uint8 for f in frames):
+        raise ValueError("expected at least one frame, uint8 [H, W, 3]")
 
 
-def _web_indices(frame: np.ndarray) -> np.ndarray:
-    """Index of the nearest colour of `_WEB_PALETTE`, `[H, W]`."""
-    return ((frame.astype(np.uint16) + 25) // 51) @ np.array([36, 6, 1], np.uint16)
+def _enlarged(frame: np.ndarray, factor: int) -> np.ndarray:
+    """A frame of `factor` times the height and width."""
+    return np.ascontiguousarray(frame.repeat(factor, axis=0).repeat(factor, axis=1))
+
+
+def _reduced(frame: np.ndarray, factor: int) -> np.ndarray:
+    """A frame of `1 / factor` the height and width; each pixel is the mean of those that it stands for."""
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(frame).reduce(factor))

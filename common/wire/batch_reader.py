@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from common.data.arena import Allocate
 from common.wire.codec import Message
+from common.wire.messages import Credit
 from common.wire.replay_codec import SampleBatch, decode_batch
 from common.wire.replay_files import PeerFiles
 
@@ -52,16 +54,11 @@ class BatchReader:
         self._pool = pool or ArrayPool()
         self._map_files = map_files
 
-    def connected(self, credit: Message) -> None:
+    def connected(self, credit: Credit) -> None:
         """A shard, or another process of it, has introduced itself by ``credit``."""
-        self.files.offered(credit.mapping("files", {}) if self._map_files else {})
-        if "fields" in credit.fields:  # so there are files
+        self.files.offered(credit.files if self._map_files and credit.files is not UNSET else {})
+        if credit.fields is not UNSET:  # so there are files
             self.files.map()
-
-    def request_fields(self, *, windows: bool) -> dict[str, object]:
-        """What a SAMPLE says about how the batch should come; ``windows`` wants no places."""
-        token = "" if windows else self.files.token
-        return {"plain": True, "token": token} if token else {"plain": True}
 
     def refused(self, token: str) -> bool:
         """Windows came in spite of ``token``, so these are not the shard's files. False if that is known."""

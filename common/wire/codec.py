@@ -17,34 +17,49 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgpack
 import numpy as np
 import zmq
 
-from common.errors import TroupeError
+from common.errors import RefusedError
 
 PROTOCOL_VERSION = 1
 
 Buffer: TypeAlias = bytes | memoryview
 """What a frame may be made of: anything that ZeroMQ sends without looking inside."""
 
-_NAMES = (
-    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
-    *("float16", "float32", "float64"),
-)
-DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name).newbyteorder("<") for name in _NAMES}
+Dtype = Literal[
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+]
+DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name).newbyteorder("<") for name in get_args(Dtype)}
 """The only element types on the wire. Objects, strings, records and dates are not among them."""
 
 
-class WireError(TroupeError):
-    """A message that cannot be encoded, or frames that are no message. `kind` is what servers count by."""
+class WireError(RefusedError):
+    """A message that cannot be encoded, or frames that are no message.
+
+    Attributes:
+        about: type of the message, as far as it could be read.
+        request_id: its request id, likewise.
+    """
 
     def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(f"{kind}: {detail}")
-        self.kind = kind
-        self.detail = detail
+        super().__init__(kind, detail)
+        self.about = ""
+        self.request_id = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +85,6 @@ class Limits:
 
 DEFAULT = Limits()
 
-TypeAny: TypeAlias = type  # inside `Message` the word `type` is a field
-_MISSING: Any = object()
-
 
 @dataclass(slots=True)
 class Message:
@@ -89,73 +101,6 @@ class Message:
     fields: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     request_id: int = 0
-
-    def integer(self, name: str, default: int = _MISSING, *, low: int = 0, high: int = 2**64 - 1) -> int:
-        """The integer field `name`, inside [low, high]; `default` where it is absent."""
-        value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise WireError("bad_field", f"{self.type}.{name} is not an integer")
-        if value is not default and not low <= value <= high:
-            raise WireError("bad_field", f"{self.type}.{name} is outside [{low}, {high}]")
-        return value
-
-    def number(self, name: str, default: float = _MISSING) -> float:
-        """The number field `name` as a float; `default` where it is absent."""
-        value = self._get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise WireError("bad_field", f"{self.type}.{name} is not a number")
-        return float(value)
-
-    def boolean(self, name: str, default: bool = _MISSING) -> bool:
-        """The boolean field `name`; `default` where it is absent."""
-        value = self._get(name, default)
-        if not isinstance(value, bool):
-            raise WireError("bad_field", f"{self.type}.{name} is not a boolean")
-        return value
-
-    def text(self, name: str, default: str = _MISSING, *, max_chars: int = 4096) -> str:
-        """The string field `name`, of at most `max_chars`; `default` where it is absent."""
-        value = self._get(name, default)
-        if not isinstance(value, str) or len(value) > max_chars:
-            raise WireError(
-                "bad_field", f"{self.type}.{name} is not a string of at most {max_chars} characters"
-            )
-        return value
-
-    def mapping(self, name: str, default: dict[str, Any] = _MISSING) -> dict[str, Any]:
-        """The map field `name`; `default` where it is absent."""
-        value = self._get(name, default)
-        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            raise WireError("bad_field", f"{self.type}.{name} is not a map with string keys")
-        return value
-
-    def sequence(self, name: str, default: list[Any] = _MISSING, *, of: TypeAny = object) -> list[Any]:
-        """The list field `name`, every entry an instance of `of`; `default` where it is absent."""
-        value = self._get(name, default)
-        if not isinstance(value, list) or not all(
-            isinstance(entry, of) and not (of is int and isinstance(entry, bool)) for entry in value
-        ):
-            raise WireError("bad_field", f"{self.type}.{name} is not a list of {of.__name__}")
-        return value
-
-    def array(self, name: str, dtype: str | None = None, ndim: int | None = None) -> np.ndarray:
-        """The array `name`, checked against `dtype` (a name in `DTYPES`) and `ndim` where they are given."""
-        array = self.arrays.get(name)
-        if array is None:
-            raise WireError("bad_field", f"{self.type} lacks the array {name}")
-        if dtype is not None and array.dtype != DTYPES[dtype]:
-            raise WireError("bad_field", f"array {name} of {self.type} is {array.dtype}, not {dtype}")
-        if ndim is not None and array.ndim != ndim:
-            raise WireError(
-                "bad_field", f"array {name} of {self.type} has {array.ndim} dimensions, not {ndim}"
-            )
-        return array
-
-    def _get(self, name: str, default: Any) -> Any:
-        value = self.fields.get(name, default)
-        if value is _MISSING:
-            raise WireError("bad_field", f"{self.type} lacks the field {name}")
-        return value
 
 
 def encode(message: Message, *, limits: Limits = DEFAULT) -> list[Buffer]:
@@ -205,17 +150,30 @@ def decode(frames: Sequence[zmq.Frame | Buffer], *, limits: Limits = DEFAULT) ->
         raise WireError("bad_header", "the message type is not a short word")
     if not isinstance(request_id, int) or isinstance(request_id, bool) or not 0 <= request_id < 2**64:
         raise WireError("bad_header", "the request id is not an unsigned 64-bit integer")
+    try:
+        return Message(kind, _fields(fields), _arrays(table, frames[1:], limits), request_id)
+    except WireError as error:
+        error.about, error.request_id = kind, request_id
+        raise
+
+
+def _fields(fields: Any) -> dict[str, Any]:
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
         raise WireError("bad_header", "the fields are not a map with string keys")
+    return fields
+
+
+def _arrays(table: Any, frames: Sequence[zmq.Frame | Buffer], limits: Limits) -> dict[str, np.ndarray]:
+    """The frames as the arrays that `table` says."""
     if not isinstance(table, list):
         raise WireError("bad_header", "the arrays are not a list")
     if len(table) > limits.arrays:
         raise WireError("too_large", f"{len(table)} arrays, at most {limits.arrays} are allowed")
-    if len(table) != len(frames) - 1:
-        raise WireError("frame_count", f"{len(table)} arrays are declared, {len(frames) - 1} frames follow")
+    if len(table) != len(frames):
+        raise WireError("frame_count", f"{len(table)} arrays are declared, {len(frames)} frames follow")
     arrays: dict[str, np.ndarray] = {}
     total = 0
-    for entry, frame in zip(table, frames[1:], strict=True):
+    for entry, frame in zip(table, frames, strict=True):
         view = _view(frame)
         total += view.nbytes
         if total > limits.total_bytes:
@@ -224,7 +182,7 @@ def decode(frames: Sequence[zmq.Frame | Buffer], *, limits: Limits = DEFAULT) ->
         if name in arrays:
             raise WireError("bad_array", f"two arrays are called {name!r}")
         arrays[name] = array
-    return Message(kind, fields, arrays, request_id)
+    return arrays
 
 
 def _raw(array: np.ndarray) -> Buffer:

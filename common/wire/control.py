@@ -6,28 +6,30 @@ One thread owns the sockets. Everything public may be called from any other thre
 from __future__ import annotations
 
 import logging
-import math
 import os
 import queue
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import zmq
 
-from common.wire import messages, sockets
-from common.wire.codec import Message, WireError, decode, encode
-from common.wire.handshakes import HandshakeMonitor
+from common.errors import RefusedError
+from common.wire import claims, messages, sockets
+from common.wire.body import Body
+from common.wire.budget import StepBudget
+from common.wire.codec import encode
+from common.wire.intake import Intake
 from common.wire.params import encode_params
-from common.wire.roster import Peer, RefusedError, Roster, ranges
+from common.wire.roster import Peer, Roster, ranges
+from common.wire.server import Envelope, Handler, Server
+from common.wire.types import FieldEntry, Tensor
 
 _log = logging.getLogger(__name__)
 
-_MESSAGES_PER_TURN = 256  # then the clock is looked at again, however busy the peers are
 _TELEMETRY_QUEUE = 10_000
 
 
@@ -40,8 +42,8 @@ class Telemetry:
         role: its role.
         incarnation: random number of its process: counters start at zero where it changes.
         metrics: numbers by name.
-        fields: what is not a number, such as `episodes`, a list of [return, steps].
-        blobs: arrays by name, such as `video`, uint8 [T, H, W, 3].
+        fields: what is no number: `episodes`, a list of [return, steps].
+        blobs: arrays by name: `video`, a film as GIF, and `mp4`, the same as MP4; uint8 [bytes].
     """
 
     source: str
@@ -72,11 +74,16 @@ class ControlServer:
         structural_hash: str,
         total_slots: int,
         spread_slots: bool = False,
+        max_slots_per_key: int = 0,
+        shard_sockets: str = "",
         heartbeat_s: float = 1.0,
         liveness_s: float = 15.0,
         bfloat16: bool = False,
         security: sockets.Security | None = None,
         run: str = "",
+        budget: StepBudget | None = None,
+        fields: Sequence[FieldEntry] = (),
+        item_steps: tuple[int, int] = (0, 0),
     ) -> None:
         self.telemetry: queue.Queue[Telemetry] = queue.Queue(_TELEMETRY_QUEUE)
         self.params_sent = 0
@@ -87,31 +94,31 @@ class ControlServer:
         self._config = config_dict
         self._hash = structural_hash
         self._run = run
+        self._items = list(fields), *item_steps
         self._heartbeat_s = heartbeat_s
         self._liveness_s = liveness_s
         self._bfloat16 = bfloat16
         self._security = security
-        self._roster = Roster(total_slots, heartbeat_s, liveness_s, spread=spread_slots)
+        # Where a shard may have an ipc socket: beside our own, or where this run is told to look for one.
+        self._shard_directories = claims.ipc_directories((*self._endpoints, shard_sockets))
+        self._budget = budget or StepBudget()
+        self._roster = Roster(
+            total_slots, heartbeat_s, liveness_s, spread=spread_slots, most_per_key=max_slots_per_key
+        )
         self._changed = threading.Condition()  # guards everything below, and the roster
         self._state: dict[str, Any] = {
             "session": self.session,
             "version": -1,
-            "steps": 0,
             "updates": 0,
             "stopping": False,
         }
-        self._params: tuple[list[list[Any]], np.ndarray] | None = None
-        self._rejected: Counter[str] = Counter()
+        self._videos = claims.Allowance(claims.VIDEOS_AT_ONCE, claims.VIDEOS_PER_S)
+        self._params: tuple[list[Tensor], np.ndarray] | None = None
+        self._server: Server | None = None
         self._announce_due = True
         self._stop = threading.Event()
         self._waker = sockets.Waker()
         self._thread: threading.Thread | None = None
-        self._handlers: dict[str, Callable[[bytes, Peer, Message], Message | None]] = {
-            messages.HEARTBEAT: self._on_heartbeat,
-            messages.PARAMS_GET: self._on_params_get,
-            messages.TELEMETRY: self._on_telemetry,
-            messages.BYE: self._on_bye,
-        }
 
     # -- for the learner's threads --
 
@@ -140,8 +147,22 @@ class ControlServer:
             router.close(linger=0)
             raise
         self._endpoints = (sockets.bound_endpoint(router), sockets.bound_endpoint(pub))
+        server = self._server = Server(
+            "learner",
+            router,
+            {
+                messages.Hello: self._on_hello,
+                messages.Heartbeat: self._from_member(self._on_heartbeat),
+                messages.ParamsGet: self._from_member(self._on_params_get),
+                messages.Telemetry: self._from_member(self._on_telemetry),
+                messages.Bye: self._from_member(self._on_bye),
+            },
+            limits=messages.CONTROL_LIMITS,
+            lock=self._changed,
+            heard=self._heard,
+        )
         self._thread = threading.Thread(
-            target=self._serve, args=(router, pub), name="control-server", daemon=True
+            target=self._serve, args=(server, pub), name="control-server", daemon=True
         )
         self._thread.start()
 
@@ -165,11 +186,9 @@ class ControlServer:
             self._announce_due = True
         self._waker.wake()
 
-    def set_state(
-        self, *, steps: int | None = None, updates: int | None = None, stopping: bool | None = None
-    ) -> None:
-        """Change the counters that every heartbeat answer carries. `stopping` is announced at once."""
-        changes = {"steps": steps, "updates": updates, "stopping": stopping}
+    def set_state(self, *, updates: int | None = None, stopping: bool | None = None) -> None:
+        """Change what every heartbeat answer carries beside the steps. `stopping` is announced at once."""
+        changes = {"updates": updates, "stopping": stopping}
         with self._changed:
             self._state.update({name: value for name, value in changes.items() if value is not None})
             self._announce_due |= stopping is not None
@@ -186,60 +205,56 @@ class ControlServer:
         with self._changed:
             return self._roster.leases()
 
-    def wait_until_empty(self, timeout_s: float) -> list[str]:
-        """Wait until all peers have left, for at most `timeout_s`; returns the names that remain."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._roster.names(), timeout_s)
-            return self._roster.names()
-
     def peers(self) -> list[dict[str, Any]]:
         """A snapshot of all peers: role, name, slots, seen_s_ago, version, error, endpoint, host, pid, ..."""
         with self._changed:
-            return self._roster.snapshot(time.monotonic())
+            peers = self._roster.snapshot(time.monotonic())
+            for peer in peers:
+                identity = peer.pop("identity")
+                peer["rejected"] = self._server.rejections.of(identity) if self._server else 0
+            return peers
 
     def rejected(self) -> dict[str, int]:
         """How many messages could not be served, by kind. What a port scanner sends counts as a handshake."""
         with self._changed:
-            return dict(self._rejected)
+            if self._server is None:
+                return {}
+            return dict(self._server.rejections.by_kind + self._server.handshakes)
 
     # -- the thread --
 
-    def _serve(self, router: sockets.Socket, pub: sockets.Socket) -> None:
-        monitor = HandshakeMonitor(router)
-        poller = zmq.Poller()
-        for readable in (router, monitor.socket, self._waker.fd):
-            poller.register(readable, zmq.POLLIN)
+    def _serve(self, server: Server, pub: sockets.Socket) -> None:
+        server.open(self._waker.fd)
+        subscriptions = Intake(pub, messages.SUBSCRIPTION_BYTES, of_all=16)
         announce_s = 0.0
         try:
             while not self._stop.is_set():
+                now_s = time.monotonic()
+                if self._announce_due or now_s >= announce_s:
+                    # Repeated although nothing is new: a PUB may have lost the newest for a slow peer.
+                    self._announce(pub)
+                    announce_s = now_s + self._heartbeat_s
                 try:
-                    now_s = time.monotonic()
-                    if self._announce_due or now_s >= announce_s:
-                        # Repeated although nothing is new: a PUB may have lost the newest for a slow peer.
-                        self._announce(pub)
-                        announce_s = now_s + self._heartbeat_s
-                    poller.poll(max(0, math.ceil((announce_s - now_s) * 1000)))
+                    server.turn(min(announce_s - now_s, subscriptions.period_ms / 1000))
                     self._waker.clear()
                     with self._changed:
-                        monitor.drain(self._rejected)
-                    self._receive(router)
+                        subscriptions.look(server.rejections.by_kind)
                     self._expire()
                 except zmq.ContextTerminated:
                     return
                 except Exception:
                     _log.exception("the control thread carries on after an error of its own")
-                    self._count("internal")
                     self._stop.wait(0.1)
             self._announce(pub)
         finally:
-            monitor.close()
-            router.close()
+            server.close()
+            server.socket.close()
             pub.close()
 
     def _announce(self, pub: sockets.Socket) -> None:
         with self._changed:
             self._announce_due = False
-            frames = encode(Message(messages.ANNOUNCE, dict(self._state)))
+            frames = encode(messages.Announce(**self._run_state()).message())
         sockets.send_frames(pub, frames)
 
     def _expire(self) -> None:
@@ -251,144 +266,111 @@ class ControlServer:
                 )
                 self._changed.notify_all()
 
-    def _receive(self, router: sockets.Socket) -> None:
-        for _ in range(_MESSAGES_PER_TURN):
-            frames = sockets.receive_frames(router)
-            if frames is None:
-                return
-            identity = frames[0].bytes
-            answer = self._answer(identity, frames[1:], sockets.peer_role(frames[0]))
-            if answer is not None and not sockets.send(router, answer, identity):
-                self._count("unreachable")
-
-    def _answer(self, identity: bytes, frames: list[zmq.Frame], key_role: str) -> Message | None:
-        """Serve one message of a peer with a key of `key_role`; whatever is wrong with it ends here."""
-        message = Message("")
-        try:
-            message = decode(frames, limits=messages.CONTROL_LIMITS)
-            with self._changed:
-                if message.type == messages.HELLO:
-                    answer: Message | None = self._on_hello(identity, message, key_role)
-                else:
-                    peer = self._roster.seen(identity, time.monotonic())
-                    handler = self._handlers.get(message.type)
-                    if handler is None:
-                        raise WireError("bad_type", f"the learner does not know {message.type}")
-                    if peer is None:
-                        raise RefusedError(messages.UNKNOWN_PEER, "say HELLO first")
-                    answer = handler(identity, peer, message)
-        except RefusedError as refusal:
-            return self._refuse(message, refusal)
-        except WireError as error:
-            self._count(error.kind, identity, error.detail)
-            # Garbage gets no answer: its sender would not understand, or is not one that waits.
-            if message.request_id == 0 and error.kind != messages.REFUSED_VERSION:
-                return None
-            fields = {"kind": error.kind, "detail": error.detail, "about": message.type}
-            return Message(messages.ERROR, fields, {}, message.request_id)
-        if answer is not None:
-            answer.request_id = message.request_id
-        return answer
-
-    def _refuse(self, message: Message, refusal: RefusedError) -> Message:
-        self._count(refusal.kind, detail=refusal.detail)
-        fields: dict[str, Any] = {"kind": refusal.kind, "detail": refusal.detail, "about": message.type}
-        if refusal.kind == messages.REFUSED_HASH:
-            fields["config"] = self._config
-        return Message(messages.ERROR, fields, {}, message.request_id)
-
-    def _count(self, kind: str, identity: bytes = b"", detail: str = "") -> None:
-        with self._changed:
-            self._rejected[kind] += 1
-            count = self._rejected[kind]
-            peer = self._roster.seen(identity, time.monotonic())
-            if peer is not None:
-                peer.rejected += 1
-        if count in (1, 10, 100) or count % 1000 == 0:
-            who = peer.name if peer is not None else "a peer"
-            _log.warning("could not serve %s: %s, %s (%d so far)", who, kind, detail or "no detail", count)
+    def _heard(self, envelope: Envelope) -> None:
+        self._roster.seen(envelope.peer, time.monotonic(), envelope.key.public)
 
     # -- one method per message, all called under the lock --
 
-    def _on_hello(self, identity: bytes, message: Message, key_role: str) -> Message:
-        role, name = message.text("role", max_chars=32), message.text("name", max_chars=64)
+    def _from_member(self, serve: Callable[[Peer, Any], Body | None]) -> Handler:
+        """A handler that serves those who have said HELLO."""
+
+        def handler(envelope: Envelope, body: Body) -> Body | None:
+            peer = self._roster.seen(envelope.peer, time.monotonic(), envelope.key.public)
+            if peer is None:
+                raise RefusedError(messages.UNKNOWN_PEER, "say HELLO first")
+            return serve(peer, body)
+
+        return handler
+
+    def _on_hello(self, envelope: Envelope, body: messages.Hello) -> messages.Welcome:
+        role, name, key = body.role, body.name, envelope.key
         if role not in messages.ROLES or not name or not name.isprintable():
             detail = f"no service called {name!r} of the role {role!r}; roles are {', '.join(messages.ROLES)}"
             raise RefusedError(messages.REFUSED_BAD_HELLO, detail)
-        if key_role not in ("", role) and role != "viewer":
-            detail = f"{name} says that its role is {role}; its key is one of {key_role}"
-            raise RefusedError(messages.REFUSED_KEY, detail)
-        theirs = message.text("hash", "", max_chars=256)
-        if theirs and theirs != self._hash:
-            detail = f"{name} has another structural config (hash {theirs}) than the run (hash {self._hash})"
-            raise RefusedError(messages.REFUSED_HASH, detail)
-        former = message.text("run", "", max_chars=64)
-        if former and former != self._run:
+        claims.check_role(role, name, key.role)
+        claims.check_slots(role, name, body.slots_wanted, body.slots_held)
+        claims.check_progress(role, body.steps_made, body.steps_limit)
+        claims.check_replay_endpoint(body.replay_endpoint, role, name, self._shard_directories)
+        if body.hash and body.hash != self._hash:
+            ours = f"the run (hash {self._hash})"
+            detail = f"{name} has another structural config (hash {body.hash}) than {ours}"
+            raise RefusedError(messages.REFUSED_HASH, detail, config=self._config)
+        if body.run and body.run != self._run:
             raise RefusedError(
                 messages.REFUSED_RUN,
-                f"{name} is in run {former}, and this learner has begun run {self._run}: start {name} again",
+                f"{name} is in run {body.run}, and this learner has begun run {self._run}: start it again",
             )
         peer = Peer(
-            identity,
+            envelope.peer,
             role,
             name,
-            message.integer("incarnation"),
-            endpoint=message.text("replay_endpoint", ""),
-            host=message.text("host", ""),
-            pid=message.integer("pid", 0),
+            body.incarnation,
+            key=key.public,
+            endpoint=body.replay_endpoint,
+            host=body.host,
+            pid=body.pid,
         )
-        wanted = message.integer("slots_wanted", 0, high=1 << 20)
-        held = message.sequence("slots_held", [], of=int)
-        previous = self._roster.join(peer, wanted, held, time.monotonic())
+        previous = self._roster.join(peer, body.slots_wanted, body.slots_held, time.monotonic())
+        fields, least, most = self._items if role == "replay" else ([], 0, 0)
         again = previous is not None and previous.incarnation == peer.incarnation
         how = " again" if again else ""
         _log.log(_level(peer), "%s joins%s (%s, slots %s)", name, how, peer.host, ranges(peer.slots))
         self._changed.notify_all()
-        return Message(
-            messages.WELCOME,
-            {
-                "config": self._config,
-                "run": self._run,
-                "slots": peer.slots,
-                "total_slots": self._roster.total_slots,
-                "announce": self.announce_endpoint,
-                "inference": self.inference_endpoint,
-                "shards": self._roster.shards(),
-                "heartbeat_s": self._heartbeat_s,
-                "liveness_s": self._liveness_s,
-                **self._state,
-            },
+        return messages.Welcome(
+            config=self._config,
+            run=self._run,
+            slots=peer.slots,
+            total_slots=self._roster.total_slots,
+            announce=self.announce_endpoint,
+            inference=self.inference_endpoint,
+            shards=self._roster.shards(),
+            heartbeat_s=self._heartbeat_s,
+            liveness_s=self._liveness_s,
+            steps_limit=self._step_limit(peer, body),
+            fields=fields,
+            least_item_steps=least,
+            most_item_steps=most,
+            **self._run_state(),
         )
 
-    def _on_heartbeat(self, identity: bytes, peer: Peer, message: Message) -> Message:
-        peer.version = message.integer("version", -1, low=-1)
-        peer.error = message.text("error", "")
-        return Message(messages.HEARTBEAT_OK, {"shards": self._roster.shards(), **self._state})
+    def _on_heartbeat(self, peer: Peer, body: messages.Heartbeat) -> messages.HeartbeatOk:
+        peer.version, peer.error = body.version, body.error
+        limit = self._step_limit(peer, body)
+        return messages.HeartbeatOk(shards=self._roster.shards(), steps_limit=limit, **self._run_state())
 
-    def _on_params_get(self, identity: bytes, peer: Peer, message: Message) -> Message:
-        answer = Message(messages.PARAMS, {"manifest": [], **self._state})
-        if self._params is not None and message.integer("version", -1, low=-1) != self._state["version"]:
-            answer.fields["manifest"], answer.arrays["blob"] = self._params
-            self.params_sent += 1
-        return answer
+    def _run_state(self) -> dict[str, Any]:
+        return {**self._state, "steps": self._budget.steps}
 
-    def _on_telemetry(self, identity: bytes, peer: Peer, message: Message) -> None:
-        metrics = message.mapping("metrics", {})
-        if not all(isinstance(value, int | float) for value in metrics.values()):
-            raise WireError("bad_field", "TELEMETRY.metrics holds something that is no number")
-        numbers = {name: float(value) for name, value in metrics.items()}
-        report = Telemetry(
-            peer.name, peer.role, peer.incarnation, numbers, message.mapping("fields", {}), message.arrays
-        )
+    def _step_limit(self, peer: Peer, body: messages.Hello | messages.Heartbeat) -> int:
+        """Count the steps of an actor, and say how far it may go; 0 for others."""
+        claims.check_progress(peer.role, body.steps_made, body.steps_limit)
+        slots = self._roster.slot_counts()
+        return self._budget.extend(peer.incarnation, body.steps_made, body.steps_limit, slots)
+
+    def _on_params_get(self, peer: Peer, body: messages.ParamsGet) -> messages.Params:
+        if self._params is None or body.version == self._state["version"]:
+            return messages.Params(manifest=[], **self._run_state())
+        manifest, blob = self._params
+        self.params_sent += 1
+        return messages.Params(manifest=manifest, blob=blob, **self._run_state())
+
+    def _on_telemetry(self, peer: Peer, body: messages.Telemetry) -> None:
+        if not peer.reports.take():
+            raise RefusedError(messages.TOO_MANY, "more reports than a service may make")
+        claims.check_telemetry(peer.role, body.metrics, body.fields, body.blobs)
+        if body.blobs and not self._videos.take():
+            raise RefusedError(messages.TOO_MANY, "more films than a run may make")
+        report = Telemetry(peer.name, peer.role, peer.incarnation, body.metrics, body.fields, body.blobs)
         try:
             self.telemetry.put_nowait(report)
         except queue.Full:
-            self._count("telemetry_full", identity, "the learner does not drain its telemetry")
+            raise RefusedError("telemetry_full", "the learner does not drain its telemetry") from None
 
-    def _on_bye(self, identity: bytes, peer: Peer, message: Message) -> None:
-        self._roster.leave(identity)
-        reason = message.text("reason", "") or "no reason given"
-        _log.log(_level(peer), "%s leaves (%s)", peer.name, reason)
+    def _on_bye(self, peer: Peer, body: messages.Bye) -> None:
+        claims.check_progress(peer.role, body.steps_made, 0)
+        self._budget.report(peer.incarnation, body.steps_made)
+        self._roster.leave(peer.identity)
+        _log.log(_level(peer), "%s leaves (%s)", peer.name, body.reason or "no reason given")
         self._changed.notify_all()
 
 

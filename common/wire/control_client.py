@@ -6,7 +6,6 @@ for `join`, `wait_params` and `close`, return at once.
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import socket as host_socket
@@ -18,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from common import installation
 from common.errors import PeerError
 from common.wire import messages, sockets
-from common.wire.codec import Message, WireError, encode
+from common.wire.codec import WireError, encode
 from common.wire.control_link import ControlLink
 from common.wire.member import Member, Params, RunState, Welcome, new_incarnation
 from common.wire.relay import PATIENCE_S
@@ -50,8 +50,6 @@ class ControlClient:
         role: str,
         name: str,
         incarnation: int,
-        structural_hash: str | None = None,
-        config_dict: dict[str, Any] | None = None,
         slots_wanted: int = 0,
         replay_endpoint: str | None = None,
         heartbeat_s: float = 1.0,
@@ -65,8 +63,7 @@ class ControlClient:
 
         Processes with the same `relay_directory` fetch parameters once for all of them; the one that does has
         `relay_patience_s` to answer the others before they ask the learner.
-        `structural_hash` (with `config_dict`, to name the difference) is given by services that have a config
-        of their own. `heartbeat_s` and `liveness_s` hold until the learner's own values are known.
+        `heartbeat_s` and `liveness_s` hold until the learner's own values are known.
         """
         self.name = name
         self.incarnation = incarnation
@@ -76,23 +73,21 @@ class ControlClient:
         self._delivered_session = 0
         self._member = Member()
         self._changed = self._member.changed
-        hello = {
-            "role": role,
-            "name": name,
-            "incarnation": incarnation,
-            "hash": structural_hash or "",
-            "slots_wanted": slots_wanted,
-            "replay_endpoint": replay_endpoint or "",
-            "host": host_socket.gethostname(),
-            "pid": os.getpid(),
-            "software": f"troupe {_software_version()}",
-        }
+        hello = messages.Hello(
+            role=role,
+            name=name,
+            incarnation=incarnation,
+            slots_wanted=slots_wanted,
+            replay_endpoint=replay_endpoint or "",
+            host=host_socket.gethostname(),
+            pid=os.getpid(),
+            software=f"troupe {installation.version()}",
+        )
         self._link = ControlLink(
             ctx,
             control_endpoint,
             self._member,
             hello,
-            config_dict=config_dict,
             heartbeat_s=heartbeat_s,
             liveness_s=liveness_s,
             security=security,
@@ -187,9 +182,21 @@ class ControlClient:
         with self._changed:
             return list(self._member.shards)
 
-    def report_error(self, text: str) -> None:
-        """Show `text` (empty: nothing) as this service's last error in the learner's list of peers."""
-        self._member.error = text[:1000]
+    def report_steps(self, made: int) -> None:
+        """Say how many environment steps this process has made; the learner hears of it in good time."""
+        member = self._member
+        with self._changed:
+            member.steps_made = made
+            wanted = member.short_of_steps()
+            member.steps_wanted |= wanted
+        if wanted:
+            self._link.waker.wake()
+
+    def may_step(self, steps: int, timeout_s: float = 0.0) -> bool:
+        """Whether so many steps more fit into the run, as far as the learner has said within `timeout_s`."""
+        member = self._member
+        with self._changed:
+            return self._changed.wait_for(lambda: member.steps_made + steps <= member.steps_limit, timeout_s)
 
     def want_params(self) -> None:
         """Start fetching the newest parameters, unless they are here already."""
@@ -261,10 +268,8 @@ class ControlClient:
         }
         numbers = {name: float(value) for name, value in metrics.items()}
         try:
-            frames = encode(
-                Message(messages.TELEMETRY, {"metrics": numbers, "fields": fields or {}}, arrays),
-                limits=messages.CONTROL_LIMITS,
-            )
+            report = messages.Telemetry(metrics=numbers, fields=fields or {}, blobs=arrays)
+            frames = encode(report.message(), limits=messages.CONTROL_LIMITS)
         except WireError as error:
             self.telemetry_dropped += 1
             _log.warning("%s drops a report: %s", self.name, error)
@@ -295,10 +300,3 @@ class ControlClient:
         self._delivered_session = params.session
         self._member.version_in_use = params.version
         return params
-
-
-def _software_version() -> str:
-    try:
-        return importlib.metadata.version("troupe")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"

@@ -7,24 +7,27 @@ import math
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import zmq
+from msgspec import UNSET
 
 from common.errors import AuthError, ConfigError, PeerError, TroupeError
 from common.runtime.logging import Throttle
 from common.wire import messages, sockets
+from common.wire.body import Body
+from common.wire.claims import unusable
 from common.wire.codec import Message, WireError
+from common.wire.control_messages import State
 from common.wire.handshakes import HandshakeWatch
-from common.wire.member import Member, Params, RunState, Welcome, differences
+from common.wire.member import Member, Params, RunState, Welcome
 from common.wire.params import decode_params
+from common.wire.rejections import GARBAGE_LOG_PERIOD_S
 from common.wire.relay import PATIENCE_S, HostRelay
 
 _log = logging.getLogger(__name__)
 
 _MESSAGES_PER_TURN = 64
-GARBAGE_LOG_PERIOD_S = 60.0
-"""Seconds between two lines about nonsense of one kind."""
 
 
 class ControlLink:
@@ -40,16 +43,15 @@ class ControlLink:
         ctx: sockets.Context,
         endpoint: str,
         member: Member,
-        hello: dict[str, Any],
+        hello: messages.Hello,
         *,
-        config_dict: dict[str, Any] | None = None,
         heartbeat_s: float = 1.0,
         liveness_s: float = 15.0,
         security: sockets.Security | None = None,
         relay_directory: Path | None = None,
         relay_patience_s: float = PATIENCE_S,
     ) -> None:
-        """Prepare to say `hello` (the fields of HELLO) to `endpoint`.
+        """Prepare to say `hello` to `endpoint`.
 
         With `relay_directory`, parameters come through the one process of the host that fetches them.
         """
@@ -60,8 +62,7 @@ class ControlLink:
         self._ctx = ctx
         self._member = member
         self._hello = hello
-        self._name: str = hello["name"]
-        self._config = config_dict or {}
+        self._name = hello.name
         self._heartbeat_s = heartbeat_s
         self._liveness_s = liveness_s
         self._security = security.toward("learner") if security else None
@@ -98,7 +99,7 @@ class ControlLink:
     def _live(self, wait_log: sockets.WaitLog) -> bool:
         """One life; whether it has been welcome."""
         self._lives += 1
-        identity = f"{self._name}.{self._hello['incarnation']:x}.{self._lives}".encode()[-255:]
+        identity = f"{self._name}.{self._hello.incarnation:x}.{self._lives}".encode()[-255:]
         watch = sockets.make_watch(self.endpoint, self._security)
         dealer = sockets.make_dealer(self._ctx, self.endpoint, identity, self._security, hwm=256, watch=watch)
         sub: sockets.Socket | None = None
@@ -132,7 +133,7 @@ class ControlLink:
                     *(self._name, self.endpoint, wait_log.waited_s, member.waiting_for),
                 )
             unsent = now_s >= hello_s
-            if unsent and self._request(dealer, messages.HELLO, self._hello | member.former()):
+            if unsent and self._request(dealer, self._former(member)):
                 unsent, hello_s = False, now_s + 2 * self._heartbeat_s
             # A DEALER becomes writable when its connection is up, so this does not poll in a circle.
             dealer.poll(200, zmq.POLLIN | zmq.POLLOUT if unsent else zmq.POLLIN)
@@ -140,20 +141,38 @@ class ControlLink:
             if message is None:
                 continue
             if message.type == messages.WELCOME:
-                return self._enter(Welcome.of(message), RunState.of(message))
-            if message.type == messages.ERROR:
-                member.waiting_for = message.text("detail", "")
-                if message.text("kind", "") not in messages.RETRY_KINDS:
-                    raise self._refusal(message)
-                hello_s = time.monotonic() + self._heartbeat_s
-                give_up_s = hello_s + self._liveness_s  # it answers: these sockets work
+                try:
+                    welcome = Welcome.of(message)
+                except WireError as wrong:  # saying HELLO again would bring the same
+                    detail = f"the learner at {self.endpoint} cannot be used: {wrong.detail}"
+                    raise ConfigError(detail) from wrong
+                return self._enter(welcome)
+            try:
+                if message.type != messages.ERROR:
+                    continue
+                error = messages.Error.of(message)
+            except WireError as nonsense:
+                self._garbage(nonsense)
+                continue
+            member.waiting_for = error.detail
+            if error.kind not in messages.RETRY_KINDS:
+                raise self._refusal(error)
+            hello_s = time.monotonic() + self._heartbeat_s
+            give_up_s = hello_s + self._liveness_s  # it answers: these sockets work
         return None
 
-    def _enter(self, welcome: Welcome, state: RunState) -> Welcome:
+    def _former(self, member: Member) -> messages.Hello:
+        """HELLO, with what is left of the membership that there was before."""
+        with member.changed:
+            return msgspec.structs.replace(self._hello, **member.former())
+
+    def _enter(self, welcome: Welcome) -> Welcome:
         self._heartbeat_s, self._liveness_s = welcome.heartbeat_s, welcome.liveness_s
         member = self._member
         with member.changed:
-            member.welcome, member.state, member.shards = welcome, state, welcome.shards
+            member.welcome, member.state = welcome, RunState.of(welcome)
+            member.shards = self._usable(welcome.shards)
+            member.permit(welcome.steps_limit)
             member.connected = True
             member.waiting_for = "no answer yet"
             member.joins += 1
@@ -161,19 +180,13 @@ class ControlLink:
         _log.info("%s has joined the learner at %s (join %d)", self._name, self.endpoint, member.joins)
         return welcome
 
-    def _refusal(self, message: Message) -> TroupeError:
-        detail = message.text("detail", "")
-        line = f"the learner at {self.endpoint} refuses {self._name}: {detail}"
-        kind = message.text("kind", "")
-        if kind == messages.REFUSED_KEY:
+    def _refusal(self, error: messages.Error) -> TroupeError:
+        line = f"the learner at {self.endpoint} refuses {self._name}: {error.detail}"
+        if error.kind == messages.REFUSED_KEY:
             return AuthError(line)
-        if kind == messages.REFUSED_RUN:
+        if error.kind == messages.REFUSED_RUN:
             # As if its own learner had gone for good: whoever looks after the service may start it again.
             return PeerError(line)
-        theirs = message.mapping("config", {})
-        if theirs and self._config:
-            different = differences(self._config, theirs)
-            line += f": here against there {'; '.join(different[:5])}" if different else ""
         return ConfigError(line)
 
     def _stay(self, dealer: sockets.Socket, sub: sockets.Socket, watch: HandshakeWatch) -> None:
@@ -193,7 +206,7 @@ class ControlLink:
                     *(self._name, self.endpoint, now_s - heard_s),
                 )
                 return
-            if now_s >= heartbeat_s:
+            if now_s >= heartbeat_s or self._member.steps_wanted:
                 self._send_heartbeat(dealer)
                 heartbeat_s = now_s + self._heartbeat_s
             self._send_telemetry(dealer)
@@ -216,13 +229,14 @@ class ControlLink:
             if self._relay is not None and self._turn_of_relay(self._relay):
                 params_s = 0.0
         self._send_telemetry(dealer)
-        sockets.send(dealer, Message(messages.BYE, {"reason": self.bye_reason}))
+        bye = messages.Bye(reason=self.bye_reason, steps_made=self._member.steps_made)
+        sockets.send(dealer, bye.message())
 
     def _send_heartbeat(self, dealer: sockets.Socket) -> None:
         member = self._member
         with member.changed:
-            fields = {"version": member.version_in_use, "error": member.error}
-        self._request(dealer, messages.HEARTBEAT, fields)
+            body = messages.Heartbeat(version=member.version_in_use, **member.progress())
+        self._request(dealer, body)
 
     def _send_telemetry(self, dealer: sockets.Socket) -> None:
         member = self._member
@@ -243,7 +257,7 @@ class ControlLink:
             version = member.known_version()
         if self._relay is not None and self._relay.ask(version, self._request_id):
             return self._relay.patience_s
-        asked = self._request(dealer, messages.PARAMS_GET, {"version": version})
+        asked = self._request(dealer, messages.ParamsGet(version=version))
         return self._liveness_s if asked else 0.0  # only a lost answer makes it ask twice
 
     # -- the relay of this host --
@@ -269,8 +283,8 @@ class ControlLink:
             message = relay.answer()
             if message is None:
                 return False
-            state = RunState.of(message)
-            params = _params_of(message, state)
+            body = messages.Params.of(message)
+            state, params = RunState.of(body), _params_of(body)
         except WireError as error:
             self._garbage(error)
             return False
@@ -287,35 +301,47 @@ class ControlLink:
         """Take in one message of the learner; False where it wants another HELLO."""
         member = self._member
         try:
-            if message.type in (messages.HEARTBEAT_OK, messages.ANNOUNCE):
-                self._on_state(message)
+            if message.type == messages.HEARTBEAT_OK:
+                ok = messages.HeartbeatOk.of(message)
+                self._on_state(ok, ok)
+            elif message.type == messages.ANNOUNCE:
+                self._on_state(messages.Announce.of(message), None)
             elif message.type == messages.PARAMS:
-                self._on_params(message)
+                self._on_params(messages.Params.of(message))
             elif message.type == messages.ERROR:
-                kind, detail = message.text("kind", ""), message.text("detail", "")
+                error = messages.Error.of(message)
+                kind, detail = error.kind, error.detail
                 if kind == messages.UNKNOWN_PEER:
                     _log.info("the learner at %s does not know %s (restarted?)", self.endpoint, self._name)
                     return False
                 member.rejected += 1
                 if self._throttle(("error", kind)):
                     _log.warning("the learner could not serve %s: %s, %s", self._name, kind, detail)
-        except WireError as error:
-            self._garbage(error)
+        except WireError as nonsense:
+            self._garbage(nonsense)
         return True
 
-    def _on_state(self, message: Message) -> None:
-        state = RunState.of(message)
-        member = self._member
-        shards = message.sequence("shards", member.shards, of=str)
+    def _on_state(self, body: State, ok: messages.HeartbeatOk | None) -> None:
+        state, member = RunState.of(body), self._member
+        shards = member.shards if ok is None else self._usable(ok.shards)
         with member.changed:
             # A restarted learner speaks through WELCOME first; its announcements may come earlier.
             if state.session == member.state.session:
                 member.state, member.shards = state, shards
+                if ok is not None and ok.steps_limit is not UNSET:
+                    member.permit(ok.steps_limit)
                 member.changed.notify_all()
 
-    def _on_params(self, message: Message) -> None:
-        state = RunState.of(message)
-        params = _params_of(message, state)
+    def _usable(self, shards: list[str]) -> list[str]:
+        """Those that can be connected to; an ipc socket may be safe where the learner is, and not here."""
+        problems = {endpoint: unusable(endpoint) for endpoint in shards}
+        for endpoint, problem in problems.items():
+            if problem and self._throttle(("shard", endpoint)):
+                _log.warning("%s does without the shard at %s: %s", self._name, endpoint[:100], problem)
+        return [endpoint for endpoint, problem in problems.items() if not problem]
+
+    def _on_params(self, body: messages.Params) -> None:
+        state, params = RunState.of(body), _params_of(body)
         member = self._member
         with member.changed:
             if params is not None:
@@ -341,14 +367,14 @@ class ControlLink:
             total = self._member.rejected
             _log.warning("%s got nonsense from %s: %s (%d so far)", self._name, self.endpoint, error, total)
 
-    def _request(self, dealer: sockets.Socket, kind: str, fields: dict[str, Any]) -> bool:
+    def _request(self, dealer: sockets.Socket, body: Body) -> bool:
         self._request_id += 1
-        return sockets.send(dealer, Message(kind, fields, {}, self._request_id))
+        return sockets.send(dealer, body.message(self._request_id))
 
 
-def _params_of(message: Message, state: RunState) -> Params | None:
+def _params_of(body: messages.Params) -> Params | None:
     """The parameter set in a PARAMS, None where it brings none; raises `WireError`."""
-    if "blob" not in message.arrays:
+    if body.blob is UNSET:
         return None
-    encoded = message.sequence("manifest"), message.array("blob", "uint8", 1)
-    return Params(state.version, decode_params(*encoded), state.session, encoded)
+    encoded = body.manifest, body.blob
+    return Params(body.version, decode_params(*encoded), body.session, encoded)

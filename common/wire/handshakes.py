@@ -119,10 +119,13 @@ class HandshakeWatch:
             self._monitor.poll(int(timeout_s * 1000))
         self._drain()
 
-    def check(self) -> None:
-        """Raise `AuthError`, with one line, where keys are why there is no connection."""
+    def check(self, *, probe: bool = True) -> None:
+        """Raise `AuthError`, with one line, where keys are why there is no connection.
+
+        With `probe` a server that keeps hanging up is asked whether it wants keys: two seconds at most.
+        """
         self._drain()
-        if self._failures >= _SUSPICIOUS_FAILURES:
+        if probe and self._failures >= _SUSPICIOUS_FAILURES:
             self._failures = 0
             # A server that cannot read us hangs up, often before libzmq has read what it wants; but so does a
             # proxy whose server is not there yet.

@@ -14,6 +14,7 @@ from common.errors import AuthError, ConfigError
 from common.runtime.logging import Throttle
 from common.wire import messages, sockets
 from common.wire.codec import Message, WireError, decode
+from common.wire.rejections import GARBAGE_LOG_PERIOD_S
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +22,6 @@ RESEND_S = 2.0
 """A request without an answer is sent again after this; the learner takes it once."""
 AGAIN_S = 0.5
 """Pause before slots begin again that the learner did not take: it may not know yet whose they are."""
-GARBAGE_LOG_PERIOD_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,16 @@ class InferenceClient:
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
         self._connect()
 
-    def begin(self, group: int, slots: Sequence[int], arrays: Mapping[str, np.ndarray]) -> None:
+    def begin(self, group: int, slots: Sequence[int], arrays: Mapping[str, Any]) -> None:
         """A group begins with observations of these slots of the run; forgets what it asked before."""
-        self._ask(group, {"slots": list(slots)}, arrays)
+        body = messages.Infer(incarnation=self._incarnation, group=group, slots=list(slots), **arrays)
+        self._ask(group, body)
 
-    def go_on(self, group: int, arrays: Mapping[str, np.ndarray]) -> None:
+    def go_on(self, group: int, arrays: Mapping[str, Any]) -> None:
         """A group has carried out its newest actions. Leave the arrays alone until the answer."""
-        self._ask(group, {"after": self._carried_out[group]}, arrays)
+        after = self._carried_out[group]
+        body = messages.Infer(incarnation=self._incarnation, group=group, after=after, **arrays)
+        self._ask(group, body)
 
     def forget(self) -> None:
         """No group waits for anything any more; those that go on have to begin."""
@@ -139,11 +142,9 @@ class InferenceClient:
         self._watch.close()
         self._socket.close(linger=0)
 
-    def _ask(self, group: int, fields: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    def _ask(self, group: int, body: messages.Infer) -> None:
         self._number += 1
-        fields = {"incarnation": self._incarnation, "group": group, **fields}
-        message = Message(messages.INFER, fields, dict(arrays), self._number)
-        self._asked[group] = _Asked(message, time.monotonic())
+        self._asked[group] = _Asked(body.message(self._number), time.monotonic())
         self._send()
 
     def _send(self) -> None:
@@ -203,18 +204,19 @@ class InferenceClient:
         if message.type in (messages.WAIT, messages.ACTIONS):
             self.answered = True
         if message.type == messages.WAIT:
-            self.wait_reason = message.text("reason", "")
+            self.wait_reason = messages.Wait.of(message).reason
             return None
         if message.type != messages.ACTIONS:
             raise WireError("bad_type", f"the learner does not answer INFER with {message.type}")
-        actions = np.array(message.array("actions"))
+        body = messages.Actions.of(message)
         asked = self._asked.pop(group)
         self._carried_out[group] = message.request_id
         self.wait_reason = ""
-        return Answer(group, actions, message.integer("version", low=-1), time.monotonic() - asked.since_s)
+        return Answer(group, np.array(body.actions), body.version, time.monotonic() - asked.since_s)
 
     def _on_error(self, group: int | None, message: Message) -> Answer | None:
-        kind, detail = message.text("kind", ""), message.text("detail", "")
+        body = messages.Error.of(message)
+        kind, detail = body.kind, body.detail
         if kind == messages.REFUSED_KEY:
             raise AuthError(f"the learner at {self._endpoint} refuses {self._name}: {detail}")
         if kind in (messages.TOO_MANY_ROWS, messages.REFUSED_VERSION):

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from common.errors import TroupeError
-from common.wire.codec import Buffer, Message
+from common.wire.codec import Buffer
+from common.wire.control_messages import State, Welcome
+from common.wire.types import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,65 +35,9 @@ class RunState:
     session: int = 0
 
     @staticmethod
-    def of(message: Message) -> RunState:
+    def of(body: State) -> RunState:
         """The state that WELCOME, HEARTBEAT_OK, PARAMS and ANNOUNCE carry."""
-        return RunState(
-            message.integer("steps"),
-            message.integer("updates"),
-            message.integer("version", low=-1),
-            message.boolean("stopping"),
-            message.integer("session"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """What a service learns when it joins; `slots` are the exploration slots on lease to it."""
-
-    config: dict[str, Any]
-    slots: list[int]
-    total_slots: int
-    announce: str
-    shards: list[str]
-    steps: int
-    updates: int
-    version: int = -1
-    heartbeat_s: float = 1.0
-    liveness_s: float = 15.0
-    session: int = 0
-    run: str = ""
-    inference: str = ""
-
-    def seed(self, incarnation: int, *place: int) -> int:
-        """Draw the seed of a generator at `place` (a slot, a shard) of this run.
-
-        It follows from the run's seed while the run is new. Whoever joins later, or again, must not repeat
-        the games or draws that were there before: then its incarnation counts as well.
-        """
-        entropy = [int(self.config["run"]["seed"]), *place]
-        if self.steps:
-            entropy += [self.steps, incarnation]
-        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
-
-    @staticmethod
-    def of(message: Message) -> Welcome:
-        """Read a WELCOME."""
-        state = RunState.of(message)
-        return Welcome(
-            message.mapping("config"),
-            message.sequence("slots", of=int),
-            message.integer("total_slots"),
-            message.text("announce"),
-            message.sequence("shards", of=str),
-            state.steps,
-            state.updates,
-            state.version,
-            message.number("heartbeat_s"),
-            message.number("liveness_s"),
-            state.session,
-            message.text("run", "", max_chars=64),
-            message.text("inference", ""),
-        )
+        return RunState(body.steps, body.updates, body.version, body.stopping, body.session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +47,7 @@ class Params:
     version: int
     params: dict[str, np.ndarray] = field(repr=False)
     session: int = 0
-    encoded: tuple[list[Any], np.ndarray] | None = field(default=None, repr=False)
+    encoded: tuple[list[Tensor], np.ndarray] | None = field(default=None, repr=False)
 
 
 class Member:
@@ -118,7 +64,11 @@ class Member:
         params: the parameter set fetched last.
         want_params: whether to fetch the newest.
         version_in_use: version that the service took last, -1 for none.
-        error: last error that the service reported.
+        steps_made: steps that this process has made.
+        steps_limit: how many it may make.
+        steps_window: how many it might still make when it was told so.
+        steps_told: the steps that the learner was told last.
+        steps_wanted: whether a higher limit is needed sooner than with the next heartbeat.
         telemetry: encoded reports that are not sent yet, oldest first.
         rejected: messages of the learner that could not be understood or served.
         relays: whether this process feeds parameters to the others of its host.
@@ -137,7 +87,11 @@ class Member:
         self.params: Params | None = None
         self.want_params = False
         self.version_in_use = -1
-        self.error = ""
+        self.steps_made = 0
+        self.steps_limit = 0
+        self.steps_window = 0
+        self.steps_told = -1
+        self.steps_wanted = False
         self.telemetry: deque[list[Buffer]] = deque()
         self.rejected = 0
         self.relays = False
@@ -159,7 +113,25 @@ class Member:
 
     def former(self) -> dict[str, Any]:
         """What HELLO says about the membership that there was before."""
-        return {"slots_held": self.slots(), "run": self.welcome.run if self.welcome else ""}
+        return {
+            "slots_held": self.slots(),
+            "run": self.welcome.run if self.welcome else "",
+            **self.progress(),
+        }
+
+    def progress(self) -> dict[str, Any]:
+        """What HELLO and HEARTBEAT say about steps."""
+        self.steps_told, self.steps_wanted = self.steps_made, False
+        return {"steps_made": self.steps_made, "steps_limit": self.steps_limit}
+
+    def permit(self, limit: int) -> None:
+        """Take a limit for steps, which may be lower than the former one."""
+        self.steps_limit, self.steps_window = limit, limit - self.steps_made
+
+    def short_of_steps(self) -> bool:
+        """Whether half of what was permitted is used up, and the learner does not know yet."""
+        used_up = 2 * (self.steps_limit - self.steps_made) <= self.steps_window
+        return used_up and self.steps_made > self.steps_told and not self.steps_wanted
 
     def slots(self) -> list[int]:
         """The slots on lease, empty before the first WELCOME."""
@@ -169,17 +141,3 @@ class Member:
 def new_incarnation() -> int:
     """A random number to name a process by, positive and below 2^63."""
     return (int.from_bytes(os.urandom(8), "little") >> 1) | 1
-
-
-def differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str = "") -> list[str]:
-    """What differs between two configs, in their structural sections: `env.id='a' against 'b'`, ..."""
-    found: list[str] = []
-    for name in [*ours, *(name for name in theirs if name not in ours)]:
-        if not prefix and name not in ("env", "agent", "replay"):
-            continue
-        mine, other = ours.get(name), theirs.get(name)
-        if isinstance(mine, dict) and isinstance(other, dict):
-            found += differences(mine, other, f"{prefix}{name}.")
-        elif mine != other:
-            found.append(f"{prefix}{name}={mine!r} against {other!r}")
-    return found

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 
+from common.wire import types
 from common.wire.codec import DTYPES, WireError
 
 _ALIGN_BYTES = 64
@@ -19,7 +22,7 @@ BFLOAT16 = "bfloat16"
 
 def encode_params(
     params: dict[str, np.ndarray], *, bfloat16: bool = False
-) -> tuple[list[list[Any]], np.ndarray]:
+) -> tuple[list[types.Tensor], np.ndarray]:
     """Copy `params` into one buffer.
 
     Args:
@@ -28,10 +31,10 @@ def encode_params(
             statistics) and counters stay exact: they are few.
 
     Returns:
-        The manifest, one `[name, dtype, shape, offset in bytes]` per tensor in the order of `params`, and the
+        The manifest, one (name, dtype, shape, offset in bytes) per tensor in the order of `params`, and the
         buffer, uint8 [bytes]. The buffer is a copy: the tensors may change afterwards.
     """
-    manifest: list[list[Any]] = []
+    manifest: list[types.Tensor] = []
     offset = 0
     for name, array in params.items():
         kind, size = array.dtype.name, array.nbytes
@@ -39,7 +42,7 @@ def encode_params(
             raise WireError("bad_dtype", f"parameter {name} is {array.dtype}, which the wire does not carry")
         if bfloat16 and kind == "float32" and array.ndim >= 2:
             kind, size = BFLOAT16, size // 2
-        manifest.append([name, kind, list(array.shape), offset])
+        manifest.append((name, cast(Any, kind), list(array.shape), offset))
         offset += -(-size // _ALIGN_BYTES) * _ALIGN_BYTES
     buffer = np.zeros(offset, np.uint8)
     for (_, kind, _, start), array in zip(manifest, params.values(), strict=True):
@@ -65,28 +68,25 @@ def from_bfloat16(halves: np.ndarray) -> np.ndarray:
     return (halves.astype(np.uint32) << 16).view(np.float32)
 
 
-def decode_params(manifest: list[Any], buffer: np.ndarray) -> dict[str, np.ndarray]:
+def decode_params(manifest: Sequence[Any], buffer: np.ndarray) -> dict[str, np.ndarray]:
     """Name the pieces of `buffer`, uint8 [bytes]. Raises `WireError` on a misfit.
 
     They are views of it, but for those in bfloat16, which become float32.
     """
     if buffer.dtype != np.uint8 or buffer.ndim != 1:
         raise WireError("bad_params", f"the buffer is {buffer.dtype} with {buffer.ndim} dimensions")
+    try:
+        tensors = msgspec.convert(manifest, list[types.Tensor])
+    except msgspec.ValidationError as error:
+        raise WireError("bad_params", f"the manifest: {error}") from None
     params: dict[str, np.ndarray] = {}
-    for entry in manifest:
-        if not isinstance(entry, list) or len(entry) != 4:
-            raise WireError("bad_params", "an entry of the manifest is not [name, dtype, shape, offset]")
-        name, kind, shape, start = entry
-        known = isinstance(kind, str) and (kind in DTYPES or kind == BFLOAT16)
-        if not isinstance(name, str) or not known or name in params:
-            raise WireError("bad_params", f"entry {name!r:.80} of the manifest has a bad name or type")
-        sizes = [*shape, start] if isinstance(shape, list) and len(shape) <= 32 else [-1]
-        if not all(isinstance(size, int) and 0 <= size < 2**48 for size in sizes):
-            raise WireError("bad_params", f"tensor {name!r:.80} has a bad shape or offset")
+    for name, kind, shape, start in tensors:
         dtype = DTYPES["uint16" if kind == BFLOAT16 else kind]
         stop = start + math.prod(shape) * dtype.itemsize
-        if stop > buffer.nbytes or start % dtype.itemsize:
-            raise WireError("bad_params", f"tensor {name!r:.80} lies outside the buffer or between elements")
+        if name in params or stop > buffer.nbytes or start % dtype.itemsize:
+            raise WireError(
+                "bad_params", f"tensor {name!r:.80} is there twice, outside the buffer or between elements"
+            )
         array = buffer[start:stop].view(dtype)
         params[name] = (from_bfloat16(array) if kind == BFLOAT16 else array).reshape(shape)
     return params

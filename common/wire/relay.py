@@ -125,7 +125,7 @@ class HostRelay:
             self._avoid(now_s + _SHUN_S)
         if self._client is None or now_s < self._shunned_until_s:
             return False
-        question = Message(messages.PARAMS_GET, {"version": version}, {}, request_id)
+        question = messages.ParamsGet(version=version).message(request_id)
         self._unanswered = sockets.send(self._client, question)
         if not self._unanswered:  # nobody is there, or not yet
             self._avoid(now_s + _ABSENT_S)
@@ -167,14 +167,19 @@ class HostRelay:
         if params is None or params.encoded is None or params.version != known:
             return
         manifest, blob = params.encoded
-        fields = {"manifest": manifest, "session": params.session, "version": params.version}
-        fields |= {"steps": state.steps, "updates": state.updates, "stopping": state.stopping}
+        body = messages.Params(
+            manifest=manifest,
+            blob=blob,
+            session=params.session,
+            version=params.version,
+            steps=state.steps,
+            updates=state.updates,
+            stopping=state.stopping,
+        )
         for identity, (request_id, version, had) in list(self._waiting.items()):
             # Else it knows of a newer one than we do: so shall we, soon.
             if known > version and (newest or known > had):
-                sockets.send(
-                    self._server, Message(messages.PARAMS, fields, {"blob": blob}, request_id), identity
-                )
+                sockets.send(self._server, body.message(request_id), identity)
                 del self._waiting[identity]
 
     def _take(self, frames: list[zmq.Frame]) -> None:
@@ -182,7 +187,7 @@ class HostRelay:
             message = decode(frames[1:])
             if message.type != messages.PARAMS_GET:
                 raise WireError("bad_type", f"a relay does not know {message.type}")
-            version = message.integer("version", -1, low=-1)
+            version = messages.ParamsGet.of(message).version
             with self._member.changed:
                 had = self._member.known_version()
             self._waiting[frames[0].bytes] = message.request_id, version, had

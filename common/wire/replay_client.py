@@ -11,19 +11,23 @@ from typing import Any
 
 import numpy as np
 import zmq
-from numpy.typing import NDArray
+from msgspec import UNSET
+from numpy.typing import ArrayLike
 
-from common.data.fields import Chunk, FieldSpec
+from common.data.fields import Chunk, FieldSpec, with_arrays
 from common.data.packing import Packer
-from common.errors import CheckpointError, PeerError, TroupeError
+from common.errors import CheckpointError, ConfigError, PeerError, TroupeError
 from common.runtime.logging import Throttle
 from common.wire import messages, sockets
 from common.wire.batch_reader import ArrayPool, BatchReader
+from common.wire.body import Body
 from common.wire.codec import Buffer, Message, WireError, decode, encode
 from common.wire.member import new_incarnation
+from common.wire.rejections import GARBAGE_LOG_PERIOD_S
 from common.wire.replay_codec import SampleBatch, encode_insert, infer_specs
 from common.wire.replay_errors import ReplayRefusedError, refusal
 from common.wire.replay_link import ReplayLink
+from common.wire.sampler import Sampler
 from common.wire.unanswered import Inserts, Request, Requests
 
 __all__ = ["ReplayClient", "ReplayRefusedError", "SampleBatch"]
@@ -40,11 +44,9 @@ SNAPSHOT_PATIENCE_S = 60.0
 """To begin a snapshot, a server may be busy for some time."""
 REFUSED_PAUSE_S = 0.5
 """What came as nonsense, or was too much for the server, is asked for again after this."""
-GARBAGE_LOG_PERIOD_S = 60.0
-"""Seconds between two lines about bad messages of one kind."""
 
 
-class ReplayClient:
+class ReplayClient(Sampler):
     """One connection to one replay shard, for use by one thread.
 
     Nothing blocks but ``flush``, ``receive``, ``sample`` and ``status``, each for as long as it is told. Call
@@ -56,6 +58,7 @@ class ReplayClient:
         incarnation: number that names this client's inserts.
         blocked_reason: why the next insert would be refused, empty where it would not.
         wait_reason: why the server had nothing to sample lately, empty where it had.
+        specs: the fields of the chunks to insert, once they are known.
         batch_bytes: bytes of the arrays of the batch received last, as they were on the wire.
         counters: what happened, by name.
     """
@@ -74,6 +77,7 @@ class ReplayClient:
         map_files: bool = True,
         pool: ArrayPool | None = None,
         insists: bool = True,
+        retry_auth: bool = False,
     ) -> None:
         """Prepare a connection; nothing has to be there yet.
 
@@ -89,6 +93,7 @@ class ReplayClient:
             map_files: read the server's files where it is on the same host, instead of having windows sent.
             pool: where batches get their arrays from, if several clients should share them.
             insists: ask again where there is no batch yet; or else leave that to ``take_turned_down``.
+            retry_auth: where keys are in the way, say so and try again now and then, instead of AuthError.
         """
         self.endpoint = endpoint
         self.incarnation = incarnation or new_incarnation()
@@ -97,19 +102,20 @@ class ReplayClient:
         self.batch_bytes = 0
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._name = name
-        self._specs = tuple(specs) if specs else None
+        self.specs = tuple(specs) if specs else None
         self._packers: dict[str, Packer] = defaultdict(Packer)
         self._max_outstanding = max_outstanding
         self._credit = 0
         self._credit_reason = ""
         self._session: int | None = None
-        self._inserts = Inserts(self.incarnation, name)
+        self._inserts = Inserts()
         self._requests = Requests(insists=insists)
         self._batches: deque[tuple[Message, Request]] = deque()
         self._reader = BatchReader(pool, map_files=map_files)
         self._updates: deque[list[Buffer]] = deque(maxlen=64)
         self._questions = self._question = 0  # those asked, and the one that is not answered
-        self._answer: dict[str, Any] | None = None
+        self._answer: Message | None = None
+        self._inserts_put_off = False
         self._failure: TroupeError | None = None
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
         self._link = ReplayLink(
@@ -119,6 +125,7 @@ class ReplayClient:
             incarnation=self.incarnation,
             liveness_s=liveness_s,
             security=security.toward("replay") if security else None,
+            retry_auth=retry_auth,
         )
 
     # ---------------------------------------------------------------- inserting
@@ -141,15 +148,20 @@ class ReplayClient:
     def insert(self, chunk: Chunk, table: str = "default") -> bool:
         """Send ``chunk``; False, with ``blocked_reason``, where it has to wait: keep it and try again.
 
-        Its own items go to ``table``, those of ``chunk.more`` to theirs; its arrays may be reused at once.
+        Its own items go to ``table``, those of ``chunk.more`` to theirs; its arrays may be reused at once,
+        and may be lists. Raises ConfigError for a chunk that does not fit the ``specs``.
         """
         if self.outstanding >= min(self._credit, self._max_outstanding):
             self.poll(0)
             if self.outstanding >= min(self._credit, self._max_outstanding):
                 return False
-        if self._specs is None:
-            self._specs = infer_specs(chunk)
-        self._inserts.add(encode_insert(chunk, self._specs, table, self._packers))
+        chunk = with_arrays(chunk, self.specs)
+        if self.specs is None:
+            self.specs = infer_specs(chunk)
+        insert = encode_insert(
+            *(chunk, self.specs, table, self._packers), incarnation=self.incarnation, name=self._name
+        )
+        self._inserts.add(insert)
         self.counters["inserts"] += 1
         self._send_pending()
         self._explain_block()
@@ -165,6 +177,11 @@ class ReplayClient:
     def outstanding_samples(self) -> int:
         """Batches requested and not received."""
         return len(self._requests) + len(self._batches)
+
+    @property
+    def no_batch_reason(self) -> str:
+        """Why no batch comes, for an error."""
+        return f"no batch from replay at {self.endpoint}: {self.wait_reason or 'no answer'}"
 
     def request_sample(self, batch_size: int | Mapping[str, int], table: str = "default") -> int:
         """Ask for a batch; any number of requests may be on their way. Returns the request's number.
@@ -187,7 +204,7 @@ class ReplayClient:
                 self._count_bad(error)
                 self._requests.turn_down(message.request_id, request, REFUSED_PAUSE_S)
                 continue
-            windows = "rows" not in message.arrays and not message.boolean("consumed", False)
+            windows = "rows" not in message.arrays and not message.fields.get("consumed", False)
             if request.token and windows and self._reader.refused(request.token):
                 self._link.ping_soon()  # another process, it seems: let it introduce itself
             if batch is None:  # overwritten before it was read: have it sent this time
@@ -211,45 +228,36 @@ class ReplayClient:
         self._reader.recycle(batch)
 
     def cancel_samples(self) -> None:
-        """Forget the batches that were requested and have not come."""
+        """Forget the batches that were requested and not received."""
         self._requests.clear()
+        self._batches.clear()
 
     def take_turned_down(self) -> list[int]:
         """Numbers of the requests that a client that does not insist has given up since the last call."""
         return self._requests.take_turned_down()
 
-    def sample(
-        self, batch_size: int | Mapping[str, int], table: str = "default", timeout_s: float = 60.0
-    ) -> SampleBatch:
-        """Request one batch and wait for it. Raises PeerError after ``timeout_s``."""
-        self.request_sample(batch_size, table)
-        batch = self.receive(timeout_s)
-        if batch is None:
-            self.cancel_samples()
-            raise PeerError(f"no batch from replay at {self.endpoint}: {self.wait_reason or 'no answer'}")
-        return batch
-
-    def update_priorities(
-        self, ids: NDArray[np.uint64], priorities: NDArray[np.float64], table: str = "default"
-    ) -> None:
+    def update_priorities(self, ids: ArrayLike, priorities: ArrayLike, table: str = "default") -> None:
         """Set the raw priorities of items. Not acknowledged: an update may get lost with a connection."""
-        arrays = {
-            "ids": np.array(ids, np.uint64),
-            "priorities": np.array(priorities, np.float64),
-        }
+        arrays = {"ids": np.array(ids, np.uint64), "priorities": np.array(priorities, np.float64)}
+        if arrays["ids"].shape != arrays["priorities"].shape or arrays["ids"].ndim != 1:
+            shapes = [array.shape for array in arrays.values()]
+            raise ConfigError("ids of the shape {} and priorities of the shape {}".format(*shapes))
         if len(self._updates) == self._updates.maxlen:
             self.counters["lost_updates"] += 1
-        self._updates.append(encode(Message(messages.PRIORITIES, {"table": table}, arrays)))
+        self._updates.append(encode(messages.Priorities(table=table, **arrays).message()))
         self._send_pending()
 
-    def update(self, batch: SampleBatch, priorities: NDArray[np.float64]) -> None:
+    def update(self, batch: SampleBatch, priorities: ArrayLike) -> None:
         """``update_priorities`` of every row of ``batch``, each in the table that it comes from."""
+        values = np.asarray(priorities, np.float64)
+        if values.shape != batch.ids.shape:
+            raise ConfigError(f"priorities of the shape {values.shape} for a batch of {len(batch.ids)}")
         for table, rows in batch.rows().items():
-            self.update_priorities(batch.ids[rows], priorities[rows], table)
+            self.update_priorities(batch.ids[rows], values[rows], table)
 
     def status(self, timeout_s: float = 5.0) -> dict[str, Any]:
         """Sizes, rates and counters of the server. Raises PeerError after ``timeout_s``."""
-        return self._ask(Message(messages.STATUS), timeout_s)
+        return messages.StatusOk.of(self._ask(messages.Status(), timeout_s)).values
 
     def snapshot(self, destination: str, timeout_s: float = 3600.0) -> dict[str, Any]:
         """Have the server copy what it holds to ``destination``, and wait until that is done.
@@ -262,28 +270,29 @@ class ReplayClient:
             The fields of SNAPSHOT_OK. Raises CheckpointError where the copy could not be written.
         """
         deadline_s = time.monotonic() + timeout_s
-        fields = {"destination": destination, "token": secrets.token_hex(8)}
+        question = messages.SnapshotRequest(destination=destination, token=secrets.token_hex(8))
         while True:
-            progress = self._ask(Message(messages.SNAPSHOT, fields), min(timeout_s, SNAPSHOT_PATIENCE_S))
-            if progress["state"] == "failed":
-                raise CheckpointError(f"no snapshot in {destination}: {progress['detail']}")
-            if progress["state"] == "done":
-                return progress
+            answer = self._ask(question, min(timeout_s, SNAPSHOT_PATIENCE_S))
+            progress = messages.SnapshotOk.of(answer)
+            if progress.state == "failed":
+                raise CheckpointError(f"no snapshot in {destination}: {progress.detail}")
+            if progress.state == "done":
+                return answer.fields
             if time.monotonic() > deadline_s:
                 raise PeerError(f"the snapshot in {destination} is not complete after {timeout_s:g} s")
             self._wait_until(lambda: False, 0.2)
 
-    def _ask(self, question: Message, timeout_s: float) -> dict[str, Any]:
-        """The fields of the answer. Raises PeerError after ``timeout_s``."""
+    def _ask(self, question: Body, timeout_s: float) -> Message:
+        """The answer. Raises PeerError after ``timeout_s``."""
         self._questions += 1
-        self._question, question.request_id = self._questions, self._questions
+        self._question = self._questions
         self._answer = None
         deadline_s = time.monotonic() + timeout_s
         asked: tuple[sockets.Socket, int | None] | None = None
         try:
             while self._answer is None and time.monotonic() < deadline_s:
                 # Again over a new connection and of a new process: the question went with the old one.
-                if asked != (self.socket, self._session) and self._link.send(question):
+                if asked != (self.socket, self._session) and self._link.send(question, self._question):
                     asked = self.socket, self._session
                 self.poll(50)
         finally:
@@ -324,6 +333,8 @@ class ReplayClient:
     @property
     def silence(self) -> str:
         """That the server does not answer, where something has been awaited of it for a while; or empty."""
+        if self._link.refusal:
+            return self._link.refusal
         return f"replay at {self.endpoint} does not answer" if self._link.silent else ""
 
     def close(self, linger_s: float = 1.0) -> None:
@@ -355,7 +366,7 @@ class ReplayClient:
         """Have the connection kept alive, and everything that is unanswered sent again over a new one."""
         unanswered = len(self._inserts) + len(self._requests) + self._question
         waiting = unanswered > 0 or self._session is None or not self._credit
-        asking = not self._credit or self._requests.overdue(SAMPLE_PATIENCE_S)
+        asking = not self._credit or self._inserts_put_off or self._requests.overdue(SAMPLE_PATIENCE_S)
         if self._link.look_after(waiting=waiting, asking=asking):
             self.counters["reconnects"] += 1
             self.counters["resends"] += self._inserts.repeat()
@@ -367,7 +378,7 @@ class ReplayClient:
         self._requests.send(
             self._link.send,
             self._link.pings,
-            lambda request: self._reader.request_fields(windows=request.windows),
+            lambda request: "" if request.windows else self._reader.files.token,
         )
         while self._updates and self._link.send_frames(self._updates[0]):
             self._updates.popleft()
@@ -375,64 +386,64 @@ class ReplayClient:
     # ---------------------------------------------------------------- what the server says
 
     def _handle(self, message: Message) -> None:
-        kind = message.type
+        kind, number = message.type, message.request_id
         if kind == messages.BATCH:
-            request = self._requests.answered(message.request_id)
+            request = self._requests.answered(number)
             if request is not None:
                 self._batches.append((message, request))
         elif kind == messages.INSERTED:
-            self._inserts.answered(message.request_id)
-            self._credit = message.integer("credit", high=2**31)
+            self._inserts.answered(number)
+            self._credit = messages.Inserted.of(message).credit
         elif kind == messages.CREDIT:
-            self._on_credit(message)
+            self._on_credit(messages.Credit.of(message), number)
         elif kind == messages.WAIT:
             self.counters["waits"] += 1
-            self.wait_reason = message.text("reason", "")
-            self._requests.turn_down(message.request_id)
+            self.wait_reason = messages.Wait.of(message).reason
+            self._requests.turn_down(number)
         elif kind in (messages.STATUS_OK, messages.SNAPSHOT_OK):
-            if message.request_id == self._question:
-                self._answer = message.fields
+            if number == self._question:
+                self._answer = message
         elif kind == messages.ERROR:
-            self._on_error(message)
+            self._on_error(messages.Error.of(message), number)
         else:
             raise WireError("bad_type", f"a replay server does not send {kind}")
 
-    def _on_credit(self, message: Message) -> None:
-        self._credit = message.integer("credit", high=2**31)
-        self._credit_reason = message.text("reason", "")
-        session = message.integer("session")
-        if session != self._session:
+    def _on_credit(self, body: messages.Credit, ping: int) -> None:
+        self._credit, self._credit_reason = body.credit, body.reason
+        if body.session != self._session:
             if self._session is not None:
                 _log.info("%s: replay at %s has been restarted", self._name, self.endpoint)
                 self._link.ping_soon()  # the answer tells what got lost with the old process
-            self._session = session
-            self._reader.connected(message)
+            self._session = body.session
+            self._reader.connected(body)
         self._link.welcomed()
-        ping = message.request_id
-        self._requests.ping_answered(ping, message.sequence("parked", [], of=int))
-        self.counters["resends"] += self._inserts.ping_answered(ping, message.integer("held", 2**64 - 1))
+        self._inserts_put_off = False
+        self._requests.ping_answered(ping, [] if body.parked is UNSET else body.parked)
+        held = 2**64 - 1 if body.held is UNSET else body.held
+        self.counters["resends"] += self._inserts.ping_answered(ping, held)
 
-    def _on_error(self, message: Message) -> None:
-        kind, detail = message.text("kind", ""), message.text("detail", "")
-        if kind == "gap":
-            self.counters["resends"] += self._inserts.repeat(message.integer("expected"))
+    def _on_error(self, body: messages.Error, number: int) -> None:
+        if body.kind == "gap" and body.expected is not UNSET:
+            self.counters["resends"] += self._inserts.repeat(body.expected)
             return
-        about = message.text("about", "")
-        if about == messages.INSERT:
-            self._inserts.answered(message.request_id)
-        elif kind == "too_many":
-            self.wait_reason = detail
-            self._requests.turn_down(message.request_id, pause_s=REFUSED_PAUSE_S)
+        if body.kind in messages.ASK_AGAIN_KINDS:
+            self.wait_reason = body.detail
+            if body.about == messages.INSERT:
+                self._inserts_put_off = True  # the answer to the next ping has it sent again
+            else:
+                self._requests.turn_down(number, pause_s=REFUSED_PAUSE_S)
             return
-        elif about == messages.SAMPLE:
-            self._requests.answered(message.request_id)
-        elif about in (messages.STATUS, messages.SNAPSHOT) and message.request_id != self._question:
+        if body.about == messages.INSERT:
+            self._inserts.answered(number)
+        elif body.about == messages.SAMPLE:
+            self._requests.answered(number)
+        elif body.about in (messages.STATUS, messages.SNAPSHOT) and number != self._question:
             return  # the answer to a question that was sent twice
-        self._failure = refusal(self.endpoint, kind, detail)
+        self._failure = refusal(self.endpoint, body.kind, body.detail)
 
     def _explain_block(self) -> None:
         if self._session is None or self._link.silent:
-            self.blocked_reason = f"replay at {self.endpoint} does not answer"
+            self.blocked_reason = self.silence or f"replay at {self.endpoint} does not answer"
         elif self._credit == 0:
             self.blocked_reason = self._credit_reason or "no credit"
         elif self.outstanding >= min(self._credit, self._max_outstanding):

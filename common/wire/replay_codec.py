@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from common.data.arena import Allocate, Arena
@@ -17,11 +17,11 @@ from common.data.fields import MAX_FIELD_BYTES, Chunk, FieldSpec, Items, check_c
 from common.data.inserts import Insert
 from common.data.packing import Packer, PackingError, pack_entries, unpack_frame
 from common.data.sample import Sample, Share
-from common.wire import messages
-from common.wire.codec import DTYPES, Message, WireError
-
-MAX_BATCH = 1 << 20
-MAX_TABLES = 64
+from common.errors import ConfigError
+from common.rl.replay import importance_weights
+from common.wire import messages, types
+from common.wire.body import Array, Body
+from common.wire.codec import DTYPES, Dtype, Message, WireError
 
 COMPRESS_MIN_BYTES = 1024
 """Where the fields are inferred, uint8 entries from this size on are compressed."""
@@ -38,6 +38,7 @@ class SampleBatch:
         lengths: int32 ``[B]``, steps of each item; shorter windows repeat their last entry.
         table_items: items in the (first) table when it was sampled.
         total_priority: sum of ``priority ** alpha`` over the (first) table.
+        min_probabilities: by table, the least of the batch, or of several shards' last ones.
         fields: ``[B, window, *shape]`` by name.
         request_id: of the request that this answers.
         shard: address of the shard, where there are several.
@@ -50,6 +51,7 @@ class SampleBatch:
     lengths: NDArray[np.int32]
     table_items: int
     total_priority: float = 0.0
+    min_probabilities: dict[str, float] = field(default_factory=dict)
     fields: dict[str, NDArray] = field(default_factory=dict)
     request_id: int = 0
     shard: str = ""
@@ -62,169 +64,162 @@ class SampleBatch:
             share.table: slice(end - share.count, end) for share, end in zip(self.shares, ends, strict=True)
         }
 
+    def weights(self, beta: float) -> NDArray[np.float32]:
+        """Importance weights `[B]` in (0, 1], on one scale for the batches of all shards.
+
+        ``beta`` 0 gives ones, 1 undoes the bias of prioritized sampling wholly: see ``importance_weights``.
+        Rows of several tables are weighed within the table that each comes from.
+        """
+        weights = np.empty(len(self.ids), np.float32)
+        for table, rows in self.rows().items():
+            least = self.min_probabilities[table]
+            weights[rows] = importance_weights(self.probabilities[rows], least, beta)
+        return weights
+
 
 def infer_specs(chunk: Chunk) -> tuple[FieldSpec, ...]:
-    """Fields that fit ``chunk``, large uint8 entries compressed."""
+    """Fields that fit ``chunk``, large uint8 entries compressed. Raises ConfigError where none do."""
     specs = []
     for name, array in chunk.fields.items():
+        if array.dtype.name not in DTYPES:
+            raise ConfigError(f"field {name} is of {array.dtype}; replay stores {', '.join(DTYPES)}")
+        if not array.ndim or len(array) < chunk.steps:
+            raise ConfigError(f"field {name} is {array.shape}, too short for {chunk.steps} steps")
         spec = FieldSpec(name, array.dtype.name, tuple(array.shape[1:]), before=len(array) - chunk.steps)
         compress = spec.dtype == "uint8" and spec.entry_bytes >= COMPRESS_MIN_BYTES
         specs.append(FieldSpec(spec.name, spec.dtype, spec.shape, spec.before, 0, compress))
     return tuple(specs)
 
 
-def specs_to_wire(specs: Sequence[FieldSpec]) -> list[list[Any]]:
+def specs_to_wire(specs: Sequence[FieldSpec]) -> list[types.FieldEntry]:
     """The fields as ``[name, dtype, shape, before, after, codec]``."""
     return [
-        [s.name, s.dtype, list(s.shape), s.before, s.after, "lz4" if s.compress else "raw"] for s in specs
+        (s.name, cast(Dtype, s.dtype), list(s.shape), s.before, s.after, "lz4" if s.compress else "raw")
+        for s in specs
     ]
 
 
-def specs_from_wire(entries: list[Any]) -> tuple[FieldSpec, ...]:
-    """The inverse of ``specs_to_wire``; raises WireError for what is not a list of fields."""
-    specs = []
-    for entry in entries:
-        if not isinstance(entry, list) or len(entry) != 6:
-            raise WireError("bad_field", "a field is [name, dtype, shape, before, after, codec]")
-        name, dtype, shape, before, after, codec = entry
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_]{1,64}", name):
-            raise WireError("bad_field", "a field's name is up to 64 letters, digits and _")
-        if dtype not in DTYPES or codec not in ("raw", "lz4"):
-            raise WireError("bad_field", f"field {name} has an unknown dtype or codec")
-        numbers = [*shape, before, after] if isinstance(shape, list) and len(shape) <= 7 else [-1]
-        if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**31 for n in numbers):
-            raise WireError("bad_field", f"field {name} has no proper shape or margins")
-        specs.append(FieldSpec(name, dtype, tuple(shape), before, after, codec == "lz4"))
-    if len({spec.name for spec in specs}) != len(specs) or not 0 < len(specs) <= 28:
-        raise WireError("bad_field", "from 1 to 28 fields with different names are allowed")
-    return tuple(specs)
-
-
-def encode_insert(
-    chunk: Chunk, specs: Sequence[FieldSpec], table: str, packers: Mapping[str, Packer] | None = None
-) -> Message:
-    """An INSERT without its producer's numbers, the compressed fields compressed (by their ``packers``)."""
-    check_chunk(chunk, specs)
-    if table in chunk.more:
-        raise ValueError(f"items for table {table!r} twice")
-    tables = {table: chunk.items} if len(chunk.offsets) else {}
-    tables |= chunk.more
-    if not tables:
-        raise ValueError("a chunk without items")
-    every = list(tables.values())
-    arrays: dict[str, NDArray] = {
-        "items/offsets": np.concatenate([items.offsets for items in every]).astype(np.int32),
-        "items/lengths": np.concatenate([items.lengths for items in every]).astype(np.int32),
-        "items/priorities": np.concatenate([items.priorities for items in every]).astype(np.float64),
-    }
-    for spec in specs:
-        data = chunk.fields[spec.name]
-        if spec.compress:
-            pack = pack_entries if packers is None else packers[spec.name].pack
-            arrays["chunk/" + spec.name], arrays["lengths/" + spec.name] = pack(data)
-        else:
-            # A copy: the sender may write in its arrays before ZeroMQ has read them.
-            arrays["chunk/" + spec.name] = np.array(data, order="C")
-    fields: dict[str, Any] = {
-        "steps": int(chunk.steps),
-        "version": int(chunk.version),
-        "fields": specs_to_wire(specs),
-    }
-    if len(tables) == 1:
-        fields["table"] = next(iter(tables))
-    else:
-        fields["tables"] = [[name, len(items.offsets)] for name, items in tables.items()]
-    return Message(messages.INSERT, fields, arrays)
-
-
-def decode_insert(message: Message) -> Insert:
-    """The insert in ``message``; raises WireError if it is not one. Its data are checked by the store."""
-    specs = specs_from_wire(message.sequence("fields"))
-    payloads = {}
-    for spec in specs:
-        if spec.compress:
-            blocks = message.array("chunk/" + spec.name, "uint8", 1)
-            payloads[spec.name] = Payload(blocks, message.array("lengths/" + spec.name, "uint32", 1))
-        else:
-            payloads[spec.name] = Payload(
-                message.array("chunk/" + spec.name, spec.dtype, 1 + len(spec.shape))
-            )
-    sequence = message.request_id
-    return Insert(
-        incarnation=message.integer("incarnation", low=1),
-        sequence=sequence,
-        oldest=message.integer("oldest", sequence, low=1, high=sequence),
-        specs=specs,
-        payloads=payloads,
-        steps=message.integer("steps", low=1, high=2**31 - 1),
-        version=message.integer("version", 0, high=2**63 - 1),
-        items=_decode_items(message),
+def specs_from_wire(entries: Sequence[types.FieldEntry]) -> tuple[FieldSpec, ...]:
+    """The inverse of ``specs_to_wire``."""
+    return tuple(
+        FieldSpec(name, dtype, tuple(shape), before, after, codec == "lz4")
+        for name, dtype, shape, before, after, codec in entries
     )
 
 
-def _decode_items(message: Message) -> dict[str, Items]:
-    """The items by table; they stand one table behind the other."""
-    offsets = message.array("items/offsets", "int32", 1)
-    lengths = message.array("items/lengths", "int32", 1)
-    priorities = message.array("items/priorities", "float64", 1)
-    if "tables" not in message.fields:
-        return {message.text("table", "default", max_chars=64): Items(offsets, lengths, priorities)}
+def encode_insert(
+    chunk: Chunk,
+    specs: Sequence[FieldSpec],
+    table: str,
+    packers: Mapping[str, Packer] | None = None,
+    *,
+    incarnation: int = 1,
+    name: str = "",
+) -> messages.Insert:
+    """An INSERT, the compressed fields compressed (by their ``packers``). Raises ConfigError."""
+    check_chunk(chunk, specs)
+    if table in chunk.more:
+        raise ConfigError(f"items for table {table!r} twice: in the chunk's own and in `more`")
+    tables = {table: chunk.items} if len(chunk.offsets) else {}
+    tables |= chunk.more
+    if not tables:
+        raise ConfigError("a chunk without items: nothing could be sampled from it")
+    every = list(tables.values())
+    data, sizes = {}, {}
+    for spec in specs:
+        entries = chunk.fields[spec.name]
+        if spec.compress:
+            pack = pack_entries if packers is None else packers[spec.name].pack
+            data[spec.name], sizes[spec.name] = pack(entries)
+        else:
+            # A copy: the sender may write in its arrays before ZeroMQ has read them.
+            data[spec.name] = np.array(entries, order="C")
+    size = sum(each.nbytes for arrays in (data, sizes) for each in arrays.values())
+    most = messages.REPLAY_LIMITS.total_bytes
+    if size > most:
+        raise ConfigError(f"a chunk of {size:,} bytes; a shard takes {most:,}: use shorter chunks")
+    several = len(tables) > 1
+    return messages.Insert(
+        incarnation=incarnation,
+        name=name,
+        table=UNSET if several else next(iter(tables)),
+        tables=[(name, len(items.offsets)) for name, items in tables.items()] if several else UNSET,
+        steps=int(chunk.steps),
+        version=int(chunk.version),
+        fields=specs_to_wire(specs),
+        offsets=np.concatenate([items.offsets for items in every]).astype(np.int32),
+        lengths=np.concatenate([items.lengths for items in every]).astype(np.int32),
+        priorities=np.concatenate([items.priorities for items in every]).astype(np.float64),
+        data=data,
+        sizes=sizes,
+    )
+
+
+def decode_insert(body: messages.Insert, number: int) -> Insert:
+    """The insert that ``body`` says; raises WireError if it is not one. Its data are checked by the store."""
+    if not number:
+        raise WireError("bad_field", "the request id of an INSERT is its number, which begins with 1")
+    if body.oldest > number:
+        raise WireError("bad_field", f"INSERT.oldest: {body.oldest} is above the insert's own number")
+    specs = specs_from_wire(body.fields)
+    payloads = {}
+    for spec in specs:
+        data = _array(body, "chunk/", body.data, spec.name)
+        if spec.compress:
+            Array("uint8", 1).check(body.TYPE, "chunk/" + spec.name, data)
+            payloads[spec.name] = Payload(data, _array(body, "lengths/", body.sizes, spec.name))
+        else:
+            Array(spec.dtype, 1 + len(spec.shape)).check(body.TYPE, "chunk/" + spec.name, data)
+            payloads[spec.name] = Payload(data)
     items, end = {}, 0
-    for name, count in counts_from_wire(message, "tables").items():
-        part = slice(end, end + count)
-        items[name] = Items(offsets[part], lengths[part], priorities[part])
+    counts = body.counts()
+    for name, count in counts.items():
+        part = slice(end, end + count) if len(counts) > 1 else slice(None)
+        items[name] = Items(body.offsets[part], body.lengths[part], body.priorities[part])
         end += count
-    if {len(offsets), len(lengths), len(priorities)} != {end}:
-        raise WireError("bad_field", "the tables and the items differ in length")
-    return items
+    return Insert(
+        incarnation=body.incarnation,
+        sequence=number,
+        oldest=body.oldest,
+        specs=specs,
+        payloads=payloads,
+        steps=body.steps,
+        version=body.version,
+        items=items,
+    )
 
 
-def counts_from_wire(message: Message, name: str) -> dict[str, int]:
-    """The field ``name``, a list of [table, count]."""
-    counts: dict[str, int] = {}
-    entries = message.sequence(name, of=list)
-    for entry in entries:
-        if len(entry) != 2 or not isinstance(entry[0], str) or type(entry[1]) is not int:
-            raise WireError("bad_field", f"{name} is not a list of [table, count]")
-        if len(entry[0]) > 64 or not 0 < entry[1] <= MAX_BATCH:
-            raise WireError("bad_field", f"{name} has a table or a count out of range")
-        counts[entry[0]] = entry[1]
-    if not 0 < len(counts) == len(entries) <= MAX_TABLES:
-        raise WireError("bad_field", f"{name} has no table, too many, or one twice")
-    return counts
+def _array(body: Body, prefix: str, arrays: Mapping[str, NDArray], name: str) -> NDArray:
+    array = arrays.get(name)
+    if array is None:
+        raise WireError("bad_field", f"{body.TYPE}: object missing required field `{prefix}{name}`")
+    return array
 
 
-def decode_shares(message: Message) -> dict[str, int]:
-    """How many rows of which table a SAMPLE asks for."""
-    if "shares" in message.fields:
-        return counts_from_wire(message, "shares")
-    table = message.text("table", "default", max_chars=64)
-    return {table: message.integer("batch_size", low=1, high=MAX_BATCH)}
+def encode_batch(sample: Sample, specs: Sequence[FieldSpec], *, consumed: bool = False) -> messages.Batch:
+    """A BATCH: with the windows, or with their places only if the sample has none.
 
-
-def encode_batch(sample: Sample, specs: Sequence[FieldSpec], request_id: int) -> Message:
-    """A BATCH: with the windows, or with their places only if the sample has none."""
-    arrays: dict[str, NDArray] = {
-        "ids": sample.ids,
-        "probabilities": sample.probabilities,
-        "versions": sample.versions,
-        "lengths": sample.lengths,
-    }
-    if sample.arrays:
-        for spec in specs:
-            arrays["field/" + spec.name] = sample.arrays[spec.name]
-    else:
-        arrays |= {"rows": sample.rows, "commits": sample.commits, "offsets": sample.offsets}
+    ``consumed`` says that places were asked for, and why there are none.
+    """
     first = sample.shares[0]
-    fields: dict[str, Any] = {
-        "table": first.table,
-        "table_items": first.table_items,
-        "total_priority": first.total_priority,
-        "fields": specs_to_wire(specs),
-    }
-    if len(sample.shares) > 1:
-        fields["shares"] = [[s.table, s.count, s.table_items, s.total_priority] for s in sample.shares]
-    return Message(messages.BATCH, fields, arrays, request_id)
+    shares = [(s.table, s.count, s.table_items, s.total_priority) for s in sample.shares]
+    windows = bool(sample.arrays)
+    return messages.Batch(
+        table=first.table,
+        table_items=first.table_items,
+        total_priority=first.total_priority,
+        fields=specs_to_wire(specs),
+        shares=shares if len(shares) > 1 else UNSET,
+        consumed=True if consumed else UNSET,
+        ids=sample.ids,
+        probabilities=sample.probabilities,
+        versions=sample.versions,
+        lengths=sample.lengths,
+        data={spec.name: sample.arrays[spec.name] for spec in specs} if windows else {},
+        rows=UNSET if windows else sample.rows,
+        commits=UNSET if windows else sample.commits,
+        offsets=UNSET if windows else sample.offsets,
+    )
 
 
 def decode_batch(
@@ -234,52 +229,53 @@ def decode_batch(
 
     None if it says places only, and not all of them are in ``arena`` any more.
     """
-    lengths = message.array("lengths", "int32", 1)
-    count = len(lengths)
-    if not count:
-        raise WireError("bad_batch", "an empty batch")
-    shares = _decode_shares(message, count)
-    ids = message.array("ids", "uint64", 1)
-    probabilities, versions = (
-        message.array("probabilities", "float64", 1),
-        message.array("versions", "int64", 1),
-    )
-    if not len(ids) == len(probabilities) == len(versions) == count or int(lengths.min()) < 1:
-        raise WireError("bad_batch", "arrays that differ in length, or an item without steps")
-    if "rows" in message.arrays:
-        fields = _fields_in_arena(message, arena, lengths, allocate)
+    body = messages.Batch.of(message)
+    if not (np.isfinite(body.probabilities).all() and body.probabilities.min() > 0):
+        raise WireError("bad_batch", "probabilities that are not above 0")
+    count = len(body.lengths)
+    shares = [Share(body.table, count, body.table_items, body.total_priority)]
+    if body.shares is not UNSET:
+        shares = [Share(*share) for share in body.shares]
+    if body.rows is not UNSET:
+        fields = _fields_in_arena(body, arena, allocate)
         if fields is None:
             return None
     else:
-        fields = _fields_in_message(message, count, int(lengths.max()), allocate)
-    return SampleBatch(
-        ids=ids,
-        probabilities=probabilities,
-        versions=versions,
-        lengths=lengths,
+        fields = _fields_in_message(body, count, int(body.lengths.max()), allocate)
+    batch = SampleBatch(
+        ids=body.ids,
+        probabilities=body.probabilities,
+        versions=body.versions,
+        lengths=body.lengths,
         table_items=shares[0].table_items,
         total_priority=shares[0].total_priority,
         fields=fields,
         request_id=message.request_id,
         shares=shares,
     )
+    batch.min_probabilities = {
+        table: float(batch.probabilities[rows].min()) for table, rows in batch.rows().items()
+    }
+    return batch
 
 
-def _fields_in_message(message: Message, count: int, longest: int, allocate: Allocate) -> dict[str, NDArray]:
+def _fields_in_message(
+    body: messages.Batch, count: int, longest: int, allocate: Allocate
+) -> dict[str, NDArray]:
     fields: dict[str, NDArray] = {}
-    for spec in specs_from_wire(message.sequence("fields")):
+    for spec in specs_from_wire(body.fields):
         shape = (count, spec.entries(longest), *spec.shape)
         if not 0 < math.prod(shape) * np.dtype(spec.dtype).itemsize <= MAX_FIELD_BYTES:
             raise WireError("bad_batch", f"field {spec.name} of the shape {shape}")
-        array = message.array("field/" + spec.name)
+        array = _array(body, "field/", body.data, spec.name)
         if spec.compress and array.ndim == 1:
-            frame = message.array("field/" + spec.name, "uint8", 1)
+            Array("uint8", 1).check(body.TYPE, "field/" + spec.name, array)
             try:
-                fields[spec.name] = unpack_frame(frame.data, shape, spec.dtype, allocate(shape, spec.dtype))
+                fields[spec.name] = unpack_frame(array.data, shape, spec.dtype, allocate(shape, spec.dtype))
             except PackingError as error:
                 raise WireError("bad_batch", f"field {spec.name}: {error}") from None
         else:
-            array = message.array("field/" + spec.name, spec.dtype)
+            Array(spec.dtype).check(body.TYPE, "field/" + spec.name, array)
             if array.shape != shape:
                 raise WireError("bad_batch", f"field {spec.name} is {array.shape}, expected {shape}")
             fields[spec.name] = array
@@ -287,32 +283,14 @@ def _fields_in_message(message: Message, count: int, longest: int, allocate: All
 
 
 def _fields_in_arena(
-    message: Message, arena: Arena | None, lengths: NDArray[np.int32], allocate: Allocate
+    body: messages.Batch, arena: Arena | None, allocate: Allocate
 ) -> dict[str, NDArray] | None:
-    rows, commits = message.array("rows", "int64", 1), message.array("commits", "uint64", 1)
-    offsets = message.array("offsets", "int32", 1)
-    if arena is None or not len(rows) == len(commits) == len(offsets) == len(lengths):
-        raise WireError("bad_batch", "places that were not asked for, or that differ in number")
+    rows, commits, offsets = body.rows, body.commits, body.offsets
+    if arena is None or rows is UNSET or commits is UNSET or offsets is UNSET:
+        raise WireError("bad_batch", "places that were not asked for, or that are not complete")
+    if not len(rows) == len(commits) == len(offsets) == len(body.lengths):
+        raise WireError("bad_batch", "places that differ in number")
     try:
-        return arena.gather(rows, commits, offsets, lengths, allocate)
+        return arena.gather(rows, commits, offsets, body.lengths, allocate)
     except (ValueError, IndexError) as error:
         raise WireError("bad_batch", str(error)) from None
-
-
-def _decode_shares(message: Message, count: int) -> list[Share]:
-    if "shares" not in message.fields:
-        table = message.text("table", "default", max_chars=64)
-        items, total = message.integer("table_items", low=1), message.number("total_priority", 0.0)
-        return [Share(table, count, items, total)]
-    shares = []
-    for entry in message.sequence("shares", of=list):
-        if [type(value) for value in entry] != [str, int, int, float]:
-            raise WireError("bad_batch", "a share is [table, rows, table items, total priority]")
-        shares.append(Share(*entry))
-    if not shares:
-        raise WireError("bad_batch", "no shares")
-    if sum(share.count for share in shares) != count or min(share.count for share in shares) < 1:
-        raise WireError("bad_batch", "the shares differ from the batch")
-    if min(share.table_items for share in shares) < 1:
-        raise WireError("bad_batch", "a share of a table without items")
-    return shares

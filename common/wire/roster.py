@@ -7,19 +7,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.wire import messages
+from common.errors import RefusedError
+from common.wire import claims, messages
+from common.wire.claims import Allowance
 
 _REMEMBERED_NAMES = 4096
 _REMEMBERED_INCARNATIONS = 64
-
-
-class RefusedError(Exception):
-    """A HELLO that is not welcome. `kind` is a kind of ERROR in `messages`."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(detail)
-        self.kind = kind
-        self.detail = detail
 
 
 @dataclass(slots=True)
@@ -31,6 +24,7 @@ class Peer:
         role: one of `messages.ROLES`.
         name: unique in the run.
         incarnation: random number of its process.
+        key: public key that it has shown, empty on a socket without keys.
         slots: exploration slots on lease, ascending.
         endpoint: where a replay shard is reached, empty for others.
         host: for logs.
@@ -38,13 +32,14 @@ class Peer:
         seen_s: monotonic time of its last message.
         version: parameter version that it uses, -1 for none.
         error: last error that it reported.
-        rejected: how many of its messages could not be served.
+        reports: how many it may make now.
     """
 
     identity: bytes
     role: str
     name: str
     incarnation: int
+    key: str = ""
     slots: list[int] = field(default_factory=list)
     endpoint: str = ""
     host: str = ""
@@ -52,7 +47,9 @@ class Peer:
     seen_s: float = 0.0
     version: int = -1
     error: str = ""
-    rejected: int = 0
+    reports: Allowance = field(
+        default_factory=lambda: Allowance(claims.REPORTS_AT_ONCE, claims.REPORTS_PER_S)
+    )
 
 
 @dataclass(slots=True)
@@ -66,39 +63,54 @@ class _Past:
 class Roster:
     """Peers by name, and the leases of `total_slots` exploration slots.
 
-    A lease ends `liveness_s` after its holder's last message. A process that joins under the name of another
-    replaces it (that is what a restart looks like); the replaced one cannot come back.
+    A lease ends `liveness_s` after its holder's last message. A process that joins under the name of another,
+    with the same role and key, replaces it (that is what a restart looks like); the replaced one cannot come
+    back. Until its lease ends, nobody else gets the name.
 
     The lowest free slots are leased. With `spread` they are taken evenly from all that are free: where there
     are more slots than actors will ever hold, those that are there explore as the whole run would.
     """
 
     def __init__(
-        self, total_slots: int, heartbeat_s: float, liveness_s: float, *, spread: bool = False
+        self,
+        total_slots: int,
+        heartbeat_s: float,
+        liveness_s: float,
+        *,
+        spread: bool = False,
+        most_per_key: int = 0,
     ) -> None:
+        """Create an empty roster; actors with one key hold at most `most_per_key` slots (0: any number)."""
         self.total_slots = total_slots
+        self._most_per_key = most_per_key
         self._spread = spread
         self._quiet_s = 2.5 * heartbeat_s
         self._liveness_s = liveness_s
         self._by_name: dict[str, Peer] = {}
         self._by_identity: dict[bytes, Peer] = {}
-        self._past: OrderedDict[str, _Past] = OrderedDict()
+        # By role and key, so that nobody can make us forget the names of others.
+        self._past: dict[tuple[str, str], OrderedDict[str, _Past]] = {}
 
     def join(self, peer: Peer, wanted: int, held: list[int], now_s: float) -> Peer | None:
         """Admit `peer` with up to `wanted` slots, preferring those it `held`; fills in `peer.slots`.
 
         Returns the peer that it replaces, if any. Raises `RefusedError`.
         """
-        past = self._remember(peer.name)
+        previous = self._by_name.get(peer.name)
+        if previous is not None:
+            self._check_owner(previous, peer)
+        past = self._remember(peer)
         if peer.incarnation in past.incarnations[:-1]:
             raise RefusedError(
                 messages.REFUSED_SUPERSEDED,
                 f"another process has joined as {peer.name} since; names must be unique in a run",
             )
-        peer.slots = self._grant(peer.name, wanted, [*held, *past.slots], now_s)
-        previous = self._by_name.get(peer.name)
+        peer.slots = self._grant(peer, wanted, [*held, *past.slots], now_s)
+        for former in (previous, self._by_identity.get(peer.identity)):  # a socket has one name
+            if former is not None:
+                self._remove(former)
         if previous is not None:
-            self._remove(previous)
+            peer.reports = previous.reports  # joining again does not fill it
         if not past.incarnations or past.incarnations[-1] != peer.incarnation:
             past.incarnations = [*past.incarnations, peer.incarnation][-_REMEMBERED_INCARNATIONS:]
         past.slots = peer.slots
@@ -107,11 +119,12 @@ class Roster:
         self._by_identity[peer.identity] = peer
         return previous
 
-    def seen(self, identity: bytes, now_s: float) -> Peer | None:
+    def seen(self, identity: bytes, now_s: float, key: str = "") -> Peer | None:
         """The peer behind a message that has just come, its lease renewed; None for a stranger."""
         peer = self._by_identity.get(identity)
-        if peer is not None:
-            peer.seen_s = now_s
+        if peer is None or peer.key != key:  # an identity is the sender's own choice
+            return None
+        peer.seen_s = now_s
         return peer
 
     def leave(self, identity: bytes) -> Peer | None:
@@ -136,6 +149,10 @@ class Roster:
         """The slots of every peer that has any, by its incarnation."""
         return {peer.incarnation: set(peer.slots) for peer in self._by_name.values() if peer.slots}
 
+    def slot_counts(self) -> dict[int, int]:
+        """How many slots every peer has that has any, by its incarnation."""
+        return {peer.incarnation: len(peer.slots) for peer in self._by_name.values() if peer.slots}
+
     def shards(self) -> list[str]:
         """Endpoints of the replay shards, in the natural order of their names."""
         return [self._by_name[name].endpoint for name in self.names() if self._by_name[name].endpoint]
@@ -155,22 +172,42 @@ class Roster:
                 "host": peer.host,
                 "pid": peer.pid,
                 "incarnation": peer.incarnation,
-                "rejected": peer.rejected,
+                "identity": peer.identity,
             }
             for peer in peers
         ]
 
-    def _grant(self, name: str, wanted: int, preferred: list[int], now_s: float) -> list[int]:
-        others = [peer for peer in self._by_name.values() if peer.name != name]
-        free = set(range(self.total_slots)).difference(*(peer.slots for peer in others))
-        wanted = min(wanted, self.total_slots)
+    @staticmethod
+    def _check_owner(owner: Peer, peer: Peer) -> None:
+        """Refuse a name to whoever is not the restarted process of its owner."""
+        gives_way = owner.role == "viewer" != peer.role
+        if (owner.role, owner.key) != (peer.role, peer.key) and not gives_way:
+            whose = f"role {owner.role}" if owner.role != peer.role else "another key"
+            raise RefusedError(
+                messages.NAME_TAKEN,
+                f"the name {peer.name} belongs to a process with {whose} until its lease ends",
+            )
+
+    def _grant(self, peer: Peer, wanted: int, preferred: list[int], now_s: float) -> list[int]:
+        name = peer.name
+        others = [other for other in self._by_name.values() if other.name != name]
+        free = set(range(self.total_slots)).difference(*(other.slots for other in others))
+        share = self.total_slots
+        if peer.key and self._most_per_key:
+            share = self._most_per_key - sum(len(other.slots) for other in others if other.key == peer.key)
+            if wanted and share <= 0:
+                raise RefusedError(
+                    messages.NO_SLOTS,
+                    f"actors with the key of {name} hold all {self._most_per_key} slots of theirs",
+                )
+        wanted = min(wanted, self.total_slots, share)
         kept = [slot for slot in dict.fromkeys(preferred) if slot in free][:wanted]
         rest = sorted(free.difference(kept))
         missing = min(wanted - len(kept), len(rest))
         slots = kept + [rest[i * len(rest) // missing if self._spread else i] for i in range(missing)]
         # Fewer slots than wanted are better than none, but not while a silent holder may be about to lose its
         # own: what is granted now is kept for good.
-        quiet = any(peer.slots and now_s - peer.seen_s > self._quiet_s for peer in others)
+        quiet = any(other.slots and now_s - other.seen_s > self._quiet_s for other in others)
         if wanted and (not slots or (len(slots) < wanted and quiet)):
             raise RefusedError(
                 messages.NO_SLOTS,
@@ -178,11 +215,12 @@ class Roster:
             )
         return sorted(slots)
 
-    def _remember(self, name: str) -> _Past:
-        past = self._past.setdefault(name, _Past())
-        self._past.move_to_end(name)
-        while len(self._past) > _REMEMBERED_NAMES:
-            self._past.popitem(last=False)
+    def _remember(self, peer: Peer) -> _Past:
+        names = self._past.setdefault((peer.role, peer.key), OrderedDict())
+        past = names.setdefault(peer.name, _Past())
+        names.move_to_end(peer.name)
+        while len(names) > _REMEMBERED_NAMES:
+            names.popitem(last=False)
         return past
 
     def _remove(self, peer: Peer) -> None:

@@ -3,7 +3,8 @@
 Every batch comes from one shard, drawn with a chance in proportion to the sum of the weights in its table, as
 far as it is known from its last batch. An item's probability is that chance times the one within its shard:
 whatever the sums have become since the draw, it is the probability with which the item was really chosen, so
-importance weights made of it are right.
+importance weights made of it are right. They have one scale, whichever shard a batch is from: the least
+probability in the last batches of all shards. With one shard that is the batch's own.
 
 A shard whose limiter has nothing to give takes part in no draw for a while: its requests are drawn anew from
 the others. Figures over all shards are over those that took part in the draw of the batch.
@@ -14,22 +15,26 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import zmq
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
-from common.data.fields import Chunk
+from common.data.fields import Chunk, FieldSpec
 from common.data.sample import Share
 from common.errors import PeerError
 from common.wire.batch_reader import ArrayPool
 from common.wire.replay_client import COUNTERS, ReplayClient
 from common.wire.replay_codec import SampleBatch
+from common.wire.sampler import Sampler
+from common.wire.sockets import Socket
 
 _log = logging.getLogger(__name__)
+
+NO_SHARD = "no replay shard has joined"
 
 LOST_S = 3.0
 """A shard that has been silent for so long is not asked for batches that somebody waits for."""
@@ -46,11 +51,10 @@ _Key: TypeAlias = tuple[tuple[str, int], ...]
 
 @dataclass
 class _Wanted:
-    """A batch that was asked for, and the chance with which its shard was drawn, and from which."""
+    """A batch that was asked for, and the chance of each shard that it could be asked of."""
 
     shares: Mapping[str, int]  # rows by table
-    chance: float = 1.0
-    drawn_from: Sequence[_Shard] = ()
+    chances: Mapping[_Shard, float] = field(default_factory=dict)
 
     @property
     def table(self) -> str:
@@ -71,6 +75,8 @@ class _Shard:
     # By table, what its last batch said: sum of the weights, and items.
     weights: dict[str, float] = field(default_factory=dict)
     items: dict[str, int] = field(default_factory=dict)
+    # By shares and table, the least probability in its last batch.
+    least: dict[_Key, dict[str, float]] = field(default_factory=dict)
     lost: bool = False
     wanted: dict[int, _Wanted] = field(default_factory=dict)  # by the client's number of the request
     waits_until_s: dict[_Key, float] = field(default_factory=dict)  # where it had nothing to sample
@@ -81,7 +87,7 @@ class _Shard:
         return not until_s or (now_s >= until_s and all(each.key != key for each in self.wanted.values()))
 
 
-class ShardedReplayClient:
+class ShardedReplayClient(Sampler):
     """`ReplayClient` for any number of shards, which may come and go. For use by one thread."""
 
     def __init__(
@@ -102,7 +108,9 @@ class ShardedReplayClient:
         """
         self._pool = pool or ArrayPool()
         self._options = options
+        self._name = options.get("name", "client")
         self._shards: dict[str, _Shard] = {}
+        self._gone: dict[str, ReplayClient] = {}
         self._unassigned: deque[_Wanted] = deque()
         self._draws = np.random.default_rng(seed).random()
         self._turn = 0
@@ -113,29 +121,52 @@ class ShardedReplayClient:
         """Addresses of the shards."""
         return list(self._shards)
 
+    @property
+    def specs(self) -> Sequence[FieldSpec] | None:
+        """The fields of the chunks to insert, if they were given."""
+        return self._options.get("specs")
+
     def set_shards(self, endpoints: Sequence[str]) -> None:
-        """Use these shards from now on. What was asked of one that has gone is asked of others."""
+        """Use these shards from now on. What was asked of one that has gone is asked of others.
+
+        What that one has not acknowledged stays, and is sent again until it is: it alone knows what it has
+        stored.
+        """
         for endpoint in endpoints:
             if endpoint not in self._shards:
-                client = ReplayClient(endpoint, pool=self._pool, insists=False, **self._options)
+                _log.info("%s uses replay at %s", self._name, endpoint)
+                client = self._gone.pop(endpoint, None) or self._connect(endpoint)
                 self._shards[endpoint] = _Shard(client)
         for endpoint in [known for known in self._shards if known not in endpoints]:
+            _log.info("%s no longer uses replay at %s", self._name, endpoint)
             shard = self._shards.pop(endpoint)
             self._unassigned.extend(shard.wanted.values())
-            shard.client.close()
+            shard.client.cancel_samples()
+            if shard.client.counters["inserts"]:
+                # Its numbers go on when it is back: the shard would take a new client's for repeats.
+                self._gone[endpoint] = shard.client
+            else:
+                shard.client.close()
         self._assign()
+
+    def _connect(self, endpoint: str) -> ReplayClient:
+        return ReplayClient(endpoint, pool=self._pool, insists=False, **self._options)
 
     def close(self, linger_s: float = 1.0) -> None:
         """Close all connections."""
-        for shard in self._shards.values():
-            shard.client.close(linger_s)
+        for client in self._clients():
+            client.close(linger_s)
+
+    def _clients(self) -> list[ReplayClient]:
+        """Those of all shards, of the present ones first."""
+        return [*(shard.client for shard in self._shards.values()), *self._gone.values()]
 
     # ---------------------------------------------------------------- inserting
 
     @property
     def outstanding(self) -> int:
         """Inserts that are not acknowledged yet."""
-        return sum(shard.client.outstanding for shard in self._shards.values())
+        return sum(client.outstanding for client in self._clients())
 
     @property
     def credit(self) -> int:
@@ -151,7 +182,7 @@ class ShardedReplayClient:
     def blocked_reason(self) -> str:
         """Why the next insert would have to wait, empty where it would not."""
         reasons = {shard.client.blocked_reason for shard in self._shards.values()}
-        return "" if "" in reasons else "; ".join(sorted(reasons)) or "there is no replay shard"
+        return "" if "" in reasons else "; ".join(sorted(reasons)) or NO_SHARD
 
     def insert(self, chunk: Chunk, table: str = "default") -> bool:
         """Send ``chunk`` to the next shard that takes it; False where none does at present."""
@@ -166,7 +197,7 @@ class ShardedReplayClient:
     def flush(self, timeout_s: float) -> bool:
         """Wait until every insert is acknowledged; False where some are not after ``timeout_s``."""
         deadline_s = time.monotonic() + timeout_s
-        done = [shard.client.flush(deadline_s - time.monotonic()) for shard in self._shards.values()]
+        done = [client.flush(deadline_s - time.monotonic()) for client in self._clients()]
         return all(done)  # each of them had its turn
 
     # ---------------------------------------------------------------- sampling
@@ -180,11 +211,16 @@ class ShardedReplayClient:
     def wait_reason(self) -> str:
         """Why there is no batch, as far as the shards say."""
         if not self._shards:
-            return "no replay shard has joined"
+            return NO_SHARD
         return "; ".join(
             shard.client.silence or shard.client.wait_reason or f"replay at {endpoint} has just been asked"
             for endpoint, shard in self._shards.items()
         )
+
+    @property
+    def no_batch_reason(self) -> str:
+        """Why no batch comes, for an error."""
+        return f"no batch from replay: {self.wait_reason}"
 
     def request_sample(self, batch_size: int | Mapping[str, int], table: str = "default") -> None:
         """Ask for a batch; any number of requests may be on their way.
@@ -200,7 +236,7 @@ class ShardedReplayClient:
         """The next batch from any shard; None after ``timeout_s`` (see ``wait_reason``).
 
         Its ``probabilities``, ``table_items`` and ``total_priority`` are those over all shards that it could
-        have come from.
+        have come from, and its ``min_probabilities`` are the least in the last batches of these.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -215,26 +251,15 @@ class ShardedReplayClient:
                 return None
             self.poll(min(left_s * 1000 + 1, 200))
 
-    def sample(
-        self, batch_size: int | Mapping[str, int], table: str = "default", timeout_s: float = 60.0
-    ) -> SampleBatch:
-        """Request one batch and wait for it. Raises PeerError after ``timeout_s``."""
-        self.request_sample(batch_size, table)
-        batch = self.receive(timeout_s)
-        if batch is None:
-            self.cancel_samples()
-            raise PeerError(f"no batch from replay: {self.wait_reason}")
-        return batch
-
     def cancel_samples(self) -> None:
-        """Forget the batches that were requested and have not come."""
+        """Forget the batches that were requested and not received."""
         self._unassigned.clear()
         for shard in self._shards.values():
             shard.wanted.clear()  # what comes nevertheless is given back
             if not shard.lost:  # there it is the test whether the shard is back
                 shard.client.cancel_samples()
 
-    def update(self, batch: SampleBatch, priorities: NDArray[np.float64]) -> None:
+    def update(self, batch: SampleBatch, priorities: ArrayLike) -> None:
         """Set the raw priorities ``[B]`` of the items of ``batch``, if its shard is still there."""
         shard = self._shards.get(batch.shard)
         if shard is not None:
@@ -249,7 +274,7 @@ class ShardedReplayClient:
     def status(self, timeout_s: float = 5.0) -> dict[str, dict[str, Any]]:
         """`ReplayClient.status` of every shard that answers, by address. Raises PeerError where none does."""
         deadline_s = time.monotonic() + timeout_s
-        found, silent = {}, "there is no replay shard"
+        found, silent = {}, NO_SHARD
         for endpoint, shard in self._shards.items():
             try:
                 found[endpoint] = shard.client.status(max(deadline_s - time.monotonic(), 0.1))
@@ -261,24 +286,33 @@ class ShardedReplayClient:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What happened to the clients of the present shards, by name."""
+        """What happened to the clients of the shards, by name."""
         totals = dict.fromkeys(COUNTERS, 0)
-        for shard in self._shards.values():
-            for name, count in shard.client.counters.items():
+        for client in self._clients():
+            for name, count in client.counters.items():
                 totals[name] += count
         return totals
 
+    @property
+    def sockets(self) -> list[Socket]:
+        """The present sockets, to be polled for reading together with others."""
+        return [client.socket for client in self._clients()]
+
     def poll(self, timeout_ms: float = 0) -> None:
-        """Wait for at most ``timeout_ms`` until some shard has said something."""
-        if not self._shards:
-            time.sleep(timeout_ms / 1000)
+        """Wait for at most ``timeout_ms`` until some shard has said something, and handle it."""
+        clients = self._clients()
+        if len(clients) == 1:
+            clients[0].poll(timeout_ms)
             return
-        poller = zmq.Poller()
-        for shard in self._shards.values():
-            poller.register(shard.client.socket, zmq.POLLIN)
-        poller.poll(int(timeout_ms))
-        for shard in self._shards.values():
-            shard.client.poll(0)
+        if not clients:
+            time.sleep(timeout_ms / 1000)
+        elif timeout_ms:
+            poller = zmq.Poller()
+            for socket in self.sockets:
+                poller.register(socket, zmq.POLLIN)
+            poller.poll(int(timeout_ms))
+        for client in clients:
+            client.poll(0)
 
     # ---------------------------------------------------------------- which shard
 
@@ -315,8 +349,7 @@ class ShardedReplayClient:
             self._draws = (self._draws + 0.6180339887498949) % 1.0
             bounds = np.cumsum(list(chances.values()))
             at = min(int(np.searchsorted(bounds, self._draws * bounds[-1], side="right")), len(bounds) - 1)
-            wanted.chance = chances[candidates[at]]
-            wanted.drawn_from = [self._shards[endpoint] for endpoint in candidates]
+            wanted.chances = {self._shards[endpoint]: chances[endpoint] for endpoint in candidates}
             shard = self._shards[candidates[at]]
             shard.wanted[shard.client.request_sample(wanted.shares)] = wanted
 
@@ -348,14 +381,25 @@ class ShardedReplayClient:
             self.recycle(batch)
             return False
         batch.shard = endpoint
-        batch.probabilities = batch.probabilities * wanted.chance
-        batch.shares = [self._of_all(share, wanted.drawn_from) for share in batch.shares]
+        batch.probabilities = batch.probabilities * wanted.chances[shard]
+        shard.least[wanted.key] = batch.min_probabilities
+        # The batch's own alone would make up for the chance of its shard: an improbable batch would weigh as
+        # much as any other.
+        batch.min_probabilities = {
+            table: min(
+                chance * each.least[wanted.key][table]
+                for each, chance in wanted.chances.items()
+                if table in each.least.get(wanted.key, {})
+            )
+            for table in batch.min_probabilities
+        }
+        batch.shares = [self._of_all(share, wanted.chances) for share in batch.shares]
         batch.table_items = batch.shares[0].table_items
         batch.total_priority = batch.shares[0].total_priority
         return True
 
     @staticmethod
-    def _of_all(share: Share, shards: Sequence[_Shard]) -> Share:
+    def _of_all(share: Share, shards: Collection[_Shard]) -> Share:
         """``share`` with the figures of the table over all ``shards``; unheard ones count as average."""
         known = [each for each in shards if each.items.get(share.table)]
         items = sum(each.items[share.table] for each in known) * len(shards) / len(known)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import zmq
 
@@ -108,7 +108,8 @@ def make_watch(endpoint: str, security: Security | None = None) -> HandshakeWatc
 def make_pub(ctx: Context, endpoint: str, security: Security | None = None) -> Socket:
     """Bind a PUB. It may lose any message for a slow subscriber: repeat what must not be lost."""
     socket = ctx.socket(zmq.PUB)
-    _set_common(socket, 1 << 20, 100)
+    # What comes in are handshakes and subscriptions, which take fifty times their bytes.
+    _set_common(socket, 1 << 12, 100)
     socket.setsockopt(zmq.LINGER, 200)  # what it says is said again elsewhere
     return _bind(ctx, socket, endpoint, security)
 
@@ -180,12 +181,28 @@ def receive_frames(socket: Socket) -> list[zmq.Frame] | None:
         return None
 
 
+class PeerKey(NamedTuple):
+    """The role of the key that a peer has shown, and the key (Z85); both empty on a socket without keys."""
+
+    role: str = ""
+    public: str = ""
+
+
+NO_KEY = PeerKey()
+
+
+def peer_key(frame: zmq.Frame) -> PeerKey:
+    """The key that the sender of this frame has shown."""
+    try:
+        role, _, public = str(frame.get("User-Id")).partition(" ")
+    except zmq.ZMQError:
+        return NO_KEY
+    return PeerKey(role, public)
+
+
 def peer_role(frame: zmq.Frame) -> str:
     """The role whose key the sender of this frame has shown; empty on a socket without keys."""
-    try:
-        return str(frame.get("User-Id"))
-    except zmq.ZMQError:
-        return ""
+    return peer_key(frame).role
 
 
 def receive(socket: Socket, limits: Limits = DEFAULT) -> Message | None:

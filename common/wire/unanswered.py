@@ -11,13 +11,14 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec import UNSET
 
 from common.wire import messages
-from common.wire.codec import Message
+from common.wire.body import Body
 
-Send = Callable[[Message], bool]
-"""Sends a message if that is possible at once."""
+Send = Callable[[Body, int], bool]
+"""Sends a message with this request id if that is possible at once."""
 
 NOT_SENT = -1
 
@@ -26,16 +27,14 @@ NOT_SENT = -1
 class _Insert:
     """An insert that is not acknowledged, and the number of pings before it was sent."""
 
-    message: Message
+    body: messages.Insert
     sent_at_ping: int = NOT_SENT
 
 
 class Inserts:
     """Inserts from the first that is not acknowledged on, each to be sent in its turn."""
 
-    def __init__(self, incarnation: int, name: str) -> None:
-        self._incarnation = incarnation
-        self._name = name
+    def __init__(self) -> None:
         self._made = 0
         self._inserts: OrderedDict[int, _Insert] = OrderedDict()
         self._unsent: deque[int] = deque()
@@ -43,21 +42,20 @@ class Inserts:
     def __len__(self) -> int:
         return len(self._inserts)
 
-    def add(self, message: Message) -> None:
-        """Give ``message`` the next number."""
+    def add(self, body: messages.Insert) -> None:
+        """Give ``body`` the next number."""
         self._made += 1
-        message.request_id = self._made
-        message.fields |= {"incarnation": self._incarnation, "name": self._name}
-        self._inserts[self._made] = _Insert(message)
+        self._inserts[self._made] = _Insert(body)
         self._unsent.append(self._made)
 
     def send(self, send: Send, pings: int) -> None:
         """Send what has not been sent, in order, after ``pings`` pings."""
         while self._unsent:
-            insert = self._inserts.get(self._unsent[0])
+            number = self._unsent[0]
+            insert = self._inserts.get(number)
             if insert is not None:
-                insert.message.fields["oldest"] = next(iter(self._inserts))
-                if not send(insert.message):
+                insert.body.oldest = next(iter(self._inserts))
+                if not send(insert.body, number):
                     return
                 insert.sent_at_ping = pings
             self._unsent.popleft()
@@ -174,18 +172,19 @@ class Requests:
             if request.sent_at_ping < ping and number not in parked:
                 request.sent_at_ping = NOT_SENT
 
-    def send(self, send: Send, pings: int, fields_of: Callable[[Request], dict[str, Any]]) -> None:
-        """Send what has not been sent, with ``fields_of`` it, and note the token that is among them."""
+    def send(self, send: Send, pings: int, token_of: Callable[[Request], str]) -> None:
+        """Send what has not been sent, with the token ``token_of`` it, which is noted."""
         now_s = time.monotonic()
         for number, request in self._requests.items():
             if request.sent_at_ping != NOT_SENT or request.given_up or now_s < request.not_before_s:
                 continue
-            fields: dict[str, Any] = {"shares": [list(share) for share in request.shares.items()]}
-            if len(request.shares) == 1:
-                table, count = next(iter(request.shares.items()))
-                fields = {"table": table, "batch_size": count}
-            fields |= fields_of(request)
-            request.token = str(fields.get("token", ""))
-            if not send(Message(messages.SAMPLE, fields, {}, number)):
+            request.token = token_of(request)
+            shares, token = list(request.shares.items()), request.token or UNSET
+            if len(shares) == 1:
+                table, count = shares[0]
+                body = messages.Sample(table=table, batch_size=count, plain=True, token=token)
+            else:
+                body = messages.Sample(shares=shares, plain=True, token=token)
+            if not send(body, number):
                 return
             request.sent_at_ping, request.sent_s = pings, time.monotonic()

@@ -150,7 +150,7 @@ class _Handler(threading.Thread):
             self._socket.close(linger=0)
 
     def _decide(self, request: list[bytes]) -> tuple[bytes, bytes]:
-        """The status and, for a key in the list, its role as the name of the user."""
+        """The status and, for a key in the list, `ROLE KEY` as the name of the user."""
         version, _, domain, address, _, mechanism, *credentials = request
         allowed = self._lists.get(domain)
         if version != b"1.0" or mechanism != b"CURVE" or len(credentials) != 1 or allowed is None:
@@ -158,7 +158,7 @@ class _Handler(threading.Thread):
         key = z85.encode(credentials[0])
         role = allowed.role_of(key)
         if role:
-            return b"200", role.encode()
+            return b"200", f"{role} {key.decode()}".encode()
         if key != self._stranger and self._throttle(key):
             where = address.decode("utf-8", "replace")
             _log.warning(

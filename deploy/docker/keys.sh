@@ -15,7 +15,7 @@ for role in learner replay actor evaluator; do
   files=("$role.secret" learner.public replay.public)
   case $role in
     learner) files+=(allowed) ;;
-    # The viewer's only looks: `troupe replay --status` inside the container uses it.
+    # The viewer's only looks: `troupe replay status` inside the container uses it.
     replay) files+=(allowed viewer.secret) ;;
   esac
   for file in "${files[@]}"; do

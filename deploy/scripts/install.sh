@@ -42,8 +42,8 @@ case ",$extras," in
       pip --index-url "$TORCH_INDEX" --extra-index-url "${PIP_INDEX_URL:-https://pypi.org/simple}" torch
     fi ;;
 esac
-pip "troupe[$extras] @ file://$(realpath "$source")"
+pip "troupe-rl[$extras] @ file://$(realpath "$source")"
 ln -sf "$home/venv/bin/troupe" "$home/bin/troupe"
 install -m 755 "$here/start.sh" "$home/bin/troupe-start"
-version=$("$home/venv/bin/python" -c 'import importlib.metadata as m; print(m.version("troupe"))')
+version=$("$home/venv/bin/python" -c 'import importlib.metadata as m; print(m.version("troupe-rl"))')
 echo "install.sh: troupe $version, extras $extras"

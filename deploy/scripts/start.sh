@@ -8,13 +8,17 @@
 #   TROUPE_LEARNER   control address of the learner, such as tcp://learner.pong.troupe.internal:5550
 #   TROUPE_KEYS      folder with this role's secret key and everybody's public ones
 #   TROUPE_HOST      name of this machine in the run; actors are named after it
-#   TROUPE_INDEX     number of the replay shard; its port is 5560 + number
-#   TROUPE_ADVERTISE address by which others reach this shard
+#   TROUPE_INDEX     number of the replay shard; its port is 5560 + number. `free`: the first that no other process has
+#                    whose TROUPE_RUN_DIR is the same, on port 5560, for shards with addresses of their own
+#   TROUPE_ADVERTISE address by which others reach this shard; default: the one by which it reaches the learner
 #   TROUPE_LOGS      folder of log files; without it the log goes to stderr
+#   TROUPE_LINGER_S  how long the learner of a run that is complete already tells so to whoever comes; default: 120
 #   TROUPE_PRESET    the learner begins a run from this preset where TROUPE_RUN_DIR holds none, and else goes on
 #   TROUPE_LOGDIR    what TensorBoard shows; default: the events of this run
 #   TROUPE_YIELD_TO  host of another learner; where there is one, this learner has nothing to do
 #   TROUPE_RELAY     folder in which this machine's actors find each other: one fetches the parameters for all
+#   TROUPE_HOLD      set where whoever restarts services does so after every status but 0: a service that ends with one
+#                    that no restart would mend stays, as this script, until it is told to stop
 #   TROUPE_METRICS_PORT, TROUPE_METRICS_HOST  where /metrics, /healthz and /readyz are; default: nowhere, loopback
 set -euo pipefail
 role=${1:?usage: troupe-start learner|replay|evaluator|tensorboard|actor [NUMBER]}
@@ -27,6 +31,43 @@ common() {
   [ -z "${TROUPE_LOGS:-}" ] || printf '%s\n' --log-file "$TROUPE_LOGS/$1.log"
   [ -z "${TROUPE_METRICS_PORT:-}" ] ||
     printf '%s\n' --metrics-port "$TROUPE_METRICS_PORT" --metrics-host "${TROUPE_METRICS_HOST:-127.0.0.1}"
+}
+
+# Be the service, whose end is this script's.
+become() {
+  [ -n "${TROUPE_HOLD:-}" ] || exec "$@"
+  local child status stop= again=1
+  "$@" &
+  child=$!
+  trap 'stop=1 again=1; kill -TERM "$child" 2>/dev/null || true' TERM INT HUP
+  # A signal ends the wait, not the service.
+  while [ -n "$again" ]; do
+    again= status=0
+    wait "$child" || status=$?
+  done
+  # 2: configuration, 5: checkpoint. Everything else heals, or is the end of the run.
+  if [ -z "$stop" ] && { [ "$status" = 2 ] || [ "$status" = 5 ]; }; then
+    echo "troupe-start: $role ended with status $status, which no restart would mend: see above, put it right" \
+      "and start this service again; it waits until it is told to stop" >&2
+    trap 'exit "$status"' TERM INT HUP
+    while :; do sleep 3600 & wait $!; done
+  fi
+  exit "$status"
+}
+
+# Take the first shard number that is free, as long as this process and what it becomes live.
+free_index() {
+  local number
+  mkdir -p "$TROUPE_RUN_DIR/replay"
+  for number in {0..63}; do
+    exec 9>"$TROUPE_RUN_DIR/replay/shard-$number.lock"
+    if flock --nonblock 9; then
+      index=$number
+      return
+    fi
+  done
+  echo "troupe-start: error: 64 shards have $TROUPE_RUN_DIR/replay: start fewer" >&2
+  exit 2
 }
 
 case $role in
@@ -42,28 +83,36 @@ case $role in
     elif compgen -G "$TROUPE_RUN_DIR/checkpoints/step-*" >/dev/null; then
       words+=(--resume)
     fi
-    exec "$troupe/troupe" learner --run-dir "$TROUPE_RUN_DIR" --keys "$TROUPE_KEYS" \
+    # The members of a run that is complete shall hear so, and not wait for a learner.
+    become "$troupe/troupe" learner --linger-s "${TROUPE_LINGER_S:-120}" --run-dir "$TROUPE_RUN_DIR" --keys "$TROUPE_KEYS" \
       --control tcp://0.0.0.0:5550 --announce tcp://0.0.0.0:5551 \
       --inference tcp://0.0.0.0:5552 "${words[@]}" ;;
   replay)
     index=${TROUPE_INDEX:-0}
+    if [ "$index" = free ]; then
+      free_index
+      port=5560
+    else
+      port=$((5560 + index))
+    fi
     mapfile -t words < <(common "replay-$index")
+    [ -z "${TROUPE_ADVERTISE:-}" ] || words+=(--advertise "$TROUPE_ADVERTISE")
     # The folder is this run's by its path, though its learner may have been lost before it had saved anything.
-    exec "$troupe/troupe" replay --adopt --learner "$TROUPE_LEARNER" --keys "$TROUPE_KEYS" --index "$index" \
-      --bind "tcp://0.0.0.0:$((5560 + index))" --advertise "$TROUPE_ADVERTISE" \
+    become "$troupe/troupe" replay serve --adopt --learner "$TROUPE_LEARNER" --keys "$TROUPE_KEYS" --index "$index" \
+      --bind "tcp://0.0.0.0:$port" \
       --data-dir "$TROUPE_RUN_DIR/replay/shard-$index" --join-timeout-s "$patience_s" "${words[@]}" ;;
   actor)
     name=actor-${TROUPE_HOST:-$(hostname)}-${2:?usage: troupe-start actor NUMBER}
     mapfile -t words < <(common "$name")
     [ -z "${TROUPE_RELAY:-}" ] || words+=(--relay "$TROUPE_RELAY")
-    exec "$troupe/troupe" actor --learner "$TROUPE_LEARNER" --keys "$TROUPE_KEYS" --name "$name" \
+    become "$troupe/troupe" actor --learner "$TROUPE_LEARNER" --keys "$TROUPE_KEYS" --name "$name" \
       --join-timeout-s "$patience_s" "${words[@]}" ;;
   evaluator)
     mapfile -t words < <(common evaluator)
-    exec "$troupe/troupe" evaluator --learner "$TROUPE_LEARNER" --keys "$TROUPE_KEYS" \
+    become "$troupe/troupe" evaluator --learner "$TROUPE_LEARNER" --keys "$TROUPE_KEYS" \
       --join-timeout-s "$patience_s" "${words[@]}" ;;
   tensorboard)
-    exec "$troupe/python" -m tensorboard.main --logdir "${TROUPE_LOGDIR:-$TROUPE_RUN_DIR/tensorboard}" \
+    become "$troupe/python" -m tensorboard.main --logdir "${TROUPE_LOGDIR:-$TROUPE_RUN_DIR/tensorboard}" \
       --bind_all --port 6006 --reload_multifile=true --reload_interval=10 ;;
   *)
     echo "troupe-start: error: unknown service '$role'; one of learner, replay, actor, evaluator, tensorboard" >&2

@@ -206,6 +206,7 @@ resource "aws_ssm_parameter" "config" {
   value = jsonencode({
     preset     = var.preset
     overrides  = local.overrides
+    modules    = var.modules
     bucket     = module.artifacts.bucket
     domain     = local.domain
     zone_id    = module.network.zone_id

@@ -33,6 +33,17 @@ variable "overrides" {
   }
 }
 
+variable "modules" {
+  description = "Modules with environments or algorithms that the machines may import, such as [\"my_package.my_env\"]; the images must have them."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for name in var.modules : can(regex("^[A-Za-z_]\\w*(\\.[A-Za-z_]\\w*)*$", name))])
+    error_message = "modules should have names such as my_package.my_env."
+  }
+}
+
 variable "running" {
   description = "Whether machines run. false keeps network, bucket and volumes, and stops paying for machines."
   type        = bool

@@ -12,17 +12,21 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from common.errors import ConfigError
+from common.installation import install_command
+from common.permits import add_module_argument
 from common.runtime.arguments import Parser, integer, real
 from common.runtime.lifecycle import StopSignal, run_main
 from common.runtime.memory import keep_freed_memory
-from common.runtime.startup import add_service_arguments, begin
+from common.runtime.startup import FIELDS_AT_LEARNER, add_service_arguments, begin
 from common.wire.key_options import add_key_arguments, make_security
 from common.wire.relay import default_directory
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(prog="troupe actor", description="Step environments and fill replay.")
+    parser = Parser(
+        fields=FIELDS_AT_LEARNER, prog="troupe actor", description="Step environments and fill replay."
+    )
     parser.add_argument("--learner", required=True, metavar="ADDR", help="the learner's control address")
     parser.add_argument("--name", default="actor-0", help="unique in the run (default: actor-0)")
     parser.add_argument(
@@ -48,6 +52,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="fetch parameters once for all actors of this host that share DIR (default: one of this user's "
         "in the temporary directory), through one of them",
     )
+    add_module_argument(parser)
     add_key_arguments(parser)
     add_service_arguments(parser)
     return parser.parse_args(argv)
@@ -67,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
         from services.actor.service import ActorService
     except ImportError as error:
-        raise ConfigError(f"the actor needs the package {error.name}: pip install 'troupe[actor]'") from error
+        raise ConfigError(f"the actor needs the package {error.name}: {install_command('actor')}") from error
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         ActorService(
@@ -79,6 +84,7 @@ def _run(arguments: argparse.Namespace) -> None:
             join_timeout_s=arguments.join_timeout_s,
             security=make_security(arguments.keys, "actor"),
             relay_directory=arguments.relay,
+            modules=arguments.modules,
         ).run()
     finally:
         context.destroy(linger=1000)

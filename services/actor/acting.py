@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.envs import Episode
+from common.envs import Episode, VectorEnv
 from common.wire.control_client import ControlClient, Welcome
 from common.wire.sockets import Context, Security
 
@@ -45,7 +46,6 @@ class Timing:
     blocked_s: float = 0.0
     """In which the actor stood still because others took no more."""
     chunks: int = 0
-    env_restarts: int = 0
     episodes: list[Episode] = field(default_factory=list)
     """Games that finished since the list was cleared."""
 
@@ -58,6 +58,10 @@ class Acting(Protocol):
     timing: Timing
     version: int
     """Of the parameters that chose last; -1 for none."""
+
+    @property
+    def envs(self) -> Sequence[VectorEnv]:
+        """What is stepped now."""
 
     def prepare(self, slots: int) -> None:
         """Make the environments, which may take long, before there is a lease to keep."""

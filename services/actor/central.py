@@ -19,6 +19,9 @@ from services.actor.acting import ROUND_S, Place, Timing
 
 log = logging.getLogger(__name__)
 
+HOLD_S = 0.05
+"""Longest wait for the learner to permit more steps before the actor looks at everything else."""
+
 
 @dataclass
 class Group:
@@ -41,18 +44,24 @@ class CentralActing:
         self._place = place
         self._envs: list[VectorEnv] = []
         self._groups: list[Group] = []
+        self._held: list[Answer] = []  # actions that the run has no steps for yet
         self._client: InferenceClient | None = None
         self._wait_log: WaitLog | None = None
-        self._restarts = 0  # of environments that are closed
+
+    @property
+    def envs(self) -> list[VectorEnv]:
+        """One for each group."""
+        return self._envs
 
     def prepare(self, slots: int) -> None:
         """Make an environment for each group."""
         self._close_envs()
         sizes = [len(part) for part in self._split(list(range(slots)))]
         config = self._config
-        self._envs = [
-            make_vector(config.env, size, config.run.seed, config.actor.env_threads) for size in sizes
-        ]
+        for size in sizes:
+            env = make_vector(config.env, size, config.run.seed, config.actor.env_threads)
+            env.calls.number_from(sum(each.num_slots for each in self._envs))
+            self._envs.append(env)
 
     def _split(self, slots: list[int]) -> list[list[int]]:
         groups = min(self._config.actor.groups, len(slots))
@@ -73,6 +82,7 @@ class CentralActing:
             security=self._place.security,
         )
         self._client.forget()  # with fewer slots there may be fewer groups, of which some had asked
+        self._held = []
         self.waits_for = f"actions (of {self._endpoint(welcome)})"
         self._groups = []
         for slots, env in zip(parts, self._envs, strict=True):
@@ -107,9 +117,10 @@ class CentralActing:
         return self._asking.answered
 
     def round(self) -> None:
-        """Step the groups whose actions have come, waiting for at most `ROUND_S`."""
+        """Step the groups whose actions have come, waiting for at most `ROUND_S`; or hold those back."""
         began_s = time.perf_counter()
-        answers = self._asking.poll(round(ROUND_S * 1000))
+        answers = self._held + self._asking.poll(0 if self._held else round(ROUND_S * 1000))
+        self._held = []
         self.timing.inference_s += time.perf_counter() - began_s
         if not answers:
             self._say_who_waits()
@@ -118,8 +129,10 @@ class CentralActing:
         for answer in answers:
             if answer.actions is None:
                 self._begin(answer.group)
-            else:
+            elif self._control.may_step(len(answer.actions), HOLD_S):
                 self._step(answer, answer.actions)
+            else:
+                self._held.append(answer)
 
     def _step(self, answer: Answer, actions: np.ndarray) -> None:
         group, timing = self._groups[answer.group], self.timing
@@ -133,8 +146,8 @@ class CentralActing:
         self._asking.go_on(answer.group, pack_step(step, group.env.spec.stack))
         timing.episodes += step.episodes
         timing.steps += len(actions)
+        self._control.report_steps(timing.steps)
         timing.calls += 1
-        timing.env_restarts = self._restarts + sum(env.restarts_total for env in self._envs)
         timing.env_s += stepped_s - began_s
         timing.accumulate_s += time.perf_counter() - stepped_s
 
@@ -154,6 +167,7 @@ class CentralActing:
         elif welcome.slots != before:
             for group, slots in zip(self._groups, self._split(welcome.slots), strict=True):
                 group.slots = slots
+            self._held = []
             self._begin_all()
 
     def finish(self) -> None:
@@ -167,6 +181,5 @@ class CentralActing:
 
     def _close_envs(self) -> None:
         for env in self._envs:
-            self._restarts += env.restarts_total
             env.close()
         self._envs = []

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import torch
 
 from common.agents import make_agent
 from common.config import Config, config_from_dict
+from common.data.fields import compressed_if
 from common.envs import VectorEnv, make_vector
 from common.wire.control_client import ControlClient, Params, Welcome
-from common.wire.inserter import Inserter, ShardClient, connect_shard
-from common.wire.sockets import WaitLog
+from common.wire.outbox import Outbox
+from common.wire.sharded_replay import ShardedReplayClient
+from common.wire.sockets import WaitLog, reachable_endpoint
 from services.actor.acting import Blocked, Place, Timing
+from services.actor.pace import Pace
 from services.actor.rollout import Rollout
 
 log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 5.0
 PUMP_MS = 50
+HELD_MS = 2
+HELD_LIMIT_S = 20.0
+"""After so long without a newer version one more round begins: the learner may lack the unrolls of others."""
 
 
 class LocalActing:
@@ -33,10 +40,19 @@ class LocalActing:
         self._config = config_from_dict(config.to_dict())
         self._place = place
         self._steps_with_params = 0
-        self._inserter = Inserter(self._connect)
         self._blocked = Blocked(self.timing)
         self._wait_log: WaitLog | None = None
+        agent = self._config.agent
+        self._held_since_s: float | None = None
+        self._pace: Pace | None = None
+        if agent.allowed_staleness is not None:
+            self._pace = Pace(agent.unroll_steps, agent.allowed_staleness)
         torch.set_num_threads(config.actor.torch_threads)
+
+    @property
+    def envs(self) -> list[VectorEnv]:
+        """The one of all slots."""
+        return [self._env]
 
     def prepare(self, slots: int) -> None:
         """Make environments and network."""
@@ -49,24 +65,21 @@ class LocalActing:
 
     def begin(self, control: ControlClient, welcome: Welcome) -> None:
         """Act in the granted slots, as soon as there are parameters."""
+        replay, actor = self._config.replay, self._config.actor
         self._control = control
+        self._replay = ShardedReplayClient(
+            ctx=self._place.ctx,
+            name=self._place.name,
+            incarnation=control.incarnation,
+            specs=compressed_if(replay.compression == "lz4", self._agent.fields),
+            max_outstanding=max(1, actor.max_outstanding_inserts // replay.shards),
+            security=self._place.security,
+            retry_auth=True,
+        )
+        self._outbox = Outbox(self._replay)
         self._take_slots(welcome)
         threads = torch.get_num_threads()
         log.info("%s runs the network itself, with %d torch threads", self._place.name, threads)
-
-    def _connect(self, endpoint: str) -> ShardClient:
-        replay, actor = self._config.replay, self._config.actor
-        return connect_shard(
-            endpoint,
-            self._place.ctx,
-            self._place.name,
-            self._control.incarnation,
-            self._agent.fields,
-            compress=replay.compression == "lz4",
-            max_outstanding=max(1, actor.max_outstanding_inserts // replay.shards),
-            via=self._place.learner,
-            security=self._place.security,
-        )
 
     def _take_slots(self, welcome: Welcome) -> None:
         if self._env.num_slots != len(welcome.slots):
@@ -86,27 +99,55 @@ class LocalActing:
         return self.version >= 0
 
     def round(self) -> None:
-        """One step of all slots, unless replay does not take what there is already.
+        """One step of all slots, unless replay does not take what there is already, or the run has no more.
 
         Then everything stands still: nothing is dropped, nothing piles up here.
         """
-        self._inserter.set_shards(self._control.shards)
-        blocked = self._inserter.waiting > 0
+        learner = self._place.learner
+        self._replay.set_shards([reachable_endpoint(shard, learner) for shard in self._control.shards])
+        blocked = self._outbox.waiting > 0
         self._blocked.set(blocked)
         if blocked:
-            self._inserter.pump(timeout_ms=PUMP_MS)
+            self._outbox.pump(timeout_ms=PUMP_MS)
             self._say_who_waits()
             return
+        if self._held():
+            return
         self._wait_log = None
+        if not self._control.may_step(self._env.num_slots, PUMP_MS / 1000):
+            self._outbox.pump()  # what is complete goes on its way while the learner counts
+            return
         chunks = self.rollout.step(self.version)
+        self._control.report_steps(self.timing.steps)
         self.timing.chunks += len(chunks)
-        self._inserter.put(chunks)
+        self._outbox.put(chunks)
+        if self._pace is not None:
+            self._pace.stepped(self.version)
         self._refresh_params()
+
+    def _held(self) -> bool:
+        """Whether acting has to wait for newer parameters; what is complete is handed over first."""
+        if self._pace is None or not self._pace.holds(self.version):
+            self._held_since_s = None
+            return False
+        self._outbox.put(self.rollout.flush())
+        now_s = time.monotonic()
+        self._held_since_s = self._held_since_s or now_s
+        if now_s - self._held_since_s > HELD_LIMIT_S:
+            log.info("%s acts on with version %d: no newer one came", self._place.name, self.version)
+            self._pace.release()
+        params = self._control.params_if_newer(self.version)
+        if params is not None:
+            self._load(params)
+        else:
+            self._outbox.pump(HELD_MS)
+            time.sleep(HELD_MS / 1000)
+        return self._pace.holds(self.version)
 
     def _say_who_waits(self) -> None:
         self._wait_log = self._wait_log or WaitLog()
         if self._wait_log.due():
-            reason = self._inserter.reason()
+            reason = self._outbox.reason
             log.info(
                 "%s waits for replay since %.0f s (%s)", self._place.name, self._wait_log.waited_s, reason
             )
@@ -131,18 +172,18 @@ class LocalActing:
         if len(welcome.slots) == len(before):
             self.rollout.explore(welcome.slots, welcome.total_slots)
             return
-        self._inserter.put(self.rollout.flush())
+        self._outbox.put(self.rollout.flush())
         self._take_slots(welcome)
 
     def finish(self) -> None:
         """Send what is complete. Bounded: a peer that is gone must not hold us up."""
-        self._inserter.put(self.rollout.flush())
-        lost = self._inserter.finish(FLUSH_TIMEOUT_S)
+        self._outbox.put(self.rollout.flush())
+        lost = self._outbox.finish(FLUSH_TIMEOUT_S)
         if lost:
-            reason = self._inserter.reason()
+            reason = self._outbox.reason
             log.info("%s ends with %d chunks that replay did not take (%s)", self._place.name, lost, reason)
 
     def close(self) -> None:
         """Close environments and connections."""
         self._env.close()
-        self._inserter.close()
+        self._replay.close()

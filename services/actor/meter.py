@@ -39,7 +39,6 @@ class Meter:
             "actor/insert_blocked_s": timing.blocked_s,
             "actor/insert_blocked_share": min(1.0, (timing.blocked_s - last.blocked_s) / elapsed),
             "actor/chunks_total": float(timing.chunks),
-            "actor/env_restarts_total": float(timing.env_restarts),
             "params/staleness": float(staleness),
         }
         episodes = [[episode.return_raw, episode.steps] for episode in timing.episodes]

@@ -52,7 +52,6 @@ class Rollout:
         timing.episodes += step.episodes
         timing.steps += self.env.num_slots
         timing.calls += 1
-        timing.env_restarts = self.env.restarts_total
         timing.inference_s += acted - start
         timing.env_s += stepped - acted
         timing.accumulate_s += time.perf_counter() - stepped

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from common.config import config_from_dict
 from common.errors import PeerError
+from common.permits import check_algorithm, check_environment
 from common.runtime import health
 from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from common.wire.control_client import ControlClient, Welcome, new_incarnation
 from common.wire.sockets import Context, Security, WaitLog
 from services.actor.acting import Acting, Place
 from services.actor.meter import Meter
+from services.actor.watch import EnvWatch
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ class ActorService:
         slots: environment copies; 0 takes `actor.slots` of the run's config.
         join_timeout_s: how long to wait for the learner at the start.
         security: keys.
+        modules: that the run's environment and algorithm may be from, besides Troupe's own.
         relay_directory: shared by the actors of this host, of which one fetches parameters for all.
     """
 
@@ -52,6 +56,7 @@ class ActorService:
         join_timeout_s: float = 60.0,
         security: Security | None = None,
         relay_directory: Path | None = None,
+        modules: Collection[str] = (),
     ) -> None:
         self._place = Place(ctx, learner, name, security)
         self._name = name
@@ -59,6 +64,7 @@ class ActorService:
         self._slots_wanted = slots
         self._join_timeout_s = join_timeout_s
         self._relay_directory = relay_directory
+        self._modules = modules
         self._meter = Meter()
 
     def run(self) -> None:
@@ -69,6 +75,7 @@ class ActorService:
             return
         reason = "failed"
         acting = self._acting
+        self._watch = EnvWatch(lambda: acting.envs, self._tell, self._config.actor.env_stall_s)
         self._watchdog = StallWatchdog(STALL_LIMIT_S)
         try:
             self._begin(welcome)
@@ -84,6 +91,7 @@ class ActorService:
             reason = "stopped"
         finally:
             self._watchdog.close()
+            self._watch.close()
             self._control.close(reason)
             acting.close()
 
@@ -99,6 +107,7 @@ class ActorService:
         self._control.close("has seen the config")
         # The agent's section is checked by who runs the network: others need no torch.
         self._config = config_from_dict(seen.config, typed_agent=False)
+        check_environment(self._config.env.id, self._modules, "the run")
         self._acting = self._make_acting()
         wanted = self._slots_wanted or self._config.actor.slots
         self._acting.prepare(wanted)
@@ -109,6 +118,7 @@ class ActorService:
             from services.actor.central import CentralActing
 
             return CentralActing(self._config, self._place)
+        check_algorithm(self._config.agent.algorithm, self._modules, "the run")
         from services.actor.local import LocalActing
 
         return LocalActing(self._config, self._place)
@@ -181,12 +191,18 @@ class ActorService:
     def _report(self) -> None:
         staleness = max(0, self._control.state.version - self._acting.version)
         metrics, fields = self._meter.report(self._acting.timing, staleness)
+        metrics |= self._watch.metrics()
         health.report(metrics)
         games = fields.get("episodes", [])
         for first in range(0, max(1, len(games)), MOST_GAMES):
             part = games[first : first + MOST_GAMES]
             self._control.send_telemetry(metrics, fields={"episodes": part} if part else {})
             metrics = {}
+
+    def _tell(self, metrics: dict[str, float], fields: dict[str, str]) -> None:
+        """What has gone wrong in an environment; from the watch's thread."""
+        health.report(metrics)
+        self._control.send_telemetry(metrics, fields=fields)
 
     def _rejoin(self) -> None:
         """After joining again: possibly in other slots."""

@@ -11,16 +11,22 @@ from collections.abc import Sequence
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from common.errors import ConfigError
+from common.installation import install_command
+from common.permits import add_module_argument, permitted_config
 from common.runtime.arguments import Parser, real
 from common.runtime.lifecycle import StopSignal, run_main
 from common.runtime.memory import keep_freed_memory
-from common.runtime.startup import add_service_arguments, begin
+from common.runtime.startup import FIELDS_AT_LEARNER, add_service_arguments, begin
 from common.wire.key_options import add_key_arguments, make_security
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = Parser(prog="troupe evaluator", description="Play full games with fresh parameters.")
+    parser = Parser(
+        fields=FIELDS_AT_LEARNER,
+        prog="troupe evaluator",
+        description="Play full games with fresh parameters.",
+    )
     parser.add_argument("--learner", required=True, metavar="ADDR", help="the learner's control address")
     parser.add_argument("--name", default="evaluator", help="unique in the run (default: evaluator)")
     parser.add_argument(
@@ -30,6 +36,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="S",
         help="patience with the learner (default: 60)",
     )
+    add_module_argument(parser)
     add_key_arguments(parser)
     add_service_arguments(parser)
     return parser.parse_args(argv)
@@ -47,12 +54,11 @@ def _run(arguments: argparse.Namespace) -> None:
     try:
         import zmq
 
-        from common.config import config_from_dict
         from common.wire.control_client import ControlClient, new_incarnation
         from services.evaluator.service import Evaluator
     except ImportError as error:
         raise ConfigError(
-            f"the evaluator needs the package {error.name}: pip install 'troupe[evaluator]'"
+            f"the evaluator needs the package {error.name}: {install_command('evaluator')}"
         ) from error
     with zmq.Context() as context:
         client = ControlClient(
@@ -68,7 +74,7 @@ def _run(arguments: argparse.Namespace) -> None:
             welcome = client.join_unless(lambda: stop.requested)
             if welcome is None:
                 return
-            config = config_from_dict(welcome.config, source="configuration of the run")
+            config = permitted_config(welcome.config, arguments.modules, "the run")
             Evaluator(config, client, stop).run()
         finally:
             client.close()

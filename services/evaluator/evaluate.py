@@ -6,19 +6,24 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from pydantic import TypeAdapter, ValidationError
+
 from common.agents import Agent, make_agent
-from common.config import Config, config_from_dict
-from common.envs import Episode, make_spec
+from common.config import Config
+from common.envs import EnvSpec, Episode, make_spec
 from common.errors import CheckpointError, ConfigError
+from common.installation import install_command
+from common.permits import add_module_argument, permitted_config
 from common.runtime.arguments import Parser, integer, real
 from common.runtime.checkpoint import Checkpoint, load_checkpoint, load_newest
 from common.runtime.files import looking_into
 from common.runtime.logging import warnings_shown
-from common.runtime.video import Recorder, encode_gif
+from common.runtime.video import ENCODERS, Recorder, check_film_path
 from common.stats import ci95, human_normalized
 from services.evaluator.games import Result, play
 
@@ -42,7 +47,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--epsilon", type=real(0, 1), metavar="E", help="exploration (default: agent.eval_epsilon)"
     )
-    parser.add_argument("--video", type=Path, metavar="FILE", help="film the first game as a GIF")
+    parser.add_argument("--video", type=Path, metavar="FILE", help="film the first game: .mp4 or .gif")
+    add_module_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON line instead of a table")
     return parser.parse_args(argv)
 
@@ -50,9 +56,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Play and print; returns the exit code."""
     arguments = parse(argv)
+    if arguments.video:
+        check_film_path(arguments.video)
     with warnings_shown("common.runtime.checkpoint"):
         checkpoint = open_checkpoint(arguments.path)
-    config, agent = restore(checkpoint)
+    torch.set_num_threads(1)
+    config, agent = restore(checkpoint, arguments.modules)
     epsilon = agent.eval_epsilon if arguments.epsilon is None else arguments.epsilon
     recorder = Recorder() if arguments.video else None
     quiet = arguments.json
@@ -66,20 +75,16 @@ def main(argv: Sequence[str]) -> int:
             counted = f"{len(played):3d} of {arguments.episodes}"
             print(f"  game {counted}: return {game.return_raw:g}, {game.steps} steps", flush=True)
 
-    result = play(
+    report = evaluate(
+        checkpoint,
+        config,
         agent,
-        config.env,
         episodes=arguments.episodes,
-        slots=MAX_SLOTS,
         seed=arguments.seed,
         epsilon=epsilon,
-        max_episode_frames=config.evaluator.max_episode_frames,
-        threads=min(MAX_SLOTS, os.cpu_count() or 1),
         recorder=recorder,
         on_game=on_game,
     )
-    assert result is not None  # nobody stops it
-    report = summary(result, config, checkpoint, seed=arguments.seed, epsilon=epsilon)
     print(json.dumps(report) if quiet else table(report))
     if recorder is not None:
         _write_video(arguments.video, recorder)
@@ -105,26 +110,77 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return load_checkpoint(path)
 
 
-def restore(checkpoint: Checkpoint) -> tuple[Config, Agent]:
-    """Build the agent that a checkpoint holds; it brings its own configuration.
+def restore(checkpoint: Checkpoint, modules: Collection[str] = ()) -> tuple[Config, Agent]:
+    """Build the agent that a checkpoint holds, to play; it brings its own configuration.
+
+    Environment and algorithm may be from Troupe itself or from `modules`: importing a module runs it.
 
     Raises:
         CheckpointError: it does not say what it is of.
     """
-    import torch
+    config = config_of(checkpoint, modules)
+    return config, agent_of(checkpoint, config, make_spec(config.env))
 
-    torch.set_num_threads(1)
+
+def config_of(checkpoint: Checkpoint, modules: Collection[str], *, plays: bool = True) -> Config:
+    """The configuration of the run that a checkpoint is of; see `common.permits.permitted_config`."""
+    values = _part(checkpoint, "config")
+    return permitted_config(values, modules, f"checkpoint {checkpoint.path}", plays=plays)
+
+
+def spec_of(checkpoint: Checkpoint) -> EnvSpec:
+    """What the run's environment showed, without making it."""
+    values = _part(checkpoint, "spec")
     try:
-        config = config_from_dict(checkpoint.meta["config"], source=f"{checkpoint.path}")
-        agent_meta = checkpoint.meta["agent"]
-    except KeyError as error:
+        return TypeAdapter(EnvSpec).validate_python(values)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, ("spec", *problem["loc"])))
         raise CheckpointError(
-            f"checkpoint {checkpoint.path} has no {error.args[0]!r} in meta.json"
-        ) from error
-    agent = make_agent(config.agent, make_spec(config.env), seed=config.run.seed, device="cpu")
-    arrays = {name: array for name, array in checkpoint.arrays.items() if not name.startswith("rng/")}
-    agent.load_state(arrays, agent_meta)
-    return config, agent
+            f"checkpoint {checkpoint.path}: {where} in meta.json: {problem['msg']}"
+        ) from None
+
+
+def agent_of(checkpoint: Checkpoint, config: Config, spec: EnvSpec, device: str = "cpu") -> Agent:
+    """The agent of a checkpoint, ready to act."""
+    agent = make_agent(config.agent, spec, seed=config.run.seed, device=device)
+    agent.load_state(checkpoint.arrays, _part(checkpoint, "agent"), to_learn=False)
+    return agent
+
+
+def _part(checkpoint: Checkpoint, name: str) -> Any:
+    try:
+        return checkpoint.meta[name]
+    except KeyError:
+        raise CheckpointError(f"checkpoint {checkpoint.path} has no {name!r} in meta.json") from None
+
+
+def evaluate(
+    checkpoint: Checkpoint,
+    config: Config,
+    agent: Agent,
+    *,
+    episodes: int,
+    seed: int,
+    epsilon: float,
+    recorder: Recorder | None = None,
+    on_game: Callable[[Episode], None] = lambda game: None,
+) -> dict[str, Any]:
+    """Play full games with the agent of a checkpoint; returns what `--json` prints."""
+    result = play(
+        agent,
+        config.env,
+        episodes=episodes,
+        slots=MAX_SLOTS,
+        seed=seed,
+        epsilon=epsilon,
+        max_episode_frames=config.evaluator.max_episode_frames,
+        threads=min(MAX_SLOTS, os.cpu_count() or 1),
+        recorder=recorder,
+        on_game=on_game,
+    )
+    assert result is not None  # nobody stops it
+    return summary(result, config, checkpoint, seed=seed, epsilon=epsilon)
 
 
 def summary(
@@ -164,10 +220,12 @@ def table(report: dict[str, Any]) -> str:
 
 def _write_video(path: Path, recorder: Recorder) -> None:
     if not len(recorder):
-        print(f"no film: this environment draws no pictures, {path} was not written", file=sys.stderr)
+        print(f"{path} was not written: {recorder.missing}", file=sys.stderr)
         return
     try:
-        path.write_bytes(encode_gif(recorder))
+        path.write_bytes(ENCODERS[path.suffix.lower()](recorder, recorder.frames_per_s))
+    except ImportError as error:
+        raise ConfigError(f"films need the package {error.name}: {install_command('evaluator')}") from error
     except OSError as error:
         raise ConfigError(f"cannot write the film {path}: {error.strerror}") from error
 

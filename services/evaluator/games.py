@@ -10,6 +10,8 @@ import numpy as np
 from common.agents import Agent, Inputs
 from common.config import EnvConfig
 from common.envs import Episode, make_vector
+from common.envs.base import clip_rewards
+from common.envs.spectator import NoPictureError
 from common.runtime.video import Recorder
 
 
@@ -24,6 +26,11 @@ class Result:
     def mean_return(self) -> float:
         """Mean unclipped return."""
         return float(np.mean(self.returns))
+
+    @property
+    def std_return(self) -> float:
+        """Standard deviation of the unclipped returns (of the sample, n - 1); 0 for one game."""
+        return float(np.std(self.returns, ddof=1)) if len(self.returns) > 1 else 0.0
 
     @property
     def mean_steps(self) -> float:
@@ -73,6 +80,8 @@ def play(
     vector = make_vector(env, slots, int(game_seed) >> 1, threads, evaluation=True)
     quotas = [episodes // slots + (slot < episodes % slots) for slot in range(slots)]
     games: list[list[Episode]] = [[] for _ in range(slots)]
+    if recorder is not None:
+        recorder.begin(vector.steps_per_s)
     try:
         inputs = Inputs.start(vector.reset(), agent.memory_size)  # of the busy slots only
         acting = list(range(slots))
@@ -81,11 +90,10 @@ def play(
             if should_stop():
                 return None
             if recorder is not None and not games[0] and recorder.due():
-                frame = vector.render_frame(0)
-                if frame is None:
-                    recorder = None  # this environment draws no pictures
-                else:
-                    recorder.add(frame)
+                try:
+                    recorder.add(vector.render_frame(0))
+                except NoPictureError as error:
+                    recorder.missing, recorder = str(error), None
             # Slots whose games are over are stepped with action 0, but no longer cost a forward pass.
             actions[:] = 0
             if len(busy) < len(acting):
@@ -96,7 +104,9 @@ def play(
             step = vector.step(actions)
             ended = step.terminated | step.truncated
             ended[step.discarded] = True
-            inputs = inputs.after(act, step.obs[busy], step.reward[busy], ended[busy])
+            # Games are not clipped, but the network has always seen rewards as training counts them.
+            seen = clip_rewards(step.reward[busy], env.reward_clip)
+            inputs = inputs.after(act, step.obs[busy], seen, ended[busy])
             for game in step.episodes:
                 if len(games[game.slot]) < quotas[game.slot]:
                     games[game.slot].append(game)

@@ -12,15 +12,18 @@ from common.agents import Agent, make_agent
 from common.config import Config
 from common.envs import make_spec
 from common.errors import PeerError
+from common.installation import install_command
 from common.runtime import StopSignal, health
-from common.runtime.video import Recorder, encode_gif
+from common.runtime.video import Recorder, encode_gif, encode_mp4
 from common.stats import human_normalized
+from common.wire.claims import MAX_EPISODES, MAX_VIDEO_BYTES
 from common.wire.control_client import ControlClient
 from services.evaluator.games import Result, play
 
 _log = logging.getLogger(__name__)
 
 VIDEO_PERIOD_S = 300.0  # films are the largest thing in a run's TensorBoard directory
+MOST_GIF_BYTES = 4 << 20  # TensorBoard loads all of them at once
 FINAL_PARAMS_S = 20.0
 _SEED_TAG = 0x5EED  # no training environment has a seed derived in this way
 _POLL_S = 0.25
@@ -82,7 +85,7 @@ class Evaluator:
         started = time.monotonic()
         recorder = None
         if section.video and (last or started >= self._next_video_s):
-            recorder = Recorder(max_frames=max(1, section.video_max_steps // 2))
+            recorder = Recorder(max_steps=section.video_max_steps)
 
         def should_stop() -> bool:
             health.report()
@@ -102,11 +105,12 @@ class Evaluator:
         )
         if result is None:
             return
-        if recorder:
+        if recorder is not None:
             self._next_video_s = time.monotonic() + VIDEO_PERIOD_S
             self._send_video(recorder)
         metrics = self._metrics(result, time.monotonic() - started)
-        self._client.send_telemetry(metrics)
+        games = [list(game) for game in zip(result.returns, result.steps, strict=True)]
+        self._client.send_telemetry(metrics, fields={"episodes": games[:MAX_EPISODES]})
         health.report(metrics)
         _log.info(
             "version %d: mean return %.2f over %d games of %.0f steps, %.1f s",
@@ -120,6 +124,7 @@ class Evaluator:
     def _metrics(self, result: Result, seconds: float) -> dict[str, float]:
         metrics = {
             "eval/episode_return": result.mean_return,
+            "eval/episode_return_std": result.std_return,
             "eval/episode_return_min": min(result.returns),
             "eval/episode_return_max": max(result.returns),
             "eval/episode_length": result.mean_steps,
@@ -134,12 +139,21 @@ class Evaluator:
 
     def _send_video(self, recorder: Recorder) -> None:
         """Send the film ahead of the scores: the learner may end the run as soon as it has those."""
-        try:
-            gif = encode_gif(recorder)
-        except ImportError:
-            _log.warning("no film: it needs pillow (pip install 'troupe[evaluator]')")
+        if not recorder:
+            if recorder.missing:
+                _log.warning("no film: %s", recorder.missing)
             return
-        self._client.send_telemetry({}, {"video": np.frombuffer(gif, np.uint8)})
+        try:
+            film: dict[str, np.ndarray | bytes] = {
+                "video": encode_gif(recorder, recorder.frames_per_s, MOST_GIF_BYTES),
+                "mp4": encode_mp4(recorder, recorder.frames_per_s),
+            }
+        except ImportError as error:
+            _log.warning("no film: it needs %s (%s)", error.name, install_command("evaluator"))
+            return
+        if len(film["mp4"]) > MAX_VIDEO_BYTES - MOST_GIF_BYTES:
+            film.pop("mp4")
+        self._client.send_telemetry({}, film)
 
 
 def evaluation_seed(run_seed: int, version: int) -> int:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.config.arguments import parse_with_fields
 from common.errors import ConfigError
 from common.runtime import StopSignal, run_main
-from common.runtime.arguments import Parser
+from common.runtime.arguments import Parser, real
 from common.runtime.checkpoint import newest_first
 from common.runtime.files import atomic_write, looking_into, make_directory
 from common.runtime.memory import keep_freed_memory
@@ -29,7 +30,7 @@ def parser() -> Parser:
         description="Runs the learner of the run in RUN_DIR. With PRESET it begins a new run there, from "
         "the preset and TROUPE_SECTION__FIELD variables; without, RUN_DIR holds its config.toml. With PRESET "
         "and --resume it begins the run or goes on with it, whatever RUN_DIR holds: the same command line "
-        "for every start.",
+        "for every start. --SECTION.FIELD VALUE sets a field of the configuration, as in `troupe train`.",
     )
     parser.add_argument("preset", nargs="?", metavar="PRESET", help="preset of a new run")
     parser.add_argument("--run-dir", type=Path, required=True, help="the run directory")
@@ -41,6 +42,14 @@ def parser() -> Parser:
     parser.add_argument(
         "--inference", metavar="ADDRESS", help="bind here instead of the config's net.inference"
     )
+    parser.add_argument(
+        "--linger-s",
+        type=real(0),
+        default=0.0,
+        metavar="S",
+        help="where the run is complete already, answer for S seconds, so that services that start with this "
+        "one learn of it and end (default: 0)",
+    )
     add_key_arguments(parser, server=True)
     add_service_arguments(parser)
     return parser
@@ -51,9 +60,11 @@ def run_config(
 ) -> Config:
     """The run's config: that of RUN_DIR, or of `preset` and the environment, which is then written there.
 
-    With `preset` and `resume` a run that is there goes on, with what the environment changes in it.
+    With `preset` and `resume` a run that is there goes on, with what the environment changes in it; so does
+    a run without `preset`, with what `overrides` change for this process.
     """
-    from common.config import load_config, to_toml
+    from common.config import check_resumable, load_config, load_layers, read_config, to_toml
+    from common.envs import check_settings, make_spec
 
     file = run_dir / "config.toml"
     with looking_into(run_dir):
@@ -61,7 +72,9 @@ def run_config(
     if preset is None:
         if not exists:
             raise ConfigError(f"{run_dir} has no config.toml: name a preset to begin a new run there")
-        return load_config(None, file, overrides, {})
+        config = load_config(None, file, overrides, {})
+        check_resumable(read_config(file), config)
+        return config
     if exists and not resume:
         raise ConfigError(
             f"{run_dir} has a run already: leave out {preset!r}, and add --resume to go on with it"
@@ -69,7 +82,9 @@ def run_config(
     if exists:
         config = _changed_config(file, preset, overrides)
     else:
-        config = load_config(preset, None, overrides, os.environ)
+        loaded = load_layers(preset, None, overrides, os.environ)
+        config = loaded.config
+        check_settings(config.env, make_spec(config.env), loaded.chosen("env"))
         make_directory(run_dir, "run directory")
     atomic_write(file, to_toml(config).encode())
     return config
@@ -92,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the learner until the run is complete or it is told to stop; returns the exit code."""
 
     def body() -> None:
-        args = parser().parse_args(argv)
+        args, fields = parse_with_fields(parser(), sys.argv[1:] if argv is None else argv)
         begin("learner", args)
         keep_freed_memory()
         from services.learner.service import Learner
@@ -105,12 +120,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             "net.keys_dir": args.keys,
         }
         options["net.insecure"] = "true" if args.insecure else ""
-        overrides = {field: text for field, text in options.items() if text}
+        overrides = fields | {field: text for field, text in options.items() if text}
         config = run_config(args.run_dir, args.preset, overrides, resume=args.resume)
         # A run that lost its learner before the first checkpoint begins again.
         begun = next(newest_first(args.run_dir / "checkpoints"), None) is not None
         resume = args.resume and (begun or args.preset is None)
-        Learner(config, args.run_dir, resume=resume, stop=stop).run()
+        Learner(config, args.run_dir, resume=resume, stop=stop, linger_s=args.linger_s).run()
 
     return run_main(body)
 

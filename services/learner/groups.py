@@ -7,20 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import UNSET
 
 from common.agents import Act, Agent, Inputs
 from common.agents.slots import Slots
 from common.data.fields import Chunk
 from common.envs import EnvSpec
 from common.envs.transfer import unpack_start, unpack_step
+from common.errors import RefusedError
 from common.wire import messages
-from common.wire.codec import Message
-from common.wire.roster import RefusedError, ranges
+from common.wire.roster import ranges
 
 log = logging.getLogger(__name__)
-
-MOST_GROUPS = 64
-"""Of one actor."""
 
 Key = tuple[int, int]
 """Incarnation of the actor, and which of its groups."""
@@ -50,10 +48,10 @@ class Group:
     version: int = -1
     asked: bool = True
 
-    def answer(self) -> Message:
+    def answer(self) -> messages.Actions:
         """What it was told last."""
         assert self.act is not None
-        return Message(messages.ACTIONS, {"version": self.version}, {"actions": self.act.action}, self.number)
+        return messages.Actions(version=self.version, actions=self.act.action)
 
 
 class Groups:
@@ -92,16 +90,16 @@ class Groups:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def find(self, message: Message) -> Group | None:
+    def find(self, body: messages.Infer) -> Group | None:
         """The group that an INFER is about, if it has begun."""
-        return self._groups.get(_key(message))
+        return self._groups.get((body.incarnation, body.group))
 
-    def begin(self, identity: bytes, message: Message) -> tuple[Group, list[Group]]:
+    def begin(self, identity: bytes, number: int, body: messages.Infer) -> tuple[Group, list[Group]]:
         """The group that begins with this INFER, and those whose slots it takes.
 
         Raises RefusedError or TransferError.
         """
-        key, indices = _key(message), message.sequence("slots", of=int)
+        key, indices = (body.incarnation, body.group), [] if body.slots is UNSET else body.slots
         if not 0 < len(indices) <= self._max_rows:
             detail = f"{len(indices)} slots in a group, inference.max_batch allows {self._max_rows}"
             raise RefusedError(messages.TOO_MANY_ROWS, detail)
@@ -110,10 +108,10 @@ class Groups:
             raise RefusedError(messages.UNKNOWN_PEER, "no actor of this incarnation is in the run")
         if len(set(indices)) != len(indices) or not leased.issuperset(indices):
             raise RefusedError(messages.NOT_LEASED, f"not all of the slots {indices[:8]} are leased to it")
-        obs = unpack_start(message.arrays, len(indices), self._spec)
+        obs = unpack_start(_arrays(body), len(indices), self._spec)
         slots = Slots(self._agent, obs, self._chunk_steps)
         slots.explore(indices, self._total_slots)
-        group = Group(key, identity, message.request_id, indices, slots)
+        group = Group(key, identity, number, indices, slots)
         taken = [
             other
             for other in self._groups.values()
@@ -124,13 +122,13 @@ class Groups:
         self._groups[key] = group
         return group, taken
 
-    def go_on(self, group: Group | None, message: Message) -> list[Chunk]:
+    def go_on(self, group: Group | None, number: int, body: messages.Infer) -> list[Chunk]:
         """Take in what a group did; the chunks that are complete now. Raises as `begin` does."""
-        if group is None or group.asked or group.act is None or message.integer("after") != group.number:
+        if group is None or group.asked or group.act is None or body.after != group.number:
             raise RefusedError(messages.UNKNOWN_GROUP, "begin again: these steps go on from nothing known")
-        step = unpack_step(message.arrays, group.slots.inputs.obs, self._spec)
+        step = unpack_step(_arrays(body), group.slots.inputs.obs, self._spec)
         chunks = group.slots.take(group.act, step, group.version)
-        group.number, group.asked = message.request_id, True
+        group.number, group.asked = number, True
         return chunks
 
     def gone(self) -> list[Group]:
@@ -157,5 +155,7 @@ class Groups:
             start += len(group.slots)
 
 
-def _key(message: Message) -> Key:
-    return message.integer("incarnation"), message.integer("group", high=MOST_GROUPS - 1)
+def _arrays(body: messages.Infer) -> dict[str, np.ndarray]:
+    """Those that are there."""
+    arrays = {"first": body.first, "obs": body.obs, "reward": body.reward, "ended": body.ended}
+    return {name: array for name, array in arrays.items() if array is not UNSET}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections import Counter
@@ -14,20 +13,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import zmq
+from msgspec import UNSET
 
 from common.agents import Agent
 from common.config import Config
 from common.data.fields import Chunk
 from common.envs import EnvSpec
-from common.envs.transfer import TransferError
+from common.errors import RefusedError
 from common.runtime.batching import BatchQueue, Request
-from common.runtime.logging import Throttle
 from common.wire import messages, sockets
-from common.wire.codec import Limits, Message, WireError, decode
-from common.wire.handshakes import HandshakeMonitor
-from common.wire.inserter import Inserter, ShardClient
+from common.wire.body import Body
+from common.wire.codec import Limits
+from common.wire.outbox import Outbox
 from common.wire.replay_client import ReplayRefusedError
-from common.wire.roster import RefusedError
+from common.wire.server import Envelope, Server
+from common.wire.sharded_replay import ShardedReplayClient
 from services.learner.groups import Group, Groups
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,6 @@ SWEEP_S = 0.5
 """How often leases, shards and rates are looked at."""
 BLOCKED_POLL_MS = 50
 FLUSH_TIMEOUT_S = 3.0
-MESSAGES_PER_TURN = 256
-GARBAGE_LOG_PERIOD_S = 60.0
 
 
 @dataclass
@@ -70,7 +68,7 @@ class CentralInference:
         spec: of the environment.
         leases: the slots of every live actor process, by its incarnation.
         shards: endpoints of the live replay shards.
-        connect: makes the connection to a shard.
+        replay: takes the chunks, from the thread on which it is used.
         seed: of exploration.
         security: keys.
     """
@@ -84,12 +82,11 @@ class CentralInference:
         *,
         leases: Callable[[], dict[int, set[int]]],
         shards: Callable[[], list[str]],
-        connect: Callable[[str], ShardClient],
+        replay: ShardedReplayClient,
         seed: int,
         security: sockets.Security | None = None,
     ) -> None:
         self.endpoint = config.net.inference
-        self.rejected: Counter[str] = Counter()
         section = config.inference
         self._ctx = ctx
         self._agent = agent
@@ -103,7 +100,8 @@ class CentralInference:
         self._queue: BatchQueue[Group] = BatchQueue(
             section.min_batch, section.max_batch, section.timeout_ms / 1000
         )
-        self._inserter = Inserter(connect)
+        self._replay = replay
+        self._outbox = Outbox(replay)
         self._totals = Totals()
         self._measured = (time.monotonic(), Totals())
         self._version = -1
@@ -115,16 +113,16 @@ class CentralInference:
         self._thread: threading.Thread | None = None
         self._wait_log: sockets.WaitLog | None = None
         self._blocked_at_s = 0.0
-        self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
 
     # -- for the learner's main thread --
 
     def start(self) -> None:
         """Bind and serve. Raises `ConfigError` where the address cannot be bound."""
-        self._router = sockets.make_router(
+        router = sockets.make_router(
             self._ctx, self.endpoint, self._security, max_message_bytes=LIMITS.array_bytes
         )
-        self.endpoint = sockets.bound_endpoint(self._router)
+        self.endpoint = sockets.bound_endpoint(router)
+        self._server = Server("inference", router, {messages.Infer: self._infer}, limits=LIMITS)
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
         self._thread.start()
 
@@ -170,6 +168,11 @@ class CentralInference:
         }
 
     @property
+    def rejected(self) -> Counter[str]:
+        """How many messages could not be served, by kind."""
+        return self._server.rejections.by_kind + self._server.handshakes
+
+    @property
     def rows_total(self) -> int:
         """Actions chosen so far."""
         return self._totals.rows
@@ -177,59 +180,52 @@ class CentralInference:
     # -- the thread --
 
     def _run(self) -> None:
-        monitor = HandshakeMonitor(self._router)
+        self._server.open(self._waker.fd)
         try:
             with _stream_of(self._device):
-                self._serve(monitor)
+                self._serve()
         except zmq.ContextTerminated:
             return
         except BaseException as error:
             self._failure = error  # for the learner's loop: a silent death would look like waiting actors
         finally:
-            monitor.close()
-            self._inserter.close()
-            self._router.close()
+            self._server.close()
+            self._replay.close()
+            self._server.socket.close()
             self._waker.close()
 
-    def _serve(self, monitor: HandshakeMonitor) -> None:
+    def _serve(self) -> None:
         sweep_s = 0.0
         while not self._stop.is_set():
             if time.monotonic() >= sweep_s:
                 sweep_s = time.monotonic() + SWEEP_S
                 self._sweep()
-            self._wait(monitor, sweep_s)
-            monitor.drain(self.rejected)
-            self._receive()
+            self._turn(sweep_s)
             self._put([])
             if not self._is_blocked():
                 self._choose()
         for group in self._groups.all():
             self._put(group.slots.flush())
-        lost = self._inserter.finish(FLUSH_TIMEOUT_S)
+        lost = self._outbox.finish(FLUSH_TIMEOUT_S)
         if lost:
-            log.info(
-                "inference ends with %d chunks that replay did not take (%s)", lost, self._inserter.reason()
-            )
+            log.info("inference ends with %d chunks that replay did not take (%s)", lost, self._outbox.reason)
 
-    def _wait(self, monitor: HandshakeMonitor, until_s: float) -> None:
-        """Sleep until there is something to do."""
-        poller = zmq.Poller()
-        for readable in (self._router, monitor.socket, self._waker.fd):
-            poller.register(readable, zmq.POLLIN)
+    def _turn(self, until_s: float) -> None:
+        """Sleep until there is something to do, and take in what has come."""
+        also: list[sockets.Socket] = []
         wait_s = max(0.0, until_s - time.monotonic())
-        if self._inserter.waiting:
-            for socket in self._inserter.sockets:
-                poller.register(socket, zmq.POLLIN)
+        if self._outbox.waiting:
+            also = list(self._replay.sockets)
             wait_s = min(wait_s, BLOCKED_POLL_MS / 1000)
         elif self._version >= 0 and (due_s := self._queue.due_in_s()) is not None:
             wait_s = min(wait_s, due_s)
-        poller.poll(math.ceil(wait_s * 1000))
+        self._server.turn(wait_s, also=also)
         self._waker.clear()
 
     def _is_blocked(self) -> bool:
         """Whether replay has to take chunks first; says who waits."""
         now_s = time.monotonic()
-        if not self._inserter.waiting:
+        if not self._outbox.waiting:
             self._wait_log = None
             return False
         if self._wait_log is None:
@@ -238,7 +234,7 @@ class CentralInference:
             self._totals.blocked_s += now_s - self._blocked_at_s
         self._blocked_at_s = now_s
         if self._wait_log.due():
-            waited_s, reason = self._wait_log.waited_s, self._inserter.reason()
+            waited_s, reason = self._wait_log.waited_s, self._outbox.reason
             log.info(
                 "the actors, and inference for them, wait for replay since %.0f s (%s)", waited_s, reason
             )
@@ -258,24 +254,25 @@ class CentralInference:
         return newest is not None
 
     def _sweep(self) -> None:
-        self._inserter.set_shards(self._shards())
+        self._replay.set_shards(self._shards())
         for group in self._groups.gone():
             self._forget(group)
 
     def _forget(self, group: Group) -> None:
         if self._queue.drop(group.key):
             detail = "its slots have begun again, or are no longer its own"
-            sockets.send(self._router, _error(messages.UNKNOWN_GROUP, detail, group.number), group.identity)
+            error = messages.Error(kind=messages.UNKNOWN_GROUP, detail=detail, about=messages.INFER)
+            self._server.send(group.identity, error, group.number)
         self._put(group.slots.flush())
 
     def _put(self, chunks: list[Chunk]) -> None:
         """Hand over chunks, and send what can be sent."""
         self._totals.chunks += len(chunks)
         try:
-            self._inserter.put(chunks)
+            self._outbox.put(chunks)
         except ReplayRefusedError as error:
             # Made of what an actor sent: numbers that no network can bear. It costs this chunk, not the run.
-            self._count(error.kind, str(error))
+            self._server.rejections.count(b"replay", error.kind, str(error))
 
     def _choose(self) -> None:
         """Serve the batches that are due, all of them if everybody has asked."""
@@ -288,7 +285,7 @@ class CentralInference:
             self._groups.choose(groups, self._version, self._rng)
             for group in groups:
                 # An actor that has gone does not get it; one that has lost it asks again.
-                sockets.send(self._router, group.answer(), group.identity)
+                self._server.send(group.identity, group.answer(), group.number)
             totals = self._totals
             totals.forward_s += time.monotonic() - began_s
             totals.queue_s += sum(began_s - request.since_s for request in batch)
@@ -298,79 +295,34 @@ class CentralInference:
 
     # -- one message --
 
-    def _receive(self) -> None:
-        for _ in range(MESSAGES_PER_TURN):
-            frames = sockets.receive_frames(self._router)
-            if frames is None:
-                return
-            identity = frames[0].bytes
-            answer = self._answer(identity, frames[1:], sockets.peer_role(frames[0]))
-            if answer is not None:
-                sockets.send(self._router, answer, identity)
-
-    def _answer(self, identity: bytes, frames: list[zmq.Frame], key_role: str) -> Message | None:
-        """Take in one message; whatever is wrong with it ends here."""
-        message = Message("")
-        try:
-            message = decode(frames, limits=LIMITS)
-            if message.type != messages.INFER or not message.request_id:
-                raise WireError("bad_type", f"{message.type or 'nothing'} is no request for actions")
-            if key_role not in ("", "actor"):
-                raise RefusedError(
-                    messages.REFUSED_KEY, f"INFER comes from actors; this key is of {key_role}"
-                )
-            return self._infer(identity, message)
-        except RefusedError as refusal:
-            kind, detail = refusal.kind, refusal.detail
-        except WireError as error:
-            kind, detail = error.kind, error.detail
-        except TransferError as error:
-            kind, detail = "bad_field", str(error)
-        self._count(kind, detail)
-        # Garbage gets no answer: its sender would not understand, or is not one that waits.
-        if not message.request_id and kind != messages.REFUSED_VERSION:
-            return None
-        return _error(kind, detail, message.request_id, message.type)
-
-    def _infer(self, identity: bytes, message: Message) -> Message | None:
-        group = self._groups.find(message)
-        if group is not None and message.request_id <= group.number:
-            return self._repeated(group, identity, message)
-        if "slots" in message.fields:
-            group, taken = self._groups.begin(identity, message)
+    def _infer(self, envelope: Envelope, body: messages.Infer) -> Body | None:
+        if not envelope.number:
+            raise RefusedError("bad_field", "the request ids of INFER grow from 1")
+        group = self._groups.find(body)
+        if group is not None and envelope.number <= group.number:
+            return self._repeated(group, envelope)
+        if body.slots is not UNSET:
+            group, taken = self._groups.begin(envelope.peer, envelope.number, body)
             for other in taken:
                 self._forget(other)
         else:
-            self._put(self._groups.go_on(group, message))
+            self._put(self._groups.go_on(group, envelope.number, body))
             assert group is not None
-            group.identity = identity
+            group.identity = envelope.peer
         self._queue.put(group.key, len(group.slots), group)
         return None
 
-    def _repeated(self, group: Group, identity: bytes, message: Message) -> Message | None:
+    def _repeated(self, group: Group, envelope: Envelope) -> Body | None:
         """What has come before: late, or again because the answer did not come."""
-        if message.request_id < group.number:
+        if envelope.number < group.number:
             return None
-        group.identity = identity
-        if not group.asked:
-            return group.answer()
-        return Message(messages.WAIT, {"reason": self._reason()}, {}, message.request_id)
+        group.identity = envelope.peer
+        return messages.Wait(reason=self._reason()) if group.asked else group.answer()
 
     def _reason(self) -> str:
-        if self._inserter.waiting:
-            return f"replay takes no more: {self._inserter.reason()}"
+        if self._outbox.waiting:
+            return f"replay takes no more: {self._outbox.reason}"
         return "no parameters yet" if self._version < 0 else "it is in the next batch"
-
-    def _count(self, kind: str, detail: str) -> None:
-        self.rejected[kind] += 1
-        if self._throttle(kind):
-            log.warning(
-                "inference: could not serve a peer: %s, %s (%d so far)", kind, detail, self.rejected[kind]
-            )
-
-
-def _error(kind: str, detail: str, request_id: int, about: str = messages.INFER) -> Message:
-    return Message(messages.ERROR, {"kind": kind, "detail": detail, "about": about}, {}, request_id)
 
 
 def _stream_of(device: str) -> contextlib.AbstractContextManager[object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import threading
 import time
@@ -17,8 +16,6 @@ from common.wire.batch_reader import ArrayPool
 from common.wire.replay_codec import SampleBatch
 from common.wire.sharded_replay import ShardedReplayClient
 from common.wire.sockets import Security
-
-log = logging.getLogger(__name__)
 
 IDLE_POLL_S = 0.01
 
@@ -50,6 +47,7 @@ class Prefetcher:
             name="learner",
             incarnation=incarnation,
             security=security,
+            retry_auth=True,  # a shard that cannot prove itself must not end the run
         )
         self._ready: queue.Queue[SampleBatch] = queue.Queue()
         self._done: queue.Queue[tuple[SampleBatch, np.ndarray | None]] = queue.Queue()
@@ -92,7 +90,7 @@ class Prefetcher:
         replay = self._replay
         try:
             while not self._stop.is_set():
-                self._follow_shards()
+                replay.set_shards(self._shards())
                 self._send_priorities()
                 for _ in range(self._depth - self._ready.qsize() - replay.outstanding_samples):
                     replay.request_sample(self._batch_size)
@@ -106,15 +104,6 @@ class Prefetcher:
             self._failure = error  # for the learner's loop: a silent death would look like starvation
         finally:
             replay.close()
-
-    def _follow_shards(self) -> None:
-        live, known = self._shards(), self._replay.shards
-        if set(live) != set(known):
-            for endpoint in set(live) - set(known):
-                log.info("sampling from replay at %s", endpoint)
-            for endpoint in set(known) - set(live):
-                log.info("no more sampling from replay at %s, which has left", endpoint)
-            self._replay.set_shards(live)
 
     def _send_priorities(self) -> None:
         with contextlib.suppress(queue.Empty):

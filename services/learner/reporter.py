@@ -11,22 +11,22 @@ from typing import Any
 
 from common.runtime import health
 from common.runtime.files import write_status
-from common.runtime.metrics import MetricsWriter
+from common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, MetricsWriter, past_values
 from common.stats import human_normalized
-from common.wire.codec import WireError
+from common.stats.curve import Curve
 from common.wire.control import ControlServer, Telemetry
 from services.learner.counters import RunCounters
+from services.learner.films import FilmWriter
+from services.learner.troubles import Troubles
 
 log = logging.getLogger(__name__)
 
 STATUS_PERIOD_S = 1.0
 RATE_WINDOW_S = 30.0
-MOST_STEPS = 2**53
-"""Counters above this cannot be told apart as floats."""
-OWNERS = {"actor/": "actor", "train/": "actor", "eval/": "evaluator"}
-"""Who may report names with these beginnings: they move the run's counters and its end."""
 SHARDED = ("replay/items", "replay/bytes", "replay/inserts_per_s", "replay/samples_per_s")
 """What the status shows as a sum over replay shards."""
+LAST_EVALUATION = (EVALUATION_RETURN, "eval/human_normalized", "eval/version")
+"""What a resumed run shows of the last evaluation before it, until there is a new one."""
 IMMEDIATE = ("eval/",)
 """Metrics that are written when they arrive; others once per `run.log_every_s`, with their newest value."""
 
@@ -44,6 +44,7 @@ class Reporter:
         resumed_steps: int | None,
     ) -> None:
         self.writer = MetricsWriter(run_dir, resumed_steps=resumed_steps)
+        self.films = FilmWriter(self.writer)
         self._run_dir = run_dir
         self._env_id = env_id
         self._total_steps = total_steps
@@ -52,6 +53,15 @@ class Reporter:
         self._newest: dict[str, dict[str, float]] = defaultdict(dict)
         self._of_shards: dict[str, dict[str, float]] = defaultdict(dict)
         self._episodes: list[tuple[float, float]] = []
+        self._troubles = Troubles()
+        self._returns = {EVALUATION_RETURN: Curve(), TRAINING_RETURN: Curve()}
+        if resumed_steps is not None:
+            past = past_values(run_dir / CSV_FILE, {*self._returns, *LAST_EVALUATION}, resumed_steps)
+            for steps, name, value in past:
+                if name in self._returns:
+                    self._returns[name].add(steps, value)
+                if name in LAST_EVALUATION:
+                    self.writer.last[name] = value
         self._history: deque[tuple[float, int, int, float]] = deque()
         self._next_rows = time.monotonic() + log_every_s
         self._next_status = 0.0
@@ -65,25 +75,25 @@ class Reporter:
                 self._of_shards[name][source] = value
 
     def collect(self, telemetry: Telemetry) -> None:
-        """Takes in one message of a service; `WireError` where it says what its sender cannot know."""
-        metrics, episodes = _checked(telemetry)
-        steps = metrics.pop("actor/steps", None)
-        if steps is not None:
-            self._counters.report_steps(telemetry.incarnation, int(steps))
-        self._episodes += episodes
+        """Takes in one message of a service, which the control server has checked."""
+        metrics = telemetry.metrics
+        games = telemetry.fields.get("episodes", [])
+        if telemetry.role != "evaluator":
+            self._episodes += [(float(score), float(length)) for score, length in games]
+        self._troubles.take(telemetry)
         immediate = {k: v for k, v in metrics.items() if k.startswith(IMMEDIATE)}
         if immediate:
             self._write(telemetry.source, immediate)
-            self.evaluated_version = max(self.evaluated_version, int(immediate.get("eval/version", -1)))
-            log.info(
-                "evaluation of version %d: return %.2f",
-                immediate.get("eval/version", -1),
-                immediate.get("eval/episode_return", float("nan")),
-            )
+        if "eval/version" in metrics and EVALUATION_RETURN in metrics:  # others are no evaluation
+            version = int(metrics["eval/version"])
+            self.evaluated_version = max(self.evaluated_version, version)
+            if games:
+                self.writer.add_evaluation(version, games, **self._counts())
+            log.info("evaluation of version %d: return %.2f", version, metrics[EVALUATION_RETURN])
         self.note(telemetry.source, {k: v for k, v in metrics.items() if k not in immediate})
         video = telemetry.blobs.get("video")
         if video is not None:
-            self.writer.add_video(telemetry.source, "eval/video", video, steps=self._counters.steps)
+            self.films.put(telemetry.source, video, telemetry.blobs.get("mp4"), self._counters.steps)
 
     def tick(self, control: ControlServer, waited_s: float, note: str = "", force: bool = False) -> None:
         """Writes what is due. `waited_s` is how long the learner has waited for batches in all."""
@@ -99,6 +109,7 @@ class Reporter:
     def close(self) -> None:
         """Writes the rest and closes the files."""
         self._write_rows()
+        self.films.close()
         self.writer.close()
 
     def _measure_rates(self, now: float, waited_s: float) -> None:
@@ -138,10 +149,14 @@ class Reporter:
         self.writer.flush()
 
     def _write(self, source: str, metrics: dict[str, float]) -> None:
+        self.writer.add(source, metrics, **self._counts())
+        for name in self._returns.keys() & metrics.keys():
+            if math.isfinite(metrics[name]):
+                self._returns[name].add(self._counters.steps, metrics[name])
+
+    def _counts(self) -> dict[str, int]:
         counters = self._counters
-        self.writer.add(
-            source, metrics, steps=counters.steps, frames=counters.frames, updates=counters.updates
-        )
+        return {"steps": counters.steps, "frames": counters.frames, "updates": counters.updates}
 
     def _write_status(self, control: ControlServer, note: str) -> None:
         metrics = dict(self.writer.last)
@@ -160,33 +175,11 @@ class Reporter:
             "total_steps": self._total_steps,
             "note": note,
             "metrics": metrics,
+            "returns": {name: curve.points() for name, curve in self._returns.items()},
+            "environments": self._troubles.status(),
             "peers": control.peers(),
         }
         try:
             write_status(self._run_dir, status)
         except OSError as error:
             log.warning("cannot write the status into %s: %s", self._run_dir, error)
-
-
-def _checked(telemetry: Telemetry) -> tuple[dict[str, float], list[tuple[float, float]]]:
-    """Metrics and episodes (return, steps) of a message; `WireError` where they cannot be right."""
-    for name, value in telemetry.metrics.items():
-        for beginning, role in OWNERS.items():
-            if name.startswith(beginning) and telemetry.role != role:
-                raise WireError("bad_field", f"{name} comes from a {telemetry.role}, not from an {role}")
-        if name in ("actor/steps", "eval/version") and not 0 <= value <= MOST_STEPS:
-            raise WireError("bad_field", f"{name} is {value}")
-    episodes = telemetry.fields.get("episodes", [])
-    if episodes and telemetry.role != "actor":
-        raise WireError("bad_field", f"episodes come from a {telemetry.role}, not from an actor")
-    if not isinstance(episodes, list) or not all(_is_episode(episode) for episode in episodes):
-        raise WireError("bad_field", "episodes is not a list of [return, steps]")
-    return dict(telemetry.metrics), [(float(score), float(steps)) for score, steps in episodes]
-
-
-def _is_episode(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and len(value) == 2
-        and all(isinstance(x, int | float) and math.isfinite(x) for x in value)
-    )

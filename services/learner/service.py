@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import secrets
 import time
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +17,50 @@ import torch
 import zmq
 
 from common.agents import make_agent
+from common.agents.fitting import check_device
 from common.config import Config, structural_hash, to_toml
-from common.data.fields import check_windows
+from common.data.fields import FieldSpec, check_windows, compressed_if
 from common.envs import make_spec
 from common.errors import CheckpointError, ConfigError, TroupeError
-from common.rl.replay import annealed, importance_weights
+from common.rl.replay import annealed
 from common.runtime import Deadline, StopSignal
-from common.runtime.checkpoint import load_newest, save_checkpoint
+from common.runtime.checkpoint import CheckpointWriter, load_newest
 from common.runtime.logging import Throttle
-from common.wire.codec import WireError
+from common.wire.budget import StepBudget
 from common.wire.control import ControlServer
 from common.wire.control_client import new_incarnation
-from common.wire.inserter import connect_shard
 from common.wire.key_options import make_security
-from common.wire.replay_codec import SampleBatch
+from common.wire.replay_codec import SampleBatch, specs_to_wire
+from common.wire.sharded_replay import ShardedReplayClient
 from common.wire.sockets import Security
 from services.learner.counters import RunCounters
 from services.learner.inference import CentralInference
 from services.learner.prefetch import Prefetcher
 from services.learner.reporter import Reporter
+from services.learner.usable import UsableItems
 
 log = logging.getLogger(__name__)
 
 METRICS_PERIOD_UPDATES = 20
 """Scalars of an update are read this often: reading one from a GPU waits for everything before it."""
+METRICS_PERIOD_S = 2.0
+"""Or after so long, where updates are few and large."""
+LAST_BATCHES_S = 60.0
+"""How long the end of a run learns from what is on its way to a queue."""
+QUIET_S = 1.0
+"""A queue that gives no batch for so long has no more."""
 FAREWELL_S = 8.0
 """How long the end of a run waits for services to send their last reports and leave."""
+COLLECT_S = 0.02
+"""How long the learner takes in reports between two updates; the rest waits for the next time."""
+LAST_COLLECT_S = 2.0
+"""The same for those that have come when the run stops."""
 FINAL_EVALUATION_S = 120.0
 """How long the end of a run waits for the last evaluation."""
+EVALUATOR_START_S = 60.0
+"""How long of that it waits for an evaluator that has not joined: in a short run it may be starting still."""
+CHECKPOINT_S = 120.0
+"""How long the beginning and the end of a run wait for the disk; a stop by a signal ends sooner by itself."""
 
 
 class DivergedError(TroupeError):
@@ -51,22 +68,34 @@ class DivergedError(TroupeError):
 
 
 class Learner:
-    """One run's learner. `run` returns when the run is complete or a stop was asked for."""
+    """One run's learner. `run` returns when the run is complete or a stop was asked for.
 
-    def __init__(self, config: Config, run_dir: Path, *, resume: bool, stop: StopSignal) -> None:
+    Args:
+        config: the run's configuration.
+        run_dir: the run directory.
+        resume: go on from the newest whole checkpoint.
+        stop: asks for the end.
+        linger_s: how long a run that is complete already answers those who come, so that they learn of it.
+    """
+
+    def __init__(
+        self, config: Config, run_dir: Path, *, resume: bool, stop: StopSignal, linger_s: float = 0.0
+    ) -> None:
         self.config = config
         self.stop = stop
         self._checkpoints = run_dir / "checkpoints"
-        if config.learner.device != "cpu" and not torch.cuda.is_available():
-            raise ConfigError(f"learner.device is {config.learner.device!r} but torch finds no CUDA; use cpu")
+        self._writer = CheckpointWriter(self._checkpoints, keep=config.learner.keep_checkpoints)
+        check_device(config.learner.device)
         torch.set_num_threads(config.learner.torch_threads)
         self.spec = make_spec(config.env)
         self.agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
-        self.counters = RunCounters(self.spec.frames_per_step)
+        self._usable = UsableItems(self.agent)
+        self.counters = RunCounters(self.spec.frames_per_step, StepBudget(config.run.total_steps))
         self._saved: tuple[int, int] | None = None
         self.run_id = secrets.token_hex(8)
         if resume:
             self._restore()
+        self._linger_s = linger_s if self._complete() else 0.0
         net = config.net
         security = make_security(net.keys_dir, "learner", insecure=net.insecure)
         self._context = zmq.Context()
@@ -79,11 +108,16 @@ class Learner:
             total_slots=config.total_slots,
             # With a total of its own, actors come and go; without, as many are expected as fill it.
             spread_slots=config.actor.total_slots > 0,
+            max_slots_per_key=config.actor.max_slots_per_key,
+            shard_sockets=net.replay,
             heartbeat_s=net.heartbeat_s,
             liveness_s=net.liveness_s,
             bfloat16=config.learner.publish_dtype == "bfloat16",
             security=security,
             run=self.run_id,
+            budget=self.counters.budget,
+            fields=specs_to_wire(self._stored_fields()),
+            item_steps=self.agent.item_steps,
         )
         self.inference = self._make_inference(security) if config.inference.mode == "central" else None
         self.prefetch = Prefetcher(
@@ -105,14 +139,18 @@ class Learner:
         )
         self.reporter.writer.add_text("config", f"```toml\n{to_toml(config)}\n```")
         self._throttle = Throttle(10.0)
+        self._measured_s = time.monotonic()
         self._next_checkpoint = time.monotonic() + config.learner.checkpoint_period_s
+
+    def _stored_fields(self) -> tuple[FieldSpec, ...]:
+        """The fields of this run's chunks, on the wire and in replay."""
+        return compressed_if(self.config.replay.compression == "lz4", self.agent.fields)
 
     def _make_inference(self, security: Security) -> CentralInference:
         """The service that acts for the actors, with a network of its own: updates change the other one."""
         config = self.config
         seed = np.random.SeedSequence([config.run.seed, self.counters.steps]).generate_state(1)[0]
-        with torch.random.fork_rng(devices=[]):  # the learner's own generator may come from a checkpoint
-            agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
+        agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
         return CentralInference(
             self._context,
             config,
@@ -120,15 +158,14 @@ class Learner:
             self.spec,
             leases=self.control.leases,
             shards=self.control.shards,
-            connect=partial(
-                connect_shard,
+            replay=ShardedReplayClient(
                 ctx=self._context,
                 name="inference",
                 incarnation=new_incarnation(),
-                fields=self.agent.fields,
-                compress=config.replay.compression == "lz4",
+                specs=self._stored_fields(),
                 max_outstanding=max(1, config.actor.max_outstanding_inserts // config.replay.shards),
                 security=security,
+                retry_auth=True,
             ),
             seed=int(seed),
             security=security,
@@ -154,9 +191,10 @@ class Learner:
                     self._learn(batch)
                 self._keep_house()
             if self._complete():
+                self._learn_the_rest()
                 self._finish()
             # Last of all, so that what is resumed later has every step that the status shows.
-            self._collect()
+            self._collect(LAST_COLLECT_S)
             self._checkpoint()
         finally:
             self._close()
@@ -164,24 +202,53 @@ class Learner:
     def _complete(self) -> bool:
         return self.counters.steps >= self.config.run.total_steps
 
+    def _learn_the_rest(self) -> None:
+        """Takes what a queue still holds: each of its items was meant to be learned from once.
+
+        What fills no batch, and unrolls that are not complete, are left: they count as steps all the same.
+        """
+        table = self.config.replay.table()
+        if table is None or not table.is_queue:
+            return
+        deadline, quiet = Deadline(LAST_BATCHES_S), Deadline(QUIET_S)
+        while not (self.stop or deadline.expired or quiet.expired):
+            batch = self.prefetch.get(timeout_s=0.25)
+            if batch is not None:
+                self._learn(batch)
+                quiet = Deadline(QUIET_S)
+            self._keep_house()
+
     def _learn(self, sample: SampleBatch) -> None:
         """One update, its priorities, and every so often a new parameter version."""
         replay, counters = self.config.replay, self.counters
         self._check_fields(sample)
+        usable = self._usable.of(sample)
+        if usable.rows is not None:
+            self.reporter.note("learner", {"learner/unusable_items_total": float(self._usable.left_out)})
+            if not usable.rows.any():
+                self.prefetch.put_priorities(sample, np.zeros(len(usable.rows)))
+                return
         beta = annealed(
             replay.importance_exponent,
             replay.importance_exponent_final,
             counters.updates,
             replay.importance_anneal_updates,
         )
-        weights = importance_weights(sample.probabilities, sample.table_items, beta)
         counters.updates += 1
-        measure = counters.updates % METRICS_PERIOD_UPDATES == 0
+        now_s = time.monotonic()
+        late = now_s - self._measured_s > METRICS_PERIOD_S
+        measure = counters.updates % METRICS_PERIOD_UPDATES == 0 or late
+        if measure:
+            self._measured_s = now_s
         progress = min(1.0, counters.steps / self.config.run.total_steps)
         update = self.agent.update(
-            sample.fields, weights, want_metrics=measure, progress=progress, lengths=sample.lengths
+            usable.fields,
+            usable.weights(sample.weights(beta)),
+            want_metrics=measure,
+            progress=progress,
+            lengths=usable.lengths,
         )
-        self.prefetch.put_priorities(sample, update.priorities)
+        self.prefetch.put_priorities(sample, usable.priorities(update.priorities))
         if measure:
             self._check_finite(update.metrics)
             lag = np.maximum(0, counters.version - sample.versions).mean()
@@ -228,26 +295,20 @@ class Learner:
     def _keep_house(self) -> None:
         """What has to be done now and then, between two updates."""
         self._collect()
-        self.control.set_state(steps=self.counters.steps, updates=self.counters.updates)
+        self.control.set_state(updates=self.counters.updates)
         if self.inference is not None:
             self.inference.check()
             self.reporter.note("learner", self.inference.metrics())
         self.reporter.tick(self.control, self.prefetch.waited_s)
-        if time.monotonic() >= self._next_checkpoint:
-            self._checkpoint()
+        if time.monotonic() >= self._next_checkpoint and self._writer.wait(0.0):
+            self._begin_checkpoint()
 
-    def _collect(self) -> None:
-        """Takes in what the services have sent; what a service sends cannot stop the learner."""
-        while True:
-            try:
-                telemetry = self.control.telemetry.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                self.reporter.collect(telemetry)
-            except WireError as error:
-                if self._throttle(telemetry.source):
-                    log.warning("ignored a report of %s: %s", telemetry.source, error)
+    def _collect(self, limit_s: float = COLLECT_S) -> None:
+        """Takes in what the services have sent, for at most `limit_s`: they cannot keep the learner."""
+        deadline = Deadline(limit_s)
+        with contextlib.suppress(queue.Empty):
+            while not deadline.expired:
+                self.reporter.collect(self.control.telemetry.get_nowait())
 
     def _has_peer(self, *roles: str) -> bool:
         return any(peer["role"] in roles for peer in self.control.peers())
@@ -261,54 +322,80 @@ class Learner:
         self._publish()
         # The status first: who sees a service leave looks there for whether that is in order.
         self.reporter.tick(self.control, self.prefetch.waited_s, note="complete", force=True)
-        self.control.set_state(steps=self.counters.steps, updates=self.counters.updates, stopping=True)
+        self.control.set_state(updates=self.counters.updates, stopping=True)
+        if self._linger_s:
+            self._stay_for_latecomers()
         if self.config.evaluator.enabled:
             self._wait_for_evaluation()
         deadline = Deadline(FAREWELL_S)
         while self._has_peer("actor", "evaluator") and not (self.stop or deadline.expired):
             self.stop.wait(0.05)
 
-    def _wait_for_evaluation(self) -> None:
-        deadline = Deadline(FINAL_EVALUATION_S)
-        while not self.stop and self._has_peer("evaluator"):
-            if self.reporter.evaluated_version >= self.counters.version:
-                return
-            if deadline.expired:
-                log.warning("the last evaluation did not come within %.0f s", FINAL_EVALUATION_S)
-                return
-            if self._throttle("final"):
-                log.info(
-                    "learner waits for the evaluator's last evaluation, at most %.0f s", deadline.remaining_s
-                )
+    def _stay_for_latecomers(self) -> None:
+        """Answers for a while: services that start together with this one would wait for a learner."""
+        log.info(
+            "the run is complete at %d steps; telling whoever comes for %.0f s",
+            self.counters.steps,
+            self._linger_s,
+        )
+        deadline = Deadline(self._linger_s)
+        while not deadline.expired and not self.stop.wait(deadline.slice_s(0.1)):
             self._collect()
-            self.reporter.tick(self.control, self.prefetch.waited_s, note="last evaluation")
+            self.reporter.tick(self.control, self.prefetch.waited_s, note="complete")
+
+    def _wait_for_evaluation(self) -> None:
+        deadline, start, joined = Deadline(FINAL_EVALUATION_S), Deadline(EVALUATOR_START_S), False
+        while not self.stop and self.reporter.evaluated_version < self.counters.version:
+            here = self._has_peer("evaluator")
+            if joined and not here:  # it has left
+                return
+            joined = here
+            limit = deadline if joined else start
+            if limit.expired:
+                log.warning("the last evaluation did not come within %.0f s", limit.elapsed_s)
+                return
+            note = "last evaluation" if joined else "waiting for the evaluator to start"
+            if self._throttle(note):
+                log.info("%s, for at most %.0f s", note, limit.remaining_s)
+            self._collect()
+            self.reporter.tick(self.control, self.prefetch.waited_s, note=note)
             self.stop.wait(0.1)
 
     # ------------------------------------------------------------ checkpoints
 
     def _checkpoint(self) -> None:
-        """Saves the run unless nothing has happened since: copies of one state would push out others."""
+        """Saves the run and waits, within a limit, until it is on the disk."""
+        deadline = Deadline(CHECKPOINT_S)
+        if self._writer.wait(deadline.remaining_s):
+            self._begin_checkpoint()
+        if not self._writer.wait(deadline.remaining_s):
+            log.error("the checkpoint is not on the disk after %.0f s: going on without it", CHECKPOINT_S)
+
+    def _begin_checkpoint(self) -> None:
+        """Saves the run unless nothing has happened since: copies of one state would push out others.
+
+        Here only the copy is made; the disk is left to the writer, which must have nothing to do.
+        """
         self._next_checkpoint = time.monotonic() + self.config.learner.checkpoint_period_s
         reached = (self.counters.steps, self.counters.updates)
         if reached == self._saved:
             return
         arrays, agent_meta = self.agent.state()
         self._check_weights(arrays)
-        arrays["rng/torch"] = torch.get_rng_state().numpy()
         meta: dict[str, Any] = {
             **self.counters.to_meta(),
             "agent": agent_meta,
             "config": self.config.to_dict(),
+            "spec": asdict(self.spec),
             "structural_hash": structural_hash(self.config),
             "run": self.run_id,
         }
-        try:
-            path = save_checkpoint(self._checkpoints, arrays, meta, keep=self.config.learner.keep_checkpoints)
+
+        def written(path: Path) -> None:
             self._saved = reached
-            log.info("checkpoint %s (%d updates)", path.name, self.counters.updates)
-        except CheckpointError as error:
-            # A full disk must not end the training: the previous checkpoint stays valid.
-            log.error("%s", error)
+            log.info("checkpoint %s (%d updates)", path.name, reached[1])
+
+        self._writer.begin(arrays, meta, written)
 
     def _restore(self) -> None:
         arrays, meta, path = load_newest(self._checkpoints)
@@ -316,9 +403,11 @@ class Learner:
             raise CheckpointError(
                 f"{path} was written with other structural fields; resume with the run's own config.toml"
             )
-        self.agent.load_state({k: v for k, v in arrays.items() if not k.startswith("rng/")}, meta["agent"])
-        torch.set_rng_state(torch.from_numpy(arrays["rng/torch"].copy()))
-        self.counters.load_meta(meta)
+        self.agent.load_state(arrays, meta.get("agent", {}))
+        try:
+            self.counters.load_meta(meta)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            raise CheckpointError(f"{path} does not say in meta.json how far the run was") from None
         self._saved = (self.counters.steps, self.counters.updates)
         self.run_id = str(meta.get("run", ""))
         log.info(
@@ -327,11 +416,16 @@ class Learner:
 
     def _close(self) -> None:
         with ExitStack() as ends:  # each step, whatever happens to the others; the last one named comes first
+            ends.callback(self._writer.wait, CHECKPOINT_S)
             ends.callback(self._context.destroy, linger=1000)
             ends.callback(self.control.stop)
             ends.callback(self.reporter.close)
             ends.callback(
-                self.reporter.tick, self.control, self.prefetch.waited_s, note="stopped", force=True
+                self.reporter.tick,
+                self.control,
+                self.prefetch.waited_s,
+                note="the learner ends: it writes what is left to the disk",
+                force=True,
             )
             ends.callback(self.prefetch.stop)
             if self.inference is not None:

@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from common.wire.replay_files import TOKEN_FILE
 
 _FIXED = {
-    *("producers", "chunks.records", "chunks.header"),
+    *("producers", "unstored", "chunks.records", "chunks.header"),
     *(SIGNATURE_FILE, f"{SIGNATURE_FILE}.tmp", TOKEN_FILE, f"{TOKEN_FILE}.tmp", RESTORED_FILE),
 }
 _OF_TABLE = ("items", "priorities", "header")

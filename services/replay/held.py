@@ -42,6 +42,11 @@ class HeldInserts:
         line = self._lines.get(incarnation)
         return line.inserts[0].sequence if line else None
 
+    def reason(self, incarnation: int) -> str:
+        """Why the first insert of this producer waits; empty where none does."""
+        line = self._lines.get(incarnation)
+        return line.inserts[0].waits_for if line else ""
+
     def add(self, peer: bytes, insert: Insert) -> None:
         """Keep ``insert`` behind the others of its producer. Raises GapError where one is missing."""
         line = self._lines.get(insert.incarnation)

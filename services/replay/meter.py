@@ -1,4 +1,4 @@
-"""Counters as rates, for logs, telemetry, `--status` and Prometheus."""
+"""Counters as rates, for logs, telemetry, the status page and Prometheus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from common.data.replay import Replay
 from common.data.table import Table
 from common.wire import messages
-from common.wire.codec import Message, WireError, encode
+from common.wire.codec import WireError, encode
 from services.replay.requests import Requests
 
 PERIOD_S = 1.0
@@ -69,10 +69,10 @@ class Meter:
             "replay/held_inserts": len(requests.held),
             "replay/parked_samples": requests.parked,
             "replay/waits_total": requests.waits,
-            "replay/unsent_answers_total": requests.unsent,
+            "replay/unsent_answers_total": requests.server.unsent,
         }
         values |= {f"replay/{name}_total": getattr(replay.counters, name) for name in DROPPED}
-        for kind, count in requests.rejections.by_kind.items():
+        for kind, count in requests.server.rejections.by_kind.items():
             values[f'replay/rejected_total{{kind="{kind}"}}'] = count
         for name, table in replay.tables.items():
             by_table = {
@@ -109,8 +109,8 @@ class Meter:
             "held_inserts": len(requests.held),
             "parked_samples": requests.parked,
             "waits": requests.waits,
-            "unsent_answers": requests.unsent,
-            **requests.rejections.status(),
+            "unsent_answers": requests.server.unsent,
+            **requests.server.rejections.status(),
             "tables": {name: self._table(name, table) for name, table in replay.tables.items()},
         }
 
@@ -161,7 +161,7 @@ def fitting(status: dict[str, Any]) -> dict[str, Any]:
 
 def _fits(status: dict[str, Any]) -> bool:
     try:
-        encode(Message(messages.STATUS_OK, status))
+        encode(messages.StatusOk(values=status).message())
     except WireError:
         return False
     return True

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from common.data.table import TableConfig
 from common.errors import ConfigError
+from common.memory import memory_limit_bytes
 
 MOST = 0.9
 """Share of the memory or disk limit that a plan may take."""
@@ -45,31 +44,44 @@ class Plan:
 
 
 def make_plan(folder: Path, tables: Sequence[TableConfig], max_bytes: int | None) -> Plan:
-    """Plan for ``tables`` in ``folder``; raises ConfigError where it takes over 90 % of memory or disk."""
-    memory, disk = memory_limit_bytes(), disk_limit_bytes(folder)
-    limit, name = min((memory, "memory"), (disk, "disk"))
+    """Plan for ``tables`` in ``folder``; raises ConfigError where it takes over 90 % of memory or disk.
+
+    Where their files are there already, the disk decides nothing: they have their room, chunks keep to what
+    they have while the disk is full, and grow again when it is not.
+    """
+    limit, name = memory_limit_bytes(), "memory"
+    if not all((folder / f"{table.name}.items").exists() for table in tables):
+        limit, name = min((limit, name), (disk_limit_bytes(folder), "disk"))
     table_bytes = sum(table.slots for table in tables) * TABLE_BYTES_PER_ITEM
     most = int(limit * MOST)
     wanted = table_bytes + (max_bytes or 1)
     if wanted > most:
         raise ConfigError(
-            f"replay would use {wanted / GIB:.2f} GiB, more than 90 % of the {name} limit of "
-            f"{limit / GIB:.2f} GiB: lower replay.capacity_items or replay.max_bytes"
+            f"replay would use {_size(wanted)}, more than 90 % of the {name} limit of {_size(limit)}: "
+            "lower replay.capacity_items or replay.max_bytes"
         )
     return Plan(table_bytes, max_bytes or most - table_bytes, limit, name)
 
 
-def memory_limit_bytes() -> int:
-    """Memory of this machine or container."""
-    limit = int(psutil.virtual_memory().total)
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            limit = min(limit, int(text))
-    return limit
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB / 100 else f"{size_bytes / 2**20:.2f} MiB"
+
+
+def check_room(folder: Path, table: TableConfig, obs_bytes: int) -> None:
+    """Raises ConfigError where a full table could not be kept on this machine, over all its shards.
+
+    `obs_bytes` is what one step's observation takes at least: 0 where it is compressed. Every item of a table
+    that keeps what it has begins at a step of its own.
+    """
+    memory, disk = memory_limit_bytes(), disk_limit_bytes(folder)
+    limit, name = min((memory, "memory"), (disk, "disk"))
+    wanted = table.slots * TABLE_BYTES_PER_ITEM + (0 if table.is_queue else table.capacity * obs_bytes)
+    if wanted > limit * MOST:
+        raise ConfigError(
+            f"replay would take {wanted / GIB:,.2f} GiB for {table.capacity:,} items with observations of "
+            f"{obs_bytes:,} bytes, more than 90 % of the {name} limit of {limit / GIB:,.2f} GiB: lower "
+            "replay.capacity_items, or set replay.max_bytes to have the oldest leave early"
+        )
 
 
 def disk_limit_bytes(folder: Path) -> int:

@@ -8,10 +8,9 @@ import posixpath
 from dataclasses import asdict
 from typing import Any
 
-from common.data.inserts import RefusedError
 from common.data.replay import Replay
 from common.data.snapshot import Progress, Snapshot
-from common.errors import TroupeError
+from common.errors import RefusedError, TroupeError
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ class Snapshots:
     def __init__(self, replay: Replay, permitted: str | None = "") -> None:
         """Snapshots may go to what begins with ``permitted``, a directory or address; None permits none."""
         self._replay = replay
-        self._permitted = permitted
+        self._permitted = os.path.abspath(permitted) if permitted and _is_path(permitted) else permitted
         self._snapshot: Snapshot | None = None
         self._token = ""
         self._announced = True
@@ -38,10 +37,11 @@ class Snapshots:
         if destination and not again:
             if last is not None and last.progress.state == "running":
                 raise RefusedError("snapshot", f"one to {last.progress.destination} is on its way")
-            self._check(destination)
             try:
-                self._snapshot = Snapshot(self._replay, destination)
-            except TroupeError as error:
+                place = self._permit(destination)
+                self._check_outside(place)
+                self._snapshot = Snapshot(self._replay, place)
+            except (TroupeError, OSError, ValueError) as error:  # the name is a stranger's, and may be any
                 raise RefusedError("snapshot", str(error)) from None
             self._token = token
             _log.info("writing a snapshot to %s", destination)
@@ -69,18 +69,38 @@ class Snapshots:
         if self._snapshot is not None:
             self._snapshot.stop()
 
-    def _check(self, destination: str) -> None:
+    def _permit(self, destination: str) -> str:
+        """The place that ``destination`` is, whatever links lead to it. Raises RefusedError."""
         if self._permitted is None:
             raise RefusedError(
                 "snapshot", "not without keys here: start the shard with --snapshot-to DIRECTORY"
             )
-        if self._permitted and not _normal(destination).startswith(_normal(self._permitted)):
+        place = _resolved(destination)
+        below = posixpath.join(_resolved(self._permitted), "")
+        if self._permitted and not posixpath.join(place, "").startswith(below):
             raise RefusedError("snapshot", f"only below {self._permitted}")
+        return place
+
+    def _check_outside(self, place: str) -> None:
+        """Refuse what would be kept in the shard itself."""
+        scheme = "" if _is_path(place) else place.partition("://")[0]
+        if "memory" in scheme.lower().split("::"):
+            raise RefusedError("snapshot", "one in this shard's memory would end with it, and fill it")
+        own = os.path.realpath(self._replay.folder)
+        if not scheme and posixpath.join(place, "").startswith(posixpath.join(own, "")):
+            raise RefusedError("snapshot", f"{own} is the shard's own --data-dir: choose another directory")
 
 
-def _normal(place: str) -> str:
-    """A directory or address with a slash at its end, whatever it leads through."""
+def _is_path(place: str) -> bool:
+    scheme, separator, _ = place.partition("://")
+    return not separator or "/" in scheme
+
+
+def _resolved(place: str) -> str:
+    """A directory or address without detours: links of this machine's files are followed, here and once."""
     scheme, separator, path = place.partition("://")
-    if not separator or "/" in scheme:
-        return posixpath.join(os.path.abspath(place), "")
-    return scheme + separator + posixpath.join(posixpath.normpath(path), "")
+    if _is_path(place):
+        return os.path.realpath(place) if os.path.isabs(place) else place
+    if scheme in ("file", "local"):
+        return os.path.realpath(path)
+    return scheme + separator + posixpath.normpath(path)

@@ -22,7 +22,7 @@ from common.wire.control import ControlServer
 from services.actor.service import ActorService
 from services.learner import inference as module
 from services.learner.inference import CentralInference
-from tests.learner.test_inference import FakeShard, check_consecutive
+from tests.learner.test_inference import FakeReplay, check_consecutive
 from tests.wire import conftest
 
 OVERRIDES = {
@@ -66,7 +66,7 @@ class Learner:
             self.spec,
             leases=self.control.leases,
             shards=lambda: ["shard"],
-            connect=lambda endpoint: FakeShard(context, self.chunks),  # type: ignore[arg-type, return-value]
+            replay=FakeReplay(context, self.chunks),  # type: ignore[arg-type]
             seed=1,
         )
         self.inference.endpoint = "tcp://127.0.0.1:*"
@@ -91,7 +91,8 @@ class Running:
     def __init__(self, context: zmq.Context, learner: Learner, name: str = "actor-0") -> None:
         self.stop = StopSignal()
         self.error: BaseException | None = None
-        self.service = ActorService(context, learner.control.control_endpoint, name, self.stop)
+        endpoint = learner.control.control_endpoint
+        self.service = ActorService(context, endpoint, name, self.stop, modules=["tests.envs"])
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -135,7 +136,7 @@ def test_acts_until_the_run_is_done(start: Callable[..., Any]) -> None:
     until(lambda: len(learner.chunks) > 20)
     learner.offer(7)
     until(lambda: learner.chunks[-1].version == 7)
-    learner.control.set_state(steps=1, updates=1, stopping=True)
+    learner.control.set_state(updates=1, stopping=True)
     actor.join()
     assert actor.error is None
     until(lambda: not learner.control.peers())  # it said BYE

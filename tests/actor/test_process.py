@@ -66,7 +66,7 @@ class Run:
 
     def start_replay(self) -> subprocess.Popen[str]:
         where = ("--bind", self.bind, "--data-dir", self.data_dir, "--index", "0")
-        return self._start("services.replay", "--learner", self.control.control_endpoint, *where)
+        return self._start("services.replay", "serve", "--learner", self.control.control_endpoint, *where)
 
     def start_actor(self, name: str = "actor-0", *words: str) -> subprocess.Popen[str]:
         return self._start(

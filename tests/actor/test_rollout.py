@@ -64,7 +64,7 @@ class CountingAgent:
         self.valued = inputs
         return inputs.obs[:, 1] + 100
 
-    def accumulator(self, chunk_steps: int) -> RecordingAccumulator:
+    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> RecordingAccumulator:
         self.accumulators.append(RecordingAccumulator())
         return self.accumulators[-1]
 
@@ -185,8 +185,8 @@ class StillEnv(VectorEnv):
         no = np.zeros(4, bool)
         return Step(self.reset(), np.zeros(4, np.float32), no, no)
 
-    def render_frame(self, slot: int) -> None:
-        return None
+    def render_frame(self, slot: int) -> np.ndarray:
+        raise NotImplementedError
 
 
 def test_meter_reports_totals_and_rates() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ from common.data.fields import Chunk, check_chunk
 from common.envs import Episode, make_spec
 from common.errors import ConfigError, PeerError
 from common.runtime.lifecycle import StopSignal
-from common.wire import inserter, messages
+from common.wire import messages, sharded_replay
 from common.wire.codec import Message, encode
 from common.wire.control import ControlServer, Telemetry
 from common.wire.member import RunState
@@ -43,11 +45,12 @@ class FakeReplay:
     closed_for_inserts = False
     outstanding = 0
     blocked_reason = "closed"
+    paused = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.endpoint = args[0]
 
-    def insert(self, chunk: Chunk) -> bool:
+    def insert(self, chunk: Chunk, table: str) -> bool:
         if FakeReplay.closed_for_inserts:
             return False
         FakeReplay.chunks.append(chunk)
@@ -59,7 +62,7 @@ class FakeReplay:
     def flush(self, timeout_s: float) -> bool:
         return True
 
-    def close(self) -> None:
+    def close(self, linger_s: float) -> None:
         pass
 
 
@@ -78,7 +81,7 @@ def context() -> Iterator[Context]:
 def replay(monkeypatch: pytest.MonkeyPatch) -> Replay:
     FakeReplay.chunks = []
     FakeReplay.closed_for_inserts = False
-    monkeypatch.setattr(inserter, "ReplayClient", FakeReplay)
+    monkeypatch.setattr(sharded_replay, "ReplayClient", FakeReplay)
     monkeypatch.setattr("services.actor.meter.Meter.due", lambda self: time.monotonic() - self._last_s > 0.05)
     return FakeReplay
 
@@ -271,7 +274,7 @@ def test_follows_a_restarted_learner_to_other_slots(
 def test_an_actor_that_is_restarted_does_not_play_the_same_games_again(
     context: Context, control: ControlServer, replay: Replay
 ) -> None:
-    def first_obs() -> bytes:
+    def first_obs(control: ControlServer) -> bytes:
         """Where the first game of a new actor process begins."""
         replay.chunks.clear()
         actor = Running(context, control)
@@ -282,9 +285,12 @@ def test_an_actor_that_is_restarted_does_not_play_the_same_games_again(
         return replay.chunks[0].fields["obs"][0].tobytes()
 
     publish(control)
-    assert first_obs() == first_obs()  # nothing has been counted: the run's seed decides
-    control.set_state(steps=1000, updates=0)
-    assert first_obs() != first_obs()
+    other = server_of(context, load_config(overrides=OVERRIDES))
+    publish(other)
+    first = first_obs(control)
+    assert first_obs(other) == first  # nothing had been counted: the run's seed decides
+    assert first_obs(other) != first
+    other.stop()
 
 
 def test_no_parameters_is_one_line(context: Context, control: ControlServer, replay: Replay) -> None:
@@ -320,8 +326,40 @@ def test_however_many_games_end_each_is_reported_once(context: Context) -> None:
     games = [Episode(0, game / 3, 1 << 30, 4) for game in range(9001)]
     service: Any = ActorService(context, "tcp://127.0.0.1:5550", "actor-0", StopSignal())
     service._control = Control()
+    service._watch = SimpleNamespace(metrics=dict)
     service._acting = SimpleNamespace(timing=Timing(steps=9001, episodes=list(games)), version=0)
     service._report()
     reported = [tuple(game) for _, fields in sent for game in fields["episodes"]]
     assert reported == [(game.return_raw, game.steps) for game in games]
     assert [metrics.get("actor/steps") for metrics, _ in sent] == [9001.0, *[None] * (len(sent) - 1)]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "algorithm", "module"),
+    [
+        ("this:X", "apex", "this"),
+        ("gym:this:X", "apex", "this"),
+        ("gym:CartPole-v1", "xml.dom.pulldom", "xml.dom.pulldom"),
+    ],
+)
+def test_a_module_that_nobody_has_permitted_here_is_not_imported(
+    context: Context, env_id: str, algorithm: str, module: str
+) -> None:
+    """Whoever answers as the learner chooses environment and algorithm; importing a module runs it."""
+    sys.modules.pop(module, None)
+    config = load_config(overrides={**OVERRIDES, "env.id": env_id})
+    agent = config.agent.model_copy(update={"algorithm": algorithm})
+    server = server_of(context, config.model_copy(update={"agent": agent}))
+    try:
+        actor = Running(context, server)
+        actor.thread.join(60)
+        assert isinstance(actor.error, ConfigError)
+        assert f"runs the module {module}" in str(actor.error)
+        assert module not in sys.modules
+        words = [sys.executable, "-m", "services.evaluator", "--learner", server.control_endpoint]
+        evaluator = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        assert evaluator.returncode == 2
+        assert f"runs the module {module}" in evaluator.stderr
+        assert "Zen" not in evaluator.stdout + evaluator.stderr
+    finally:
+        server.stop()

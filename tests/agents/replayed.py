@@ -59,7 +59,7 @@ def learn_by_replay(config, *, updates, seed, slots=None):
             )
             rows = rng.choice(len(items), replay.batch_size, p=chances)
             fields, lengths = batch_of([items[row] for row in rows])
-            weights = importance_weights(chances[rows], len(items), beta)
+            weights = importance_weights(chances[rows], chances.min(), beta)
             update = agent.update(fields, weights, False, done / updates, lengths)
             priorities[rows] = update.priorities
             done += 1

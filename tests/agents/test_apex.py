@@ -44,7 +44,7 @@ def test_priorities_are_the_td_errors_computed_by_hand(spec, dueling, double):
         probe = make_agent(agent.config, spec, seed=2)
         probe.load_params({k.removeprefix(network): v for k, v in arrays.items() if k.startswith(network)})
         with torch.no_grad():
-            return probe._online(torch.from_numpy(obs)).numpy()
+            return probe._net(torch.from_numpy(obs)).numpy()
 
     width = spec.stack or 1
     now = np.stack([row[:width] if spec.stack else row[0] for row in batch["obs"]])
@@ -52,7 +52,7 @@ def test_priorities_are_the_td_errors_computed_by_hand(spec, dueling, double):
         [row[m : m + width] if spec.stack else row[m]
          for row, m in zip(batch["obs"], batch["bootstrap_steps"][:, 0], strict=True)]
     )  # fmt: skip
-    q, online, target = q_values("online/", now), q_values("online/", then), q_values("target/", then)
+    q, online, target = q_values("net/", now), q_values("net/", then), q_values("target/", then)
     chosen = (online if double else target).argmax(1)
     rows = np.arange(7)
     goal = batch["reward"][:, 0] + batch["discount"][:, 0] * target[rows, chosen]
@@ -65,8 +65,8 @@ def test_priorities_are_the_td_errors_computed_by_hand(spec, dueling, double):
 
 def test_dueling_advantages_have_mean_zero():
     agent = make_agent(ApexConfig(hidden_units=16, mlp_units=(8,)), VECTOR, seed=0)
-    net = agent._online
-    obs = torch.randn(5, 3)
+    net = agent._net
+    obs = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         hidden = torch.relu(net.hidden(net.torso(obs)))
         value = net.value(hidden[:, 16:])
@@ -96,7 +96,7 @@ def test_target_follows_after_its_period():
     def differs():
         arrays, _ = agent.state()
         return any(
-            not np.array_equal(v, arrays["target/" + k[7:]]) for k, v in arrays.items() if k[:7] == "online/"
+            not np.array_equal(v, arrays["target/" + k[4:]]) for k, v in arrays.items() if k[:4] == "net/"
         )
 
     seen = []
@@ -188,7 +188,20 @@ def test_learns_a_chain():
         picked = rng.integers(0, len(items), 32)
         batch = {k: np.stack([items[i][k] for i in picked]) for k in items[0]}
         agent.update(
-            batch, importance_weights(np.full(32, 1 / len(items)), len(items), 0.4), want_metrics=False
+            batch, importance_weights(np.full(32, 1 / len(items)), 1 / len(items), 0.4), want_metrics=False
         )
     assert agent.act(Inputs.start(eye[:4], 0), np.zeros(4, np.float32), rng).action.tolist() == [1, 1, 1, 1]
     np.testing.assert_allclose(agent.values(Inputs.start(eye[:4], 0)), [0.729, 0.81, 0.9, 1.0], atol=0.08)
+
+
+def test_the_target_takes_statistics_over_with_its_weights_and_not_before():
+    rng = np.random.default_rng(0)
+    agent = make_agent(ApexConfig(hidden_units=16, target_update_period_updates=2), PIXELS, seed=1)
+    weights = np.ones(7, np.float32)
+    agent.update(batch_of(rng, PIXELS, 7), weights)
+    target = agent._start_learning().target
+    assert agent._net.inputs.count.item() == 7
+    assert target.inputs.count.item() == 0
+    agent.update(batch_of(rng, PIXELS, 7), weights)  # copies what it has learned with
+    assert target.inputs.count.item() == 7
+    assert agent._net.inputs.count.item() == 14

@@ -11,6 +11,7 @@ from common.config.schema import EnvConfig
 from common.envs import make_vector
 from services.actor.rollout import Rollout
 from tests.agents.in_process import learn_through_a_queue, stacked_fields
+from tests.envs.catch import SIDE
 
 CATCH = EnvConfig(
     id="tests.envs.catch:Catch-v0", frame_skip=1, frame_size=42, frame_stack=4, noop_max=0,
@@ -40,14 +41,22 @@ class Recorder:
         return step
 
 
+def seen_by(params, obs):
+    """Pixels `[N, stack, H, W]` by the statistics that come with the weights; padding is 0."""
+    mean, variance = (params[f"inputs.{name}"].detach().view(SIDE, SIDE) for name in ("mean", "variance"))
+    x = ((torch.as_tensor(obs, dtype=torch.float64) - mean) / (variance + 1).sqrt()).clamp(-5, 5)
+    return x * torch.as_tensor(obs.any((2, 3), keepdims=True))
+
+
 def network(params, obs, last_action, last_reward, first):
     """The shallow network in plain calls and float64: logits `[N, A]` and values `[N]`."""
-    x = torch.as_tensor(obs, dtype=torch.float64) / 255
+    x = seen_by(params, obs)
     x = functional.conv2d(x, params["torso.torso.convolutions.0.weight"],
                           params["torso.torso.convolutions.0.bias"], stride=4).relu()  # fmt: skip
     x = functional.conv2d(x, params["torso.torso.convolutions.2.weight"],
                           params["torso.torso.convolutions.2.bias"], stride=2).relu()  # fmt: skip
-    x = functional.linear(x.flatten(1), params["torso.project.weight"], params["torso.project.bias"]).relu()
+    x = x.permute(0, 2, 3, 1).flatten(1)  # pixel by pixel
+    x = functional.linear(x, params["torso.project.weight"], params["torso.project.bias"]).relu()
     before = np.concatenate([np.eye(3)[last_action], np.clip(last_reward, -1, 1)[:, None]], axis=1)
     x = torch.cat([x, torch.as_tensor(before * ~first[:, None])], dim=1)
     logits = functional.linear(x, params["head.policy.weight"], params["head.policy.bias"])
@@ -83,19 +92,22 @@ def test_gradient_is_that_of_what_was_seen():
     )  # fmt: skip
     seen = Recorder(make_vector(CATCH, SLOTS, 5))
     agent = make_agent(config, seen.spec, seed=3)
+    torch.manual_seed(3)
     with torch.no_grad():
         agent._net.head.policy.weight.normal_(0, 0.3)  # far from the uniform first policy
+    agent._net.observe(torch.randint(0, 40, (50, *seen.spec.obs_shape)))  # some statistics
     rollout, chunks = Rollout(agent, seen, 0, 5), []
     rollout.explore(list(range(SLOTS)), SLOTS)
     while len(chunks) < UNROLLS * SLOTS:
         chunks += rollout.step(0)
+    chunks = chunks[: UNROLLS * SLOTS]  # the first ones of every slot, for slots take turns
     assert {float(reward) for rewards in seen.rewards for reward in rewards} == {-1.0, 0.0, 1.0}
     params = {
         name: torch.tensor(array, dtype=torch.float64, requires_grad=True)
         for name, array in agent.params().items()
     }
     terms = [
-        advantage_actor_critic(params, seen, slot, unroll * STEPS, 0.9, 0.02)
+        advantage_actor_critic(params, seen, slot, slot * STEPS // SLOTS + unroll * STEPS, 0.9, 0.02)
         for unroll in range(UNROLLS)
         for slot in range(SLOTS)
     ]
@@ -122,3 +134,21 @@ def test_learns_to_catch_from_pixels():
     _, episodes = learn_through_a_queue(config, CATCH, slots=16, batch=8, steps=48_000, seed=1, lag=1)
     assert np.mean([episode.return_raw for episode in episodes[:500]]) < -0.5
     assert np.mean([episode.return_raw for episode in episodes[-500:]]) > 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_on_a_grey_ground_it_learns_with_normalised_pixels_only():
+    """A mean return of -0.58 is that of chance; which is where pixels divided by 255 stay."""
+    env = CATCH.model_copy(update={"id": "tests.envs.grey_catch:GreyCatch-v0"})
+    returns = {}
+    for normalize in (True, False):
+        config = ImpalaConfig(
+            normalize_pixels=normalize, torso="shallow", hidden_units=128, unroll_steps=10, lambda_=0.95,
+            entropy_cost=0.003, optimizer="adam", optimizer_epsilon=1e-5, learning_rate=2e-3,
+            learning_rate_decay="none", max_grad_norm=10.0,
+        )  # fmt: skip
+        _, episodes = learn_through_a_queue(config, env, slots=16, batch=8, steps=64_000, seed=1, lag=1)
+        returns[normalize] = np.mean([episode.return_raw for episode in episodes[-600:]])
+    assert returns[True] > -0.25
+    assert returns[False] < -0.4

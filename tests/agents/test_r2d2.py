@@ -83,7 +83,7 @@ class ByHand:
 
     def errors(self, cut, length, begin):
         """TD errors of the steps from `begin` on."""
-        online, target = (self.q_values(name, cut, length) for name in ("online/", "target/"))
+        online, target = (self.q_values(name, cut, length) for name in ("net/", "target/"))
         errors = []
         for t in range(begin, length):
             until = min(t + self.config.n_steps, length)
@@ -123,8 +123,9 @@ def test_learner_computes_the_very_values_that_acted(env_id, burn_in):
     env = make_vector(env_config, slots, 0)
     torso = "small" if env.spec.pixels else "mlp"
     agent = make_agent(R2d2Config(**(SMALL | {"burn_in_steps": burn_in}), torso=torso), env.spec, seed=3)
+    torch.manual_seed(3)
     with torch.no_grad():
-        for parameter in agent._online.parameters():
+        for parameter in agent._net.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     taken = []
     initial = agent._initial_priority
@@ -161,12 +162,12 @@ def test_a_state_from_another_step_would_show():
     (cut, length, _), begin = (part[3] for part in hand_made(rng, agent))
     batch = {name: array[None] for name, array in cut.items()}
     sequences = agent._sequences(batch, np.array([length]))
-    _, late = agent._online.remember(
+    _, late = agent._net.remember(
         sequences.obs[:begin], sequences.last_action[:begin], sequences.last_reward[:begin],
         sequences.first[:begin], sequences.memory,
     )  # fmt: skip
-    right = agent._unroll(agent._online, sequences)
-    wrong = agent._unroll(agent._online, sequences._replace(memory=late))
+    right = agent._unroll(agent._net, sequences)
+    wrong = agent._unroll(agent._net, sequences._replace(memory=late))
     assert (right - wrong).abs().max() > 1e-3
 
 
@@ -176,7 +177,7 @@ def test_no_gradient_flows_through_the_burn_in():
     fields, lengths = batch_of(items)
     sequences = agent._sequences(fields, lengths)
     obs, memory = sequences.obs.clone().requires_grad_(), sequences.memory.clone().requires_grad_()
-    q = agent._unroll(agent._online, sequences._replace(obs=obs, memory=memory))
+    q = agent._unroll(agent._net, sequences._replace(obs=obs, memory=memory))
     q.square().sum().backward()
     assert obs.grad[:4].abs().max() == 0
     assert (obs.grad[4:].abs().amax(dim=2) > 0).all()
@@ -225,9 +226,7 @@ def test_target_follows_after_its_period_and_state_round_trip_continues_exactly(
 
     def follows(agent):
         arrays, _ = agent.state()
-        return all(
-            np.array_equal(a, arrays["target/" + k[7:]]) for k, a in arrays.items() if k[:7] == "online/"
-        )
+        return all(np.array_equal(a, arrays["target/" + k[4:]]) for k, a in arrays.items() if k[:4] == "net/")
 
     seen = []
     for _ in range(4):

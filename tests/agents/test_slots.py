@@ -72,6 +72,21 @@ def test_both_make_the_same_chunks(name: str, env: str) -> None:
             np.testing.assert_array_equal(a.fields[field.name], b.fields[field.name], field.name)
 
 
+@pytest.mark.parametrize(("slots", "unroll_steps"), [(8, 4), (6, 12), (5, 7)])
+def test_slots_that_step_together_complete_their_unrolls_one_after_the_other(
+    slots: int, unroll_steps: int
+) -> None:
+    """In every step about as many, so that batches come evenly and none waits."""
+    vector = make_vector(ENVS["vectors"], slots, 1)
+    agent = make_agent(ImpalaConfig(**SMALL, unroll_steps=unroll_steps), vector.spec, seed=2)
+    rollout = Rollout(agent, vector, 10, SEED)
+    done = [len(rollout.step(0)) for _ in range(6 * unroll_steps)]
+    assert max(done) == -(-slots // unroll_steps)
+    # After the first round, in which some have begun late, every slot has one in each round.
+    assert {sum(done[at : at + unroll_steps]) for at in range(2 * unroll_steps, 5 * unroll_steps)} == {slots}
+    vector.close()
+
+
 def test_a_batch_of_several_groups_is_taken_apart_again() -> None:
     first = Inputs.start(np.arange(4.0).reshape(2, 2), 3)
     second = Inputs.start(np.arange(6.0).reshape(3, 2), 3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -20,6 +22,7 @@ from common.errors import PeerError
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # for who looks at tests.envs elsewhere
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path, bool, 
 
     calls: list[tuple[Config, Path, bool, bool | None]] = []
 
-    def run(config: Config, run_dir: Path, *, resume: bool, progress: bool | None) -> int:
+    def run(config: Config, run_dir: Path, *, resume: bool, progress: bool | None, stop: object) -> int:
         calls.append((config, run_dir, resume, progress))
         return 0
 
@@ -62,9 +65,25 @@ BAD_INPUT = [
     ("train pong-apex --inference.mode remote", ["inference.mode", "local"]),
     ("train pong-apex --env.id atari:pnog", ["pnog", "atari:pong"]),
     ("train cartpole-apex --env.id gym:CartPole-v99", ["CartPole"]),
-    ("train cartpole-apex --env.id nosuchpackage.envs:Maze-v0", ["nosuchpackage", "pip install"]),
+    ("train cartpole-apex --env.id nosuchpackage.envs:Maze-v0", ["nosuchpackage", "PYTHONPATH"]),
+    ("train cartpole-apex --env.id here:Maze-v0", ["does not look for here in this folder", "PYTHONPATH"]),
+    ("train pong-apex --env.id gym:ALE/Breakout-v5", ["did you mean atari:breakout?"]),
+    ("train pong-apex --env.id PongNoFrameskip-v4", ["did you mean atari:pong?"]),
+    ("train pong-apex --env.id CartPole-v1", ["did you mean gym:CartPole-v1?"]),
+    ("train PongNoFrameskip-v4", ["no preset but an environment", "--env.id PongNoFrameskip-v4"]),
+    ("train pong-apex --lr 1e-4", ["nearest: agent.learning_rate"]),
+    ("train pong-apex --agent.lr 1e-4", ["nearest: agent.learning_rate"]),
+    ("train pong-apex --device cuda", ["nearest: learner.device"]),
+    ("train pong-apex --sweep lists.toml", ["agent.learning_rate", "laid over the preset, with one value"]),
     ("train cartpole-apex --env.id Pong", ["Pong"]),
-    ("train cartpole-apex --run-dir RUN", ["RUN is not empty", "troupe resume RUN"]),
+    ("train cartpole-apex --run-dir RUN", ["RUN holds a run that wrote no checkpoint", "--run-dir"]),
+    ("train pong-apex --learner.device cuda", ["learner.device", "'cuda'", "no CUDA", "use cpu"]),
+    ("resume RUN --learner.device cuda:1", ["learner.device", "no CUDA", "use cpu"]),
+    (
+        "actor --learner tcp://127.0.0.1:1 --agent.gamma 0.9",
+        ["unknown argument --agent.gamma", "its learner"],
+    ),
+    ("replay serve --replay.shards 2", ["unknown argument --replay.shards", "its learner"]),
     ("train cartpole-apex --run-dir FULL", ["FULL is not empty", "--run-dir"]),
     (
         "train cartpole-apex --run-dir FULL/file/run --net.tensorboard_port 0",
@@ -79,16 +98,50 @@ BAD_INPUT = [
     ("eval RUN --episodes none", ["--episodes"]),
     ("eval RUN --seed -1", ["--seed: should be at least 0"]),
     ("eval RUN --epsilon 7", ["--epsilon: should be from 0 to 1"]),
-    ("replay --data-dri X", ["--data-dri", "did you mean --data-dir?"]),
-    ("replay --seed -1", ["--seed: should be at least 0"]),
+    ("replay serve --data-dri X", ["--data-dri", "did you mean --data-dir?"]),
+    ("replay serve --seed -1", ["--seed: should be at least 0"]),
     ("train cartpole-apex --net.metrics_port 65533", ["net.metrics_port (65533)", "at most 6553"]),
     ("config", ["command"]),
     ("config shwo", ["shwo"]),
     ("config show nothing", ["unknown preset 'nothing'"]),
     ("config explain agent.gama", ["unknown field 'agent.gama'", "nearest: agent.gamma"]),
     ("config explain agent.entropy_costs", ["nearest: agent.entropy_cost"]),
-    ("config validate cartpole-impala --replay.tables []", ["set replay.tables to", "default:queue"]),
+    (
+        "config validate cartpole-impala --replay.tables []",
+        ["set replay.tables to", 'name = "default", limiter = "queue"'],
+    ),
     ("config validate pong-apex --env.id atari:nope", ["nope"]),
+    (
+        "train cartpole-apex --env.frame_skip 4 --env.sticky_actions 0.25",
+        ["env.frame_skip, env.sticky_actions would do nothing", "family `gym`", "no pictures", "env.kwargs"],
+    ),
+    ("config validate pong-apex --env.kwargs {mode=1}", ["env.kwargs would do nothing", "family `atari`"]),
+    (
+        "train pong-apex --env.id tests.envs.counting:Colour-v0 --env.noop_max 30",
+        ["env.noop_max would do nothing", "family `gym`,"],
+    ),
+    ("config validate own.toml", ["env.episodic_life would do nothing", "family `gym`"]),
+    (
+        "config validate cartpole-apex --env.id atari:breakout",
+        ["agent.torso 'mlp' does not suit atari:breakout", "--agent.torso nature", "pong-apex"],
+    ),
+    ("train pong-apex --env.id gym:CartPole-v1", ["'small' does not suit", "--agent.torso mlp"]),
+    (
+        "train cartpole-apex --env.id tests.envs.broken:Broken-v0 --env.kwargs.how raise",
+        ["tests.envs.broken:Broken-v0 raised RuntimeError: the physics exploded at step 3, slot 0"],
+    ),
+    (
+        "env check tests.envs.broken:Broken-v0 --env.kwargs.how _exit --env.kwargs.at 0",
+        ["tests.envs.broken:Broken-v0 ended the process in reset(), slot 0 (os._exit(3))"],
+    ),
+    ("env check gym:CartPole-v1 --env.frame_skip 2", ["env.frame_skip would do nothing"]),
+    (
+        "train cartpole-apex --env.id tests.envs.counting:Picture-v0 --env.kwargs.nested dict "
+        "--env.flatten true --replay.capacity_items 2000000000",
+        ["replay would take 43,1", "observations of 23,052 bytes", "lower replay.capacity_items"],
+    ),
+    ("env check", ["ID"]),
+    ("env chekc gym:CartPole-v1", ["chekc"]),
     ("presets --yaml", ["--yaml"]),
     ("--frobnicate", ["--frobnicate"]),
 ]
@@ -101,6 +154,10 @@ def test_bad_input_is_one_line_and_exit_code_2(
     make_run(tmp_path / "RUN")
     (tmp_path / "FULL").mkdir()
     (tmp_path / "FULL" / "file").write_text("something")
+    own = '[env]\nid = "gym:CartPole-v1"\nepisodic_life = false\n[agent]\ntorso = "mlp"\n'
+    (tmp_path / "own.toml").write_text(own)
+    (tmp_path / "lists.toml").write_text("[agent]\nlearning_rate = [1e-3, 3e-4]\n")
+    (tmp_path / "here.py").touch()
     code = cli.main(line.split())
     stdout, stderr = capsys.readouterr()
     assert code == 2
@@ -190,6 +247,14 @@ def test_resume_keeps_the_run_and_says_what_changes(
     assert (run_dir, resume, config.run.seed, config.run.total_steps) == (Path("R"), True, 5, 9_000_000)
     assert config.net.control == Config().net.control
     assert "run.total_steps: 1000 -> 9000000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["plot", "eval RUN --device cuda"])
+def test_what_resembles_nothing_gets_no_suggestion(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(line.split()) == 2
+    told = capsys.readouterr().err
+    assert "nearest" not in told
+    assert "did you mean" not in told
 
 
 def test_exit_codes_of_what_goes_wrong_inside(
@@ -307,11 +372,11 @@ def test_a_service_without_its_packages_says_what_to_install() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "import services.__main__ as m; sys.exit(m.main(['learner', '--run-dir', 'R']))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    root = Path(__file__).parents[2]
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=root)
     assert run.returncode == 2
     assert (
-        run.stderr
-        == "troupe: error: the package torch is not installed: pip install 'troupe[learner,actor]'\n"
+        run.stderr == "troupe: error: the package torch is not installed: pip install -e '.[learner,actor]'\n"
     )
 
 
@@ -324,3 +389,75 @@ def test_cheap_commands_do_not_import_torch() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert (shown.returncode, shown.stderr) == (0, b"")
+
+
+def test_env_check_tells_what_an_environment_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["env", "check", "gym:CartPole-v1"]) == 0
+    output = capsys.readouterr().out
+    assert "network gets   numbers float32 [4]" in output
+    assert "shows          Box(" in output
+    assert "actions        2 Discrete(2)" in output
+    assert "gymnasium      warns: A Box observation space maximum value is infinity." in output
+    assert "frames/s" in output
+    assert cli.main(["env", "check", "tests.envs.counting:Colour-v0", "--steps", "30", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["steps"], found["terminated"], found["truncated"]) == (30, 4, 0)
+    assert found["episodes"] == [[6.0, 6]] * 4
+    assert found["spec"]["obs_shape"] == [4, 84, 84]
+
+
+def test_the_check_before_a_training_can_be_left_out(
+    launched: list[tuple[Config, Path, bool, bool | None]], tmp_path: Path
+) -> None:
+    words = ["cartpole-apex", "--env.id", "tests.envs.broken:Broken-v0", "--env.kwargs.how", "shape"]
+    assert cli.main(["train", *words]) == 2
+    assert not launched
+    assert cli.main(["train", *words, "--env.check_timeout_s", "0"]) == 0
+    assert len(launched) == 1
+
+
+def test_an_environment_that_fails_now_and_then_is_trained_on_with_a_warning(
+    launched: list[tuple[Config, Path, bool, bool | None]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["cartpole-apex", "--env.id", "tests.envs.broken:Broken-v0", "--env.kwargs", "{how = 'raise'"]
+    words[-1] += ", chance = 0.03, length = 40}"
+    assert cli.main(["train", *words]) == 0
+    assert len(launched) == 1
+    told = capsys.readouterr().err
+    assert "troupe: warning: it failed " in told
+    assert " in 100 steps, first: tests.envs.broken:Broken-v0 raised RuntimeError" in told
+
+
+def test_a_resumed_run_is_checked_as_well(
+    launched: list[tuple[Config, Path, bool, bool | None]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", env__id="tests.envs.broken:Broken-v0", env__kwargs="{how = 'none'}")
+    assert cli.main(["resume", str(run)]) == 2
+    assert "returned the observation None" in capsys.readouterr().err
+    assert not launched
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback(tmp_path: Path) -> None:
+    """An import that waits for the signal stands for a slow disk."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'common.installation':\n"
+        "            import time\n"
+        "            print('importing', flush=True)\n"
+        "            time.sleep(60)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "services", "presets"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (130, "")

@@ -60,10 +60,11 @@ def test_wrong_words_are_exit_code_2(line: str, capsys: pytest.CaptureFixture[st
 
 def test_the_launcher_hands_its_keys_to_every_service(tmp_path: Path) -> None:
     from services.processes import child_specs
+    from services.workspace import TensorBoardPort
 
     config = load_config("cartpole-apex", None, {"keys": "some/keys"}, {})
     assert config.net.keys_dir == "some/keys"
-    for spec in child_specs(config, tmp_path, tmp_path, resume=False):
+    for spec in child_specs(config, tmp_path, tmp_path, TensorBoardPort(6006), resume=False):
         words = list(spec.command(0))
         assert ("some/keys" in words) == (spec.name != "tensorboard")
 

@@ -149,11 +149,19 @@ def test_none_empties_an_optional_field(tmp_path: Path) -> None:
         ({"agent.learning_rate": "nan"}, ["agent.learning_rate", "finite"]),
         ({"agent.double": "perhaps"}, ["agent.double", "perhaps", "boolean"]),
         ({"env.reward_clip": "sing"}, ["env.reward_clip", "nearest: sign"]),
-        ({"env.kwargs": "5"}, ["env.kwargs", "dict"]),
+        ({"env.kwargs": "5"}, ["env.kwargs", "should be a table as in TOML, such as {a = 1}"]),
+        ({"env.kwargs": "{length=3"}, ["env.kwargs", "such as {a = 1}"]),
+        ({"agent.mlp_units": "256"}, ["agent.mlp_units = 256", "a list as in TOML, such as [256, 256]"]),
+        ({"agent.entropy_cost": "1"}, ["agent.entropy_cost", "field of impala, ", "not of apex"]),
         ({"env.id.x": "5"}, ["env.id", "no fields of its own"]),
         ({"net.control": "localhost:1"}, ["net.control", "tcp://"]),
         ({"net.control": "tcp://a:99999"}, ["net.control", "port"]),
         ({"net.liveness_s": "1"}, ["liveness_s", "twice heartbeat_s"]),
+        ({"net.heartbeat_s": "1e-9"}, ["net.heartbeat_s", "0.01"]),
+        ({"net.heartbeat_s": "nan"}, ["net.heartbeat_s", "finite"]),
+        ({"net.liveness_s": "inf"}, ["net.liveness_s", "finite"]),
+        ({"net.liveness_s": "1e9"}, ["net.liveness_s", "3600"]),
+        ({"net.connect_timeout_s": "1e9"}, ["net.connect_timeout_s", "86400"]),
         ({"replay.min_items": "3", "replay.capacity_items": "2"}, ["replay.min_items", "capacity_items"]),
         (
             {"replay.samples_per_insert": "1", "replay.samples_per_insert_error": "9"},
@@ -189,6 +197,24 @@ def test_an_error_names_the_layer_that_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[[[")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_config(str(tmp_path / "a.toml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("TROUPE_REPLAY_BATCH_SIZE", "TROUPE_REPLAY__BATCH_SIZE"),
+        ("TROUPE_REPLAY_BATCHSIZE", "TROUPE_REPLAY__BATCH_SIZE"),
+        ("TROUPE_AGENT_ENTROPY_COST", "TROUPE_AGENT__ENTROPY_COST"),
+    ],
+)
+def test_a_variable_with_one_underscore_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} sets nothing: did you mean {meant}"):
+        load_config(environ={name: "3"})
+
+
+def test_the_other_variables_of_the_services_are_left_alone() -> None:
+    for name in ("RUN", "RUN_DIR", "METRICS_PORT", "REPLAY_MEMORY", "ACTOR_CPUS", "ENV_CALLS", "ACTORS"):
+        load_config(environ={f"TROUPE_{name}": "3"})
 
 
 def test_other_variables_of_the_environment_are_left_alone() -> None:

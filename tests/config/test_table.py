@@ -1,8 +1,13 @@
 """An algorithm and a table that do not go together are refused before any process starts."""
 
+import tomllib
+
 import pytest
 
-from common.config import config_from_dict, load_config
+from common.config import config_from_dict, load_config, load_layers, to_toml
+from common.config.explain import explain, show_toml
+from common.config.loading import read_config
+from common.data.table_config import TableConfig, parse_table, table_meanings
 from common.errors import ConfigError
 
 
@@ -10,20 +15,67 @@ from common.errors import ConfigError
     ("preset", "fields", "says"),
     [
         ("cartpole-impala", {"replay.tables": "[]"}, "impala learns from a queue table"),
-        ("cartpole-apex", {"replay.tables": '["default:queue,capacity=900"]'}, "from a prioritized table"),
-        ("cartpole-impala", {"replay.tables": '["rollouts:queue,capacity=64"]'}, "no table `default`"),
+        (
+            "cartpole-apex",
+            {"replay.tables": '[{limiter = "queue", capacity = 900}]'},
+            "from a prioritized table",
+        ),
         (
             "cartpole-impala",
-            {"replay.tables": '["default:queue,max_times_sampled=2,capacity=64"]'},
+            {"replay.tables": '[{name = "rollouts", limiter = "queue", capacity = 64}]'},
+            "no table `default`",
+        ),
+        (
+            "cartpole-impala",
+            {"replay.tables": '[{limiter = "queue", max_times_sampled = 2, capacity = 64}]'},
             "may learn 1 time",
         ),
-        ("cartpole-impala", {"replay.batch_size": "65"}, "a batch of each shard, 65 x 1 items, not 64"),
-        ("cartpole-impala", {"replay.shards": "9"}, "a batch of each shard, 8 x 9 items, not 64"),
+        ("cartpole-impala", {"replay.batch_size": "9"}, "a batch of each shard, 9 x 1 items, not 8"),
+        ("cartpole-impala", {"replay.shards": "2"}, "a batch of each shard, 8 x 2 items, not 8"),
     ],
 )
 def test_what_does_not_fit_is_refused(preset, fields, says):
     with pytest.raises(ConfigError, match=says):
         load_config(preset, overrides=fields)
+
+
+@pytest.mark.parametrize(
+    ("preset", "fields", "says"),
+    [
+        (
+            "cartpole-apex",
+            {"replay.batch_size": "100000"},
+            "(100000) should not exceed replay.capacity_items",
+        ),
+        ("cartpole-ppo", {"replay.priority_exponent": "0.4"}, "its own priority_exponent"),
+        ("cartpole-ppo", {"replay.samples_per_insert": "3"}, "its own samples_per_insert"),
+        ("cartpole-ppo", {"replay.min_items": "5000"}, "its own min_items"),
+        (
+            "cartpole-ppo",
+            {"replay.capacity_items": "64"},
+            "replay.capacity_items (command line) would do nothing",
+        ),
+        ("cartpole-ppo", {"replay.importance_exponent": "1"}, "a queue has no importance weights"),
+    ],
+)
+def test_a_field_that_would_do_nothing_or_too_much_is_refused(preset, fields, says):
+    with pytest.raises(ConfigError) as error:
+        load_config(preset, overrides=fields)
+    assert says in str(error.value)
+
+
+def test_a_preset_with_tables_has_no_other_values_for_them(tmp_path):
+    text = "[env]\nid = 'gym:CartPole-v1'\n[replay]\nmin_items = 7\ntables = [{}]\n"
+    (tmp_path / "own.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"replay.min_items \(preset .*own.toml\) would do nothing"):
+        load_config(str(tmp_path / "own.toml"))
+
+
+def test_a_file_may_be_complete(tmp_path):
+    # What is at its default there was not chosen.
+    (tmp_path / "all.toml").write_text(to_toml(load_config("cartpole-ppo")))
+    load_config("cartpole-ppo", tmp_path / "all.toml")
+    load_config(str(tmp_path / "all.toml"))
 
 
 def test_the_table_that_an_error_names_is_accepted():
@@ -36,5 +88,88 @@ def test_the_table_that_an_error_names_is_accepted():
 
 def test_the_replay_server_which_does_not_know_the_algorithm_takes_any_table():
     values = load_config("cartpole-impala").to_dict()
-    values["replay"]["tables"] = ["rollouts:queue,capacity=1"]
+    values["replay"]["tables"] = [{"name": "rollouts", "limiter": "queue", "capacity": 1}]
     assert config_from_dict(values, typed_agent=False).replay.table("rollouts") is not None
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ("{capacity = 9}", "replay.tables (command line): should be an array of tables"),
+        ("9", "should be an array of tables, [[replay.tables]] in a file"),
+        (
+            '["default:queue,capacity=8"]',
+            'replay.tables.0 = "default:queue,capacity=8" (command line): should be',
+        ),
+        (
+            "[{capasity = 9}]",
+            "replay.tables.0 (command line): table 'default' has no field 'capasity'; nearest: cap",
+        ),
+        (
+            "[{}, {name = 'x', sampler = 'unifrom'}]",
+            "replay.tables.1 (command line): table 'x': sampler = 'unifrom'",
+        ),
+        ("[{sampler = 'unifrom'}]", "nearest: uniform"),
+        ("[{capacity = '9'}]", "capacity = '9' should be a whole number"),
+        ("[{capacity = true}]", "capacity = 'True' should be a whole number"),
+        ("[{capacity = 9.5}]", "capacity = '9.5' should be a whole number"),
+        ("[{capacity = 9000000000000000000000}]", "should be a whole number"),
+        ("[{name = 3}]", "name = '3' should be a text"),
+        ("[{min_items = 2, capacity = 1}]", "min_items (2) should be from 1 to the capacity (1)"),
+        ("[{}, {}]", "table 'default' is there twice"),
+    ],
+)
+def test_wrong_tables_are_one_line_that_names_the_place_and_the_nearest(tables, says):
+    with pytest.raises(ConfigError) as error:
+        load_config("cartpole-apex", overrides={"replay.tables": tables})
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+SEVERAL = """
+[[replay.tables]]
+capacity = 5000
+samples_per_insert = 4
+
+[[replay.tables]]
+name = "rollouts"
+limiter = "queue"
+capacity = 100
+min_items = 10
+"""
+
+
+def test_a_file_and_the_command_line_describe_the_same_tables(tmp_path):
+    (tmp_path / "own.toml").write_text(SEVERAL)
+    config = load_config("cartpole-apex", tmp_path / "own.toml")
+    told = (
+        parse_table("default:capacity=5000,samples_per_insert=4"),
+        parse_table("rollouts:limiter=queue,capacity=100,min_items=10"),
+    )
+    assert config.replay.tables == told
+    assert told[1].sampler == "fifo"
+    assert told[1].max_times_sampled == 1
+    # What a run directory and a WELCOME keep comes back as it was.
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    assert (tmp_path / "config.toml").read_text().count("[[replay.tables]]") == 2
+    assert read_config(tmp_path / "config.toml") == config
+    assert config_from_dict(config.to_dict()) == config
+    shown = show_toml(load_layers("cartpole-apex", tmp_path / "own.toml"))
+    assert [table["name"] for table in tomllib.loads(shown)["replay"]["tables"]] == ["default", "rollouts"]
+
+
+def test_shards_share_capacities_and_batches_choose_the_error(tmp_path):
+    (tmp_path / "own.toml").write_text(SEVERAL)
+    replay = load_config("cartpole-apex", tmp_path / "own.toml", {"replay.shards": "3"}).replay
+    first, second = replay.shard_tables(3)
+    assert (first.capacity, first.min_items, second.capacity, second.min_items) == (1667, 1, 34, 4)
+    assert first.samples_per_insert_error == max(8.0 * replay.batch_size, 800.0)
+    assert replay.table("rollouts").capacity == 100
+
+
+def test_every_field_of_a_table_is_explained():
+    text = explain("replay.tables")
+    assert "[[replay.tables]]" in text
+    for name in vars(TableConfig()):
+        assert f"\n    {name} (" in text
+        assert table_meanings()[name][1] in text

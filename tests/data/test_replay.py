@@ -13,6 +13,7 @@ from common.data.columns import Payload
 from common.data.fields import FieldSpec, Items
 from common.data.inserts import GapError, Insert, RefusedError
 from common.data.packing import pack_entries, unpack_frame
+from common.data.producers import MAX_PRODUCERS
 from common.data.replay import Replay
 from common.data.table import TableConfig
 from common.errors import ConfigError
@@ -373,7 +374,7 @@ def test_disk_use_follows_what_is_alive(tmp_path):
     for sequence in range(1, 2000):
         replay.insert(simple(sequence, sequence * 4, 4))
     used = sum(os.stat(file).st_blocks * 512 for file in tmp_path.iterdir())
-    assert used < 3 * (replay.store.used_bytes + 2000 * 48 + 8192 * 24) + 200_000
+    assert used < 3 * (replay.store.used_bytes + 2000 * 48 + MAX_PRODUCERS * 40) + 200_000
 
 
 def test_a_full_disk_evicts_instead_of_growing(tmp_path, monkeypatch):
@@ -391,3 +392,13 @@ def test_a_full_disk_evicts_instead_of_growing(tmp_path, monkeypatch):
         check_windows(replay.sample({"default": 8}))
     assert 50 < len(contents(replay)) < 1000
     assert replay.counters.evicted_early_items > 100
+
+
+def test_a_folder_with_other_fields_than_those_wanted_is_refused(tmp_path):
+    table = TableConfig(capacity=10)
+    first = Replay(tmp_path, [table], budget_bytes=1 << 22, specs=SPECS)
+    first.insert(make_insert(1, 0, 3, [0], [1], [1.0]))
+    first.close()
+    Replay(tmp_path, [table], budget_bytes=1 << 22, specs=SPECS).close()
+    with pytest.raises(ConfigError, match="holds items with other fields"):
+        Replay(tmp_path, [table], budget_bytes=1 << 22, specs=SPECS[:1])

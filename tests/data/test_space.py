@@ -19,15 +19,21 @@ class Model:
         self.most = most
         self.space = Space(most, (8, 1, 1), budget, self.starts, self.counts)
         self.chunks: dict[int, int] = {}  # row -> age
+        self.kept: set[int] = set()
         self.age = 0
 
     def insert(self, units, more):
-        """Insert a chunk, evicting as long as it has to; returns the ages of what went."""
+        """Insert a chunk, evicting as long as it has to; the ages of what went, None if too few may go."""
         counts, gone = [1, units, more], []
         while (starts := self.space.place(counts)) is None:
             assert self.chunks, "no room in an empty space"
             row = self.space.oldest()
-            assert self.chunks[row] == min(self.chunks.values())
+            ages = [age for each, age in self.chunks.items() if each not in self.kept]
+            if row is None:
+                assert not ages
+                assert not self.has_gap(counts)
+                return None
+            assert self.chunks[row] == min(ages)
             gone.append(self.chunks.pop(row))
             self.space.evict(row)
         row = starts[0]
@@ -38,8 +44,21 @@ class Model:
         self.chunks[row] = self.age
         return gone
 
+    def has_gap(self, counts):
+        """Whether there is room between two chunks, or before the first one."""
+        rows = sorted(self.chunks)
+        begins = [[0, 0, 0]] + [(self.starts[row] + self.counts[row]).tolist() for row in rows]
+        ends = [self.starts[row].tolist() for row in rows]
+        pairs = zip(begins[:-1], ends, strict=True)
+        return any(all(np.array(begin) + counts <= end) for begin, end in pairs)
+
+    def keep(self, row):
+        self.kept ^= {row}
+        (self.space.keep if row in self.kept else self.space.let_go)(row)
+
     def free(self, row):
         self.chunks.pop(row)
+        self.kept.discard(row)
         self.space.free(row)
 
     def check(self):
@@ -58,6 +77,8 @@ OPERATION = st.one_of(
     st.tuples(st.just("insert"), st.integers(1, 40), st.integers(1, 160)),
     st.tuples(st.just("insert"), st.integers(1, 10), st.integers(1, 20)),
     st.tuples(st.just("free"), st.integers(0, 1000), st.just(0)),
+    st.tuples(st.just("insert and keep"), st.integers(1, 20), st.integers(1, 80)),
+    st.tuples(st.just("let go"), st.integers(0, 1000), st.just(0)),
     st.tuples(st.just("restore"), st.just(0), st.just(0)),
 )
 
@@ -67,14 +88,19 @@ OPERATION = st.one_of(
 def test_never_two_chunks_in_one_place(operations, budget):
     model = Model(budget)
     for operation, a, b in operations:
-        if operation == "insert":
-            model.insert(a, b)
+        if operation.startswith("insert"):
+            if model.insert(a, b) is not None and operation != "insert":
+                model.keep(max(model.chunks, key=model.chunks.get))
         elif operation == "free" and model.chunks:
             model.free(sorted(model.chunks)[a % len(model.chunks)])
+        elif operation == "let go" and model.kept:
+            model.keep(sorted(model.kept)[a % len(model.kept)])
         elif operation == "restore":
             space = Space(model.most, (8, 1, 1), budget, model.starts, model.counts)
             rows = sorted(model.chunks, key=model.chunks.get)
             space.restore(np.array(rows, np.int64), model.space.limits)
+            for row in model.kept:
+                space.keep(row)
             model.space = space
         model.check()
 

@@ -32,7 +32,7 @@ def test_agrees_with_a_plain_array(case, seed):
         tree.set(np.array(slots), np.array(weights))
         for slot, weight in zip(slots, weights, strict=True):
             oracle[slot] = weight
-    assert np.array_equal(tree.leaves, oracle)
+    assert np.array_equal(tree[np.arange(tree.capacity)], oracle)
     assert tree.total == pytest.approx(oracle.sum(), rel=1e-12)
     points = np.concatenate([[0.0, np.nextafter(1, 0)], stratified(np.random.default_rng(seed), 50)])
     if not tree.total > 0:

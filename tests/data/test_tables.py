@@ -15,7 +15,7 @@ from tests.data.test_replay import BUDGET, Items, check_windows, make_insert, si
 
 
 def open_tables(folder, *texts, budget=BUDGET, seed=0):
-    return Replay(folder, [parse_table(text, 8) for text in texts], budget_bytes=budget, seed=seed)
+    return Replay(folder, [parse_table(text) for text in texts], budget_bytes=budget, seed=seed)
 
 
 def first_steps(replay, name):
@@ -236,7 +236,7 @@ def test_an_item_goes_after_so_many_samples(tmp_path, sampler, times):
 
 
 def test_a_queue_passes_everything_on_once_and_in_order(tmp_path):
-    replay = open_tables(tmp_path, "default:queue,capacity=6")
+    replay = open_tables(tmp_path, "default:limiter=queue,capacity=6")
     table = replay.tables["default"]
     sequence, seen = 1, []
     for _ in range(30):
@@ -260,7 +260,7 @@ def test_a_queue_passes_everything_on_once_and_in_order(tmp_path):
 
 
 def test_a_queue_of_one(tmp_path):
-    replay = open_tables(tmp_path, "default:queue,capacity=1")
+    replay = open_tables(tmp_path, "default:limiter=queue,capacity=1")
     for sequence in range(1, 20):
         assert replay.insert(make_insert(sequence, sequence * 6, 6, [0], [6], [1.0]))
         with pytest.raises(HeldError):
@@ -272,7 +272,7 @@ def test_a_queue_of_one(tmp_path):
 
 
 def test_a_held_insert_changes_nothing_and_a_queue_survives_a_restart(tmp_path):
-    texts = ["default:capacity=50", "queue:queue,capacity=3"]
+    texts = ["default:capacity=50", "queue:limiter=queue,capacity=3"]
     replay = open_tables(tmp_path, *texts)
     replay.insert(several(1, 0, 3, "default", "queue"))
     with pytest.raises(HeldError):
@@ -291,7 +291,7 @@ def test_an_insert_that_waits_is_unpacked_once(tmp_path, monkeypatch):
     unpacked = []
     check = inserts.check_blocks
     monkeypatch.setattr(inserts, "check_blocks", lambda *args: unpacked.append(check(*args)))
-    replay = open_tables(tmp_path, "default:queue,capacity=4")
+    replay = open_tables(tmp_path, "default:limiter=queue,capacity=4")
     replay.insert(simple(1, 0, 4))
     waiting = simple(2, 10, 4)
     for _ in range(5):
@@ -304,7 +304,7 @@ def test_an_insert_that_waits_is_unpacked_once(tmp_path, monkeypatch):
 
 
 def test_a_queue_too_small_for_batch_and_chunk_says_so(tmp_path):
-    replay = open_tables(tmp_path, "default:queue,capacity=10")
+    replay = open_tables(tmp_path, "default:limiter=queue,capacity=10")
     replay.insert(simple(1, 0, 7))
     assert replay.sample({"default": 8}) == "batch size: 7 of 8 items"
     with pytest.raises(HeldError):
@@ -363,11 +363,11 @@ def test_living_chunks_are_kept_when_others_go(tmp_path):
         ("a:sampler=priority", "prioritized"),
         ("a:remover=best", "lowest"),
         ("a:limiter=strict", "rate, queue"),
-        ("a:capasity=4", "did you mean capacity"),
+        ("a:capasity=4", "nearest: capacity"),
         ("a:capacity=many", "number"),
         ("a:capacity=5,min_items=6", "min_items"),
-        ("a:limiter=queue", "max_times_sampled"),
-        ("a:queue,samples_per_insert=2", "samples_per_insert"),
+        ("a:limiter=queue,max_times_sampled=0", "max_times_sampled"),
+        ("a:limiter=queue,samples_per_insert=2", "samples_per_insert"),
         ("a b:capacity=5", "a name is"),
         ("../a:capacity=5", "a name is"),
         # Its files would be those of the chunks.
@@ -398,10 +398,10 @@ def test_the_steepest_exponents_remove_and_sample_every_priority(tmp_path, prior
 
 
 def test_tables_as_text():
-    assert parse_table("rollouts:queue,capacity=7") == TableConfig(
-        "rollouts", 7, "fifo", "fifo", "queue", max_times_sampled=1, samples_per_insert_error=4096
+    assert parse_table("rollouts:limiter=queue,capacity=7") == TableConfig(
+        "rollouts", 7, "fifo", "fifo", "queue", max_times_sampled=1
     )
-    assert parse_table("a").samples_per_insert_error > 0
+    assert parse_table("a").limiter_error() == 4096
     assert parse_table("a:samples_per_insert=2,samples_per_insert_error=9,min_items=3") == TableConfig(
         "a", min_items=3, samples_per_insert=2.0, samples_per_insert_error=9.0
     )

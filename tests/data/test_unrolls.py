@@ -69,22 +69,24 @@ def stacked(chunk, t):
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 7),
+    st.integers(0, 6),
     st.integers(0, 40),
     st.booleans(),
     st.sampled_from([0.0, 0.3, 0.9]),
     st.integers(0, 999),
 )
-def test_unrolls_hold_every_step_as_it_was_seen(length, steps, stack, end, seed):
+def test_unrolls_hold_every_step_as_it_was_seen(length, skipped, steps, stack, end, seed):
+    skipped = min(skipped, length - 1)
     rng = np.random.default_rng(seed)
-    accumulator = UnrollAccumulator(length, STACK if stack else 0, 5)
+    accumulator = UnrollAccumulator(length, STACK if stack else 0, 5, skipped)
     chunks, seen = play(rng, accumulator, stack, steps, end)
     shape = (STACK, 2, 2) if stack else (2, 2)
     specs = unroll_fields(shape, "uint8", STACK if stack else 0, ACTIONS, length, 5)
-    assert len(chunks) == steps // length
+    assert len(chunks) == max(0, steps - skipped) // length
     for index, chunk in enumerate(chunks):
         check_chunk(chunk, specs)
         assert (chunk.offsets.tolist(), chunk.lengths.tolist(), chunk.steps) == ([0], [length], length)
-        first = index * length
+        first = skipped + index * length
         assert chunk.version == first
         memory = join_memory(chunk.fields["memory"][None], 5)[0]
         np.testing.assert_allclose(memory, seen[first][2]["memory"], rtol=1e-6)

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 MEGABYTE = 1_000_000
 ACTORS = 3
+SHARDS = 2
 DASHBOARD = ROOT / "deploy" / "monitoring" / "grafana" / "dashboards" / "troupe.json"
 ALL_PROFILES = ("--profile", "gpu", "--profile", "monitoring")
 
@@ -75,6 +76,18 @@ def test_what_trains_has_no_way_out(services: dict[str, Any]) -> None:
     for name in ("learner", "learner-gpu", "replay", "actor", "evaluator"):
         assert list(services[name]["networks"]) == ["run"], name
         assert not services[name].get("ports"), name
+
+
+def test_shards_and_what_a_mistake_does(services: dict[str, Any]) -> None:
+    for name in ("learner", "learner-gpu", "replay", "actor", "evaluator", "tensorboard"):
+        assert services[name]["environment"]["TROUPE_HOLD"] == "1", name
+    # Each replica has an address and a number of its own; one name for all would be anybody's.
+    assert "TROUPE_ADVERTISE" not in services["replay"]["environment"]
+    assert services["replay"]["environment"]["TROUPE_INDEX"] == "free"
+    text = Project("troupe-test-file", {"TROUPE_REPLAY__SHARDS": "3"}).compose("config", "--format", "json")
+    scaled = json.loads(text[text.index("{") :])["services"]
+    assert scaled["replay"]["deploy"]["replicas"] == 3
+    assert scaled["learner"]["environment"]["TROUPE_REPLAY__SHARDS"] == "3"
 
 
 def test_every_variable_of_a_field_reaches_the_learner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +164,7 @@ def test_the_image_of_replay_is_small_and_has_no_torch(images: dict[str, Any]) -
 
 @pytest.fixture(scope="module")
 def project(images: dict[str, Any]) -> Iterator[Project]:
-    """A run of CartPole with three actors; the next tests go on with it, one after the other."""
+    """A run of CartPole with three actors and two shards; the next tests go on with it, one by one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -163,6 +176,7 @@ def project(images: dict[str, Any]) -> Iterator[Project]:
         "TROUPE_RUN__LOG_EVERY_S": "2",
         "TROUPE_LEARNER__CHECKPOINT_PERIOD_S": "5",
         "TROUPE_REPLAY__MIN_ITEMS": "500",
+        "TROUPE_REPLAY__SHARDS": str(SHARDS),
         "TROUPE_EVALUATOR__EPISODES": "1",
         "TROUPE_EVALUATOR__SLOTS": "1",
         "TROUPE_EVALUATOR__VIDEO": "false",
@@ -185,6 +199,11 @@ def test_a_run_with_three_actors_learns(project: Project) -> None:
     project.wait_for("three actors in the run", lambda: len(granted()) == ACTORS)
     slots = [slot for some in granted() for slot in some]
     assert len(set(slots)) == len(slots) == ACTORS * 16
+    shards = {
+        peer["name"]: peer["endpoint"] for peer in project.status()["peers"] if peer["role"] == "replay"
+    }
+    assert sorted(shards) == ["replay-0", "replay-1"]
+    assert len(set(shards.values())) == SHARDS
     for service in SERVICES:
         project.wait_for(
             f"{service} is well", lambda service=service: all(map(well, project.inspect(service)))
@@ -197,7 +216,8 @@ def test_a_run_with_three_actors_learns(project: Project) -> None:
 def test_the_learner_reads_the_items_where_they_lie(project: Project) -> None:
     project.wait_for("200 updates", lambda: project.updates() > 200)
     logs = project.compose("logs", "--no-color", "learner")
-    assert "reading replay's files in /var/lib/troupe/replay/cartpole-apex" in logs
+    for number in range(SHARDS):
+        assert f"reading replay's files in /var/lib/troupe/replay/cartpole-apex/replay/shard-{number}" in logs
 
 
 @pytest.mark.slow
@@ -303,12 +323,33 @@ def test_a_complete_run_ends_and_stays_so(project: Project) -> None:
     project.env["TROUPE_RUN__TOTAL_STEPS"] = str(int(project.status()["steps"]) + 2000)
     project.compose("up", "-d", "--no-build", "--scale", f"actor={ACTORS}")
 
-    def done() -> bool:
-        ended = [one["State"] for name in ("learner", "actor") for one in project.inspect(name)]
-        return all(not state["Running"] and state["ExitCode"] == 0 for state in ended)
-
-    project.wait_for("the learner and the actors are done", done)
+    project.wait_for("all are done", lambda: _done(project))
     assert "resuming with run.total_steps" in project.compose("logs", "--no-color", "learner")
+    project.compose("up", "-d", "--no-build", "--scale", f"actor={ACTORS}")
+    project.wait_for("all have heard that the run is complete", lambda: _done(project))
+    assert "the run is complete at" in project.compose("logs", "--no-color", "learner")
+
+
+def _done(project: Project) -> bool:
+    """Whether the learner and all members have ended, and well."""
+    names = ("learner", "replay", "actor", "evaluator")
+    ended = [one["State"] for name in names for one in project.inspect(name)]
+    return all(not state["Running"] and state["ExitCode"] == 0 for state in ended)
+
+
+@pytest.mark.slow
+def test_a_mistake_is_said_once_and_waits_to_be_put_right(project: Project) -> None:
+    project.env["TROUPE_ENV__ID"] = "gym:Acrobot-v1"  # structural: the run was begun with another
+    try:
+        project.compose("up", "-d", "--no-build", "--no-deps", "learner")
+        held = "learner ended with status 2, which no restart would mend"
+        project.wait_for("it waits", lambda: held in project.compose("logs", "--no-color", "learner"))
+        learner = project.inspect("learner")[0]
+        assert (learner["State"]["Running"], learner["RestartCount"]) == (True, 0)
+        project.compose("stop", "learner")
+        assert project.inspect("learner")[0]["State"]["ExitCode"] == 2
+    finally:
+        del project.env["TROUPE_ENV__ID"]
 
 
 @pytest.mark.slow

@@ -83,7 +83,8 @@ zone = boto3.client("route53").create_hosted_zone(
 )["HostedZone"]["Id"].rsplit("/", 1)[1]
 boto3.client("s3").create_bucket(Bucket="bucket")
 config = dict(preset="cartpole-apex", overrides={{"run.seed": "7"}}, bucket="bucket", zone_id=zone,
-              domain="test.troupe.internal", log_groups={{}}, groups=["test-actor", "test-learner"],
+              modules=["my.env", "other"], domain="test.troupe.internal", log_groups={{}},
+              groups=["test-actor", "test-learner"],
               actor={{"processes": 3}}, learner={{}}, replay={{}})
 encode = lambda text: base64.b64encode(text.encode()).decode()
 put = boto3.client("ssm", region_name="us-east-1").put_parameter
@@ -123,6 +124,7 @@ def test_actor_boots(machine: Any) -> None:
     text = (actor.root / "etc" / "service.env").read_text()
     assert "TROUPE_LEARNER=tcp://learner.test.troupe.internal:5550\n" in text
     assert "TROUPE_HOST=i-0123456789abcdef0\n" in text
+    assert "TROUPE_MODULES=my.env,other\n" in text
 
 
 def test_replay_takes_its_name(machine: Any, metadata: Metadata) -> None:

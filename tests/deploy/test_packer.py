@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -108,7 +110,7 @@ def test_start_knows_its_options() -> None:
     text = (SCRIPTS / "start.sh").read_text()
     for role in ("learner", "replay", "actor", "evaluator"):
         body = text.split(f"\n  {role})", 1)[1].split(";;", 1)[0]
-        source = (ROOT / "services" / role / "__main__.py").read_text()
+        source = "".join(file.read_text() for file in (ROOT / "services" / role).glob("*.py"))
         if role == "learner":
             body = body.replace("--resume", "")
         for option in set(re.findall(r"(--[a-z-]+)", body)) - {"--keys"}:
@@ -123,22 +125,111 @@ def test_start_refuses_a_word_that_is_no_service() -> None:
     assert "actress" in done.stderr
 
 
+def start(tmp_path: Path, *words: str, **more: str) -> subprocess.Popen[str]:
+    """`start.sh` with a command in the place of `troupe` that says its arguments and does what DOES says."""
+    troupe = tmp_path / "bin" / "troupe"
+    troupe.parent.mkdir(exist_ok=True)
+    troupe.write_text('#!/bin/bash\necho "$@"\neval "$DOES"\n')
+    troupe.chmod(0o755)
+    env = {
+        "PATH": os.environ["PATH"],
+        "TROUPE_BIN": str(troupe.parent),
+        "TROUPE_RUN_DIR": str(tmp_path / "run"),
+        "TROUPE_KEYS": "/keys",
+        "TROUPE_LEARNER": "tcp://learner:5550",
+        "DOES": "exit 0",
+        **more,
+    }
+    return subprocess.Popen(
+        ("bash", str(SCRIPTS / "start.sh"), *words),
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill it, and what it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+
+
+def lines_until(process: subprocess.Popen[str], word: str) -> str:
+    """The output of a process up to the line that has `word` in it."""
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if word in line:
+            return seen
+    pytest.fail(f"no line with {word!r}: {seen}")
+
+
+@pytest.mark.parametrize("status", [2, 5])
+def test_where_everything_is_restarted_a_mistake_waits_to_be_put_right(tmp_path: Path, status: int) -> None:
+    process = start(tmp_path, "learner", TROUPE_HOLD="1", DOES=f"echo the cause; exit {status}")
+    try:
+        assert "the cause\n" in lines_until(process, f"learner ended with status {status}")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.terminate()
+        assert process.wait(60) == status
+    finally:
+        end(process)
+
+
+@pytest.mark.parametrize(("hold", "status"), [("1", 0), ("1", 3), ("1", 70), ("", 2), ("", 5)])
+def test_whatever_a_restart_may_mend_ends(tmp_path: Path, hold: str, status: int) -> None:
+    process = start(tmp_path, "evaluator", TROUPE_HOLD=hold, DOES=f"exit {status}")
+    process.communicate(timeout=60)
+    assert process.returncode == status
+
+
+def test_a_service_below_the_script_is_told_to_stop_and_ends_by_itself(tmp_path: Path) -> None:
+    does = "trap 'echo saved; exit 5' TERM; echo begun; while :; do sleep 0.1; done"
+    process = start(tmp_path, "learner", TROUPE_HOLD="1", DOES=does)
+    try:
+        lines_until(process, "begun")
+        process.terminate()
+        output, _ = process.communicate(timeout=60)
+        assert (process.returncode, output) == (5, "saved\n")
+    finally:
+        end(process)
+
+
+def test_shards_that_share_a_folder_take_numbers_that_are_free(tmp_path: Path) -> None:
+    def shard() -> tuple[subprocess.Popen[str], str]:
+        process = start(tmp_path, "replay", TROUPE_INDEX="free", DOES="echo begun; exec sleep 600")
+        processes.append(process)
+        said = lines_until(process, "begun")
+        assert "--bind tcp://0.0.0.0:5560 " in said
+        assert "--advertise" not in said
+        found = re.search(r"--index (\d+) .*/run/replay/shard-(\d+) ", said)
+        assert found is not None
+        assert found.group(1) == found.group(2)
+        return process, found.group(1)
+
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        first, number = shard()
+        assert (number, shard()[1], shard()[1]) == ("0", "1", "2")
+        first.kill()
+        first.wait(60)
+        assert shard()[1] == "0", "what a dead shard held was not taken again"
+    finally:
+        for process in processes:
+            end(process)
+
+
 @pytest.mark.parametrize(("saved", "resumes"), [(False, False), (True, True)])
 def test_learner_resumes_where_there_is_a_checkpoint(tmp_path: Path, saved: bool, resumes: bool) -> None:
-    troupe = tmp_path / "bin" / "troupe"
-    troupe.parent.mkdir()
-    troupe.write_text('#!/bin/sh\necho "$@"\n')
-    troupe.chmod(0o755)
     run_dir = tmp_path / "run"
     (run_dir / "checkpoints").mkdir(parents=True)
     if saved:
         (run_dir / "checkpoints" / "step-000000000100").mkdir()
-    env = {
-        "PATH": os.environ["PATH"],
-        "TROUPE_BIN": str(troupe.parent),
-        "TROUPE_RUN_DIR": str(run_dir),
-        "TROUPE_KEYS": "/keys",
-    }
-    output = run("bash", SCRIPTS / "start.sh", "learner", cwd=tmp_path, env=env)
+    output, _ = start(tmp_path, "learner").communicate(timeout=60)
     assert ("--resume" in output.split()) is resumes
     assert f"--run-dir {run_dir} --keys /keys" in output

@@ -86,3 +86,44 @@ class ColourEnv(gymnasium.Env):
 
 gymnasium.register("Counting-v0", entry_point=CountingEnv, disable_env_checker=True, order_enforce=False)
 gymnasium.register("Colour-v0", entry_point=ColourEnv, disable_env_checker=True)
+
+
+class PictureEnv(gymnasium.Env):
+    """Pictures in any form: a bright left half and a dark right half, and a top row at the highest value."""
+
+    def __init__(
+        self, shape: tuple[int, ...] = (40, 48, 3), dtype: str = "uint8", high: float = 255, nested: str = ""
+    ) -> None:
+        self._box = gymnasium.spaces.Box(0, high, tuple(shape), np.dtype(dtype).type)
+        self._nested = nested
+        self.observation_space = self._box
+        if nested == "dict":
+            self.observation_space = gymnasium.spaces.Dict(
+                camera=self._box, speed=gymnasium.spaces.Discrete(3)
+            )
+        elif nested == "tuple":
+            self.observation_space = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(3), self._box])
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def _obs(self) -> Any:
+        high, shape = self._box.high.flat[0], self._box.shape
+        picture = np.zeros(shape, self._box.dtype)
+        first = len(shape) == 3 and shape[2] not in (1, 3)
+        rows, columns = (1, 2) if first else (0, 1)
+        left = [slice(None)] * len(shape)
+        left[columns] = slice(shape[columns] // 2)
+        picture[tuple(left)] = high * 0.8
+        top = [slice(None)] * len(shape)
+        top[rows] = slice(8)
+        picture[tuple(top)] = high
+        return {"dict": {"camera": picture, "speed": 1}, "tuple": (1, picture)}.get(self._nested, picture)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        return self._obs(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict]:
+        return self._obs(), 1.0, False, False, {}
+
+
+gymnasium.register("Picture-v0", entry_point=PictureEnv)

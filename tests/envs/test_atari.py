@@ -7,6 +7,7 @@ import pytest
 from common.config.schema import EnvConfig
 from common.envs import make_spec, make_vector
 from common.envs.atari import game_of
+from common.envs.spectator import NoPictureError
 from common.errors import ConfigError
 
 ale_py = pytest.importorskip("ale_py")
@@ -153,10 +154,29 @@ def test_names() -> None:
         game_of("atari:pog")
 
 
-def test_rendering_shows_the_newest_frame() -> None:
-    env = make_vector(config("pong"), 1, seed=1)
+def test_a_film_shows_the_very_game_that_is_played_in_the_emulators_colours() -> None:
+    import cv2
+
+    env = make_vector(config("pong", sticky_actions=0.25), 3, seed=1, evaluation=True)
+    assert env.steps_per_s == 15
     obs = env.reset()
-    frame = env.render_frame(0)
-    assert frame is not None
-    assert frame.shape == (252, 252, 3)
-    np.testing.assert_array_equal(frame[1::3, 1::3, 0], obs[0, -1])
+    random = np.random.default_rng(0)
+    for i in range(1200):
+        if i == 900:
+            obs = env.reset()
+        if i % 7 == 0 or i > 1190:
+            frame = env.render_frame(1)
+            assert frame.shape == (210, 160, 3)
+            grey = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
+            grey = cv2.resize(grey, (84, 84), interpolation=cv2.INTER_AREA)
+            # Another place of ball or paddle makes more; so much does the larger of two frames, by colour.
+            assert np.abs(grey.astype(int) - obs[1, -1]).max() <= 30
+        obs = env.step(random.integers(0, 6, 3)).obs
+    assert {(144, 72, 17), (92, 186, 92)} <= {tuple(colour) for colour in frame.reshape(-1, 3).tolist()}
+
+
+def test_only_evaluations_are_filmed() -> None:
+    env = make_vector(config("pong"), 1, seed=1)
+    env.reset()
+    with pytest.raises(NoPictureError, match="evaluations only"):
+        env.render_frame(0)

@@ -142,10 +142,12 @@ def test_discrete_observations_become_one_hot() -> None:
     [
         ("gym:CartPol-v1", "did you mean gym:CartPole-v1"),
         ("gym:CartPole-v7", "gym:CartPole-v1"),
-        ("no_such_package.envs:Thing-v0", "pip install no-such-package"),
+        ("no_such_package.envs:Thing-v0", "PYTHONPATH"),
         ("tests.envs.counting:Countin-v0", "did you mean tests.envs.counting:Counting-v0"),
         ("gym:Pendulum-v1", "only discrete actions"),
-        ("CartPole-v1", "has no family"),
+        ("CartPole-v1", "has no family: did you mean gym:CartPole-v1"),
+        ("CartPol-v1", "has no family: did you mean gym:CartPole-v1"),
+        ("Plain-v0", "has no family: write atari:GAME, .* or package.module:ID"),
         ("gym:", "has no family"),
     ],
 )

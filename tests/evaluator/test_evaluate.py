@@ -1,8 +1,8 @@
 """`troupe eval`: from a run, a directory of checkpoints or one checkpoint."""
 
 import json
+import sys
 
-import numpy as np
 import pytest
 
 from common.agents import make_agent
@@ -80,9 +80,33 @@ def test_wrong_paths_and_words_are_one_line(tmp_path):
         evaluate.main([str(tmp_path)])
 
 
-def test_a_film_that_cannot_be_written_costs_no_result(run_dir, tmp_path, capsys, monkeypatch):
-    picture = np.zeros((4, 4, 3), np.uint8)
-    monkeypatch.setattr("common.envs.slots.SlotVector.render_frame", lambda self, slot: picture)
+@pytest.mark.parametrize("name", ["no/a.gif", "a.avi", "a"])
+def test_a_film_that_cannot_be_written_is_found_before_the_games(run_dir, tmp_path, capsys, name):
     with pytest.raises(ConfigError, match="cannot write the film"):
-        evaluate.main([str(run_dir), "--episodes", "1", "--json", "--video", str(tmp_path / "no" / "a.gif")])
-    assert json.loads(capsys.readouterr().out)["episodes"] == 1
+        evaluate.main([str(run_dir), "--episodes", "1", "--json", "--video", str(tmp_path / name)])
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "head"), [("a.gif", b"GIF89a"), ("b.MP4", b"\0\0\0")])
+def test_the_end_of_its_name_says_what_a_film_is(run_dir, tmp_path, name, head):
+    assert evaluate.main([str(run_dir), "--episodes", "1", "--video", str(tmp_path / name)]) == 0
+    film = (tmp_path / name).read_bytes()
+    assert film.startswith(head)
+    assert (b"avc1" in film) is name.endswith("MP4")
+
+
+def test_without_pygame_the_cause_is_told(run_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    assert evaluate.main([str(run_dir), "--episodes", "1", "--video", str(tmp_path / "a.gif")]) == 0
+    assert "pygame is not installed" in capsys.readouterr().err
+    assert not (tmp_path / "a.gif").exists()
+
+
+def test_a_checkpoint_does_not_choose_what_is_imported(tmp_path):
+    sys.modules.pop("this", None)
+    config = load_config("cartpole-apex", None, {}, {}).to_dict()
+    config["env"]["id"] = "this:X"
+    save_checkpoint(tmp_path / "checkpoints", {}, {"steps": 1, "config": config, "agent": {}})
+    with pytest.raises(ConfigError, match=r"runs the module this.*--modules this"):
+        evaluate.main([str(tmp_path)])
+    assert "this" not in sys.modules

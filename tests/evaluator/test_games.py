@@ -39,6 +39,8 @@ class FakeVector:
         self.closed = False
         FakeVector.last = self
 
+    steps_per_s = 15.0
+
     def reset(self):
         return np.zeros((self.num_slots, 1), np.float32)
 
@@ -89,7 +91,7 @@ def test_every_slot_keeps_its_own_memory(fake):
     ]  # fmt: skip
     assert [i.first.tolist() for i in fake.inputs[2:5]] == [[False, False], [True, False], [False, False]]
     assert fake.inputs[6].first.tolist() == [True]
-    assert fake.inputs[6].last_reward.tolist() == [6.0]
+    assert fake.inputs[6].last_reward.tolist() == [1.0], "training clips rewards to their sign"
     assert fake.inputs[6].last_action.tolist() == [1]
 
 
@@ -100,7 +102,7 @@ def test_stops_when_told(fake):
 
 
 def test_films_the_first_game_only(fake):
-    recorder = Recorder(every=1)
+    recorder = Recorder()
     run(fake, recorder=recorder)
     assert [int(frame[0, 0, 0]) for frame in recorder] == [0, 1, 2]
 

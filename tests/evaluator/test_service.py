@@ -40,9 +40,11 @@ class FakeClient:
             raise PeerError("evaluator got no parameters")
         return Params(self.version, self.agent.params())
 
-    def send_telemetry(self, metrics, blobs=None):
+    def send_telemetry(self, metrics, blobs=None, fields=None):
         self.sent.append((metrics, blobs or {}))
-        self.on_sent(metrics)
+        if metrics:
+            self.games = fields["episodes"]
+            self.on_sent(metrics)
 
     def on_sent(self, metrics):
         self.version += 1
@@ -69,6 +71,10 @@ def test_evaluates_each_version_and_the_last_once_more(setting):
         assert metrics["eval/episodes"] == 2
         assert metrics["eval/episode_return"] == metrics["eval/episode_length"] > 0  # CartPole pays 1 a step
         assert "eval/human_normalized" not in metrics
+    returns = [score for score, _ in client.games]
+    assert scores(client)[-1]["eval/episode_return_std"] == pytest.approx(
+        abs(returns[0] - returns[1]) / 2**0.5
+    )
 
 
 def test_human_normalised_where_it_is_known(setting):
@@ -120,17 +126,12 @@ def test_a_film_goes_ahead_of_the_scores_now_and_then(setting, monkeypatch):
 
     monkeypatch.setattr(service, "play", play)
 
-    def on_sent(metrics):
-        if metrics:
-            FakeClient.on_sent(client, metrics)
-
-    client.on_sent = on_sent
     Evaluator(config, client, stop).run()
     kinds = ["film" if blobs else "scores" for _, blobs in client.sent]
     assert kinds == ["film", "scores", "scores", "scores", "film", "scores"]
     gif = client.sent[0][1]["video"]
-    assert gif.dtype == np.uint8
-    assert gif[:3].tobytes() == b"GIF"
+    assert gif[:3] == b"GIF"
+    assert client.sent[0][1]["mp4"][4:8] == b"ftyp"
 
 
 def test_seeds_differ_by_version_and_run():

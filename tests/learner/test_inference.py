@@ -63,25 +63,29 @@ class CountingAgent:
     def values(self, inputs: Inputs) -> np.ndarray:
         return np.zeros(len(inputs.obs), np.float32)
 
-    def accumulator(self, chunk_steps: int) -> NStepAccumulator:
+    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> NStepAccumulator:
         return NStepAccumulator(1, 1.0, chunk_steps, 0)
 
     def load_params(self, params: dict[str, np.ndarray]) -> None:
         self.bonus = int(params["bonus"])
 
 
-class FakeShard:
+class FakeReplay:
     """Takes every chunk while it is `open`."""
 
     open = True
     outstanding = 0
+    paused = False
     blocked_reason = "the shard is full"
 
     def __init__(self, context: zmq.Context, chunks: list[Chunk]) -> None:
-        self.socket = context.socket(zmq.PAIR)
+        self.sockets = [context.socket(zmq.PAIR)]
         self._chunks = chunks
 
-    def insert(self, chunk: Chunk) -> bool:
+    def set_shards(self, endpoints: list[str]) -> None:
+        pass
+
+    def insert(self, chunk: Chunk, table: str) -> bool:
         if self.open:
             self._chunks.append(chunk)
         return self.open
@@ -93,7 +97,7 @@ class FakeShard:
         return True
 
     def close(self) -> None:
-        self.socket.close(linger=0)
+        self.sockets[0].close(linger=0)
 
 
 class Learner:
@@ -107,7 +111,7 @@ class Learner:
         self.chunks: list[Chunk] = []
         self.leases: dict[int, set[int]] = {}
         self.agent = CountingAgent()
-        self.shard = FakeShard(context, self.chunks)
+        self.replay = FakeReplay(context, self.chunks)
         self.service = CentralInference(
             context,
             config,
@@ -115,7 +119,7 @@ class Learner:
             SPEC,
             leases=lambda: dict(self.leases),
             shards=lambda: ["shard"],
-            connect=lambda endpoint: self.shard,  # type: ignore[arg-type, return-value]
+            replay=self.replay,  # type: ignore[arg-type]
             seed=1,
             security=security,
         )
@@ -265,7 +269,7 @@ def test_what_comes_twice_counts_once(start: Callable[..., Learner]) -> None:
     got = []
     until(lambda: got.append(sockets.receive(actor.client._socket)) or sum(m is not None for m in got) == 3)
     assert [m.request_id for m in got if m] == [number] * 3
-    assert [m.array("actions").tolist() for m in got if m] == [answer.actions.tolist()] * 3
+    assert [m.arrays["actions"].tolist() for m in got if m] == [answer.actions.tolist()] * 3
     sockets.send(actor.client._socket, Message(again.type, again.fields, again.arrays, number - 1))  # late
     step = actor.env.step(answer.actions)
     actor.client.go_on(0, pack_step(step, 0))
@@ -309,7 +313,7 @@ def test_a_restarted_learner_lets_them_begin_again(start: Callable[..., Learner]
 def test_without_credit_there_are_no_answers(start: Callable[..., Learner], monkeypatch: Any) -> None:
     monkeypatch.setattr("common.wire.inference_client.RESEND_S", 0.1)
     learner = start()
-    learner.shard.open = False
+    learner.replay.open = False
     actor = Actor(learner, 1, [0])
     actor.begin()
     actor.steps(4)  # the fourth completes a chunk
@@ -317,7 +321,7 @@ def test_without_credit_there_are_no_answers(start: Callable[..., Learner], monk
     assert "the shard is full" in actor.client.wait_reason
     assert not learner.chunks
     until(lambda: learner.service.metrics().get("inference/insert_blocked_share", 0) > 0)
-    learner.shard.open = True
+    learner.replay.open = True
     actor.steps(4)
     check_consecutive(learner.chunks)
 
@@ -420,7 +424,7 @@ def test_with_keys_only_actors_are_served(start: Callable[..., Learner], tmp_pat
     actor.steps(2)
     other = Actor(learner, 2, [1], security=Security(keys=load_keys(folder, "evaluator")))
     other.begin()
-    with pytest.raises(Exception, match="key is of evaluator"):
+    with pytest.raises(Exception, match="one of evaluator"):
         until(lambda: other.client.poll(20))
     nobody = Actor(learner, 3, [2])
     nobody.begin()

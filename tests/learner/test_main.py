@@ -1,8 +1,9 @@
 import pytest
 
 from common.config import load_config
+from common.config.arguments import parse_with_fields
 from common.errors import ConfigError
-from services.learner.__main__ import run_config
+from services.learner.__main__ import parser, run_config
 
 
 def test_a_preset_begins_a_run_with_the_environment_on_top(tmp_path, monkeypatch):
@@ -48,3 +49,30 @@ def test_what_cannot_change_in_a_run_is_refused_and_leaves_it_alone(tmp_path, mo
     with pytest.raises(ConfigError, match="run of cartpole-apex"):
         run_config(run_dir, "pong-apex", {}, resume=True)
     assert (run_dir / "config.toml").read_text() == before
+
+
+def test_a_setting_that_would_do_nothing_is_refused_before_there_is_a_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("TROUPE_ENV__STICKY_ACTIONS", "0.25")
+    with pytest.raises(ConfigError, match=r"env\.sticky_actions would do nothing: gym:CartPole-v1"):
+        run_config(tmp_path / "run", "cartpole-apex", {})
+    assert not (tmp_path / "run").exists()
+
+
+def test_fields_on_the_command_line_come_before_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("TROUPE_RUN__SEED", "7")
+    words = [
+        "cartpole-apex",
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--run.seed",
+        "9",
+        "--total-steps=50",
+        "--resume",
+    ]
+    args, fields = parse_with_fields(parser(), words)
+    assert args.resume
+    config = run_config(args.run_dir, args.preset, fields)
+    assert (config.run.seed, config.run.total_steps) == (9, 50)
+    assert run_config(args.run_dir, None, {"run.total_steps": "80"}).run.total_steps == 80
+    with pytest.raises(ConfigError, match=r"cannot resume with another agent\.gamma"):
+        run_config(args.run_dir, None, {"agent.gamma": "0.5"})

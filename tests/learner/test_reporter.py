@@ -1,10 +1,16 @@
 import csv
 import json
+import os
+import time
 
+import numpy as np
 import pytest
 
+from common.runtime.video import encode_gif, encode_mp4
+from common.wire.budget import StepBudget
 from common.wire.control import Telemetry
 from services.learner.counters import RunCounters
+from services.learner.films import MOST_WAITING
 from services.learner.reporter import Reporter
 
 
@@ -15,7 +21,7 @@ class NoPeers:
 
 @pytest.fixture
 def reporter(tmp_path):
-    reporter = Reporter(tmp_path, "atari:pong", 1000, 10.0, RunCounters(4), None)
+    reporter = Reporter(tmp_path, "atari:pong", 1000, 10.0, RunCounters(4, StepBudget()), None)
     reporter.path = tmp_path
     return reporter
 
@@ -26,10 +32,10 @@ def rows(path):
 
 
 def test_steps_and_episodes_of_all_actors_are_put_together(reporter):
-    reporter.collect(
-        Telemetry("actor-0", "actor", 1, {"actor/steps": 40}, {"episodes": [[-20, 10], [-10, 20]]})
-    )
-    reporter.collect(Telemetry("actor-1", "actor", 2, {"actor/steps": 60}, {"episodes": [[0, 30]]}))
+    reporter._counters.budget.report(1, 40)
+    reporter._counters.budget.report(2, 60)
+    reporter.collect(Telemetry("actor-0", "actor", 1, {}, {"episodes": [[-20, 10], [-10, 20]]}))
+    reporter.collect(Telemetry("actor-1", "actor", 2, {}, {"episodes": [[0, 30]]}))
     reporter.tick(NoPeers(), 0.0, force=True)
     reporter.close()
     got = rows(reporter.path)
@@ -52,9 +58,132 @@ def test_evaluations_are_written_at_once(reporter):
     reporter.close()
 
 
+def test_games_of_an_evaluation_are_stored_and_are_no_training(reporter):
+    metrics = {"eval/episode_return": 5.0, "eval/version": 12}
+    games = {"episodes": [[4, 10], [6, 20]]}
+    reporter.collect(Telemetry("evaluator", "evaluator", 3, metrics, games))
+    reporter.close()
+    (line,) = (reporter.path / "evaluations.jsonl").read_text().splitlines()
+    assert json.loads(line)["returns"] == [4, 6]
+    assert json.loads(line)["version"] == 12
+    assert "train/episode_return" not in rows(reporter.path)
+
+
+def test_the_curves_of_a_resumed_run_go_on_from_its_checkpoint(tmp_path):
+    def reporter_at(steps, score, resumed_steps):
+        counters = RunCounters(4, StepBudget())
+        counters.budget.report(1, steps)
+        reporter = Reporter(tmp_path, "atari:pong", 1000, 10.0, counters, resumed_steps)
+        reporter.collect(Telemetry("evaluator", "evaluator", 3, {"eval/episode_return": score}))
+        return reporter
+
+    for steps, score, resumed in ((100, -20.0, None), (200, -10.0, 100), (200, float("nan"), 200)):
+        reporter_at(steps, score, resumed).close()
+    reporter = reporter_at(150, 5.0, 150)  # the one at 200 steps is undone
+    reporter.tick(NoPeers(), 0.0, force=True)
+    reporter.close()
+    returns = json.loads((tmp_path / "status.json").read_text())["returns"]
+    assert returns == {"eval/episode_return": [[100, -20.0], [150, 5.0]], "train/episode_return": []}
+
+
 def test_the_status_adds_up_the_shards(reporter):
     for shard, items in (("replay-0", 30.0), ("replay-1", 12.0), ("replay-0", 40.0)):
         reporter.collect(Telemetry(shard, "replay", hash(shard) & 0xFFFF, {"replay/items": items}))
     reporter.tick(NoPeers(), 0.0, force=True)
     reporter.close()
     assert json.loads((reporter.path / "status.json").read_text())["metrics"]["replay/items"] == 52.0
+
+
+def test_a_film_that_cannot_be_written_keeps_nobody_waiting(reporter, tmp_path):
+    """A pipe that nobody reads stands for a disk that does not answer."""
+    (tmp_path / "videos").mkdir()
+    os.mkfifo(tmp_path / "videos" / "eval-video-000000000000.gif")
+    gif = np.frombuffer(encode_gif(np.zeros((2, 8, 8, 3), np.uint8)), np.uint8)
+    for _ in range(10):
+        reporter.collect(Telemetry("evaluator", "evaluator", 3, {"eval/version": 1}, {}, {"video": gif}))
+    assert 10 - MOST_WAITING - 1 <= reporter.films.dropped <= 10 - MOST_WAITING
+    reporter.collect(Telemetry("evaluator", "evaluator", 3, {"eval/episode_return": 5.0}))
+    assert float(rows(reporter.path)["eval/episode_return"]["value"]) == 5.0
+    reporter.films.close(timeout_s=0.1)
+    with (tmp_path / "videos" / "eval-video-000000000000.gif").open("rb") as reader:  # now it is read
+        assert reader.read(6) == b"GIF89a"
+    reporter.close()
+
+
+def test_an_mp4_is_kept_and_the_gif_is_shown(reporter, tmp_path):
+    frames = np.zeros((2, 8, 8, 3), np.uint8)
+    film = {"video": encode_gif(frames), "mp4": encode_mp4(frames)}
+    blobs = {name: np.frombuffer(data, np.uint8) for name, data in film.items()}
+    reporter.collect(Telemetry("evaluator", "evaluator", 3, {}, {}, blobs))
+    reporter.close()
+    (path,) = (tmp_path / "videos").iterdir()
+    assert path.suffix == ".mp4"
+    assert path.read_bytes() == film["mp4"]
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert film["video"] in events.read_bytes()
+
+
+def test_a_film_without_a_frame_takes_no_other_films_place(reporter, tmp_path, caplog):
+    whole = encode_gif(np.zeros((2, 8, 8, 3), np.uint8))
+    for gif in (whole, b"GIF89a\x08\x00\x08\x00\x00\x00", whole[:-20]):
+        blobs = {"video": np.frombuffer(gif, np.uint8)}
+        reporter.films.put("evaluator", blobs["video"], None, 0)
+        deadline = time.monotonic() + 60
+        while reporter.films._films.qsize():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    reporter.close()
+    (path,) = (tmp_path / "videos").iterdir()
+    assert path.read_bytes() == whole
+    assert caplog.text.count("without a whole frame") == 2
+
+
+def test_a_report_is_an_evaluation_only_with_version_and_return(reporter, tmp_path, caplog):
+    caplog.set_level("INFO")
+    for metrics in ({"eval/duration_s": 1.0}, {"eval/version": 7.0}, {"eval/episode_return": 3.0}):
+        reporter.collect(Telemetry("evaluator", "evaluator", 3, metrics, {"episodes": [[1, 2]]}))
+    assert reporter.evaluated_version == -1
+    assert "evaluation of version" not in caplog.text
+    reporter.close()
+    assert not (tmp_path / "evaluations.jsonl").exists()
+
+
+def test_films_that_wait_are_written_at_the_end(reporter, tmp_path):
+    gif = np.frombuffer(encode_gif(np.zeros((2, 8, 8, 3), np.uint8)), np.uint8)
+    reporter.collect(Telemetry("evaluator", "evaluator", 3, {}, {}, {"video": gif}))
+    reporter.close()
+    assert (tmp_path / "videos" / "eval-video-000000000000.gif").read_bytes() == gif.tobytes()
+
+
+def test_troubles_of_environments_are_summed_over_processes_and_restarts(reporter):
+    def tell(name, incarnation, failures, hangs, **fields):
+        metrics = {"actor/env_restarts_total": failures, "actor/env_hangs_total": hangs}
+        reporter.collect(Telemetry(name, "actor", incarnation, metrics, fields))
+
+    tell("actor-0", 1, 3.0, 0.0, trouble="gym:X raised A in reset(), slot 0")
+    tell("actor-0", 1, 2.0, 0.0)  # late
+    tell("actor-1", 2, 1.0, 1.0, trouble="gym:X hangs at step 4, slot 1, for 10 s")
+    tell("actor-0", 3, 4.0, 0.0)  # started again
+    for incarnation in range(100, 1200):
+        tell("actor-2", incarnation, 0.0, 0.0)
+    reporter.collect(Telemetry("evaluator", "evaluator", 9, {"eval/version": 1}, {}))
+    reporter.tick(NoPeers(), 0.0, force=True)
+    status = json.loads((reporter.path / "status.json").read_text())
+    last = "actor-1: gym:X hangs at step 4, slot 1, for 10 s"
+    assert status["environments"] == {"failures": 8, "hangs": 1, "last": last}
+
+
+def test_a_resumed_run_knows_its_last_evaluation(tmp_path):
+    """As far as the checkpoint goes: what came after it is of parameters that are lost."""
+    counters = RunCounters(4, StepBudget())
+    first = Reporter(tmp_path, "atari:pong", 1000, 10.0, counters, None)
+    first.collect(Telemetry("evaluator", "evaluator", 3, {"eval/episode_return": 5.0, "eval/version": 12}))
+    counters.budget.report(1, 40)
+    first.collect(Telemetry("evaluator", "evaluator", 3, {"eval/episode_return": 7.0, "eval/version": 13}))
+    first.close()
+    again = Reporter(tmp_path, "atari:pong", 1000, 10.0, RunCounters(4, StepBudget()), 20)
+    again.tick(NoPeers(), 0.0, force=True)
+    again.close()
+    metrics = json.loads((tmp_path / "status.json").read_text())["metrics"]
+    assert (metrics["eval/episode_return"], metrics["eval/version"]) == (5.0, 12.0)
+    assert again.evaluated_version == -1

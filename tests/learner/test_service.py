@@ -1,4 +1,6 @@
+import contextlib
 import json
+import queue
 import threading
 import time
 
@@ -8,13 +10,11 @@ import zmq
 
 from common.config import load_config
 from common.errors import CheckpointError, ConfigError
-from common.runtime import StopSignal
-from common.runtime.checkpoint import load_newest
-from common.wire.codec import WireError
+from common.runtime import StopSignal, checkpoint
+from common.runtime.checkpoint import load_checkpoint, load_newest, newest_first
 from common.wire.control import Telemetry
 from common.wire.control_client import ControlClient, new_incarnation
-from services.learner.counters import RunCounters
-from services.learner.reporter import Reporter
+from services.learner import service
 from services.learner.service import DivergedError, Learner
 
 OVERRIDES = {
@@ -33,9 +33,9 @@ def make_config(tmp_path, **more):
 class Running:
     """A learner in a thread of this process, without replay: enough for everything but updates."""
 
-    def __init__(self, config, run_dir, resume=False):
+    def __init__(self, config, run_dir, resume=False, **more):
         self.stop = StopSignal()
-        self.learner = Learner(config, run_dir, resume=resume, stop=self.stop)
+        self.learner = Learner(config, run_dir, resume=resume, stop=self.stop, **more)
         self.thread = threading.Thread(target=self.learner.run)
         self.thread.start()
 
@@ -45,7 +45,8 @@ class Running:
         assert not self.thread.is_alive()
 
 
-def report(config, metrics, fields=None):
+def report(config, metrics, fields=None, steps=0):
+    """An actor comes, has made so many steps, reports, and leaves."""
     context = zmq.Context()
     client = ControlClient(
         context,
@@ -58,6 +59,7 @@ def report(config, metrics, fields=None):
     try:
         client.join(60.0)
         params = client.wait_params(60.0)
+        client.report_steps(steps)
         assert client.send_telemetry(metrics, fields=fields or {})
         time.sleep(0.5)
     finally:
@@ -69,16 +71,16 @@ def report(config, metrics, fields=None):
 def test_what_is_stopped_is_what_is_resumed(tmp_path):
     config = make_config(tmp_path)
     running = Running(config, tmp_path)
-    params = report(config, {"actor/steps": 320})
-    report(config, {"actor/steps": 100}, {"episodes": [[20.0, 20]]})
+    params = report(config, {}, steps=320)
+    report(config, {}, {"episodes": [[20.0, 20]]}, steps=100)
     running.end()
     status = json.loads((tmp_path / "status.json").read_text())
-    checkpoint = load_newest(tmp_path / "checkpoints")
-    assert status["steps"] == checkpoint.meta["steps"] == 420
+    saved = load_newest(tmp_path / "checkpoints")
+    assert status["steps"] == saved.meta["steps"] == 420
 
     again = Running(config, tmp_path, resume=True)
     assert again.learner.counters.steps == 420
-    resumed = report(config, {"actor/steps": 5})
+    resumed = report(config, {}, steps=5)
     again.end()
     assert resumed.params["hidden.weight"].tolist() == params.params["hidden.weight"].tolist()
     assert json.loads((tmp_path / "status.json").read_text())["steps"] == 425
@@ -87,42 +89,120 @@ def test_what_is_stopped_is_what_is_resumed(tmp_path):
 def test_a_complete_run_ends_by_itself(tmp_path):
     config = make_config(tmp_path, **{"run.total_steps": "50", "evaluator.enabled": "false"})
     running = Running(config, tmp_path)
-    report(config, {"actor/steps": 60})
+    report(config, {}, steps=60)
     running.thread.join(60)
     assert not running.thread.is_alive()
     assert load_newest(tmp_path / "checkpoints").meta["steps"] == 60
 
 
-@pytest.mark.parametrize(
-    ("metrics", "fields"),
-    [
-        ({"actor/steps": float("inf")}, {}),
-        ({"actor/steps": float("nan")}, {}),
-        ({"actor/steps": -5}, {}),
-        ({"eval/version": 1e300}, {}),
-        ({"actor/steps": 10}, {"episodes": [["many", None], 3]}),
-        ({"actor/steps": 10}, {"episodes": [{}]}),
-        ({"actor/steps": 10}, {"episodes": {"a": 1}}),
-        ({"actor/steps": 10}, {"episodes": [[float("nan"), 1.0]]}),
-    ],
-)
-def test_nonsense_of_a_service_is_refused_whole(tmp_path, metrics, fields):
-    reporter = Reporter(tmp_path, "gym:CartPole-v1", 100, 10.0, RunCounters(1), None)
-    with pytest.raises(WireError):
-        reporter.collect(Telemetry("actor-0", "actor", 1, metrics, fields))
-    with pytest.raises(WireError):
-        reporter.collect(Telemetry("viewer", "viewer", 1, {"actor/steps": 100.0}))
-    assert reporter._counters.steps == 0
-    reporter.close()
+def test_the_end_waits_for_an_evaluator_that_is_starting(tmp_path):
+    config = make_config(tmp_path, **{"run.total_steps": "50"})
+    running = Running(config, tmp_path)
+    report(config, {}, steps=60)
+
+    def told():
+        with contextlib.suppress(FileNotFoundError):
+            return json.loads((tmp_path / "status.json").read_text())["note"]
+
+    deadline_s = time.monotonic() + 60
+    while told() != "waiting for the evaluator to start":
+        assert running.thread.is_alive()
+        assert time.monotonic() < deadline_s, told()
+        time.sleep(0.05)
+    context = zmq.Context()
+    client = ControlClient(
+        context, config.net.control, role="evaluator", name="evaluator", incarnation=new_incarnation()
+    )
+    try:
+        client.join(60.0)
+        version = client.wait_params(60.0).version
+        assert client.send_telemetry({"eval/episode_return": 3.0, "eval/version": float(version)})
+        running.thread.join(60)
+        assert not running.thread.is_alive()
+    finally:
+        client.close()
+        context.destroy(linger=0)
+    assert running.learner.reporter.evaluated_version == version
+
+
+def test_the_end_does_not_wait_for_ever_for_an_evaluator(tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "EVALUATOR_START_S", 0.5)
+    config = make_config(tmp_path, **{"run.total_steps": "50"})
+    running = Running(config, tmp_path)
+    report(config, {}, steps=60)
+    running.thread.join(60)
+    assert not running.thread.is_alive()
+
+
+def test_a_run_that_is_complete_already_says_so_to_whoever_comes(tmp_path):
+    config = make_config(tmp_path, **{"run.total_steps": "50", "evaluator.enabled": "false"})
+    first = Running(config, tmp_path, linger_s=600.0)  # says nothing to a run that only becomes complete
+    report(config, {}, steps=60)
+    first.thread.join(60)
+    assert not first.thread.is_alive()
+    again = Running(config, tmp_path, resume=True, linger_s=600.0)
+    context = zmq.Context()
+    client = ControlClient(
+        context, config.net.control, role="actor", name="late", incarnation=new_incarnation(), slots_wanted=1
+    )
+    try:
+        client.join(60.0)
+        deadline_s = time.monotonic() + 60
+        while not client.state.stopping:
+            assert time.monotonic() < deadline_s, "nobody says that the run is complete"
+            time.sleep(0.05)
+        assert client.state.steps == 60
+    finally:
+        client.close()
+        context.destroy(linger=0)
+    again.end()  # does not wait for the rest of the time
+    at_once = Running(config, tmp_path, resume=True)
+    at_once.thread.join(60)
+    assert not at_once.thread.is_alive()
 
 
 def test_nonsense_from_a_service_does_not_stop_the_learner(tmp_path):
     config = make_config(tmp_path)
     running = Running(config, tmp_path)
-    report(config, {"actor/steps": float("inf")}, {"episodes": [{}]})
-    report(config, {"actor/steps": 20})
+    report(config, {}, {"episodes": [{}]})
+    report(config, {}, steps=20)
     running.end()
     assert load_newest(tmp_path / "checkpoints").meta["steps"] == 20
+
+
+def test_a_flood_of_reports_neither_keeps_the_learner_nor_its_end(tmp_path):
+    running = Running(make_config(tmp_path), tmp_path)
+    ended = threading.Event()
+    reports = running.learner.control.telemetry
+
+    def flood():
+        episodes = {"episodes": [[1.0, 2]] * 1000}
+        while not ended.is_set():
+            with contextlib.suppress(queue.Full):
+                reports.put(Telemetry("actor-0", "actor", 1, {"actor/steps": 7.0}, episodes), timeout=0.1)
+
+    def status():
+        with contextlib.suppress(OSError):
+            return json.loads((tmp_path / "status.json").read_text())["wall_s"]
+        return 0.0
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        deadline_s = time.monotonic() + 60
+        while not (first := status()) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        while (later := status()) <= first and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        running.stop.set()
+        running.thread.join(30)
+        ended_in_time = not running.thread.is_alive()
+    finally:
+        ended.set()
+        flooding.join()
+        running.end()
+    assert later > first > 0
+    assert ended_in_time
 
 
 def test_divergence_stops_before_it_is_saved_or_published(tmp_path):
@@ -147,7 +227,7 @@ def test_divergence_stops_before_it_is_saved_or_published(tmp_path):
 def test_an_idle_learner_pushes_no_checkpoint_out(tmp_path):
     config = make_config(tmp_path, **{"learner.checkpoint_period_s": "1", "learner.keep_checkpoints": "2"})
     first = Running(config, tmp_path)
-    report(config, {"actor/steps": 20})
+    report(config, {}, steps=20)
     first.end()
     saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
     assert len(saved) == 2  # of the start, and of the stop
@@ -157,6 +237,76 @@ def test_an_idle_learner_pushes_no_checkpoint_out(tmp_path):
         time.sleep(0.5)
     idle.end()
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == saved
+
+
+class SlowDisk:
+    """A disk on which nothing becomes durable until `go_on` is set."""
+
+    def __init__(self, monkeypatch):
+        self.waits = threading.Event()
+        self.go_on = threading.Event()
+        fsync = checkpoint.fsync_path
+
+        def slow(path):
+            self.waits.set()
+            assert self.go_on.wait(90)
+            fsync(path)
+
+        monkeypatch.setattr(checkpoint, "fsync_path", slow)
+
+
+def begun(run_dir):
+    """The first checkpoint, before which nobody hears of the run."""
+    deadline_s = time.monotonic() + 60
+    while not (names := list(newest_first(run_dir / "checkpoints"))) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return names[0]
+
+
+def test_training_goes_on_while_a_slow_disk_writes(tmp_path, monkeypatch):
+    config = make_config(tmp_path)
+    running = Running(config, tmp_path)
+    learner, folder = running.learner, tmp_path / "checkpoints"
+    try:
+        before = report(config, {}, steps=20)
+        begun(tmp_path)
+        disk = SlowDisk(monkeypatch)
+        learner._next_checkpoint = 0.0
+        assert disk.waits.wait(60)
+        learner.agent.load_params({name: array + 1 for name, array in before.params.items()})
+        learner._next_checkpoint = 0.0  # the next one is due, and waits for the disk
+        report(config, {}, steps=30)
+        deadline_s = time.monotonic() + 60
+        while json.loads((tmp_path / "status.json").read_text())["steps"] < 50:
+            assert time.monotonic() < deadline_s, "the learner's loop stands still"
+            time.sleep(0.05)
+        assert len(list(folder.glob("step-*"))) == 1
+        running.stop.set()
+        running.thread.join(0.5)
+        assert running.thread.is_alive(), "it did not wait for what is being written"
+        disk.go_on.set()
+    finally:
+        running.end()
+    assert [path.name for path in newest_first(folder)][:2] == ["step-000000000050", "step-000000000020"]
+    name = "hidden.weight"
+    former = load_checkpoint(folder / "step-000000000020").arrays[f"net/{name}"]
+    np.testing.assert_array_equal(former, before.params[name])  # of the time at which it was begun
+    np.testing.assert_array_equal(load_newest(folder).arrays[f"net/{name}"], before.params[name] + 1)
+
+
+def test_a_disk_that_hangs_cannot_keep_a_learner_that_stops(tmp_path, monkeypatch, caplog):
+    running = Running(make_config(tmp_path), tmp_path)
+    first = begun(tmp_path)
+    report(running.learner.config, {}, steps=20)
+    disk = SlowDisk(monkeypatch)
+    monkeypatch.setattr(service, "CHECKPOINT_S", 0.5)
+    try:
+        running.end()
+        assert "not on the disk after" in caplog.text
+        assert load_newest(tmp_path / "checkpoints").path == first
+    finally:
+        disk.go_on.set()
+    assert running.learner._writer.wait(60)
 
 
 def test_resuming_needs_a_matching_checkpoint(tmp_path):

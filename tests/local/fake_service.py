@@ -10,12 +10,12 @@ from pathlib import Path
 run_dir, name, behaviour, restarts = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 
 
-def write_status(steps):
+def write_status(steps, note=""):
     updates = 0 if behaviour == "idle" else steps // 4
     metrics = {"speed/steps_per_s": 1000.0, "replay/items": float(steps), "learner/wait_share": 0.5}
     metrics["speed/updates_per_s"] = 10.0
     metrics |= {"eval/episode_return": 12.5, "eval/version": 4.0}
-    text = json.dumps({"steps": steps, "frames": steps, "updates": updates, "metrics": metrics})
+    text = json.dumps({"steps": steps, "frames": steps, "updates": updates, "metrics": metrics, "note": note})
     temporary = run_dir / f".status.{os.getpid()}"
     temporary.write_text(text)
     temporary.replace(run_dir / "status.json")
@@ -24,7 +24,7 @@ def write_status(steps):
 def stop(*_):
     with (run_dir / "stopped.txt").open("a") as file:
         file.write(f"{name}\n")
-    if name == "learner":
+    if name == "learner" and behaviour != "early":
         (run_dir / "checkpoints" / "step-000000000123").mkdir(exist_ok=True)
     sys.exit(0)
 
@@ -33,11 +33,15 @@ def learner():
     if behaviour == "bad-config":
         print("troupe: error: no such game: pongg; nearest: pong", file=sys.stderr)
         sys.exit(2)
-    steps, most = 0, 2000 if behaviour in ("finish", "idle") else 1900
+    steps, most = 0, 2000 if behaviour in ("finish", "idle", "slow-end") else 1900
     while steps < 2000:
         steps = min(steps + 100, most)
         write_status(steps)
         time.sleep(0.05)
+    if behaviour == "slow-end":
+        for _ in range(120):
+            write_status(steps, "writing")
+            time.sleep(0.05)
 
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "deaf" else stop)

@@ -101,6 +101,12 @@ def test_a_complete_run_ends_by_itself(launch):
     assert 'id = "gym:CartPole-v1"' in run.text("config.toml")
 
 
+def test_what_the_end_waits_for_is_said_once(launch):
+    code, output = launch("slow-end").wait()
+    assert code == 0, output
+    assert output.count("| writing") == 1, output
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_cleanly_learner_first(launch, number):
     run = launch("run")
@@ -114,6 +120,17 @@ def test_a_signal_stops_cleanly_learner_first(launch, number):
     assert sorted(stopped) == sorted(ALL)
     assert f"troupe resume {run.run_dir}\n" in output
     run.assert_nothing_is_left()
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_on_with(launch):
+    run = launch("early")
+    run.wait_all_up()
+    run.process.send_signal(signal.SIGINT)
+    code, output = run.wait()
+    assert code == 130, output
+    assert "stopped before the first checkpoint: there is nothing to go on with" in output
+    assert "writes a checkpoint" not in output
+    assert "troupe resume" not in output
 
 
 def test_resume_passes_the_word_on(launch):
@@ -153,7 +170,7 @@ def test_ctrl_c_twice_does_not_wait_for_the_deaf(launch):
     run.process.send_signal(signal.SIGINT)
     code, output = run.wait()
     assert time.monotonic() - begin < 8
-    assert code == 0
+    assert code == 130, "killed before its first checkpoint"
     assert "killed learner, which did not stop in time" in output
     run.assert_nothing_is_left()
 

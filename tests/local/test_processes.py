@@ -1,15 +1,37 @@
 """Command lines of a local run."""
 
+import socket
+from pathlib import Path
+
 import pytest
 
 from common.config import load_config
 from common.runtime.checkpoint import save_checkpoint
 from services.processes import child_specs
+from services.workspace import TensorBoardPort
 
 
 def specs(tmp_path, resume=False, **overrides):
     config = load_config("cartpole-apex", None, {k.replace("__", "."): v for k, v in overrides.items()}, {})
-    return {spec.name: spec for spec in child_specs(config, tmp_path, tmp_path / "sockets", resume=resume)}
+    port = TensorBoardPort(config.net.tensorboard_port)
+    found = child_specs(config, tmp_path, tmp_path / "sockets", port, resume=resume)
+    return {spec.name: spec for spec in found}
+
+
+def test_tensorboard_takes_the_next_port_where_its_own_was_taken(tmp_path, caplog):
+    """Two runs that start together find the same port free: TensorBoard binds it seconds later."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = specs(tmp_path, net__tensorboard_port=str(port))["tensorboard"].command
+    assert words(0)[words(0).index("--port") + 1] == str(port)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        again = int(words(1)[words(1).index("--port") + 1])
+    assert port < again <= port + 20
+    assert f"port {port} was taken: TensorBoard of this run is on http://localhost:{again}" in caplog.text
 
 
 def test_one_of_everything(tmp_path):
@@ -18,10 +40,14 @@ def test_one_of_everything(tmp_path):
     assert [name for name, spec in found.items() if spec.essential] == ["learner", "replay", "actor-0"]
     assert {name for name, spec in found.items() if spec.nice} == {"evaluator", "tensorboard"}
     learner = found["learner"].command(0)
-    assert learner[1:3] == ["-m", "services.learner"]
+    assert learner[1:4] == ["-P", "-m", "services.learner"]
     assert f"ipc://{tmp_path}/sockets/control" in learner
     assert "--resume" not in learner
-    assert "--reload_multifile=true" in found["tensorboard"].command(0)
+    words = found["tensorboard"].command(0)
+    assert "--reload_multifile=true" in words
+    (shown,) = Path(words[words.index("--logdir") + 1]).iterdir()
+    assert shown.name == tmp_path.name
+    assert shown.readlink() == tmp_path / "tensorboard"
     assert found["actor-0"].environment["OMP_NUM_THREADS"] == "1"
     assert not any("--metrics-port" in spec.command(0) for spec in found.values())
 
@@ -48,3 +74,11 @@ def test_a_restarted_learner_resumes_what_there_is(tmp_path, resume):
     save_checkpoint(tmp_path / "checkpoints", {}, {"steps": 1})
     assert ("--resume" in learner.command(0)) is resume
     assert "--resume" in learner.command(1)
+
+
+def test_who_names_the_environment_permits_its_module(tmp_path, monkeypatch):
+    monkeypatch.setenv("TROUPE_MODULES", "another")
+    found = specs(tmp_path, env__id="my.module:Env-v0")
+    assert found["actor-0"].environment["TROUPE_MODULES"] == "my.module,another"
+    monkeypatch.delenv("TROUPE_MODULES")
+    assert specs(tmp_path)["evaluator"].environment["TROUPE_MODULES"] == ""

@@ -1,11 +1,18 @@
 """The panel, the plain line, the verdict."""
 
 import io
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 from rich.console import Console
 
-from services import progress
+from services import local, panel, progress
 from services.panel import LivePanel, render
 from services.progress import Estimator, ServiceView, Snapshot, duration, plain_line, snapshot_of, verdict
 
@@ -34,6 +41,12 @@ SERVICES = [
 ]
 
 
+RETURNS = {
+    "train/episode_return": [[100 * i, -20 + i] for i in range(40)],
+    "eval/episode_return": [[0, -21], [2000, 3.5], [4000, 19]],
+}
+
+
 def view(status=STATUS, services=SERVICES, **values):
     options = {"min_items": 5_000, "capacity_items": 200_000, "cores": 2, "elapsed_s": 60.0} | values
     return snapshot_of(status, total_steps=1_000_000, services=services, **options)
@@ -57,9 +70,25 @@ def changed(**metrics):
             "filling replay before learning starts: 12 of",
             "",
         ),
+        (
+            view({"peers": [{"role": "replay"}], "metrics": {"replay/items": 0}}),
+            "waiting for the first actor",
+            "",
+        ),
+        (
+            view({"peers": [{"role": "actor"}], "metrics": {"replay/items": 0}}),
+            "filling replay before learning starts: 0 of",
+            "",
+        ),
         (view({"updates": 9_000, "metrics": {"speed/updates_per_s": 0.0}}), "starting", ""),
         (view(services=[ServiceView("actor-0", "restarts in 4 s")]), "actor-0: restarts in 4 s", ""),
         (view({**STATUS, "note": "last evaluation"}), "last evaluation", ""),
+        (
+            view({"note": "x"}, [ServiceView("learner", "done"), ServiceView("replay", "running")]),
+            "waiting for replay to end",
+            "",
+        ),
+        (view({"note": "x"}, [ServiceView("learner", "stopped")]), "stopped", ""),
         (
             changed(**{"learner/wait_share": 0.63}),
             "bottleneck: actors (learner waits for batches 63%",
@@ -70,6 +99,11 @@ def changed(**metrics):
             changed(**{"actor/insert_blocked_share": 0.66}),
             "bottleneck: learner (learner waits for batches 5% of the time, actors for replay 66%)",
             "GPU",
+        ),
+        (
+            view(services=[ServiceView("learner", "running", 0.1, starved=0.5), *SERVICES[1:]]),
+            "bottleneck: this machine, busy with other programs (the run gets 0.7 of the 1.2 cores",
+            "fewer of them",
         ),
         (view(cores=1), "bottleneck: CPU (learner 0.6, actors 0.5 of 1 cores", "more cores"),
     ],
@@ -146,7 +180,7 @@ def test_live_panel_draws_and_says():
 
 def test_last_evaluation_in_words():
     assert view().last_evaluation == "return -10.25 (human-normalised 0.33, version 360)"
-    assert view({}).last_evaluation == "none yet"
+    assert view({}).last_evaluation == "none"
 
 
 def test_eta_follows_the_last_minute_and_a_step_back(monkeypatch):
@@ -171,3 +205,106 @@ def test_duration():
 
 def test_share_of_an_overshot_run():
     assert Snapshot(10, steps=12).share == 1.0
+
+
+def test_troubles_of_environments_are_in_panel_and_line():
+    last = "actor-0: gym:X raised ValueError: no at step 3, slot 1"
+    troubled = view(STATUS | {"environments": {"failures": 1200, "hangs": 1, "last": last}})
+    told = f"environments: 1,200 failures and 1 hang, the last: {last}"
+    assert plain_line(troubled).endswith(f" | {told}")
+    console = Console(file=io.StringIO(), width=200)
+    console.print(render(troubled, "title", "footer"))
+    assert told in console.file.getvalue()
+    for quiet in (STATUS, STATUS | {"environments": {"failures": 0, "hangs": 0, "last": ""}}):
+        assert "environments" not in plain_line(view(quiet))
+
+
+def test_an_evaluation_of_older_parameters_is_not_the_last_one():
+    assert view({**STATUS, "version": 360}).last_evaluation.startswith("return -10.25 (")
+    told = view({**STATUS, "version": 361}).last_evaluation
+    assert told.startswith("none of the last version, 361; the newest one: return -10.25")
+    assert told.endswith("version 360)")
+
+
+def test_a_process_that_gets_no_core_is_starved():
+    """Measured on one that shares a core with another."""
+    core = sorted(os.sched_getaffinity(0))[0]
+    spin = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"]
+    both = [subprocess.Popen(spin) for _ in range(2)]
+    try:
+        usage = local._Usage()
+        deadline = time.monotonic() + 60
+        while usage._starved(psutil.Process(both[0].pid)) < 0.2:
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+    finally:
+        for one in both:
+            one.kill()
+            one.wait()
+
+
+def test_ctrl_c_does_not_move_the_panel():
+    """The terminal would show it as ^C behind the last line, and so push what is drawn next one line down."""
+    code = (
+        "import time; from services.panel import LivePanel; from services.progress import Snapshot\n"
+        "panel = LivePanel('t', 'f'); panel.start()\n"
+        "try: panel.show(Snapshot(10)); panel.say('ready'); time.sleep(60)\n"
+        "except KeyboardInterrupt: panel.say('stopping'); panel.stop()\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    shown, sent, deadline = b"", False, time.monotonic() + 60
+    while True:
+        assert time.monotonic() < deadline, shown
+        try:
+            if select.select([terminal], [], [], 1.0)[0]:
+                shown += os.read(terminal, 65536)
+        except OSError:  # it has ended
+            break
+        if b"ready" in shown and not sent:
+            sent = True
+            os.write(terminal, b"\x03")
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    assert b"stopping" in shown
+    assert b"^C" not in shown
+
+
+def test_the_panel_shows_the_curves_of_the_returns():
+    def drawn(returns):
+        console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+        console.print(render(view(STATUS | {"returns": returns}), "t", "f"))
+        return console.file.getvalue()
+
+    (line,) = [line for line in drawn(RETURNS).splitlines() if "eval returns" in line]
+    assert "eval returns  ▁▅█   train returns  ▁▁" in line
+    assert line.rstrip(" │").endswith("█")  # both fit
+    assert "returns  " not in drawn({"eval/episode_return": [[0, 1]]})
+
+
+def test_the_live_panel_shows_them_too():
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    live = LivePanel("t", "f", console)
+    live.start()
+    try:
+        live.show(view(STATUS | {"returns": RETURNS}))
+    finally:
+        live.stop()
+    assert "eval returns  ▁▅█" in console.file.getvalue()
+
+
+def test_a_terminal_without_blocks_is_shown_no_curve(monkeypatch):
+    assert local._curve(view(STATUS | {"returns": RETURNS}))
+    monkeypatch.setattr(sys, "__stdout__", io.TextIOWrapper(io.BytesIO(), "latin-1"))
+    assert not local._curve(view(STATUS | {"returns": RETURNS}))
+    assert panel._returns(view(STATUS | {"returns": RETURNS})) is None
+
+
+def test_the_end_shows_evaluations_or_training():
+    whole = local._curve(view(STATUS | {"returns": RETURNS}))
+    assert whole[0] == "mean return of evaluations"
+    assert local._curve(view(STATUS | {"returns": RETURNS | {"eval/episode_return": [[5, 1]]}}))[0] == (
+        "mean return in training"
+    )
+    assert local._curve(view(STATUS)) == []

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[2]
 ENDS_AT = 12_000
 RANDOM_RETURN = 22.0  # what random actions earn in CartPole-v1
 OPTIONS = ["--no-progress", "--net.tensorboard-port", "0", "--run.log-every-s", "1"]
@@ -25,7 +27,10 @@ class Troupe:
         self.output = output
         with output.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "services", *map(str, words)], stdout=out, stderr=subprocess.STDOUT
+                [sys.executable, "-m", "services", *map(str, words)],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},  # for environments of the tests
             )
         self.seen = set()
 

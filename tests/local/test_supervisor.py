@@ -173,6 +173,7 @@ def test_a_log_that_cannot_be_written_is_a_config_error(tmp_path):
         (["troupe: error: a", "ValueError: b", "bye"], "a"),
         (["Traceback", "zmq.error.ZMQError: b", "bye"], "zmq.error.ZMQError: b"),
         (["2026 ERROR actor: c", "bye"], "2026 ERROR actor: c"),
+        (["ERROR: could not bind to port 6006", "bye"], "ERROR: could not bind to port 6006"),
         (["nothing about an Error: here"], "otherwise"),
         ([], "otherwise"),
     ],

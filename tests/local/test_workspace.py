@@ -13,13 +13,13 @@ from common.errors import CheckpointError, ConfigError
 from common.runtime.checkpoint import save_checkpoint
 from services import workspace
 from services.workspace import (
-    check_tensorboard_port,
     claimed_run_dir,
     damage,
     own_command,
     saved_steps,
     shell_path,
     socket_directory,
+    tensorboard_port,
 )
 
 
@@ -60,7 +60,13 @@ def test_a_directory_is_held_by_one_launcher(tmp_path):
 def test_training_never_overwrites_a_run(tmp_path):
     (tmp_path / "config.toml").touch()
     with (
-        pytest.raises(ConfigError, match=r"holds a run already; `troupe resume .*` continues it"),
+        pytest.raises(ConfigError, match=r"holds a run that wrote no checkpoint: remove it"),
+        claimed_run_dir(tmp_path, resume=False),
+    ):
+        pass
+    save_checkpoint(tmp_path / "checkpoints", {"x": np.zeros(1)}, {"steps": 77})
+    with (
+        pytest.raises(ConfigError, match=r"holds a run already; `.*troupe resume .*` continues it"),
         claimed_run_dir(tmp_path, resume=False),
     ):
         pass
@@ -114,23 +120,29 @@ def test_socket_directories_of_the_dead_are_removed(tmp_path, monkeypatch):
         assert other.exists()
 
 
-def test_a_port_in_use_names_the_field():
+def test_a_port_in_use_is_passed_over():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(
-            ConfigError, match=f"port {port} for TensorBoard is in use; set net.tensorboard_port"
-        ):
-            check_tensorboard_port(port)
-    check_tensorboard_port(port)
-    check_tensorboard_port(0)
+        assert port < tensorboard_port(port) <= port + 20
+    assert tensorboard_port(port) == port
+    assert tensorboard_port(0) == 0
+
+
+def test_no_port_at_all_names_the_field(monkeypatch):
+    def refuse(port):
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(workspace, "_check_free", refuse)
+    with pytest.raises(ConfigError, match=r"ports 6006 to 6026 for TensorBoard are in use; set net\.tens"):
+        tensorboard_port(6006)
 
 
 def test_missing_tensorboard(monkeypatch):
     monkeypatch.setattr(workspace.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="tensorboard is not installed"):
-        check_tensorboard_port(6006)
+        tensorboard_port(6006)
 
 
 def test_shell_path(monkeypatch, tmp_path):

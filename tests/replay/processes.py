@@ -22,7 +22,7 @@ def start(folder, endpoint, *options):
     words = ["--bind", endpoint, "--data-dir", str(folder), *limit, *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "services.replay", "--log-level", "warning", *words], env=environment
+        [sys.executable, "-m", "services.replay", "serve", "--log-level", "warning", *words], env=environment
     )
 
 
@@ -76,7 +76,5 @@ def insert(client, number, producer=0, timeout_s=60.0):
 def good_insert():
     """The frames of an INSERT as a stranger would send it."""
     data = chunk(5, producer=3)
-    message = encode_insert(data, infer_specs(data), "default")
-    message.request_id = 1
-    message.fields |= {"incarnation": 77, "oldest": 1}
-    return [bytes(frame) for frame in encode(message)]
+    body = encode_insert(data, infer_specs(data), "default", incarnation=77)
+    return [bytes(frame) for frame in encode(body.message(1))]

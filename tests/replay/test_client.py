@@ -5,12 +5,14 @@ import time
 import numpy as np
 import pytest
 
+from common.data.changes import TornStateError
 from common.data.replay import Replay
 from common.data.table_config import parse_table
 from common.errors import AuthError, ConfigError
 from common.wire import messages, sockets
 from common.wire.codec import Message, decode
 from common.wire.replay_client import ReplayRefusedError
+from common.wire.replay_codec import encode_insert, infer_specs
 from common.wire.replay_errors import refusal
 from common.wire.unanswered import Inserts
 from services.replay.requests import Requests
@@ -25,7 +27,9 @@ class Shard:
 
     def __init__(self, folder, context, endpoint):
         self.router = sockets.make_router(context, endpoint)
-        self.replay = Replay(folder, [parse_table("default:queue,capacity=9")], budget_bytes=BUDGET, seed=0)
+        self.replay = Replay(
+            folder, [parse_table("default:limiter=queue,capacity=9")], budget_bytes=BUDGET, seed=0
+        )
         self.filled = 0
         self.restart(1)
 
@@ -151,7 +155,7 @@ def test_what_came_while_the_caller_was_away_is_a_sign_of_life(tmp_path, shard, 
 def test_what_is_for_a_peer_that_has_gone_stays_in_the_queue(shard, learner):
     shard.fill(1)
     shard.requests.serve(b"gone", Message(messages.SAMPLE, {"batch_size": 1}, {}, 1))
-    assert shard.requests.unsent == 1
+    assert shard.requests.server.unsent == 1
     assert shard.replay.counters.sampled_batches == 0
     learner.request_sample(1)
     assert shard.versions(learner, 1) == [0]
@@ -178,16 +182,55 @@ def test_a_question_is_asked_again_of_a_restarted_server(shard, learner):
     assert learner.status(PATIENCE_S) == {"session": 2}
 
 
+def test_an_insert_for_which_there_was_no_memory_is_sent_again(tmp_path, shard, client, monkeypatch):
+    actor = client(f"ipc://{tmp_path}/shard", liveness_s=PATIENCE_S)
+    shard.serve_until(actor, lambda: actor.credit)
+    insert, failures = shard.replay.insert, []
+
+    def fail_once(each):
+        if not failures:
+            failures.append(each.sequence)
+            raise MemoryError
+        return insert(each)
+
+    monkeypatch.setattr(shard.replay, "insert", fail_once)
+    rollout = processes.chunk(0)
+    rollout.offsets, rollout.lengths, rollout.priorities = np.zeros(1, int), np.array([10]), np.ones(1)
+    assert actor.insert(rollout)
+    shard.serve_until(actor, lambda: not actor.outstanding)
+    assert failures == [1]
+    assert shard.requests.server.rejections.by_kind == {"memory": 1}
+    assert shard.replay.counters.inserted_chunks == 1
+
+
+def test_an_insert_that_fails_in_its_midst_ends_the_shard_unanswered(tmp_path, shard, client, monkeypatch):
+    actor = client(f"ipc://{tmp_path}/shard", liveness_s=PATIENCE_S)
+    shard.serve_until(actor, lambda: actor.credit)
+
+    def fail(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(shard.replay.tables["default"], "insert", fail)  # after the chunk, before its commit
+    rollout = processes.chunk(0)
+    rollout.offsets, rollout.lengths, rollout.priorities = np.zeros(1, int), np.array([10]), np.ones(1)
+    assert actor.insert(rollout)
+    with pytest.raises(TornStateError):
+        shard.serve_until(actor, lambda: not actor.outstanding)
+    assert actor.outstanding == 1
+    assert not shard.requests.server.rejections.by_kind
+
+
 def test_inserts_that_got_lost_are_sent_again_in_order():
-    inserts, sent = Inserts(5, "actor-0"), []
+    inserts, sent = Inserts(), []
+    data = processes.chunk(0)
     for _ in range(5):
-        inserts.add(Message(messages.INSERT))
-    inserts.send(lambda message: sent.append(message.request_id) or True, 0)
+        inserts.add(encode_insert(data, infer_specs(data), "default"))
+    inserts.send(lambda body, number: sent.append((number, body.oldest)) or True, 0)
     inserts.answered(1)
     assert inserts.ping_answered(1, held=2) == 0, "all of them wait for room"
     assert inserts.ping_answered(1, held=4) == 4, "the server takes nothing behind a gap"
-    inserts.send(lambda message: sent.append(message.request_id) or True, 1)
-    assert sent == [1, 2, 3, 4, 5, 2, 3, 4, 5]
+    inserts.send(lambda body, number: sent.append((number, body.oldest)) or True, 1)
+    assert sent == [(number, 1) for number in range(1, 6)] + [(number, 2) for number in range(2, 6)]
     assert inserts.ping_answered(1, held=99) == 0, "the ping was sent before them"
     assert inserts.ping_answered(2, held=99) == 4
 

@@ -34,7 +34,7 @@ def read_all(client, items):
 
 def test_nothing_acknowledged_is_lost_or_doubled(tmp_path):
     endpoint = f"ipc://{tmp_path}/replay"
-    options = ("--capacity", "1000000", "--min-items", "10")
+    options = ("--table", "default:capacity=1000000,min_items=10")
     rng = np.random.default_rng(1)
     context = zmq.Context()
     process = processes.start(tmp_path / "data", endpoint, *options)

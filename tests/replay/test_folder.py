@@ -12,8 +12,9 @@ from common.data.replay import Replay
 from common.data.table import TableConfig
 from common.errors import ConfigError
 from common.wire.replay_files import SharedFiles
-from services.replay import __main__ as replay_main
 from services.replay.folder import clear
+from services.replay.options import parse_serve
+from services.replay.shard import open_replay
 
 
 def fill(folder):
@@ -113,11 +114,11 @@ def test_ids_of_an_emptied_folder_do_not_come_again(tmp_path):
 
 def test_a_limit_that_cannot_be_raised_is_told(tmp_path, caplog):
     fill(tmp_path)  # made for 4 MiB
-    words = ["--data-dir", str(tmp_path), "--capacity", "10"]
+    words = ["--data-dir", str(tmp_path), "--table", "default:capacity=10"]
     for limit, told in ((1 << 21, False), (1 << 22, False), (None, False), (1 << 23, True)):
         caplog.clear()
-        args = replay_main.parser().parse_args([*words, *(["--max-bytes", str(limit)] if limit else [])])
-        replay = replay_main.open_replay(args)
+        options, _ = parse_serve([*words, *(["--max-bytes", str(limit)] if limit else [])])
+        replay = open_replay(options)
         assert replay.budget_bytes == min(limit or 1 << 22, 1 << 22)
         replay.close()
         assert any("keeps to them" in record.getMessage() for record in caplog.records) == told

@@ -5,10 +5,12 @@ import time
 import numpy as np
 import pytest
 
+from common.data import producers
 from common.data.replay import Replay
 from common.data.table_config import parse_table
 from common.wire import messages, sockets
 from common.wire.codec import Message
+from common.wire.server import Envelope
 from services.replay import requests, unread
 from services.replay.unread import UnreadBatches
 from tests.data.test_replay import BUDGET, make_insert
@@ -85,6 +87,21 @@ def test_a_client_that_is_refused_asks_again_later(shard, client, monkeypatch):
     shard.fill(5)
     assert sorted(shard.versions(learner, 5)) == [0, 1, 2, 3, 4]
     assert learner.outstanding_samples == 0
+
+
+def test_credit_says_why_the_inserts_of_a_new_producer_wait(tmp_path, context, monkeypatch):
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 1)
+    shard = Shard(tmp_path / "one", context, "tcp://127.0.0.1:*")
+    shard.fill(1)
+    late = make_insert(1, 0, 4, [0], [4], [1.0], incarnation=8)
+    assert not shard.requests._store(b"late", late)
+    shard.requests.held.add(b"late", late)
+    for incarnation, reason in ((8, "too many producers within a short time"), (9, "")):
+        answer = shard.requests._credit(Envelope(b"late"), messages.CreditQuestion(incarnation=incarnation))
+        assert answer.credit > 0
+        assert answer.reason == reason
+    shard.router.close(0)
+    shard.replay.close()
 
 
 def test_who_does_not_read_gets_no_more_and_others_do(tmp_path, context, shard, stranger, monkeypatch):

@@ -9,7 +9,7 @@ from common.data.inserts import Insert, RefusedError
 from common.wire import messages
 from common.wire.codec import Message, WireError, decode, encode
 from common.wire.replay_codec import decode_batch, decode_insert
-from tests.data.test_replay import open_replay, simple
+from tests.data.test_replay import make_insert, open_replay, simple
 
 BLOCK = np.frombuffer(b"\1\0\0\0x", np.uint8)  # says that it is one byte, which unpacks to whatever it should
 
@@ -28,7 +28,8 @@ def insert(name="a", shape=(1,), codec="raw", steps=1, before=0, data=None):
         "steps": steps,
         "fields": [[name, "uint8", list(shape), before, 0, codec]],
     }
-    return decode_insert(decode(encode(Message(messages.INSERT, fields, arrays, 1))))
+    message = decode(encode(Message(messages.INSERT, fields, arrays, 1)))
+    return decode_insert(messages.Insert.of(message), message.request_id)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,21 @@ def test_a_batch_beyond_all_memory_is_refused(tmp_path, places):
     assert len(replay.sample({"default": 4}).ids) == 4
 
 
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_batch_that_is_too_large_is_refused_before_anything_is_drawn(tmp_path, reopened):
+    """Drawing takes seconds for a million rows, and everybody else would wait for it in vain."""
+    replay = open_replay(tmp_path)
+    replay.insert(make_insert(1, 0, 40, [0], [40], [1.0]))
+    if reopened:
+        replay.close()
+        replay = open_replay(tmp_path)
+    rows = (1 << 30) // (45 * 30) + 1  # windows of 45 frames of 30 bytes
+    before = replay.rng.bit_generator.state
+    with pytest.raises(RefusedError, match="1 GiB"):
+        replay.draw({"default": rows})
+    assert replay.rng.bit_generator.state == before
+
+
 @pytest.mark.parametrize(
     ("arrays", "fields", "says"),
     [
@@ -69,10 +85,12 @@ def test_a_batch_beyond_all_memory_is_refused(tmp_path, places):
         ({"lengths": np.full(2, -5, np.int32)}, {}, "without steps"),
         ({"ids": np.ones(3, np.uint64)}, {}, "differ in length"),
         ({"probabilities": np.ones(1)}, {}, "differ in length"),
-        ({}, {"shares": [["a", 3, 1, 1.0], ["b", -1, 1, 1.0]]}, "differ from the batch"),
-        ({}, {"shares": [["a", 2, 0, 1.0]]}, "without items"),
-        ({}, {"shares": []}, "no shares"),
-        ({}, {"table_items": 0}, "table_items is outside"),
+        ({"probabilities": np.array([0.5, 0.0])}, {}, "not above 0"),
+        ({"probabilities": np.array([0.5, np.nan])}, {}, "not above 0"),
+        ({}, {"shares": [["a", 3, 1, 1.0], ["b", -1, 1, 1.0]]}, r"shares\[1\]\[1\]: expected"),
+        ({}, {"shares": [["a", 2, 0, 1.0]]}, r"shares\[0\]\[2\]: expected"),
+        ({}, {"shares": []}, "shares: expected"),
+        ({}, {"table_items": 0}, "table_items: expected"),
     ],
 )
 def test_batches_that_make_no_sense_are_bad_messages(arrays, fields, says):

@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 def endpoint(folder, tmp_path_factory):
     address = f"tcp://127.0.0.1:{free_port()}"
     process = processes.start(
-        tmp_path_factory.mktemp("data"), address, "--keys", str(folder), "--capacity", "1000"
+        tmp_path_factory.mktemp("data"), address, "--keys", str(folder), "--table", "default:capacity=1000"
     )
     yield address
     assert processes.stop(process) == 0
@@ -71,7 +71,7 @@ def test_a_key_permits_what_its_role_does(endpoint, client):
 
 
 def status_of(endpoint, *options):
-    words = [sys.executable, "-m", "services.replay", "--json", "--status", endpoint, *options]
+    words = [sys.executable, "-m", "services.replay", "status", "--json", endpoint, *options]
     return subprocess.run(words, capture_output=True, text=True, timeout=60)
 
 
@@ -92,7 +92,7 @@ def test_the_command_line_says_why_and_ends_with_4(endpoint, folder, tmp_path):
 
 
 def test_other_than_loopback_is_refused_without_keys(tmp_path):
-    words = [sys.executable, "-m", "services.replay", "--data-dir", str(tmp_path / "data")]
+    words = [sys.executable, "-m", "services.replay", "serve", "--data-dir", str(tmp_path / "data")]
     refused = subprocess.run(
         [*words, "--bind", f"tcp://0.0.0.0:{free_port()}"], capture_output=True, text=True, timeout=60
     )

@@ -11,7 +11,7 @@ from common.wire.codec import Message, encode
 from common.wire.replay_client import ReplayRefusedError
 from tests.replay import processes
 
-QUEUE = ("--table", "rollouts:queue,capacity=1")
+QUEUE = ("--table", "rollouts:limiter=queue,capacity=1")
 
 
 def rollout(number, producer=0):
@@ -52,7 +52,7 @@ def test_every_rollout_passes_once_and_in_order(server, client):
 
 
 def test_what_waits_for_room_survives_the_death_of_the_server(server, client):
-    endpoint = server("--table", "rollouts:queue,capacity=4")
+    endpoint = server("--table", "rollouts:limiter=queue,capacity=4")
     # The learner is patient: a batch on its way over a connection that it gives up is lost, as specified.
     actor, learner = client(endpoint, liveness_s=1.0), client(endpoint, liveness_s=30.0)
     learner.status(120)
@@ -71,7 +71,7 @@ def test_what_waits_for_room_survives_the_death_of_the_server(server, client):
         actor.poll(10)
     assert actor.outstanding == 1
     processes.kill(server.process)
-    server("--table", "rollouts:queue,capacity=4")
+    server("--table", "rollouts:limiter=queue,capacity=4")
     seen = []
     while len(seen) < made:
         learner.request_sample(1, "rollouts")
@@ -85,7 +85,7 @@ def test_what_waits_for_room_survives_the_death_of_the_server(server, client):
 
 
 def test_one_insert_for_several_tables_and_one_batch_from_several(server, client):
-    endpoint = server("--table", "default:capacity=1000", "--table", "rollouts:queue,capacity=50")
+    endpoint = server("--table", "default:capacity=1000", "--table", "rollouts:limiter=queue,capacity=50")
     one = client(endpoint)
     chunk = processes.chunk(0)
     chunk.more["rollouts"] = Items(np.zeros(1, np.int32), np.full(1, 10, np.int32), np.ones(1))
@@ -138,3 +138,25 @@ def test_bad_shares_are_refused(server, client, shares):
     one.socket.send_multipart([bytes(frame) for frame in encode(message)])
     with pytest.raises(ReplayRefusedError, match="bad_field"):
         one.receive(60)
+
+
+def test_a_full_queue_stops_its_own_writers_only(server, client):
+    endpoint = server("--table", "default:capacity=1000", *QUEUE)
+    actor, other = client(endpoint, name="actor"), client(endpoint, name="other")
+    other.status(120)
+    deadline = time.monotonic() + 120
+    made = 0
+    while "queue is full" not in actor.blocked_reason:
+        assert time.monotonic() < deadline, actor.blocked_reason
+        made += actor.insert(rollout(made), "rollouts")
+        actor.poll(10)
+    for number in range(20):  # with the queue full, from the first on
+        processes.insert(other, number)
+    assert other.flush(60)
+    assert other.credit > 2, "it is known by now that it writes to no queue"
+    fresh = client(endpoint, name="fresh")
+    while not fresh.credit and time.monotonic() < deadline:
+        fresh.poll(10)
+    assert fresh.credit, fresh.blocked_reason
+    assert actor.credit == 0
+    assert fresh.status()["tables"]["default"]["items"] == 200

@@ -29,7 +29,7 @@ def blocks(text):
 def commands(text):
     """The servers that a page starts, as lists of words."""
     lines = "".join(body for language, body in blocks(text) if language == "sh").replace("\\\n", " ")
-    return [shlex.split(line) for line in lines.splitlines() if line.startswith("troupe replay --bind")]
+    return [shlex.split(line) for line in lines.splitlines() if line.startswith("troupe replay serve")]
 
 
 @pytest.mark.timeout(150)  # the examples wait without end
@@ -39,7 +39,7 @@ def test_the_python_of_the_page_prints_what_the_page_says(server, tmp_path):
         return ADDRESS.sub(rf"ipc://{tmp_path}/\1", text)
 
     for words in commands(REPLAY):
-        _, _, bind, address, data, folder, *options = words
+        _, _, _, bind, address, data, folder, *options = words
         assert (bind, data) == ("--bind", "--data-dir")
         server(*options, endpoint=local(address), folder=folder)
     space = {"__name__": "document"}
@@ -53,7 +53,7 @@ def test_the_python_of_the_page_prints_what_the_page_says(server, tmp_path):
         elif language == "text":
             assert printed == local(body)
             printed = None
-    for client in ("client", "tables", "actor", "sharded"):
+    for client in ("client", "sequences", "tables", "actor", "sharded"):
         space[client].close(0)
 
 
@@ -79,7 +79,7 @@ def test_every_metric_is_in_the_table_and_nothing_else(tmp_path):
 
 
 def test_the_status_page_has_the_rows_that_are_shown(server, client, tmp_path):
-    endpoint = server(*commands(REPLAY)[1][6:])
+    endpoint = server(*commands(REPLAY)[1][7:])
     one = client(endpoint)
     console = Console(file=io.StringIO(), width=120)
     print_page(endpoint, one.status(60), console)

@@ -7,11 +7,15 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from common.config import load_config
+from common.data.fields import Chunk
+from common.errors import ConfigError
 from common.runtime import StopSignal
 from common.wire.control import ControlServer
+from common.wire.replay_client import ReplayRefusedError
 from services.learner.service import Learner
 from tests.replay import processes
 
@@ -75,11 +79,25 @@ def fill(client, endpoint, first=0):
     return actor
 
 
+def learnable(specs, items, *, length=1, priority=1.0, **values):
+    """A chunk of items of `length` steps as Ape-X stores them, with `values` instead of the usual ones."""
+    steps = items + length - 1
+    fields = {spec.name: np.zeros((spec.entries(steps), *spec.shape), spec.dtype) for spec in specs}
+    fields["bootstrap_steps"][:] = 1
+    for name, value in values.items():
+        fields[name][:] = value
+    lengths = np.full(items, length, np.int32)
+    return Chunk(fields, steps, np.arange(items, dtype=np.int32), lengths, np.full(items, priority))
+
+
 def refusal(tmp_path, *options):
     """The one line with which a shard ends with exit code 2."""
     words = ["--bind", f"ipc://{tmp_path}/refused", "--log-level", "warning", *map(str, options)]
     done = subprocess.run(
-        [sys.executable, "-m", "services.replay", *words], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "services.replay", "serve", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1
@@ -145,7 +163,7 @@ def test_a_snapshot_is_of_a_run_too(learner, member, server, client, tmp_path):
 
 
 def test_items_of_no_run_are_adopted_only_on_request(learner, member, server, client, tmp_path):
-    fill(client, server("--capacity", "1000"))
+    fill(client, server("--table", "default:capacity=1000"))
     assert stopped(server.process) == 0
     learner("first")
     run = "--learner", f"ipc://{tmp_path}/control", "--data-dir", tmp_path / "data"
@@ -182,7 +200,9 @@ class Running:
 def test_a_learner_on_another_machine_goes_on_with_the_run(member, server, client, tmp_path):
     """All that it has of the run is the checkpoints."""
     running = Running(tmp_path, tmp_path / "here")
-    fill(client, member())
+    actor = client(member(), specs=running.learner.agent.fields)
+    wait_for(lambda: actor.insert(learnable(actor.specs, 30)))
+    assert actor.flush(60)
     running.end()
     assert stopped(server.process) == 0
     shutil.copytree(tmp_path / "here" / "checkpoints", tmp_path / "there" / "checkpoints")
@@ -200,14 +220,17 @@ def test_a_learner_on_another_machine_goes_on_with_the_run(member, server, clien
     anew.end()
 
 
-def test_items_that_the_agent_cannot_learn_from_end_the_learner_in_a_line(member, client, tmp_path):
+def test_whoever_inserts_first_does_not_choose_the_fields(member, server, client, tmp_path):
     running = Running(tmp_path, tmp_path / "run")
-    actor = client(member())
-    for number in range(100):
-        processes.insert(actor, number)
-    wait_for(lambda: actor.poll(20) or running.failure)
-    line = str(running.failure)
+    endpoint = member()
+    stranger, actor = client(endpoint), client(endpoint, specs=running.learner.agent.fields)
+    processes.insert(stranger, 0)
+    with pytest.raises(ConfigError, match="this server stores"):
+        stranger.flush(60)
+    items = learnable(actor.specs, 10)
+    wait_for(lambda: actor.insert(items))
+    assert actor.flush(60)
+    wait_for(lambda: actor.insert(learnable(actor.specs, 10, length=2)))
+    with pytest.raises(ReplayRefusedError, match="1 to 1 steps"):
+        actor.flush(60)
     running.end()
-    assert line.startswith(f"replay at ipc://{tmp_path}/replay sends the fields ['action', 'obs', ")
-    assert line.endswith("--data-dir, or with --volatile")
-    assert running.failure.exit_code == 2

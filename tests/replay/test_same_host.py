@@ -179,7 +179,9 @@ def test_no_read_is_torn_while_the_shard_evicts(tmp_path, client):
     """Batches are read late from a shard that keeps few chunks and gets many."""
     endpoint = f"ipc://{tmp_path}/replay"
     # Room for so few chunks that even those that are kept for readers have to go.
-    process = processes.start(tmp_path / "data", endpoint, "--capacity", "60", "--max-bytes", "20000")
+    process = processes.start(
+        tmp_path / "data", endpoint, "--table", "default:capacity=60", "--max-bytes", "20000"
+    )
     learner = client(endpoint)
     fill(learner, 4)
     learner.sample(8)

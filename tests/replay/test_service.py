@@ -17,8 +17,8 @@ from common.wire import messages
 from common.wire.codec import Message, decode, encode
 from common.wire.control import ControlServer
 from common.wire.replay_client import ReplayRefusedError
-from services.replay import __main__ as replay_main
-from services.replay.__main__ import address_towards
+from services.replay import shard
+from services.replay.shard import address_towards
 from tests.replay import processes
 
 
@@ -29,7 +29,9 @@ def free_port():
 
 
 def test_insert_sample_update_status_and_stop(server, client):
-    endpoint = server("--capacity", "100", "--min-items", "20", endpoint=f"tcp://127.0.0.1:{free_port()}")
+    endpoint = server(
+        "--table", "default:capacity=100,min_items=20", endpoint=f"tcp://127.0.0.1:{free_port()}"
+    )
     actor, learner = client(endpoint, name="actor-0"), client(endpoint, name="learner")
     learner.request_sample(16)
     processes.insert(actor, 0)
@@ -67,7 +69,7 @@ def test_insert_sample_update_status_and_stop(server, client):
     assert status["invalid_priorities"] == 1
     assert status["unknown_priorities"] == 99
     assert status["sampled_batches"] == 5 + learner.counters["gone_batches"]
-    words = [sys.executable, "-m", "services.replay", "--json", "--status", endpoint]
+    words = [sys.executable, "-m", "services.replay", "status", "--json", endpoint]
     printed = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
     assert json.loads(printed.stdout)["tables"]["default"]["capacity"] == 100
     assert processes.stop(server.process) == 0
@@ -75,8 +77,8 @@ def test_insert_sample_update_status_and_stop(server, client):
 
 def test_writers_pause_while_samples_are_behind(server, client):
     endpoint = server(
-        *("--min-items", "20", "--samples-per-insert", "1", "--samples-per-insert-error", "64"),
-        *("--capacity", "1000"),
+        "--table",
+        "default:capacity=1000,min_items=20,samples_per_insert=1,samples_per_insert_error=64",
     )
     actor, learner = client(endpoint, name="actor-0"), client(endpoint, name="learner")
     number = 0
@@ -106,7 +108,7 @@ def test_writers_pause_while_samples_are_behind(server, client):
 
 
 def test_mistakes_are_told_and_counted(server, client, context):
-    endpoint = server("--capacity", "100")
+    endpoint = server("--table", "default:capacity=100")
     actor = client(endpoint, name="actor-0")
     processes.insert(actor, 0)
     assert actor.flush(10)
@@ -134,14 +136,14 @@ def test_mistakes_are_told_and_counted(server, client, context):
     assert status["inserted_chunks"] == 2
     outside = processes.chunk(3)
     outside.lengths[-1] = 2
-    with pytest.raises(ValueError, match="outside"):
+    with pytest.raises(ConfigError, match="outside"):
         actor.insert(outside)
-    with pytest.raises(ValueError, match="fields"):
+    with pytest.raises(ConfigError, match="fields"):
         actor.insert(Chunk({"a": np.zeros(3)}, 3, np.array([2]), np.array([2]), np.ones(1)))
 
 
 def test_incompressible_and_declared_fields(server, client):
-    endpoint = server("--capacity", "100")
+    endpoint = server("--table", "default:capacity=100")
     rng = np.random.default_rng(0)
     obs = rng.integers(0, 256, (13, 64, 64), dtype=np.uint8)
     items = np.arange(10, dtype=np.int32)
@@ -159,7 +161,7 @@ def test_incompressible_and_declared_fields(server, client):
 
 def test_a_strangers_client_by_hand(server, context):
     """Nothing but msgpack and the codec's frames: what the protocol's description promises."""
-    endpoint = server("--capacity", "100")
+    endpoint = server("--table", "default:capacity=100")
     dealer = context.socket(zmq.DEALER)
     dealer.connect(endpoint)
     good = processes.good_insert()
@@ -194,13 +196,20 @@ def test_nobody_there_is_said(client, tmp_path):
     ("words", "code", "text"),
     [
         (["--bind", "tcp://0.0.0.0:5999"], 2, "without keys"),
-        (["--capacity", "10", "--min-items", "11"], 2, "--min-items"),
+        (
+            ["--table", "a:capacity=10,min_items=11"],
+            2,
+            "min_items (11) should be from 1 to the capacity (10)",
+        ),
+        (["--table", "a:capasity=10"], 2, "table 'a' has no field 'capasity'; nearest: capacity"),
+        (["--table", "a:queue"], 2, "write limiter=queue"),
+        (["--table", "a", "--table", "a"], 2, "table 'a' is there twice"),
+        (["--min-items=11"], 2, "--min-items is a field of a table: --table default:min_items=VALUE"),
         (["--max-bytes", str(1 << 50)], 2, "more than 90 %"),
-        (["--capacity", str(10**13)], 2, "more than 90 %"),
-        (["--table", "a:capacity=9", "--capacity", "10"], 2, "--capacity has no effect"),
+        (["--table", f"a:capacity={10**13}"], 2, "capacity (10000000000000) should be from 1 to"),
+        (["--learner", "tcp://127.0.0.1:1", "--max-bytes", "9"], 2, "--max-bytes has no effect"),
         (["--learner", "tcp://127.0.0.1:1", "--table", "a:capacity=9"], 2, "--table has no effect"),
         (["--data-dir", "/proc/nowhere"], 2, "cannot write in /proc/nowhere"),
-        (["--status", "tcp://127.0.0.1:1"], 3, "does not answer"),
         (["--learner", "tcp://127.0.0.1:1", "--join-timeout-s", "0.5"], 3, "could not join the learner"),
         (
             ["--bind", "tcp://0.0.0.0:*", "--insecure", "--learner", "tcp://127.0.0.1:1"],
@@ -210,8 +219,31 @@ def test_nobody_there_is_said(client, tmp_path):
     ],
 )
 def test_errors_are_one_line(tmp_path, words, code, text):
-    command = [sys.executable, "-m", "services.replay", "--log-level", "error"]
-    command += ["--bind", f"ipc://{tmp_path}/replay", "--data-dir", str(tmp_path / "data"), *words]
+    command = ["serve", "--log-level", "error", "--bind", f"ipc://{tmp_path}/replay"]
+    refused([*command, "--data-dir", str(tmp_path / "data"), *words], code, text)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ([], 2, "needs a command: serve, status, snapshot"),
+        (["--bind", "tcp://127.0.0.1:1"], 2, "`troupe replay serve --bind ...` runs a shard"),
+        (["--status", "tcp://127.0.0.1:1"], 2, "--status is a command: `troupe replay status --help`"),
+        (["--snapshot=tcp://127.0.0.1:1", "there"], 2, "--snapshot is a command: `troupe replay snapshot"),
+        (["stauts", "tcp://127.0.0.1:1"], 2, "nearest: status"),
+        (["status"], 2, "ADDRESS"),
+        (["status", "tcp://127.0.0.1:1", "--jsn"], 2, "did you mean --json?"),
+        (["snapshot", "tcp://127.0.0.1:1"], 2, "DEST"),
+        (["status", "tcp://127.0.0.1:1"], 3, "does not answer"),
+    ],
+)
+def test_errors_of_other_commands_are_one_line(words, code, text):
+    refused(words, code, text)
+
+
+def refused(words, code, text):
+    """The command ends so, and says this."""
+    command = [sys.executable, "-m", "services.replay", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code
     assert done.stderr.startswith("troupe: error: ")
@@ -221,7 +253,7 @@ def test_errors_are_one_line(tmp_path, words, code, text):
 
 def test_a_shard_on_every_interface_says_which_one_others_can_use(monkeypatch):
     monkeypatch.setattr(
-        replay_main, "_host_towards", lambda host, port: {"learner": "10.0.0.7", "v6": "fd00::7"}[host]
+        shard, "_host_towards", lambda host, port: {"learner": "10.0.0.7", "v6": "fd00::7"}[host]
     )
     assert address_towards("tcp://learner:5550", "tcp://0.0.0.0:5560") == "tcp://10.0.0.7:5560"
     assert address_towards("tcp://v6:5550", "tcp://[::]:5560") == "tcp://[fd00::7]:5560"
@@ -269,7 +301,7 @@ def test_joins_a_run_and_ends_with_it(tmp_path, context, client):
 def test_signals_end_it_at_once_and_its_last_line_says_so(server, client, tmp_path):
     log = tmp_path / "log"
     for number, inserted in ((signal.SIGTERM, 10), (signal.SIGINT, 0)):
-        endpoint = server("--capacity", "100", "--log-file", str(log), "--log-level", "info")
+        endpoint = server("--table", "default:capacity=100", "--log-file", str(log), "--log-level", "info")
         one = client(endpoint)
         if inserted:
             processes.insert(one, 0)

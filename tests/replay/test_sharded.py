@@ -131,6 +131,76 @@ def test_weights_over_unequal_shards_are_unbiased(context, start, connect):
         assert abs(came[endpoint] / batches - share) < 0.01
 
 
+def test_importance_weights_of_all_shards_have_one_scale(context, start, connect):
+    """An improbable shard's items weigh more than another's: its batches are not scaled by themselves."""
+    rng = np.random.default_rng(5)
+    shards, probabilities = [start(name) for name in ("a", "b", "c")], {}
+    totals = np.array([1.0, 10.0, 100.0])
+    chances = 0.99 * totals / totals.sum() + 0.01 / 3  # every shard gets a little, whatever it has
+    for shard, count, total, chance in zip(shards, (300, 1000, 2000), totals, chances, strict=True):
+        inside = rng.uniform(0.2, 1.0, count)
+        inside /= inside.sum()
+        fill(context, shard, np.arange(count), (total * inside) ** (1 / 0.7))
+        probabilities[shard.endpoint] = chance * inside
+    client = connect(*shards)
+    deadline = time.monotonic() + 60
+    met, last = set(), {}
+    while met != set(probabilities):  # now the shards are known
+        met.add(client.sample(128).shard)
+        assert time.monotonic() < deadline
+    means = {shard.endpoint: [] for shard in shards}
+    while min(map(len, means.values())) < 15:
+        batch = client.sample(128)
+        true = probabilities[batch.shard][batch.fields["value"][:, 0].astype(int)]
+        last[batch.shard] = true.min()
+        if len(last) == len(shards):
+            weights = batch.weights(0.4)
+            np.testing.assert_allclose(weights, (true / min(last.values())) ** -0.4, rtol=1e-5)
+            means[batch.shard].append(weights.mean())
+        assert time.monotonic() < deadline
+    least = min(each.min() for each in probabilities.values())
+    wanted = [
+        ((each / least) ** -0.4 * each).sum() / each.sum()  # the mean over what is drawn
+        for each in probabilities.values()
+    ]
+    np.testing.assert_allclose([np.mean(each) for each in means.values()], wanted, rtol=0.03)
+    assert wanted[0] > 1.3 * wanted[1] > 1.69 * wanted[2], "or one scale would make no difference"
+
+
+def test_inserts_survive_a_shard_that_leaves_and_returns(start, connect):
+    """Unacknowledged ones are sent again, and none that follows is taken for a repeat."""
+    shards = [start(name) for name in ("a", "b")]
+    client = connect(*shards, incarnation=5)
+    both, sent = [shard.endpoint for shard in shards], 0
+
+    def insert(count):
+        nonlocal sent
+        deadline = time.monotonic() + 30
+        for _ in range(count):
+            while not client.insert(chunk([float(sent)], [1.0])):
+                assert time.monotonic() < deadline, client.blocked_reason
+                client.poll(20)
+            sent += 1
+
+    insert(6)
+    assert client.flush(30)
+    shards[0].stop()
+    while client.outstanding < 3:  # of the first, which does not answer
+        insert(1)
+        client.poll(20)
+    client.set_shards(both[1:])
+    insert(4)
+    assert client.outstanding >= 3
+    shards[0] = start("a")
+    client.set_shards(both)
+    insert(6)
+    assert client.flush(60)
+    assert sum(shard.table.size for shard in shards) == sent
+    client.set_shards([])
+    assert not client.insert(chunk([0.0], [1.0]))
+    assert client.outstanding == 0
+
+
 def test_a_single_shard_is_what_it_was(context, start, connect):
     shard = start("a")
     fill(context, shard, np.arange(100.0), np.ones(100))

@@ -8,6 +8,7 @@ import pytest
 
 from common.data.inserts import RefusedError
 from common.data.replay import Replay
+from common.data.snapshot import Snapshot
 from common.data.table_config import TableConfig
 from common.errors import ConfigError
 from services.replay.snapshots import Snapshots
@@ -18,7 +19,7 @@ RUN = [sys.executable, "-m", "services.replay"]
 
 
 def test_a_run_moves_with_its_snapshot(server, client, tmp_path):
-    endpoint = server("--capacity", "500")
+    endpoint = server("--table", "default:capacity=500")
     one = client(endpoint)
     one.status(120)
     with pytest.raises(ConfigError, match="nothing"):
@@ -32,34 +33,34 @@ def test_a_run_moves_with_its_snapshot(server, client, tmp_path):
     for number in range(30, 40):
         processes.insert(one, number)
     assert one.flush(60)
-    words = [*RUN, "--snapshot", endpoint, str(tmp_path / "second")]
+    words = [*RUN, "snapshot", endpoint, str(tmp_path / "second")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert "400 items" in done.stdout
     assert str(tmp_path / "second") in done.stdout
-    words = [*RUN, "--snapshot", endpoint, "nosuch://bucket/path"]
+    words = [*RUN, "snapshot", endpoint, "nosuch://bucket/path"]
     refused = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "Protocol not known: nosuch" in refused.stderr
     # What is there is not overwritten, nor taken for what is asked for, the last one included.
     for name in ("first", "second"):
         again = subprocess.run(
-            [*RUN, "--snapshot", endpoint, str(tmp_path / name)], capture_output=True, text=True, timeout=120
+            [*RUN, "snapshot", endpoint, str(tmp_path / name)], capture_output=True, text=True, timeout=120
         )
         assert again.returncode == 2
         assert (again.stdout, again.stderr.count("\n")) == ("", 1)
         assert "there already" in again.stderr
 
     words = ["--bind", f"ipc://{tmp_path}/c", "--restore", str(tmp_path / "second"), "--data-dir"]
-    words = [*RUN, *words, str(tmp_path / "small"), "--capacity", "400"]
+    words = [*RUN, "serve", *words, str(tmp_path / "small"), "--table", "default:capacity=400"]
     refused = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert refused.returncode == 2
     assert "was made for the capacities" in refused.stderr
     assert not (tmp_path / "small").exists()
 
     elsewhere = server(
-        "--capacity",
-        "500",
+        "--table",
+        "default:capacity=500",
         "--restore",
         str(tmp_path / "second"),
         endpoint=f"ipc://{tmp_path}/other",
@@ -75,12 +76,13 @@ def test_a_run_moves_with_its_snapshot(server, client, tmp_path):
     assert other.status(60)["tables"]["default"]["items"] == 410
     # The command of a restart may be that of the start.
     assert processes.stop(server.process) == 0
-    options = ("--capacity", "500", "--restore", str(tmp_path / "second"))
+    options = ("--table", "default:capacity=500", "--restore", str(tmp_path / "second"))
     other = client(server(*options, endpoint=f"ipc://{tmp_path}/again", folder="b"))
     assert other.status(120)["tables"]["default"]["items"] == 410
     # A folder with items is not written over.
     words = [
         *RUN,
+        "serve",
         "--bind",
         f"ipc://{tmp_path}/c",
         "--data-dir",
@@ -138,7 +140,7 @@ def test_the_place_for_snapshots_is_what_it_leads_to(monkeypatch, tmp_path):
 
     def permits(permitted, destination):
         try:
-            Snapshots(None, permitted)._check(destination)
+            Snapshots(None, permitted)._permit(destination)
         except RefusedError:
             return False
         return True
@@ -152,3 +154,58 @@ def test_the_place_for_snapshots_is_what_it_leads_to(monkeypatch, tmp_path):
     assert not permits("s3://bucket/good", "s3://bucket/good/../bad")
     assert not permits("file:///good", "file:///good/a://../../bad"), "that folder would be made, and left"
     assert not permits("/good", "/good/a://../../bad")
+
+
+def test_no_snapshot_is_kept_in_the_shard_itself(tmp_path):
+    """In its memory it would grow without bound; in its own folder it would be cleared with it."""
+    own = tmp_path / "data"
+    (tmp_path / "alias").symlink_to(own)
+    with contextlib.closing(Replay(own, [TableConfig(capacity=100)], budget_bytes=BUDGET)) as replay:
+        replay.insert(simple(1, 0, 5))
+        snapshots = Snapshots(replay)
+        for place in ("memory://x", "simplecache::memory://x", "MEMORY://x"):
+            with pytest.raises(RefusedError, match="memory would end with it"):
+                snapshots.request(place)
+        for place in (str(own), str(own / "one"), f"file://{own}/one", str(tmp_path / "alias" / "one")):
+            with pytest.raises(RefusedError, match="own --data-dir"):
+                snapshots.request(place)
+        assert not (own / "one").exists()
+        assert snapshots.request(str(tmp_path / "database"))["state"] in ("running", "done")
+        snapshots.close()
+
+
+def test_no_link_leads_out_of_the_place_for_snapshots(tmp_path):
+    """Neither one that was there, nor one that is put there when the place has been permitted."""
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.mkdir()
+    bad.mkdir()
+    (good / "link").symlink_to(bad)
+    (good / "dangling").symlink_to(bad / "new")
+    (tmp_path / "alias").symlink_to(good)
+    with contextlib.closing(
+        Replay(tmp_path / "data", [TableConfig(capacity=100)], budget_bytes=BUDGET)
+    ) as replay:
+        replay.insert(simple(1, 0, 5))
+        for permitted in (str(good), str(tmp_path / "alias"), f"file://{good}"):
+            snapshots = Snapshots(replay, permitted)
+            for name in ("link/one", "dangling", "dangling/one"):
+                for scheme in ("", "file://", "local://"):
+                    with pytest.raises(RefusedError, match="only below"):
+                        snapshots.request(f"{scheme}{good}/{name}")
+        assert list(bad.iterdir()) == []
+        snapshots = Snapshots(replay, str(tmp_path / "alias"))
+        place = snapshots.request(str(tmp_path / "alias" / "inside" / "one"), "a")["destination"]
+        assert place == str(good / "inside" / "one"), "an own link is what it leads to"
+        snapshots._snapshot.join(60)
+        assert snapshots.progress()["state"] == "done"
+        # Put there after the look, by whoever may write there.
+        place = Snapshots(None, str(good))._permit(str(good / "later" / "one"))
+        (good / "later").symlink_to(bad)
+        with pytest.raises(ConfigError, match="cannot write"):
+            Snapshot(replay, place)
+        under_way = Snapshot(replay, str(good / "two"))
+        (good / "two.incomplete").rename(good / "away")
+        (good / "two.incomplete").symlink_to(bad)
+        under_way.start()
+        under_way.join(60)
+        assert list(bad.iterdir()) == [], "what is written goes where it was begun"

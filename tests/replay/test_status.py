@@ -15,8 +15,9 @@ from common.data.table_config import MOST_TABLES, check_tables, parse_table
 from common.errors import ConfigError
 from common.wire import messages
 from common.wire.codec import Message, WireError, encode
+from common.wire.rejections import MAX_CHARS, MAX_PEERS, Rejections, peer_name
+from services.replay import statistics
 from services.replay.meter import Meter, fitting
-from services.replay.rejections import MAX_CHARS, MAX_PEERS, Rejections, peer_name
 from services.replay.requests import Requests
 from services.replay.statistics import AGE_BOUNDS_S, STALENESS_BOUNDS, Histogram, Statistics
 from services.replay.status_page import print_page
@@ -91,7 +92,9 @@ def test_versions_of_an_abandoned_future_are_forgotten(tmp_path, monkeypatch):
 
 
 def test_the_page_and_the_metrics_of_a_real_shard(server, client):
-    endpoint = server("--table", "default:capacity=1000,min_items=10", "--table", "rollouts:queue,capacity=2")
+    endpoint = server(
+        "--table", "default:capacity=1000,min_items=10", "--table", "rollouts:limiter=queue,capacity=2"
+    )
     one = client(endpoint)
     one.status(120)
     for number in range(6):
@@ -100,7 +103,7 @@ def test_the_page_and_the_metrics_of_a_real_shard(server, client):
     one.sample(16, timeout_s=60)
     one.update_priorities(np.array([10**6], np.uint64), np.ones(1))
     one.request_sample(1, "rollouts")
-    words = [sys.executable, "-m", "services.replay", "--status", endpoint]
+    words = [sys.executable, "-m", "services.replay", "status", endpoint]
     page = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
     for text in ("60 of 1,000", "prioritized", "fifo, 1 times", "from 10 items", "unknown priorities 1"):
         assert text in page, page
@@ -131,8 +134,8 @@ def test_every_value_has_its_place_on_the_page(tmp_path, context):
     requests = Requests(replay, socket, 1, dict)
     status = Meter(replay, requests).status() | {"failed_handshakes": 2}
     for number in range(3):
-        requests.rejections.count(b"actor-0-1f" if number else b"\0\1\2\3\4", "bad_field")
-    status |= requests.rejections.status()
+        requests.server.rejections.count(b"actor-0-1f" if number else b"\0\1\2\3\4", "bad_field")
+    status |= requests.server.rejections.status()
     file = io.StringIO()
     print_page("tcp://here", status, Console(file=file, width=120, highlight=False))
     page = file.getvalue()
@@ -177,7 +180,7 @@ def test_the_status_of_as_many_tables_as_there_may_be_fits_in_a_message(tmp_path
     assert status["tables"].keys() == replay.tables.keys()
     for number in range(MAX_PEERS):
         for kind in range(15):
-            requests.rejections.count(b"%064d" % number, f"kind_of_a_message_{kind}")
+            requests.server.rejections.count(b"%064d" % number, f"kind_of_a_message_{kind}")
     with pytest.raises(WireError):
         encode(Message(messages.STATUS_OK, meter.status()))
     status = fitting(meter.status())
@@ -189,3 +192,21 @@ def test_the_status_of_as_many_tables_as_there_may_be_fits_in_a_message(tmp_path
         check_tables([parse_table(name) for name in names])
     socket.close(0)
     replay.close()
+
+
+def test_quantiles_that_take_long_are_told_again(tmp_path, monkeypatch):
+    looks, look = [], Statistics._look
+
+    def slow(self, name):
+        looks.append(name)
+        time.sleep(0.5)
+        return look(self, name)
+
+    monkeypatch.setattr(Statistics, "_look", slow)
+    told = Statistics(filled(tmp_path, "default:capacity=100"))
+    assert told.quantiles("default") == told.quantiles("default")
+    assert len(looks) == 1
+    monkeypatch.setattr(statistics, "CHEAP_S", np.inf)
+    told = Statistics(told._replay)
+    assert told.quantiles("default") != told.quantiles("default"), "ages grow"
+    assert len(looks) == 3

@@ -38,20 +38,24 @@ def test_huber(error, delta):
 
 
 def test_importance_weights_by_hand():
-    probabilities, items, beta = np.array([0.5, 0.1, 0.001]), 100, 0.4
-    raw = (items * probabilities) ** -beta
-    weights = importance_weights(probabilities, items, beta)
-    np.testing.assert_allclose(weights, raw / raw.max(), rtol=1e-6)
+    probabilities, beta = np.array([0.5, 0.1, 0.001, 0.399]), 0.4  # of four items
+    raw = (4 * probabilities) ** -beta
+    weights = importance_weights(probabilities[:2], 0.001, beta)
+    # The item that would weigh 1 is in another shard's batch.
+    np.testing.assert_allclose(weights, raw[:2] / raw.max(), rtol=1e-6)
     assert weights.dtype == np.float32
-    np.testing.assert_array_equal(importance_weights(probabilities, items, 0.0), 1.0)
+    assert importance_weights(np.array([0.001]), 0.001, beta) == 1.0
+    np.testing.assert_array_equal(importance_weights(probabilities, 0.001, 0.0), 1.0)
 
 
 def test_full_correction_makes_the_estimate_unbiased():
+    """Batch by batch, for all batches are scaled alike."""
     rng = np.random.default_rng(0)
     values, probabilities = rng.normal(3.0, 1.0, 50), rng.dirichlet(np.ones(50))
-    drawn = rng.choice(50, 200_000, p=probabilities)
-    weights = importance_weights(probabilities[drawn], 50, 1.0).astype(np.float64)
-    assert np.average(values[drawn], weights=weights) == pytest.approx(values.mean(), abs=0.1)
+    drawn = rng.choice(50, (50_000, 4), p=probabilities)
+    weights = importance_weights(probabilities[drawn], probabilities.min(), 1.0).astype(np.float64)
+    estimate = (weights * values[drawn]).mean(axis=1).sum() / weights.mean(axis=1).sum()
+    assert estimate == pytest.approx(values.mean(), abs=0.1)
     assert abs(values[drawn].mean() - values.mean()) > 0.1
 
 

@@ -8,15 +8,14 @@ from common.errors import ConfigError
 from common.runtime.arguments import Parser, integer, real
 
 WRONG = [
-    ("learner", "--nope", "required: --run-dir"),
+    ("learner", "--log-level info", "required: --run-dir"),
     ("learner", "--run-dir x --metrics-port 99999", "--metrics-port: should be from 0 to 65535"),
-    ("replay", "--seed -1", "--seed: should be at least 0, not -1"),
-    ("replay", "--metrics-port 99999", "--metrics-port: should be from 0 to 65535, not 99999"),
-    ("replay", "--priority-exponent -1", "--priority-exponent: should be at least 0"),
-    ("replay", "--priority-exponent nan", "--priority-exponent: should be finite"),
-    ("replay", "--max-bytes -5", "--max-bytes: should be at least 1"),
-    ("replay", "--capacity many", "--capacity: should be a whole number, not 'many'"),
-    ("replay", "--cap 5", "unknown argument --cap"),
+    ("replay", "serve --seed -1", "--seed: should be at least 0, not -1"),
+    ("replay", "serve --metrics-port 99999", "--metrics-port: should be from 0 to 65535, not 99999"),
+    ("replay", "serve --join-timeout-s nan", "--join-timeout-s: should be finite"),
+    ("replay", "serve --max-bytes -5", "--max-bytes: should be at least 1"),
+    ("replay", "serve --index many", "--index: should be a whole number, not 'many'"),
+    ("replay", "serve --max 5", "unknown argument --max"),
     ("actor", "--learner ipc://x --nope", "unknown argument --nope"),
     ("actor", "--nope", "required: --learner"),
     ("actor", "--learner ipc://x --slots -1", "--slots: should be at least 0"),
@@ -33,7 +32,8 @@ def test_wrong_options_of_services_are_one_line(service, line, text, capsys):
     assert stderr.startswith("troupe: error: ")
     assert stderr.count("\n") == 1
     assert text in stderr
-    assert f"`troupe {service} --help` shows the usage" in stderr
+    command = f"{service} serve" if service == "replay" else service
+    assert f"`troupe {command} --help` shows the usage" in stderr
 
 
 def test_bounds_are_included():

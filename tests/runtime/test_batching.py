@@ -1,12 +1,8 @@
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.runtime.batching import Batcher, BatchError, BatchQueue
+from common.runtime.batching import BatchError, BatchQueue
 
 
 class Clock:
@@ -24,9 +20,6 @@ def queue_of(min_batch=4, max_batch=8, timeout_s=1.0):
 
 def names(batch):
     return [request.payload for request in batch]
-
-
-# ------------------------------------------------------------------ the rule
 
 
 def test_a_batch_is_due_at_the_minimum_or_after_the_timeout_of_its_oldest_request():
@@ -112,128 +105,3 @@ def test_who_has_gone_is_forgotten():
     assert queue.rows == 1
     assert queue.due_in_s() == 1.0
     assert names(queue.take_now()) == ["b1"]
-
-
-# ------------------------------------------------------------------ the thread
-
-
-@pytest.fixture
-def batcher():
-    made = []
-
-    def make(function=lambda x: {"y": x["x"] * 2}, min_batch=1, max_batch=16, timeout_s=0.01):
-        made.append(Batcher(function, min_batch, max_batch, timeout_s))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-def row(*values):
-    return {"x": np.asarray(values, np.float32)}
-
-
-def test_every_caller_gets_its_own_rows(batcher):
-    serve = batcher(min_batch=6, timeout_s=0.02)
-    with ThreadPoolExecutor(8) as pool:
-        inputs = [row(*range(k, k + 1 + k % 3)) for k in range(200)]
-        outputs = list(pool.map(lambda x: serve(x, timeout_s=30.0), inputs))
-    for given_x, got in zip(inputs, outputs, strict=True):
-        np.testing.assert_array_equal(got["y"], given_x["x"] * 2)
-    assert serve.rows_total == sum(len(x["x"]) for x in inputs)
-    assert serve.calls_total < 200
-
-
-def test_fewer_than_the_minimum_are_served_after_the_timeout(batcher):
-    serve = batcher(min_batch=10, timeout_s=0.05)
-    assert serve(row(1.0), timeout_s=30.0)["y"].tolist() == [2.0]
-
-
-def test_the_minimum_is_served_at_once(batcher):
-    serve = batcher(min_batch=3, timeout_s=3600.0)
-    futures = [serve.submit(row(k), caller=k) for k in range(3)]
-    assert [f.result(30.0)["y"].tolist() for f in futures] == [[0.0], [2.0], [4.0]]
-    assert serve.calls_total == 1
-
-
-def test_failure_of_one_caller_is_its_own(batcher):
-    def function(x):
-        if (x["x"] < 0).any():
-            raise ArithmeticError("negative")
-        return {"y": np.sqrt(x["x"])}
-
-    serve = batcher(function, min_batch=3, timeout_s=3600.0)
-    good, bad, other = (serve.submit(row(v), caller=v) for v in (4.0, -1.0, 9.0))
-    assert good.result(30.0)["y"].tolist() == [2.0]
-    assert other.result(30.0)["y"].tolist() == [3.0]
-    with pytest.raises(ArithmeticError, match="negative"):
-        bad.result(30.0)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {},
-        {"x": np.float32(1)},
-        {"x": np.zeros(2, np.float32), "z": np.zeros(2)},
-        {"x": np.zeros(2, np.float64)},
-        {"x": np.zeros((2, 3), np.float32)},
-        {"x": np.zeros(17, np.float32)},
-        {"x": np.zeros(0, np.float32)},
-    ],
-)
-def test_a_bad_request_is_refused_and_harms_nobody(batcher, bad):
-    serve = batcher()
-    assert serve(row(1.0), timeout_s=30.0)
-    with pytest.raises(BatchError):
-        serve.submit(bad)
-    with pytest.raises(BatchError, match="2, 3 rows"):
-        serve.submit({"x": np.zeros(2), "z": np.zeros(3)})
-    assert serve(row(3.0), timeout_s=30.0)["y"].tolist() == [6.0]
-
-
-def test_a_first_request_that_fails_does_not_settle_the_shape(batcher):
-    serve = batcher(lambda x: {"y": x["x"] @ np.ones(2)}, min_batch=2, timeout_s=3600.0)
-    bad = serve.submit({"x": np.ones((1, 3))}, caller="bad")
-    good = serve.submit({"x": np.ones((1, 2))}, caller="good")
-    assert good.result(30.0)["y"].tolist() == [2.0]
-    with pytest.raises(ValueError, match="mismatch"):
-        bad.result(30.0)
-
-
-def test_a_caller_that_gives_up_holds_up_nobody(batcher):
-    release = threading.Event()
-
-    def function(x):
-        release.wait(30.0)
-        return {"y": x["x"]}
-
-    serve = batcher(function, min_batch=1, max_batch=1)
-    first = serve.submit(row(1.0), caller="a")
-    with pytest.raises(BatchError, match="no result within"):
-        serve(row(2.0), timeout_s=0.05, caller="b")
-    third = serve.submit(row(3.0), caller="c")
-    gone = serve.submit(row(4.0), caller="d")
-    serve.drop("d")
-    release.set()
-    assert first.result(30.0)["y"].tolist() == [1.0]
-    assert third.result(30.0)["y"].tolist() == [3.0]
-    assert gone.cancelled()
-    assert serve.calls_total == 2
-
-
-def test_closing_answers_who_waits(batcher):
-    serve = batcher(min_batch=10, timeout_s=3600.0)
-    future = serve.submit(row(1.0))
-    serve.close()
-    with pytest.raises(BatchError, match="closed"):
-        future.result(30.0)
-    with pytest.raises(BatchError, match="closed"):
-        serve.submit(row(1.0))
-
-
-def test_a_function_that_loses_rows_is_an_error(batcher):
-    serve = batcher(lambda x: {"y": x["x"][:-1]})
-    with pytest.raises(BatchError, match="other than 1 rows of y"):
-        serve(row(1.0), timeout_s=30.0)

@@ -6,13 +6,21 @@ import json
 import os
 import resource
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 from common.errors import CheckpointError
 from common.runtime import checkpoint
-from common.runtime.checkpoint import LATEST, load_checkpoint, load_newest, newest_first, save_checkpoint
+from common.runtime.checkpoint import (
+    LATEST,
+    CheckpointWriter,
+    load_checkpoint,
+    load_newest,
+    newest_first,
+    save_checkpoint,
+)
 
 OLD = {"weights": np.arange(6, dtype=np.float32).reshape(2, 3), "count": np.array(7, np.int64)}
 NEW = {"weights": np.full((2, 3), 9, np.float32), "count": np.array(8, np.int64)}
@@ -125,6 +133,46 @@ def test_no_room_for_the_arrays_is_the_same_clear_error(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [LATEST, "step-000000000001"]
 
 
+def test_a_writer_writes_one_at_a_time_beside_its_caller(tmp_path, monkeypatch):
+    disk, written = threading.Event(), []
+    fsync = checkpoint.fsync_path
+
+    def slow(path):
+        assert disk.wait(60)
+        fsync(path)
+
+    monkeypatch.setattr(checkpoint, "fsync_path", slow)
+    writer = CheckpointWriter(tmp_path, keep=1)
+    assert writer.wait(0.0)
+    writer.begin(OLD, {"steps": 1}, written.append)
+    assert not writer.wait(0.05)
+    with pytest.raises(RuntimeError, match="already"):
+        writer.begin(NEW, {"steps": 2}, written.append)
+    disk.set()
+    assert writer.wait(60.0)
+    writer.begin(NEW, {"steps": 2}, written.append)
+    assert writer.wait(60.0)
+    assert [path.name for path in written] == ["step-000000000001", "step-000000000002"]
+    assert [path.name for path in newest_first(tmp_path)] == ["step-000000000002"]
+    assert load_newest(tmp_path).arrays["count"] == 8
+
+
+def test_a_writer_says_what_went_wrong_and_goes_on(tmp_path, caplog):
+    written = []
+    (tmp_path / "checkpoints").write_text("in the way")
+    writer = CheckpointWriter(tmp_path / "checkpoints")
+    writer.begin(OLD, {"steps": 1}, written.append)
+    assert writer.wait(60.0)
+    assert "cannot write a checkpoint into" in caplog.text
+    (tmp_path / "checkpoints").unlink()
+    writer.begin(OLD, {"steps": object()}, written.append)  # a defect of the caller, not of the disk
+    with pytest.raises(TypeError):
+        writer.wait(60.0)
+    writer.begin(OLD, {"steps": 1}, written.append)
+    assert writer.wait(60.0)
+    assert [path.name for path in written] == ["step-000000000001"]
+
+
 def test_a_damaged_pointer_to_the_newest_is_passed_over(tmp_path):
     save(tmp_path, OLD, 1)
     save(tmp_path, NEW, 2)
@@ -182,3 +230,29 @@ def _die_at_operation(limit):
 
     os.fsync = audited_fsync
     sys.addaudithook(hook)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("meta.json", "[" * 100_000),
+        ("meta.json", "[1]"),
+        ("MANIFEST.json", "[" * 100_000),
+        ("MANIFEST.json", "[1]"),
+        ("MANIFEST.json", '{"format": 1, "files": {"meta.json": 3}}'),
+        ("MANIFEST.json", '{"format": 1, "files": [1]}'),
+    ],
+    ids=["deep meta", "list", "deep manifest", "list of files", "no sums", "files without names"],
+)
+def test_crafted_files_are_refused_in_one_line(tmp_path, name, text):
+    """Whoever can craft a checkpoint can make its sums fit."""
+    path = save(tmp_path, {"a": np.zeros(2)}, 1)
+    (path / name).write_text(text)
+    if name == "meta.json":
+        manifest = json.loads((path / "MANIFEST.json").read_text())
+        manifest["files"][name] = checkpoint._fingerprint(path / name)
+        (path / "MANIFEST.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError) as error:
+        load_checkpoint(path)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 1000

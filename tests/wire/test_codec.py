@@ -208,39 +208,3 @@ def test_a_flipped_byte_never_does_worse_than_a_wire_error(position, flip):
     damaged[position % len(damaged)] ^= flip
     with contextlib.suppress(WireError):
         decode([bytes(damaged), *frames[1:]])
-
-
-def test_fields_are_read_with_a_type():
-    message = Message(
-        "X",
-        {"i": 5, "n": 1.5, "b": True, "s": "hi", "m": {"a": 1}, "l": [1, 2], "neg": -1},
-        {"a": np.zeros((2, 2), np.uint8)},
-    )
-    assert message.integer("i") == 5
-    assert message.integer("none", -1) == -1
-    assert message.number("n") == 1.5
-    assert message.number("i") == 5.0
-    assert message.boolean("b") is True
-    assert message.text("s") == "hi"
-    assert message.mapping("m") == {"a": 1}
-    assert message.sequence("l", of=int) == [1, 2]
-    assert message.array("a", "uint8", 2).shape == (2, 2)
-    for wrong in (
-        lambda: message.integer("b"),
-        lambda: message.integer("neg"),
-        lambda: message.integer("none"),
-        lambda: message.integer("i", high=4),
-        lambda: message.number("s"),
-        lambda: message.number("b"),
-        lambda: message.boolean("i"),
-        lambda: message.text("i"),
-        lambda: message.text("s", max_chars=1),
-        lambda: message.mapping("l"),
-        lambda: message.sequence("l", of=str),
-        lambda: message.sequence("m"),
-        lambda: message.array("none"),
-        lambda: message.array("a", "int8"),
-        lambda: message.array("a", ndim=1),
-    ):
-        with pytest.raises(WireError, match="bad_field"):
-            wrong()

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from common.errors import PeerError
+from common.runtime.video import encode_gif
+from common.wire.budget import StepBudget
 from tests.wire.conftest import until
 
 WEIGHTS = {"w": np.arange(300_000, dtype=np.float32).reshape(300, 1000), "n": np.array(3, np.int64)}
@@ -145,22 +147,19 @@ def test_parameters_of_a_restarted_learner_are_newer_whatever_their_number(serve
 
 def test_reports_arrive_whole_and_in_order(serve, connect):
     server = serve()
-    client = connect(server, "evaluator")
-    client.join(5)
-    video = np.random.default_rng(1).integers(0, 255, (20, 84, 84, 3), np.uint8)
-    client.send_telemetry(
-        {"eval/episode_return": np.float32(21.0), "eval/version": 3},
-        {"video": video, "gif": b"GIF89a"},
-        {"episodes": [[21.0, 900], [-21.0, 800]]},
-    )
-    client.send_telemetry({"second": 2})
+    client, actor = connect(server, "evaluator"), connect(server, "actor-0")
+    for each in (client, actor):
+        each.join(5)
+    video = encode_gif(np.random.default_rng(1).integers(0, 255, (20, 84, 84, 3), np.uint8))
+    client.send_telemetry({"eval/episode_return": np.float32(21.0), "eval/version": 3}, {"video": video})
+    client.send_telemetry({"eval/second": 2})
     report = server.telemetry.get(timeout=5)
     assert (report.source, report.role, report.incarnation) == ("evaluator", "evaluator", client.incarnation)
     assert report.metrics == {"eval/episode_return": 21.0, "eval/version": 3.0}
-    assert report.fields == {"episodes": [[21.0, 900], [-21.0, 800]]}
-    np.testing.assert_array_equal(report.blobs["video"], video)
-    assert report.blobs["gif"].tobytes() == b"GIF89a"
-    assert server.telemetry.get(timeout=5).metrics == {"second": 2.0}
+    assert report.blobs["video"].tobytes() == video
+    assert server.telemetry.get(timeout=5).metrics == {"eval/second": 2.0}
+    actor.send_telemetry({}, fields={"episodes": [[21.0, 900], [-21.0, 800]]})
+    assert server.telemetry.get(timeout=5).fields == {"episodes": [[21.0, 900], [-21.0, 800]]}
 
 
 def test_a_report_that_is_too_large_is_dropped_and_counted(serve, connect):
@@ -175,23 +174,24 @@ def test_reports_made_just_before_the_end_arrive(serve, connect):
     client = connect(server, "actor-0")
     client.join(5)
     for number in range(50):
-        client.send_telemetry({"n": number})
+        client.send_telemetry({"actor/n": number})
     client.close()
-    assert [server.telemetry.get(timeout=5).metrics["n"] for _ in range(50)] == list(range(50))
+    assert [server.telemetry.get(timeout=5).metrics["actor/n"] for _ in range(50)] == list(range(50))
 
 
 def test_the_counters_and_the_end_of_the_run_reach_everyone(serve, connect):
     server = serve()
     client = connect(server, "actor-0")
     client.join(5)
-    server.set_state(steps=12, updates=3)
+    client.report_steps(12)
+    server.set_state(updates=3)
     until(lambda: (client.state.steps, client.state.updates) == (12, 3))
     assert not client.state.stopping
     server.set_state(stopping=True)
     until(lambda: client.state.stopping)
-    assert server.wait_until_empty(0.05) == ["actor-0"]
+    assert [peer["name"] for peer in server.peers()] == ["actor-0"]
     client.close()
-    assert server.wait_until_empty(2) == []
+    until(lambda: not server.peers())
 
 
 def test_shards_come_and_go(serve, connect):
@@ -207,9 +207,61 @@ def test_shards_come_and_go(serve, connect):
     until(lambda: actor.shards == ["tcp://127.0.0.1:5561"])
 
 
-def test_the_last_error_of_a_service_is_seen(serve, connect):
-    server = serve()
-    client = connect(server, "actor-0")
-    client.join(5)
-    client.report_error("environment 3 hangs")
-    until(lambda: server.peers()[0]["error"] == "environment 3 hangs")
+def test_an_actor_hears_at_once_how_far_it_may_go(serve, connect):
+    """And the learner how far it has come: not only with the next heartbeat."""
+    budget = StepBudget(100)
+    server = serve(budget=budget, heartbeat_s=60.0, liveness_s=120.0)
+    actor = connect(server, "actor-0", slots_wanted=4)
+    actor.join(5)
+    made = 0
+    while made < 100:
+        assert actor.may_step(4, timeout_s=10.0), made
+        made += 4
+        actor.report_steps(made)
+    until(lambda: budget.steps == 100)
+    assert not actor.may_step(4)
+    assert actor.state.steps <= 100
+
+
+def test_steps_reported_last_are_counted(serve, connect):
+    budget = StepBudget()
+    server = serve(budget=budget)
+    actor = connect(server, "actor-0", slots_wanted=4)
+    actor.join(5)
+    actor.report_steps(40)
+    actor.close()
+    until(lambda: not server.peers())
+    assert budget.steps == 40
+
+
+def test_only_actors_make_steps(serve, connect):
+    budget = StepBudget()
+    server = serve(budget=budget)
+    for name in ("viewer-0", "evaluator-0", "replay-0"):
+        peer = connect(server, name)
+        peer.join(5)
+        peer.report_steps(1000)
+        assert not peer.may_step(1)
+        peer.close()
+    until(lambda: not server.peers())
+    assert budget.steps == 0
+
+
+def test_a_rejoining_actor_goes_on_counting_where_it_was(serve, connect):
+    """The learner has been restarted from a checkpoint that does not know of its last steps."""
+    budget = StepBudget(1000)
+    server = serve(budget=budget)
+    actor = connect(server, "actor-0", slots_wanted=4)
+    actor.join(5)
+    actor.report_steps(300)
+    until(lambda: budget.steps == 300)
+    endpoint, joins = server.control_endpoint, actor.joins
+    server.stop()
+    actor.report_steps(320)
+    restored = StepBudget(1000)
+    restored.load_meta({"steps": 250, "reported": {str(actor.incarnation): 250}})
+    serve(endpoint, budget=restored)
+    until(lambda: actor.joins > joins)
+    until(lambda: restored.steps == 320)
+    assert actor.may_step(4)
+    assert actor._member.steps_limit <= 320 + 340

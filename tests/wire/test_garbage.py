@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.wire import messages, sockets
+from common.wire.body import layout_of
 from common.wire.codec import Limits, Message, WireError, encode
 from common.wire.replay_client import ReplayClient
 from tests.wire.conftest import until
@@ -59,7 +60,7 @@ def test_frames_that_are_no_message_are_counted_by_kind(server, stranger, connec
             b"12345678",
         ],
         encode(Message("SURPRISE")),
-        encode(Message(messages.TELEMETRY, {"metrics": {"a": "text"}})),
+        encode(Message(messages.HEARTBEAT, {"error": 7})),
         encode(Message(messages.TELEMETRY, {"metrics": 5})),
         encode(Message(messages.HEARTBEAT, {"version": "new"})),
     ):
@@ -146,8 +147,8 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-KINDS = sorted(set(messages.MESSAGES) - {messages.BYE, messages.HELLO})
-NAMES = sorted({name for spec in messages.MESSAGES.values() for name in spec.fields})
+KINDS = sorted({body.TYPE for body in messages.BODIES} - {messages.BYE, messages.HELLO})
+NAMES = sorted({name for body in messages.BODIES for name in layout_of(body).fields})
 
 
 @given(
@@ -163,7 +164,7 @@ def test_well_formed_nonsense(stranger, server, kind, fields, request_id, blob):
     assert_alive(stranger)
 
 
-@given(changes=st.dictionaries(st.sampled_from(sorted(messages.MESSAGES[messages.HELLO].fields)), VALUES))
+@given(changes=st.dictionaries(st.sampled_from(sorted(layout_of(messages.Hello).fields)), VALUES))
 @QUIET
 def test_nonsense_hellos(ctx, server, changes):
     dealer = sockets.make_dealer(ctx, server.control_endpoint, b"guest.1.1")
@@ -223,9 +224,11 @@ def test_nonsense_from_a_learner_does_not_end_a_client(ctx, connect, caplog):
         sockets.send(router, message, identity.bytes)
     for _ in range(20):
         sockets.send_frames(router, [b"nonsense"], identity.bytes)
-    sockets.send(router, Message("HEARTBEAT_OK", {"shards": ["a"], **state, "steps": 77}), identity.bytes)
+    sockets.send(
+        router, Message("HEARTBEAT_OK", {"shards": ["tcp://a:1"], **state, "steps": 77}), identity.bytes
+    )
     until(lambda: client.state.steps == 77)
-    assert client.shards == ["a"]
+    assert client.shards == ["tcp://a:1"]
     assert client.rejected == 24
     # The kinds are told once each.
     lines = [record.getMessage() for record in caplog.records if "got nonsense" in record.getMessage()]

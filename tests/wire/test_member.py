@@ -1,10 +1,23 @@
 """Seeds of a run's generators."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from common.wire.member import Welcome
 
-NEW = Welcome({"run": {"seed": 3}}, [], 8, "ipc://x", [], steps=0, updates=0)
+NEW = Welcome(
+    config={"run": {"seed": 3}},
+    slots=[],
+    total_slots=8,
+    announce="ipc://x",
+    shards=[],
+    heartbeat_s=1.0,
+    liveness_s=15.0,
+    session=1,
+    version=-1,
+    steps=0,
+    updates=0,
+    stopping=False,
+)
 
 
 def test_a_new_run_is_seeded_by_its_seed_and_place_alone():

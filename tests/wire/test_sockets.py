@@ -22,12 +22,12 @@ def test_a_large_message_goes_there_and_back_unharmed(ctx, tmp_path, transport):
     identity, *frames = until(lambda: sockets.receive_frames(router))
     assert identity.bytes == b"me.1.1"
     message = decode(frames)
-    np.testing.assert_array_equal(message.array("p"), pixels)
+    np.testing.assert_array_equal(message.arrays["p"], pixels)
     assert sockets.send(router, message, identity.bytes)
     back = until(lambda: sockets.receive(dealer))
     assert back.request_id == 9
-    np.testing.assert_array_equal(back.array("p"), pixels)
-    np.testing.assert_array_equal(back.array("s"), np.arange(3.0))
+    np.testing.assert_array_equal(back.arrays["p"], pixels)
+    np.testing.assert_array_equal(back.arrays["s"], np.arange(3.0))
 
 
 def test_a_router_says_when_the_peer_is_not_there(ctx):

@@ -165,6 +165,8 @@ def service_env(node: Node) -> None:
         "TROUPE_LOGS": str(LOGS),
         "OMP_NUM_THREADS": "1",
     }
+    if modules := node.config.get("modules"):
+        values["TROUPE_MODULES"] = ",".join(modules)
     if node.role == "replay":
         values["TROUPE_INDEX"] = str(node.index)
         values["TROUPE_ADVERTISE"] = (

@@ -1,0 +1,478 @@
+"""The configurable policy-gradient agent: several passes over fresh unrolls, with a choice of losses.
+
+One loop serves PPO (Schulman et al. 2017), plain policy gradients, V-trace, advantage-weighted regression
+(Peng et al. 2019), V-MPO (Song et al. 2020), cloning, and asynchronous PPO with a target network (IMPACT, Luo
+et al. 2020): `agent.policy_loss`, `agent.advantages` and `agent.max_staleness` choose.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from common.agents.actor_critic import UnrollAgent, Unrolls
+from common.agents.base import Inputs, Update
+from common.agents.fitting import body_options, suited
+from common.agents.network import descend
+from common.agents.passes import LearningRate, Minibatches, PassesConfig, Steps, faster_dtype
+from common.agents.tensors import below, module_arrays, prefixed, tensors
+from common.config.fields import Layers, StepCount, Units, UnitsOrNone, Widths, structural, tunable
+from common.data.unrolls import TERMINATED, TRUNCATED
+from common.nets.actor_critic import ActorCritic
+from common.nets.torsos import Activation, Style
+from common.rl import policy, policy_losses
+from common.rl.normalizers import Normalizer, normalized_advantages
+from common.rl.policy_losses import Multiplier
+from common.rl.sequences import generalized_advantages, n_step_returns, next_values
+from common.rl.vtrace import vtrace
+
+if TYPE_CHECKING:
+    from common.envs import EnvSpec
+
+PolicyLoss = Literal["ppo", "vpg", "vtrace", "awr", "vmpo", "cloning", "positive_cloning"]
+
+
+class PolicyGradientConfig(PassesConfig):
+    """Fields of `[agent]` for `algorithm = "policy_gradient"`; defaults are PPO's."""
+
+    algorithm: Literal["policy_gradient"] = structural(
+        "policy_gradient", "PPO and its relatives: several passes over fresh unrolls."
+    )
+    torso: Literal["auto", "shallow", "nature", "deep", "mlp"] = structural(
+        "auto", "Network below the heads; auto: `shallow` for pixels, `mlp` for vectors."
+    )
+    hidden_units: Units = structural(256, "Width of the layer on top of a pixel torso.")
+    mlp_units: Widths = structural((64, 64), "Widths of the `mlp` torso.")
+    activation: Activation = structural("auto", "Of the torso: auto is relu for pixels, tanh for vectors.")
+    layer_norm: bool = structural(False, "Normalise what layers of the torso bring forth.")
+    residual: bool = structural(False, "Layers of the `mlp` torso add to what goes into them.")
+    shared_torso: bool = structural(True, "One body for policy and baseline; false: one each.")
+    normalize_vectors: bool = structural(
+        False, "The network sees vectors minus their running mean, divided by their deviation, clipped at 10."
+    )
+    normalize_returns: bool = structural(
+        False, "The baseline predicts returns minus their running mean, divided by their deviation (PopArt)."
+    )
+    returns_window: int | None = tunable(
+        None, "Returns over which older ones fade from these statistics; none = the average of all.", ge=1
+    )
+    lstm_units: UnitsOrNone = structural(0, "Width of the LSTM; 0: no memory.")
+    lstm_layers: Layers = structural(1, "Layers of the LSTM.")
+    see_last_step: bool = structural(
+        False, "Feed the last action and the clipped last reward to the network."
+    )
+    unroll_steps: StepCount = structural(
+        128, "Steps of an unroll; these are sent together, whatever actor.chunk_steps says."
+    )
+    max_staleness: int | None = tunable(
+        0,
+        "Versions by which the policy that acted may be older than the newest: actors wait for a new one. "
+        "0 = strictly on policy, none = no limit.",
+        ge=0,
+    )
+    policy_loss: PolicyLoss = tunable(
+        "ppo",
+        "ppo: clipped ratio; vpg: plain gradient; vtrace: gradient with clipped importance weights; awr: "
+        "exponential weights; vmpo: better half, softmax weights; cloning: of all steps; "
+        "positive_cloning: of those with a positive advantage.",
+    )
+    advantages: Literal["gae", "vtrace", "n_step"] = tunable(
+        "gae", "Estimator of advantages and value targets."
+    )
+    gamma: float = tunable(0.99, "Discount per step.", ge=0, le=1)
+    gamma_per_frame: bool = tunable(
+        False, "gamma is per emulator frame: a step of k frames discounts by gamma^k."
+    )
+    lambda_: float = tunable(0.95, "Of GAE, or shortens V-trace's traces.", ge=0, le=1)
+    n_steps: int = tunable(5, "Steps of reward, if advantages is n_step.", ge=1)
+    rho_bar: float | None = tunable(1.0, "Most importance weight of V-trace; none = not clipped.", gt=0)
+    c_bar: float | None = tunable(1.0, "Most trace weight of V-trace; none = not clipped.", gt=0)
+    reward_clip: policy.RewardClip = tunable(
+        "none", "Reward in the loss: raw, clipped to [-1, 1], or squeezed with losses hurting less."
+    )
+    reward_scale: float = tunable(1.0, "Multiplies the reward, after clipping.", gt=0)
+    normalize_advantages: bool = tunable(True, "Advantages of a batch get mean 0 and deviation 1.")
+    advantage_offset: float = tunable(0.0, "Added to advantages after that.")
+    clip_epsilon: float = tunable(0.2, "ppo: how far a step's probability may move from where it was.", gt=0)
+    clip_lower: policy_losses.LowerBound = tunable(
+        "symmetric", "ppo: lower bound of the ratio, 1 - epsilon or 1 / (1 + epsilon)."
+    )
+    dual_clip: float | None = tunable(
+        None, "ppo: a bad step's loss is at most this times its advantage; none = no limit.", gt=1
+    )
+    awr_temperature: float = tunable(1.0, "awr: advantages are divided by this before exp.", gt=0)
+    awr_max_weight: float = tunable(20.0, "awr: most weight of a step.", gt=0)
+    vmpo_epsilon: float = tunable(0.1, "vmpo: nats that its weights may be away from uniform ones.", gt=0)
+    vmpo_temperature: float = tunable(1.0, "vmpo: temperature at the beginning.", gt=0)
+    value_loss: Literal["mse", "huber"] = tunable("mse", "Loss of the baseline.")
+    huber_delta: float = tunable(1.0, "huber: error at which the loss becomes linear.", gt=0)
+    value_clip: float | None = tunable(
+        None, "Values may move this far from what they were in one batch; none = not clipped.", gt=0
+    )
+    baseline_cost: float = tunable(0.5, "Weight of the baseline's loss.", ge=0)
+    entropy_cost: float = tunable(0.01, "Weight of the entropy bonus.", ge=0)
+    entropy_target: float | None = tunable(
+        None, "Entropy in nats that the weight is adjusted to hold; none = fixed weight.", ge=0
+    )
+    kl_pi_mu_cost: float = tunable(0.0, "Weight of KL(pi || mu), from the policy that acted.", ge=0)
+    kl_pi_mu_target: float | None = tunable(
+        None, "Most of it, held by adjusting the weight; none = fixed.", gt=0
+    )
+    kl_mu_pi_cost: float = tunable(0.0, "Weight of KL(mu || pi).", ge=0)
+    kl_mu_pi_target: float | None = tunable(
+        None, "Most of it, held by adjusting the weight; none = fixed.", gt=0
+    )
+    kl_reference_cost: float = tunable(0.0, "Weight of KL(uniform || pi).", ge=0)
+    kl_reference_target: float | None = tunable(
+        None, "Most of it, held by adjusting the weight; none = fixed.", gt=0
+    )
+    adjustment_speed: float = tunable(10.0, "Speed with which weights are adjusted to their targets.", gt=0)
+    target_period_updates: int = tunable(
+        0,
+        "ppo: the ratio is clipped round a copy of the policy that is renewed this often, as in IMPACT; "
+        "0 = round the policy that acted.",
+        ge=0,
+    )
+    target_ratio_bar: float = tunable(2.0, "Most weight of the acting policy against that copy.", gt=0)
+    recompute_advantages: bool = tunable(False, "Estimate advantages anew before each pass, not only once.")
+    max_grad_norm: float = tunable(
+        0.5, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
+    )
+    eval_epsilon: float = tunable(
+        1.0, "Chance that the evaluator draws from the policy instead of taking its best action.", ge=0, le=1
+    )
+
+    @property
+    def allowed_staleness(self) -> int | None:
+        """See the base class."""
+        return self.max_staleness
+
+
+MOST_LOG_RATIO = 20.0
+"""Of the policy that learns to the one that acted: no policy has drawn what it calls less probable than that,
+and the exponential of what stands in a stranger's logits may be infinite."""
+
+
+class PolicyGradientAgent(UnrollAgent[PolicyGradientConfig, "_Learning"]):
+    """Acts, stores and learns. See `common.agents.base.Agent` for the methods' contracts."""
+
+    def __init__(
+        self, config: PolicyGradientConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        super().__init__(config, spec, seed=seed, device=device)
+        self._huber_delta = config.huber_delta if config.value_loss == "huber" else None
+        self._gamma = config.gamma ** (spec.frames_per_step if config.gamma_per_frame else 1)
+
+    @torch.inference_mode()
+    def values(self, inputs: Inputs) -> np.ndarray:
+        """The baseline `[S]` float32, in units of returns."""
+        return self._in_returns(self._forward(inputs)[1][0]).cpu().numpy()
+
+    def _in_returns(self, values: Tensor) -> Tensor:
+        """The baseline's values in units of returns."""
+        return values if self._net.returns is None else self._net.returns.inverse(values)
+
+    def _network(self) -> ActorCritic:
+        config, spec = self.config, self.spec
+
+        def make(torso: str) -> ActorCritic:
+            options = body_options(config, spec)
+            if config.normalize_vectors and not spec.pixels:
+                options["inputs"] = Normalizer(spec.obs_shape, clip=10.0)
+            options["style"] = Style(config.activation, config.layer_norm, config.residual)
+            returns = Normalizer((), window=config.returns_window) if config.normalize_returns else None
+            return ActorCritic(
+                *(spec.obs_shape, spec.num_actions, torso),
+                shared=config.shared_torso,
+                returns=returns,
+                **options,
+            )
+
+        return suited(config.torso, "shallow", spec, make)
+
+    # -------------------------------------------------------------- learning
+
+    def update(
+        self,
+        batch: dict[str, np.ndarray],
+        weights: np.ndarray,
+        want_metrics: bool = True,
+        progress: float = 0.0,
+        lengths: np.ndarray | None = None,
+    ) -> Update:
+        """`agent.epochs` passes over `[B]` unrolls; `weights` are 1 and not looked at."""
+        config, learning = self.config, self._start_learning()
+        learning.rate.follow_progress(progress)
+        unrolls = self._unrolls(batch)
+        # Before anything else: all passes are made by the network that is published.
+        self._net.observe(unrolls.obs[1:])
+        if learning.dtype is None:
+            learning.dtype = self._trial(unrolls, learning)
+        if self.spec.pixels:
+            unrolls = unrolls._replace(obs=self._net.seen(unrolls.obs, learning.dtype))
+        measured: dict[str, list[Tensor]] = {}
+        for epoch in range(config.epochs):
+            if epoch == 0 or config.recompute_advantages:
+                steps = self._estimated(unrolls, learning, first_pass=epoch == 0)
+            kl: list[Tensor] = []
+            for index in learning.minibatches.of_pass(epoch, *steps.action.shape):
+                terms = self._step(steps.columns(index), learning)
+                kl.append(terms["behaviour_kl"])
+                for name, value in terms.items():
+                    measured.setdefault(name, []).append(value)
+            learning.rate.follow_kl(torch.stack(kl).mean().item())
+        learning.updates += 1
+        if config.target_period_updates and learning.updates % config.target_period_updates == 0:
+            learning.renew_target(self._net)
+        metrics: dict[str, float] = {}
+        if want_metrics:
+            metrics = {f"learner/{name}": torch.stack(each).mean().item() for name, each in measured.items()}
+            metrics["learner/learning_rate"] = learning.rate.value
+        return Update(priorities=None, metrics=metrics)
+
+    def _step(self, steps: Steps, learning: _Learning) -> dict[str, Tensor]:
+        """One step of the optimiser on a minibatch; returns what was measured, without gradients."""
+        loss, measured = self._loss(steps, learning)
+        norm = descend(loss, self._net, learning.optimizer, self.config.max_grad_norm)
+        return {
+            name: value.detach() for name, value in (measured | {"loss": loss, "grad_norm": norm}).items()
+        }
+
+    def _loss(self, steps: Steps, learning: _Learning) -> tuple[Tensor, dict[str, Tensor]]:
+        logits, values = self._forward_in(
+            learning.dtype, *(steps.obs, steps.last_action, steps.last_reward, steps.first, steps.memory)
+        )
+        log_probs = policy.log_prob(logits, steps.action)
+        log_ratio = log_probs - policy.log_prob(steps.behaviour, steps.action)
+        log_ratio = log_ratio.clamp(max=MOST_LOG_RATIO)
+        gradient = self._policy_loss(log_probs, log_ratio + steps.anchor, steps.advantage, learning)
+        baseline = policy_losses.value_errors(
+            values, steps.value, steps.target, self.config.value_clip, self._huber_delta
+        ).mean()
+        uniform = torch.zeros_like(logits)
+        measured = {
+            "entropy": policy.entropy(logits).mean(),
+            "kl_pi_mu": policy.kl(logits, steps.behaviour).mean(),
+            "behaviour_kl": policy.kl(steps.behaviour, logits).mean(),
+            "kl_reference": policy.kl(uniform, logits).mean(),
+        }
+        loss = gradient + self.config.baseline_cost * baseline
+        for name, multiplier in learning.multipliers.items():
+            if multiplier.used:
+                loss = loss + multiplier.loss(measured[name])
+                measured[f"{name}_cost"] = multiplier.value()
+        clipped = ((log_ratio.exp() - 1.0).abs() > self.config.clip_epsilon).float().mean()
+        measured |= {"policy_loss": gradient, "baseline_loss": baseline, "clipped": clipped}
+        measured["value_mean"] = values.mean()
+        return loss, measured
+
+    def _forward_in(
+        self, dtype: torch.dtype | None, *inputs: Tensor, net: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and values, float32, of the network's arguments, computed in `dtype`."""
+        short = dtype is torch.bfloat16
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=short):
+            logits, values, _ = (net or self._net)(*inputs)
+        return logits.float(), values.float()
+
+    def _trial(self, unrolls: Unrolls, learning: _Learning) -> torch.dtype:
+        """The number format in which this machine makes passes over such unrolls faster."""
+        columns = max(1, self.config.minibatch_steps // len(unrolls.obs))
+        inputs = (unrolls.last_action, unrolls.last_reward, unrolls.ended != 0)
+        last = [each[:, :columns] for each in inputs]
+
+        def step(dtype: torch.dtype) -> None:
+            obs = unrolls.obs[:, :columns]
+            obs = self._net.seen(obs, dtype) if self.spec.pixels else obs
+            logits, values = self._forward_in(dtype, obs, *last, unrolls.memory[:columns])
+            (logits.square().mean() + values.square().mean()).backward()
+            learning.optimizer.zero_grad(set_to_none=True)
+
+        return faster_dtype(self.config.compute_dtype, self._device, step)
+
+    def _policy_loss(
+        self, log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, learning: _Learning
+    ) -> Tensor:
+        """The scalar that `agent.policy_loss` names, and V-MPO's temperature loss with it."""
+        config, kind = self.config, self.config.policy_loss
+        if kind == "vmpo":
+            best, temperature = policy_losses.vmpo_loss(
+                log_probs, advantages, learning.temperature, config.vmpo_epsilon
+            )
+            return best + temperature
+        if kind == "ppo":
+            losses = policy_losses.clipped_surrogate(
+                log_ratio, advantages, config.clip_epsilon, config.clip_lower, config.dual_clip
+            )
+        else:
+            losses = policy_losses.weighted_log_likelihood(log_probs, self._weights(log_ratio, advantages))
+        return losses.mean()
+
+    def _weights(self, log_ratio: Tensor, advantages: Tensor) -> Tensor:
+        """What multiplies each step's log-likelihood, for the losses that are one."""
+        config = self.config
+        match config.policy_loss:
+            case "vtrace":
+                return log_ratio.exp().clamp(max=config.rho_bar) * advantages
+            case "awr":
+                return policy_losses.exponential_weights(
+                    advantages, config.awr_temperature, config.awr_max_weight
+                )
+            case "cloning":
+                return torch.ones_like(advantages)
+            case "positive_cloning":
+                return (advantages > 0).to(advantages.dtype)
+        return advantages
+
+    # ------------------------------------------------------------- estimates
+
+    @torch.no_grad()
+    def _estimated(self, unrolls: Unrolls, learning: _Learning, first_pass: bool) -> Steps:
+        """The batch with values, advantages and value targets of the present weights."""
+        config = self.config
+        logits, values = self._evaluated(unrolls, dtype=learning.dtype)
+        actions = unrolls.last_action[1:]
+        log_mu = policy.log_prob(unrolls.logits, actions)
+        anchor = torch.zeros_like(log_mu)
+        log_pi = policy.log_prob(logits, actions)
+        if learning.target is not None:
+            # V-trace then values the policy of the target network, towards which learning is held.
+            target_logits, _ = self._evaluated(unrolls, learning.target, learning.dtype)
+            log_pi = policy.log_prob(target_logits, actions)
+            anchor = (log_mu - log_pi).clamp(max=float(np.log(config.target_ratio_bar)))
+        values = self._in_returns(values)
+        advantages, targets = self._advantages(unrolls, log_pi - log_mu, values)
+        if self._net.returns is not None:
+            if first_pass:
+                self._net.observe_returns(targets)
+            values, targets = self._net.returns(values), self._net.returns(targets)
+        if config.normalize_advantages:
+            advantages = normalized_advantages(advantages)
+        steps = Steps(
+            unrolls.obs[:-1],
+            unrolls.last_action[:-1],
+            unrolls.last_reward[:-1],
+            unrolls.ended[:-1] != 0,
+            unrolls.memory,
+            actions,
+            unrolls.logits,
+            values[:-1],
+            advantages + config.advantage_offset,
+            targets,
+            anchor,
+        )
+        return steps if self.memory_size else steps.flattened()
+
+    def _advantages(self, unrolls: Unrolls, log_rhos: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Advantages and value targets `[T, B]` for values `[T + 1, B]`."""
+        config, ended = self.config, unrolls.ended[1:]
+        rewards = config.reward_scale * policy.clip_reward(unrolls.last_reward[1:], config.reward_clip)
+        discounts = self._gamma * (ended != TERMINATED).to(values.dtype)
+        continues = (ended == 0).to(values.dtype)
+        following = next_values(values, ended == TRUNCATED, unrolls.final_value)
+        if config.advantages == "vtrace":
+            corrected = vtrace(
+                log_rhos,
+                rewards,
+                discounts,
+                values[:-1],
+                following,
+                continues,
+                rho_bar=config.rho_bar,
+                c_bar=config.c_bar,
+                lambda_=config.lambda_,
+            )
+            return corrected.errors, corrected.targets  # the policy's loss weighs steps itself
+        if config.advantages == "n_step":
+            targets = n_step_returns(rewards, discounts, following, continues, config.n_steps)
+            return targets - values[:-1], targets
+        advantages = generalized_advantages(
+            rewards, discounts, values[:-1], following, continues, config.lambda_
+        )
+        return advantages, advantages + values[:-1]
+
+    @torch.no_grad()
+    def _evaluated(
+        self, unrolls: Unrolls, net: nn.Module | None = None, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits `[T, B, A]` of the steps and values `[T + 1, B]` of the observations, in bounded memory."""
+        logits, values = [], []
+        rows = max(1, (self.config.minibatch_steps or 4096) // len(unrolls.obs))
+        for first in range(0, unrolls.ended.shape[1], rows):
+            part = slice(first, first + rows)
+            inputs = (unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0)
+            some_logits, some_values = self._forward_in(
+                dtype, *(each[:, part] for each in inputs), unrolls.memory[part], net=net
+            )
+            logits.append(some_logits[:-1])
+            values.append(some_values)
+        return torch.cat(logits, dim=1), torch.cat(values, dim=1)
+
+    def _make_learning(self) -> _Learning:
+        return _Learning(self.config, self._net, self._seed).to(self._device)
+
+
+class _Learning(nn.Module):
+    """What only the learner holds: optimiser, multipliers, temperature, target network, learning rate."""
+
+    def __init__(self, config: PolicyGradientConfig, net: nn.Module, seed: int) -> None:
+        super().__init__()
+        self.config = config
+        self.minibatches = Minibatches(config, seed)
+        self.updates = 0
+        self.dtype: torch.dtype | None = None  # found out at the first update
+        speed = config.adjustment_speed
+        self.multipliers: dict[str, Multiplier] = nn.ModuleDict(  # type: ignore[assignment]
+            {
+                "entropy": Multiplier(config.entropy_cost, config.entropy_target, at_most=False, speed=speed),
+                "kl_pi_mu": Multiplier(
+                    config.kl_pi_mu_cost, config.kl_pi_mu_target, at_most=True, speed=speed
+                ),
+                "behaviour_kl": Multiplier(
+                    config.kl_mu_pi_cost, config.kl_mu_pi_target, at_most=True, speed=speed
+                ),
+                "kl_reference": Multiplier(
+                    config.kl_reference_cost, config.kl_reference_target, at_most=True, speed=speed
+                ),
+            }
+        )
+        self.log_temperature = nn.Parameter(torch.tensor(config.vmpo_temperature).log() / speed)
+        self.target = copy.deepcopy(net).requires_grad_(False) if config.target_period_updates else None
+        own = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.Adam(
+            [*net.parameters(), *own], lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
+        )
+        self.rate = LearningRate(config, self.optimizer)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Multipliers, temperature, the target network, the learning rate, the generator of minibatches."""
+        return {
+            **prefixed("learning/", module_arrays(self)),
+            "learning_rate": np.array(self.rate.value),
+            "generator": self.minibatches.generator.get_state().numpy().copy(),
+        }
+
+    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """Takes over what `arrays` gave."""
+        self.load_state_dict(tensors(below("learning/", arrays)))
+        self.minibatches.generator.set_state(torch.from_numpy(arrays["generator"].copy()))
+        if self.config.learning_rate_schedule == "kl":  # else it is what the configuration says now
+            self.rate.value = float(arrays["learning_rate"])
+
+    @property
+    def temperature(self) -> Tensor:
+        """Of V-MPO, a positive scalar."""
+        return (self.config.adjustment_speed * self.log_temperature).clamp(-14.0, 14.0).exp()
+
+    def renew_target(self, net: nn.Module) -> None:
+        """Copies the weights into the target network."""
+        if self.target is not None:
+            self.target.load_state_dict(net.state_dict())
+
+
+make = PolicyGradientAgent
+"""What the registry calls."""

@@ -1,0 +1,130 @@
+"""Which call of its environment each slot is in, for who looks from another thread or another process.
+
+An environment that hangs, or that ends the process by `os._exit` or a crash, can say nothing itself. Where
+the variable `TROUPE_ENV_CALLS` names a directory, the record is a file there, which outlives the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import signal
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "TROUPE_ENV_CALLS"
+MAKING, RESET, STEP, CHECKER = 1, 2, 3, 4
+_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+_HEADER = struct.Struct("<qq")  # number of the first slot; whether one record stands for all slots
+_RECORD = struct.Struct("<qqq")  # number of the call, which call it is (0: none), step of the episode
+_FILES = itertools.count()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that has not returned.
+
+    Attributes:
+        number: different for every call of the process.
+        call: `MAKING`, `RESET`, `STEP` or `CHECKER`.
+        step: of the episode, counted from 1; 0 where it has none.
+        slot: the copy; None where all copies are one object.
+    """
+
+    number: int
+    call: int
+    step: int
+    slot: int | None
+
+    def __str__(self) -> str:
+        if self.call == CHECKER:
+            return "in Gymnasium's checker"
+        what = {MAKING: "while it is made", RESET: "in reset()"}.get(self.call, f"at step {self.step}")
+        return f"{what}, {'all slots' if self.slot is None else f'slot {self.slot}'}"
+
+
+class Calls:
+    """The record of one process's slots. Each slot is written by one thread."""
+
+    def __init__(self, slots: int, *, whole: bool = False) -> None:
+        """For so many slots; `whole`: one record for all of them."""
+        size = _HEADER.size + (1 if whole else slots) * _RECORD.size
+        directory, self._path = os.environ.get(VARIABLE), None
+        if directory:
+            self._path = Path(directory) / f"{os.getpid()}-{next(_FILES)}"
+            with self._path.open("w+b") as file:
+                file.truncate(size)
+                self._memory = mmap.mmap(file.fileno(), size)
+        else:
+            self._memory = mmap.mmap(-1, size)
+        self._whole = whole
+        self._numbers = itertools.count(1)
+        self.number_from(0)
+
+    def number_from(self, first: int) -> None:
+        """Say which number the first slot has in the process."""
+        _HEADER.pack_into(self._memory, 0, first, self._whole)
+
+    def enter(self, slot: int, call: int, step: int = 0) -> None:
+        """A call begins."""
+        _RECORD.pack_into(self._memory, 16 + 24 * slot, next(self._numbers), call, step)
+
+    def leave(self, slot: int) -> None:
+        """It has returned."""
+        self._memory[24 + 24 * slot] = 0  # the lowest byte of which call it is
+
+    def running(self) -> list[Call]:
+        """The calls that have not returned."""
+        return _running(self._memory[:])
+
+    def close(self) -> None:
+        """Take the file away: from here on the environment is nobody's concern."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def calls_of(directory: Path, pid: int) -> list[Call]:
+    """The calls that a process, which may have ended, has not returned from; of several, in no order."""
+    running: list[Call] = []
+    for path in directory.glob(f"{pid}-*"):
+        with contextlib.suppress(FileNotFoundError):  # closed since the folder was read
+            running += _running(path.read_bytes())
+    return running
+
+
+def last_words(directory: Path, pid: int, code: int, env_id: str) -> str:
+    """What to say of a process that ended without a word of its own, with a negative code by a signal.
+
+    Empty where no environment was in a call, or where the signal came from outside.
+    """
+    running = calls_of(directory, pid)
+    for path in directory.glob(f"{pid}-*"):
+        path.unlink(missing_ok=True)
+    if not running or (code < 0 and -code not in _CRASHES):
+        return ""
+    return f"{env_id} ended the process {running[0]} ({ending(code)})"
+
+
+def ending(code: int) -> str:
+    """How an environment ended a process that has said nothing about it itself."""
+    if code >= 0:
+        return f"os._exit({code})"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _running(memory: bytes) -> list[Call]:
+    if len(memory) < _HEADER.size:
+        return []
+    first, whole = _HEADER.unpack_from(memory)
+    records = _RECORD.iter_unpack(memory[_HEADER.size :])
+    return [
+        Call(number, call, step, None if whole else first + slot)
+        for slot, (number, call, step) in enumerate(records)
+        if call
+    ]

@@ -1,0 +1,106 @@
+"""`python -m common.envs.probe RESULT`: plays an environment for a moment; may hang or crash.
+
+What to do comes as JSON on stdin, from `common.envs.check`, which watches; what was found goes into the file
+RESULT, for the environment may print on stdout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.config.schema import EnvConfig
+from common.envs import base, inspect, make_spec, make_vector
+from common.envs.calls import CHECKER, Calls
+from common.envs.check import WAY_PAST
+from common.errors import ConfigError, TroupeError
+
+MOST_FAILURES = 0.1
+"""Of the steps played; a training in which more fail learns from little."""
+
+
+def main() -> None:
+    """Does as it is told, and writes what it found."""
+    task, result = json.load(sys.stdin), Path(sys.argv[1])
+    # As patient as a training, but there is nothing to wait for between two failures.
+    base.BACKOFF_MAX_S = 0.0
+    base.log.setLevel(logging.ERROR)  # the last words of a crash are to be the environment's own
+    try:
+        found = probe(EnvConfig.model_validate(task["env"]), **task["options"])
+    except TroupeError as error:
+        found = {"error": type(error).__name__, "text": str(error)}
+    result.write_text(json.dumps(found))
+
+
+def probe(
+    config: EnvConfig, slots: int, steps: int, seconds: float, seed: int, thorough: bool
+) -> dict[str, Any]:
+    """Random actions for `steps` steps over all slots, but no longer than about `seconds`.
+
+    Raises ConfigError where a training would not get past the environment's failures.
+    """
+    spec = make_spec(config)
+    vector = make_vector(config, slots, seed)
+    try:
+        found = _play(vector, steps, seconds, seed)
+    except base.EnvError:
+        raise ConfigError(f"{vector.failures[-1]}{WAY_PAST}") from None
+    finally:
+        vector.close()
+    if thorough:
+        calls = Calls(1, whole=True)
+        calls.enter(0, CHECKER)
+        found |= inspect(config)
+        calls.close()
+    return {"spec": dataclasses.asdict(spec), **found}
+
+
+def _play(vector: base.VectorEnv, steps: int, seconds: float, seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    obs = vector.reset()
+    rounds, began_s = 0, time.perf_counter()
+    rewards, low, high = [], obs.min(), obs.max()
+    terminated = truncated = 0
+    games: list[base.Episode] = []
+    while rounds * vector.num_slots < steps and time.perf_counter() - began_s < seconds:
+        step = vector.step(rng.integers(vector.spec.num_actions, size=vector.num_slots))
+        rounds += 1
+        rewards.append(step.reward)
+        low, high = min(low, step.obs.min()), max(high, step.obs.max())
+        terminated, truncated = terminated + step.terminated.sum(), truncated + step.truncated.sum()
+        games += step.episodes
+    lasted_s = time.perf_counter() - began_s
+    _check_failures(vector, rounds * vector.num_slots)
+    reward = np.concatenate(rewards) if rewards else np.zeros(1)
+    return {
+        "steps": rounds * vector.num_slots,
+        "frames_per_s": rounds * vector.num_slots * vector.spec.frames_per_step / max(lasted_s, 1e-9),
+        "observation_range": [float(low), float(high)],
+        "reward_range": [float(reward.min()), float(reward.max())],
+        "terminated": int(terminated),
+        "truncated": int(truncated),
+        "episodes": [[game.return_raw, game.steps] for game in games],
+        "failures": vector.restarts_total,
+        "first_failure": str(vector.failures[0]) if vector.failures else "",
+    }
+
+
+def _check_failures(vector: base.VectorEnv, steps: int) -> None:
+    """Refuse what fails again and again; what fails now and then is trained with, as it would be later."""
+    if vector.restarts_total < 2:
+        return
+    at = {failure.step for failure in vector.failures}
+    if len(at) == 1 or vector.restarts_total > MOST_FAILURES * steps:
+        times = f" ({vector.restarts_total} failures in {steps} steps)"
+        raise ConfigError(f"{vector.failures[0]}{times}{WAY_PAST}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""What an environment may return. A wrong value is refused where it comes from, not where it does harm.
+
+Otherwise a NaN in an observation would show as a loss that diverges, and a reward that is None as an internal
+error. What is refused counts as a failure of the environment, as an exception would.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+
+class BadReturn(Exception):
+    """An environment returned what it must not; the text goes on a sentence that begins with its id."""
+
+
+def step_result(result: Any) -> tuple[Any, float, bool, bool]:
+    """Observation, reward, terminated and truncated of what Gymnasium's `step` returned.
+
+    Raises BadReturn unless these are five values, with a finite number as reward.
+    """
+    if not isinstance(result, tuple) or len(result) != 5:
+        raise BadReturn(_wrong_length("step()", result, "observation, reward, terminated, truncated, info"))
+    raw, reward, terminated, truncated, _ = result
+    try:
+        number = float(reward)
+    except (TypeError, ValueError):
+        raise BadReturn(f"returned the reward {_shown(reward)}, which is no number") from None
+    if not math.isfinite(number):
+        raise BadReturn(f"returned the reward {number}")
+    if terminated is None or truncated is None:
+        name = "terminated" if terminated is None else "truncated"
+        raise BadReturn(f"returned {name} None instead of True or False")
+    return raw, number, bool(terminated), bool(truncated)
+
+
+def reset_result(result: Any) -> Any:
+    """The observation of what Gymnasium's `reset` returned; BadReturn unless it comes with an info."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise BadReturn(_wrong_length("reset()", result, "observation, info"))
+    return result[0]
+
+
+def check_observation(space: Any, raw: Any) -> None:
+    """Raises BadReturn where `raw` has not the shape of the Gymnasium space, or a type that loses something.
+
+    A float64 where float32 was announced loses nothing that matters; a float where uint8 was announced does.
+    Bounds are not looked at.
+    """
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, dict) and isinstance(raw, dict):
+        for name, part in parts.items():
+            if name not in raw:
+                raise BadReturn(f"returned an observation without {name!r}")
+            check_observation(part, raw[name])
+    elif isinstance(parts, tuple) and isinstance(raw, tuple) and len(raw) == len(parts):
+        for part, value in zip(parts, raw, strict=True):
+            check_observation(part, value)
+    elif hasattr(space, "low") and raw is not None:
+        array = np.asarray(raw)
+        if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
+            raise BadReturn(f"returned an observation {_kind(array)}, its space is {_kind(space)}")
+    elif raw is None or not space.contains(raw):
+        raise BadReturn(f"returned the observation {_shown(raw)}, its space is {space}")
+
+
+def check_array(obs: Any, like: np.ndarray) -> None:
+    """Raises BadReturn where an observation, as the agent gets it, has another shape or type than `like`."""
+    if not isinstance(obs, np.ndarray) or (obs.shape, obs.dtype) != (like.shape, like.dtype):
+        raise BadReturn(f"returned an observation {_shown(obs)} instead of {_kind(like)}")
+
+
+def check_finite(obs: np.ndarray) -> None:
+    """Raises BadReturn where a float observation holds NaN or an infinite value."""
+    if not_finite(obs[None]):
+        raise finite_error(obs)
+
+
+def finite_error(obs: np.ndarray) -> BadReturn:
+    """What to say of an observation that holds such values."""
+    bad = obs[~np.isfinite(obs)]
+    return BadReturn(f"returned an observation with {bad[0]} ({len(bad)} of its {obs.size} numbers)")
+
+
+def not_finite(obs: np.ndarray) -> list[int]:
+    """Rows of `[S, ...]` that hold NaN or an infinite value; one pass over all where there are none."""
+    if obs.dtype.kind != "f" or np.isfinite(obs).all():
+        return []
+    good: np.ndarray = np.isfinite(obs.reshape(len(obs), -1)).all(axis=1)
+    return np.flatnonzero(~good).tolist()
+
+
+def _wrong_length(call: str, result: Any, wanted: str) -> str:
+    what = f"{len(result)} values" if isinstance(result, tuple) else _shown(result)
+    old = "; Gym's old interface is not understood" if isinstance(result, tuple) else ""
+    return f"returned {what} from {call}, not ({wanted}){old}"
+
+
+def _kind(array: Any) -> str:
+    return f"{array.dtype} {list(array.shape)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return _kind(value)
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."

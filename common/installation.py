@@ -1,0 +1,69 @@
+"""The distribution that this code was installed from, how to install more of it, and modules outside it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+from common.errors import ConfigError
+
+DISTRIBUTION = "troupe-rl"
+"""On package indices; the command and the import have shorter names."""
+
+
+def version() -> str:
+    """Return the installed version, `unknown` for code that only lies somewhere on the path."""
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def install_command(extra: str) -> str:
+    """Return what to type for an extra: from the checkout that this code lies in, else from the index.
+
+    A name without a checkout would bring the published version over the one that is being worked on.
+    """
+    checkout = Path(__file__).resolve().parents[1]
+    if not (checkout / "pyproject.toml").is_file():
+        return f"pip install '{DISTRIBUTION}[{extra}]'"
+    folder = "." if checkout == Path.cwd() else str(checkout)
+    return f"pip install -e {shlex.quote(f'{folder}[{extra}]')}"
+
+
+def import_module(module: str, needed_by: str) -> ModuleType:
+    """Import a module of somebody else's.
+
+    `needed_by` begins the message: what needs it, such as an environment's id.
+
+    Raises:
+        ConfigError: it is not there, or whatever it raised.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{needed_by}{_missing(module, error)}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # a stranger's code may raise anything
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{needed_by}: importing {module} failed: {why}") from error
+
+
+def _missing(module: str, error: ImportError) -> str:
+    """What to do; never to install something from an index because a module of the user's has its name."""
+    missing = error.name or module
+    top = missing.partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError):
+        return f": importing {module} failed: {' '.join(str(error).split())}"
+    if top != module.partition(".")[0]:
+        return f": the module {module} imports {missing}, which is not installed"
+    if Path(f"{top}.py").exists() or Path(top).is_dir():
+        return f": Python does not look for {missing} in this folder unless PYTHONPATH is ."
+    return (
+        f" needs the module {missing}: install its package or, if it is a file of yours, name its folder "
+        "with PYTHONPATH"
+    )

@@ -1,0 +1,100 @@
+"""What stands between pixels and the first convolution: from bytes to images that a network can see."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from common.nets.frames import as_images
+from common.rl.normalizers import Normalizer
+
+FLOOR = 1.0
+"""Deviation under which a pixel's changes are not made larger, in grey levels."""
+CLIP = 5.0
+_BLOCK = 16
+"""Images that are scaled at a time on a CPU: they stay in its cache between the passes."""
+_PROBE = 8
+"""Every so many rows and columns are looked at before a whole frame is."""
+
+
+class ScaledPixels(nn.Module):
+    """Pixels divided by 255."""
+
+    def forward(self, obs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Maps uint8 `[B, ..., H, W]` to images `[B, C, H, W]` in [0, 1]; images stay as they are."""
+        if obs.is_floating_point():
+            return obs
+        return as_images(obs).to(dtype, memory_format=torch.channels_last).mul_(1.0 / 255.0)
+
+    def observe(self, obs: Tensor, counts: Tensor | None = None) -> None:
+        """Nothing: the scale is fixed."""
+
+
+class NormalizedPixels(Normalizer):
+    """Every pixel minus its position's mean, divided by its deviation; padding becomes 0.
+
+    On a constant ground, pixels divided by 255 are a constant and almost nothing beside it, and the ReLU
+    units behind are on or off for every picture alike. Normalised, they switch.
+
+    One frame's statistics serve all places of a stack. A stack's oldest frames that are nothing but zeros are
+    padding: they stand for what was before the episode. Until the first `observe`, pixels are divided by 255.
+
+    Args:
+      frame_shape: shape of one frame, `(H, W)` or `(C, H, W)`.
+      stack: frames in an observation `(stack, *frame_shape)`; 0: it is a single frame.
+      limit: frames after which mean and deviation stay as they are; None: never.
+    """
+
+    def __init__(self, frame_shape: tuple[int, ...], stack: int, limit: int | None = None) -> None:
+        super().__init__(frame_shape, floor=FLOOR, clip=CLIP, deviation=255.0, limit=limit)
+        self._stack = stack
+
+    def forward(self, obs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Maps uint8 `[B, ..., H, W]` to images `[B, C, H, W]`; the axes between are channels.
+
+        Images, which are floats, have been here before, and stay as they are.
+        """
+        if obs.is_floating_point():
+            return obs
+        pixels = as_images(obs)
+        scale = 1.0 / self.deviation
+        # Both are laid out as a whole image: broadcast over channels, the innermost axis, they would be slow.
+        factor, shift = self._as_image(scale), self._as_image(-self.mean * scale)
+        images = torch.empty_like(pixels, dtype=dtype, memory_format=torch.channels_last)
+        block = _BLOCK if images.device.type == "cpu" else max(1, len(images))
+        for raw, image in zip(pixels.split(block), images.split(block), strict=True):
+            scaled = image.copy_(raw) if dtype == torch.float32 else raw.to(torch.float32)
+            torch.addcmul(shift, scaled, factor, out=scaled).clamp_(-self._clip, self._clip)
+            if scaled is not image:
+                image.copy_(scaled)
+        self._blank_padding(pixels, images)
+        return images
+
+    def observe(self, obs: Tensor, counts: Tensor | None = None) -> None:
+        """Takes in the newest frames of observations `[..., *obs_shape]`, of those where `counts` `[...]`.
+
+        Only the newest: older places hold the same frames once more, and padding.
+        """
+        if self.frozen:
+            return
+        frames = obs.select(-len(self.shape) - 1, -1) if self._stack else obs
+        self.update(frames if counts is None else frames[counts])
+
+    def _as_image(self, values: Tensor) -> Tensor:
+        frame = self._of_a_sample(values)
+        channels = frame.reshape(-1, *self.shape[-2:]).repeat(max(1, self._stack), 1, 1)
+        return channels[None].contiguous(memory_format=torch.channels_last)
+
+    def _blank_padding(self, pixels: Tensor, images: Tensor) -> None:
+        """Zeros where `pixels` `[B, C, H, W]` have padding. The newest frame never is."""
+        if self._stack < 2:
+            return
+        frames = pixels.unflatten(1, (self._stack, -1))
+        probe = frames[:, 0, :, ::_PROBE, ::_PROBE].flatten(1)
+        rows = (probe.amax(1) == 0).nonzero().squeeze(1)  # few, where the ground is not black
+        if not len(rows):
+            return
+        blank = frames[rows, :-1].flatten(2).amax(2) == 0
+        padding = blank.cumprod(1).bool()
+        padded = images.unflatten(1, (self._stack, -1))
+        padded[rows, :-1] = padded[rows, :-1].masked_fill(padding[..., None, None, None], 0.0)

@@ -1,0 +1,136 @@
+"""Running mean and deviation, and what is made of them: normalised observations, returns and advantages.
+
+Statistics are buffers of the network that uses them: they are published with its weights, saved with them,
+and the same wherever these weights act. Only a learner updates them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+_ROWS = 16
+"""Samples that are summed at a time: their float64 copies stay in the processor's cache."""
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of every element of a sample, over all samples, or the newest, or up to a limit.
+
+    A batch of n counts `n / min(count + n, window)`: without a window that is the average over everything
+    (Welford 1962, in the form for batches of Chan et al. 1979), with one an exponential average as of the
+    sample at which the window is full, which needs no correction of its beginning.
+
+    The buffers have one dimension each, so that the wire never rounds them: `count` int64 `[1]`, `mean` and
+    `variance` float64 `[size]`.
+
+    Args:
+      shape: of one sample; `()` for numbers.
+      mean: of every element before the first update, which replaces it.
+      deviation: likewise.
+      window: samples over which older ones fade by a factor of e; None: none fades.
+      limit: samples after which the statistics stay as they are; None: never, 0: from the beginning.
+    """
+
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        *,
+        mean: float = 0.0,
+        deviation: float = 1.0,
+        window: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self._window = window
+        self._limit = limit
+        size = math.prod(shape)
+        self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("mean", torch.full((size,), mean, dtype=torch.float64))
+        self.register_buffer("variance", torch.full((size,), deviation**2, dtype=torch.float64))
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the limit is reached."""
+        return self._limit is not None and int(self.count) >= self._limit
+
+    @torch.no_grad()
+    def update(self, samples: Tensor) -> None:
+        """Takes in samples `[..., *shape]` of any dtype, unless frozen."""
+        rows = samples.reshape(-1, self.mean.numel())
+        if not len(rows) or self.frozen:
+            return
+        # Sums of differences from a sample, not of squares: those would cancel where the mean is large.
+        near = rows[0].to(torch.float64)
+        first, second = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
+        for part in rows.split(_ROWS):
+            off = part.to(torch.float64) - near
+            first += off.sum(0)
+            second += off.square_().sum(0)
+        first /= len(rows)
+        variance = (second / len(rows) - first.square()).clamp_(min=0.0)
+        total = int(self.count) + len(rows)
+        share = len(rows) / max(len(rows), min(total, self._window or total))
+        step = near + first - self.mean
+        self.variance += share * (variance - self.variance + (1.0 - share) * step.square())
+        self.mean += share * step
+        self.count.fill_(total)
+
+
+class Normalizer(RunningMoments):
+    """`(x - mean) / sqrt(variance + floor^2)`, clipped to `[-clip, clip]`.
+
+    Args:
+      shape: of one sample; `()` for numbers, such as returns.
+      floor: added to the deviation under the root: what hardly ever changes must not become loud.
+      clip: None: not clipped.
+      moments: as `RunningMoments`.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        *,
+        floor: float = 1e-4,
+        clip: float | None = None,
+        **moments: float | None,
+    ) -> None:
+        super().__init__(shape, **moments)  # type: ignore[arg-type]
+        self._floor = floor
+        self._clip = math.inf if clip is None else clip
+
+    @property
+    def deviation(self) -> Tensor:
+        """What is divided by, float64 `[size]`."""
+        return (self.variance + self._floor**2).sqrt()
+
+    def forward(self, samples: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Maps `[..., *shape]` to floats of the same shape."""
+        mean, scale = self._of_a_sample(self.mean), self._of_a_sample(1.0 / self.deviation)
+        return ((samples.to(torch.float32) - mean) * scale).clamp(-self._clip, self._clip).to(dtype)
+
+    def observe(self, samples: Tensor, counts: Tensor | None = None) -> None:
+        """Takes in samples `[..., *shape]`, of them those where `counts` bool `[...]`."""
+        self.update(samples if counts is None else samples[counts])
+
+    def inverse(self, normalized: Tensor) -> Tensor:
+        """What `[..., *shape]` was before, where it was not clipped; float32."""
+        return normalized * self._of_a_sample(self.deviation) + self._of_a_sample(self.mean)
+
+    def _of_a_sample(self, values: Tensor) -> Tensor:
+        return values.to(torch.float32).view(self.shape)
+
+
+def normalized_advantages(advantages: Tensor, floor: float = 1e-8) -> Tensor:
+    """Advantages of a batch, of any shape, with mean 0 and deviation 1; `floor` is added to the deviation.
+
+    What PPO's reference implementation does in every minibatch (Dhariwal et al. 2017, `baselines`).
+    """
+    deviation, mean = torch.std_mean(advantages, correction=0)
+    return (advantages - mean) / (deviation + floor)

@@ -1,0 +1,117 @@
+"""How many steps a run has left, and how far each actor may go: book-keeping, without sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+NO_TOTAL = 1 << 62
+MOST_STEPS = 1 << 53
+"""Of one process: far more than anybody makes, and a number that every JSON reader can hold."""
+_IN_FLIGHT = 16
+_REMEMBERED = 1000
+
+
+class StepBudget:
+    """Counts the steps of all actors and keeps them within `total` and one round of the slots.
+
+    Every actor process reports the steps that it has made since it was started, as a running total. Keeping
+    the last total of each incarnation makes a repeated or late report harmless, and a report that follows the
+    learner's own restart is counted from where the checkpoint left off.
+
+    In return it is told a limit for that total. Far from the end this is half of an even share of what is
+    left, so that nobody waits; the share shrinks with every report, at last to one step of every slot. A
+    limit may be lowered; the former one counts until the actor has said that it obeys the new one. No report
+    counts for more than was permitted: by this learner, or for a process that it does not know yet by the one
+    before, which gave nobody more than half of what was left. So
+
+        steps + (what all actors may still make) <= total + slots - 1
+
+    at any time, and an actor that hangs holds back no more than its own slots. Methods may be called from any
+    thread.
+
+    Args:
+        total: steps of the run.
+    """
+
+    def __init__(self, total: int = NO_TOTAL) -> None:
+        self.total = total
+        self._steps = 0
+        self._made: dict[int, int] = {}
+        self._limits: dict[int, list[int]] = {}  # obeyed first, then those that are on their way
+        self._lock = threading.Lock()
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run."""
+        return self._steps
+
+    def report(self, incarnation: int, made: int) -> None:
+        """Take note that this actor process has made `made` steps since it was started."""
+        with self._lock:
+            self._report(incarnation, made)
+
+    def extend(self, incarnation: int, made: int, obeyed: int, slots: Mapping[int, int]) -> int:
+        """Take note of a report, and return how many steps the process may make since its start.
+
+        Args:
+            incarnation: of the process.
+            made: steps since its start.
+            obeyed: the limit that it knows; 0 for none.
+            slots: the slots of every live actor process, by its incarnation.
+        """
+        with self._lock:
+            self._report(incarnation, made)
+            self._limits = {one: limits for one, limits in self._limits.items() if one in slots}
+            own = slots.get(incarnation, 0)
+            if not own:  # whose lease has just ended
+                return made
+            left = self.total - self._steps
+            share = max(0, left) // (2 * len(slots))
+            limits = self._confirm(incarnation, obeyed, at_most=made + max(own, share))
+            others = [one for one in self._limits if one != incarnation]
+            window = min(share, left - sum(self._ahead(one) for one in others))
+            window = max(0, window - window % own)
+            # One round is everybody's due, unless it is reserved: by who may make more than a round.
+            if not window and sum(max(0, self._ahead(one) - slots[one]) for one in others) < left:
+                window = own
+            limits.append(made + window)
+            return limits[-1]
+
+    def _report(self, incarnation: int, made: int) -> None:
+        if not made:  # all but actors, and those only once
+            return
+        limits, before = self._limits.get(incarnation), self._made.pop(incarnation, 0)
+        left = max(0, self.total - self._steps)
+        made = min(made, max(limits) if limits else before + (left if before else left // 2))
+        self._made[incarnation] = max(before, made)  # moves it to the end: forgotten last
+        self._steps += max(0, made - before)
+
+    def _confirm(self, incarnation: int, obeyed: int, at_most: int) -> list[int]:
+        """The limits that may still hold for a process that obeys this one now."""
+        limits = self._limits.setdefault(incarnation, [])
+        if obeyed in limits:
+            del limits[: limits.index(obeyed)]
+        else:  # an earlier learner's, as it says
+            limits.insert(0, min(obeyed, at_most))
+        while len(limits) > _IN_FLIGHT:
+            limits[:2] = [max(limits[:2])]
+        return limits
+
+    def _ahead(self, incarnation: int) -> int:
+        """How many steps a process may make beyond those that it has reported."""
+        return max(0, max(self._limits[incarnation]) - self._made.get(incarnation, 0))
+
+    def to_meta(self) -> dict[str, Any]:
+        """JSON values for a checkpoint."""
+        with self._lock:
+            # JSON keys are text; the newest actor processes are more than can still report.
+            reported = {str(one): made for one, made in list(self._made.items())[-_REMEMBERED:]}
+            return {"steps": self._steps, "reported": reported}
+
+    def load_meta(self, meta: Mapping[str, Any]) -> None:
+        """Take over what `to_meta` gave."""
+        with self._lock:
+            self._steps = int(meta["steps"])
+            self._made = {int(one): int(made) for one, made in meta.get("reported", {}).items()}

@@ -1,0 +1,300 @@
+"""What each role may claim, beyond which messages it may send: the one table, and the checks that follow it.
+
+`docs/security.md` shows `CLAIMS`. With keys a role is that of a key, so a claim is as good as the key of who
+makes it; without, whoever reaches a port may say any role, and the rules only keep members from accidents.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import re
+import stat
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common import timing
+from common.errors import RefusedError
+from common.wire import messages
+
+MAX_METRICS = 256
+"""Metrics of one report."""
+MAX_EPISODES = 4096
+"""Games of one report."""
+MAX_VERSION = 2**53
+"""Numbers above this cannot be told apart as floats."""
+REPORTS_AT_ONCE, REPORTS_PER_S = 512, 50.0
+"""Reports of one service."""
+VIDEOS_AT_ONCE, VIDEOS_PER_S = 4, 1 / 60
+"""Films of all evaluators together."""
+MAX_TROUBLE = 500
+"""Characters that say what went wrong in an environment."""
+MAX_VIDEO_BYTES = 16 << 20
+"""Of one film, encoded."""
+MAX_VIDEO_SIDE = 4096
+"""Height and width of a film, in pixels."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who may claim something, and within what limits.
+
+    Attributes:
+        roles: the only ones that may; of those that say HELLO, or `learner`.
+        rule: the limits, as `docs/security.md` words them.
+    """
+
+    roles: tuple[str, ...]
+    rule: str
+
+
+CLAIMS: dict[str, Claim] = {
+    "HELLO role": Claim(messages.ROLES, "that of the key; `viewer` with any key"),
+    "HELLO name": Claim(
+        messages.ROLES,
+        "belongs to the role and key of who has it, until its lease ends; `ROLE` and `ROLE-NUMBER` are names "
+        "of that role only, and a viewer gives way to any other role",
+    ),
+    "HELLO replay_endpoint": Claim(
+        ("replay",),
+        "`tcp://HOST:PORT`, where with keys whatever listens has to prove the replay key; or an `ipc` socket "
+        "in the directory of the learner's `net.control`, `net.announce` or `net.replay`, if nobody but its "
+        "user may write there",
+    ),
+    "HELLO slots_wanted, slots_held": Claim(
+        ("actor",), "as many as are free; at most `actor.max_slots_per_key` for all with one key"
+    ),
+    "HELLO, HEARTBEAT, BYE steps_made, steps_limit": Claim(("actor",), "at most 2^53 steps"),
+    "WELCOME heartbeat_s, liveness_s": Claim(
+        ("learner",),
+        f"{timing.HEARTBEAT_S[0]:g} to {timing.HEARTBEAT_S[1]:g} s, {timing.LIVENESS_S[0]:g} to "
+        f"{timing.LIVENESS_S[1]:g} s; anything else ends who gets it",
+    ),
+    "WELCOME config env.id, agent.algorithm": Claim(
+        ("learner",),
+        "an environment of Troupe or Gymnasium and an algorithm of Troupe, or of a module that the service "
+        "itself permits (`--modules`, `TROUPE_MODULES`); another ends who gets it, before anything is "
+        "imported",
+    ),
+    "TELEMETRY": Claim(
+        ("actor", "replay", "evaluator"),
+        f"{REPORTS_AT_ONCE} reports at once and {REPORTS_PER_S:.0f} a second of each service",
+    ),
+    "TELEMETRY actor/*, params/staleness": Claim(("actor",), f"{MAX_METRICS} metrics a report"),
+    "TELEMETRY replay/*": Claim(("replay",), f"{MAX_METRICS} metrics a report"),
+    "TELEMETRY eval/*": Claim(("evaluator",), f"{MAX_METRICS} metrics a report"),
+    "TELEMETRY episodes": Claim(("actor", "evaluator"), f"{MAX_EPISODES:,} games a report"),
+    "TELEMETRY trouble": Claim(("actor",), f"one line of at most {MAX_TROUBLE} characters"),
+    "TELEMETRY video": Claim(
+        ("evaluator",),
+        f"a GIF of at most {MAX_VIDEO_BYTES >> 20} MiB and {MAX_VIDEO_SIDE} pixels a side, beside it the "
+        f"same as MP4 of at most {MAX_VIDEO_BYTES >> 20} MiB; {VIDEOS_AT_ONCE} at once and "
+        f"{VIDEOS_PER_S * 60:.0f} a minute of all evaluators",
+    ),
+}
+
+_METRIC = re.compile(r"[A-Za-z0-9_./:-]+")
+_MAX_NAME = 64
+_OWN_NAME = re.compile(rf"({'|'.join(('learner', *messages.ROLES))})(-\d+)?")
+_TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?):(\d{1,5})")
+_MAX_SOCKET_PATH = 107  # the kernel's limit
+
+
+def check_role(role: str, name: str, key_role: str) -> None:
+    """Refuse a HELLO under another role than that of its key (empty: the socket has no keys)."""
+    if key_role not in ("", role) and role != "viewer":
+        raise RefusedError(
+            messages.REFUSED_KEY, f"{name} says that its role is {role}; its key is one of {key_role}"
+        )
+    owner = _OWN_NAME.fullmatch(name)
+    if owner is not None and owner[1] != role:
+        raise _refusal(f"{name} is a name for the role {owner[1]}, not for a {role}: give another --name")
+
+
+def check_slots(role: str, name: str, wanted: int, held: Sequence[int]) -> None:
+    """Refuse exploration slots to whoever is no actor."""
+    if wanted or held:
+        _check(role, "HELLO slots_wanted, slots_held", f"{name} asks for exploration slots")
+
+
+def check_progress(role: str, made: int, obeyed: int) -> None:
+    """Refuse the steps that somebody says it has made, or the limit that it obeys, who is no actor."""
+    if made or obeyed:
+        _check(role, "HELLO, HEARTBEAT, BYE steps_made, steps_limit", "a report of steps")
+
+
+def check_replay_endpoint(endpoint: str, role: str, name: str, directories: Collection[Path]) -> None:
+    """Refuse the address of a shard (empty: none) that is not a shard's, or that members could not use.
+
+    Args:
+        endpoint: the address.
+        role: who announces it.
+        name: the same, for the message.
+        directories: where sockets of this run may be.
+    """
+    if not endpoint:
+        return
+    _check(role, "HELLO replay_endpoint", f"{name} announces a replay shard at {endpoint[:100]!r}")
+    problem = unusable(endpoint)
+    if not problem and endpoint.startswith("ipc://"):
+        own = {os.path.realpath(directory) for directory in directories}
+        if os.path.realpath(Path(endpoint.removeprefix("ipc://")).parent) not in own:
+            problem = "this run has no ipc sockets there: use tcp://HOST:PORT"
+    if problem:
+        raise _refusal(f"{name} announces a replay shard at {endpoint[:100]!r}: {problem}")
+
+
+def unusable(endpoint: str) -> str:
+    """Why a shard at this address cannot be used; empty where it can, as far as the address tells."""
+    if endpoint.startswith("ipc://"):
+        return _not_private(endpoint.removeprefix("ipc://"))
+    match = _TCP.fullmatch(endpoint)
+    if match is None or not 0 < int(match[3]) < 65536 or not _is_host(match[1]):
+        return "that is no address such as tcp://HOST:PORT"
+    return ""
+
+
+def ipc_directories(endpoints: Iterable[str]) -> set[Path]:
+    """The directories of those addresses that are ipc sockets."""
+    return {Path(each.removeprefix("ipc://")).parent for each in endpoints if each.startswith("ipc:///")}
+
+
+def check_telemetry(
+    role: str, metrics: Mapping[str, Any], fields: Mapping[str, Any], blobs: Mapping[str, np.ndarray]
+) -> None:
+    """Refuse a report that holds what its sender cannot know, or more than a report may."""
+    _check(role, "TELEMETRY", "a report")
+    if len(metrics) > MAX_METRICS:
+        raise _refusal(f"a report of {len(metrics)} metrics; at most {MAX_METRICS}")
+    for name, value in metrics.items():
+        if len(name) > _MAX_NAME or not _METRIC.fullmatch(name) or not name.startswith(_METRICS_OF[role]):
+            raise _refusal(f"its role, {role}, does not report a metric {name[:_MAX_NAME]!r}")
+        if name == "eval/version" and not 0 <= value <= MAX_VERSION:
+            raise RefusedError("bad_field", f"TELEMETRY.metrics: {name} is {value}")
+    for name in fields:
+        if name == "trouble":
+            _check(role, "TELEMETRY trouble", "trouble of environments")
+            text = fields[name]
+            if not isinstance(text, str) or len(text) > MAX_TROUBLE or not text.isprintable():
+                raise _refusal(f"trouble of environments that is not one line of {MAX_TROUBLE} characters")
+            continue
+        if name != "episodes":
+            raise _refusal(f"a field {name[:_MAX_NAME]!r} in a report")
+        _check(role, "TELEMETRY episodes", "a report of episodes")
+        episodes = fields[name]
+        if not isinstance(episodes, list) or not all(_is_episode(episode) for episode in episodes):
+            raise RefusedError("bad_field", "TELEMETRY.fields: episodes is not a list of [return, steps]")
+        if len(episodes) > MAX_EPISODES:
+            raise _refusal(f"a report of {len(episodes)} episodes; at most {MAX_EPISODES}")
+    for name, blob in blobs.items():
+        if name not in ("video", "mp4"):
+            raise _refusal(f"an array {name[:_MAX_NAME]!r} in a report")
+        _check(role, "TELEMETRY video", "a film")
+        (_check_video if name == "video" else _check_mp4)(blob)
+    if "mp4" in blobs and "video" not in blobs:
+        raise _refusal("an MP4 without the GIF of the same film")
+
+
+class Allowance:
+    """So many at once, and after that so many a second (a token bucket)."""
+
+    def __init__(self, at_once: int, per_s: float) -> None:
+        """Begin with all that may come at once."""
+        self._at_once, self._per_s = at_once, per_s
+        self._left, self._counted_s = float(at_once), time.monotonic()
+
+    def take(self) -> bool:
+        """Take one; False where none is left."""
+        now_s = time.monotonic()
+        self._left = min(self._at_once, self._left + (now_s - self._counted_s) * self._per_s)
+        self._counted_s = now_s
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+def _is_episode(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and all(isinstance(x, int | float) and math.isfinite(x) for x in value)
+    )
+
+
+def _check_film(blob: np.ndarray, kind: str) -> None:
+    if blob.dtype != np.uint8 or blob.ndim != 1:
+        raise _refusal(f"a film of {blob.dtype} {list(blob.shape)[:8]}; it should be {kind}, uint8 [bytes]")
+    if blob.nbytes > MAX_VIDEO_BYTES:
+        raise _refusal(f"a film of {blob.nbytes} bytes; at most {MAX_VIDEO_BYTES}")
+
+
+def _check_mp4(blob: np.ndarray) -> None:
+    _check_film(blob, "an MP4")
+    if blob[4:8].tobytes() != b"ftyp":
+        raise _refusal("a film that is no MP4")
+
+
+def _check_video(blob: np.ndarray) -> None:
+    _check_film(blob, "a GIF")
+    head = blob[:10].tobytes()
+    sides = int.from_bytes(head[6:8], "little"), int.from_bytes(head[8:10], "little")
+    if (
+        len(head) < 10
+        or head[:6] not in (b"GIF87a", b"GIF89a")
+        or not all(0 < side <= MAX_VIDEO_SIDE for side in sides)
+    ):
+        raise _refusal(f"a film that is no GIF of at most {MAX_VIDEO_SIDE} pixels a side")
+
+
+def _check(role: str, claim: str, what: str) -> None:
+    roles = CLAIMS[claim].roles
+    if role not in roles:
+        raise _refusal(f"{what}, and its role is {role}: that is for the role {' or '.join(roles)} only")
+
+
+def _refusal(detail: str) -> RefusedError:
+    return RefusedError(messages.REFUSED_CLAIM, detail)
+
+
+def _metrics_of(role: str) -> tuple[str, ...]:
+    """The beginnings of the names of metrics that a role may report."""
+    return tuple(
+        name.removesuffix("*")
+        for claim, rule in CLAIMS.items()
+        if claim.startswith("TELEMETRY ") and "/" in claim and role in rule.roles
+        for name in claim.removeprefix("TELEMETRY ").split(", ")
+    )
+
+
+_METRICS_OF = {role: _metrics_of(role) for role in messages.ROLES}
+
+
+def _is_host(host: str) -> bool:
+    if not host.startswith("["):
+        return True
+    try:
+        ipaddress.IPv6Address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _not_private(path: str) -> str:
+    """Why whatever listens at an ipc socket may be anybody; empty where only this user can have bound it."""
+    if not path.startswith("/") or not path.isprintable() or len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        return "that is no absolute path of a socket"
+    directory = os.path.dirname(path)
+    try:
+        status = os.stat(directory)
+    except OSError as error:
+        return f"there is no directory {directory} here ({error.strerror})"
+    if status.st_uid not in (0, os.getuid()) or stat.S_IMODE(status.st_mode) & 0o022:
+        return f"others may write in {directory}: an ipc socket there proves nothing (chmod 700)"
+    return ""

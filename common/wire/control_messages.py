@@ -1,0 +1,263 @@
+"""What services and the learner say to each other: membership, parameters, telemetry, inference."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Meta, UnsetType
+
+from common.wire import types
+from common.wire.body import Body
+
+
+class State(Body, kw_only=True):
+    """Where the run is.
+
+    Attributes:
+        session: random number of this learner process; another one means a restarted learner
+        version: newest published parameter version; -1 before the first
+        steps: environment steps of the run so far
+        updates: learner updates of the run so far
+        stopping: the run is done: finish up and say BYE
+    """
+
+    session: types.U64
+    version: types.Version
+    steps: types.U64
+    updates: types.U64
+    stopping: bool
+
+
+class Hello(Body, kw_only=True):
+    """Service -> learner.
+
+    Attributes:
+        role: `actor`, `replay`, `evaluator` or `viewer`
+        name: unique in the run, such as actor-0 or replay-0
+        incarnation: random, chosen once per process
+        hash: of the structural config; empty where the service knows none yet
+        slots_wanted: how many exploration slots an actor asks for; 0 for others
+        slots_held: held before a re-join, granted again where they are free
+        replay_endpoint: where a replay shard can be reached; empty for others
+        host: for logs
+        pid: for logs
+        software: for logs
+        run: the run that the service is in; empty if this process was in none yet
+        steps_made: environment steps that this process has made; 0 where it is no actor
+        steps_limit: the newest `steps_limit` that it was told, of any learner; 0 for none
+    """
+
+    TYPE: ClassVar[str] = "HELLO"
+    role: Annotated[str, Meta(max_length=32)]
+    name: types.Name
+    incarnation: types.U64
+    hash: Annotated[str, Meta(max_length=256)] = ""
+    slots_wanted: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    slots_held: types.Slots = msgspec.field(default_factory=list)
+    replay_endpoint: types.Text = ""
+    host: types.Text = ""
+    pid: types.U64 = 0
+    software: types.Text = ""
+    run: types.Name = ""
+    steps_made: types.StepsMade = 0
+    steps_limit: types.StepCount = 0
+
+
+class Welcome(State, kw_only=True):
+    """Learner -> service.
+
+    Attributes:
+        config: the run's whole config
+        run: random name of the run, the same for all of its learner processes
+        slots: leased to this process, ascending
+        total_slots: slots of the whole run
+        announce: endpoint of the announce PUB; a wildcard host stands for the learner's own
+        inference: endpoint of central inference, likewise; empty where there is none
+        shards: endpoints of the live replay shards
+        heartbeat_s: how often to send HEARTBEAT
+        liveness_s: silence after which either side gives up the other
+        steps_limit: how many steps this process may have made in all; see the budget
+        fields: what a chunk of this run holds, for a shard: as in INSERT
+        least_item_steps: the shortest item that the run learns from, for a shard
+        most_item_steps: the longest, for a shard; 0 where nothing is said
+    """
+
+    TYPE: ClassVar[str] = "WELCOME"
+    config: dict[str, Any]
+    run: types.Name = ""
+    slots: types.Slots
+    total_slots: types.U64
+    announce: types.Text
+    inference: types.Text = ""
+    shards: types.Endpoints
+    heartbeat_s: types.Heartbeat
+    liveness_s: types.Liveness
+    steps_limit: types.StepCount = 0
+    fields: types.AnyFields = msgspec.field(default_factory=list)
+    least_item_steps: types.Size = 0
+    most_item_steps: types.Size = 0
+
+    def seed(self, incarnation: int, *place: int) -> int:
+        """Draw the seed of a generator at `place` (a slot, a shard) of this run.
+
+        It follows from the run's seed while the run is new. Whoever joins later, or again, must not repeat
+        the games or draws that were there before: then its incarnation counts as well.
+        """
+        entropy = [int(self.config["run"]["seed"]), *place]
+        if self.steps:
+            entropy += [self.steps, incarnation]
+        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
+
+
+class Heartbeat(Body, kw_only=True):
+    """Service -> learner.
+
+    Attributes:
+        version: parameter version in use; -1 for none
+        error: the last error worth showing; empty for none
+        steps_made: environment steps that this process has made; 0 where it is no actor
+        steps_limit: the newest `steps_limit` that it was told, of any learner; 0 for none
+    """
+
+    TYPE: ClassVar[str] = "HEARTBEAT"
+    version: types.Version = -1
+    error: types.Text = ""
+    steps_made: types.StepsMade = 0
+    steps_limit: types.StepCount = 0
+
+
+class HeartbeatOk(State, kw_only=True):
+    """Learner -> service.
+
+    Attributes:
+        shards: endpoints of the live replay shards
+        steps_limit: how many steps this process may have made in all; see the budget
+    """
+
+    TYPE: ClassVar[str] = "HEARTBEAT_OK"
+    shards: types.Endpoints
+    steps_limit: types.StepCount | UnsetType = UNSET
+
+
+class ParamsGet(Body, kw_only=True):
+    """Service -> learner.
+
+    Attributes:
+        version: the one that the asker has; -1 for none
+    """
+
+    TYPE: ClassVar[str] = "PARAMS_GET"
+    version: types.Version = -1
+
+
+class Params(State, kw_only=True):
+    """Learner -> service.
+
+    Attributes:
+        manifest: list of [name, dtype, shape, offset in bytes]; empty where there is nothing newer
+        blob: [bytes], all tensors; absent where there is nothing newer
+    """
+
+    TYPE: ClassVar[str] = "PARAMS"
+    manifest: list[types.Tensor]
+    blob: types.Uint8s | UnsetType = UNSET
+
+
+class Telemetry(Body, kw_only=True):
+    """Service -> learner, not answered.
+
+    Attributes:
+        metrics: numbers by name
+        fields: what is no number: episodes, list of [return, steps], where games have ended; trouble, str,
+            what went wrong last in an environment
+        blobs: by name: video, a film as GIF; mp4, the same as MP4; uint8 [bytes]
+    """
+
+    TYPE: ClassVar[str] = "TELEMETRY"
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    fields: dict[str, Any] = msgspec.field(default_factory=dict)
+    blobs: types.AnyArrays = msgspec.field(name="*")
+
+
+class Bye(Body, kw_only=True):
+    """Service -> learner, not answered.
+
+    Attributes:
+        reason: for logs
+        steps_made: as in HEARTBEAT
+    """
+
+    TYPE: ClassVar[str] = "BYE"
+    reason: types.Text = ""
+    steps_made: types.StepsMade = 0
+
+
+class Announce(State, kw_only=True):
+    """Learner -> everyone (PUB, one frame)."""
+
+    TYPE: ClassVar[str] = "ANNOUNCE"
+
+
+class Infer(Body, kw_only=True):
+    """Actor -> learner: a group of slots begins, or has done what it was told; answered with ACTIONS.
+
+    Attributes:
+        incarnation: that of HELLO
+        group: which of the actor's groups; its slots step together
+        slots: those on lease that begin here, one a row; absent where they go on
+        after: request id of the ACTIONS that were carried out; absent where slots begin
+        first: observations [E, ...], whole: of all rows where slots begin; else of those with ended above 0,
+            in their order, the first of the next episode
+        obs: observations [S, ...], where the step led, at an episode's end that episode's last one; only the
+            newest frame where frames are stacked; absent where slots begin, like all below
+        reward: [S], as the agent is to learn from it
+        ended: [S], 0 goes on, 1 terminated, 2 truncated, 3 the environment failed: void
+    """
+
+    TYPE: ClassVar[str] = "INFER"
+    incarnation: types.U64
+    group: Annotated[int, Meta(ge=0, le=types.MAX_GROUPS - 1)]
+    slots: types.Slots | UnsetType = UNSET
+    after: types.U64 | UnsetType = UNSET
+    first: types.AnyArray | UnsetType = UNSET
+    obs: types.AnyArray | UnsetType = UNSET
+    reward: types.Float32s | UnsetType = UNSET
+    ended: types.Uint8s | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if (self.slots is UNSET) == (self.after is UNSET):
+            raise ValueError("either `slots` or `after`")
+
+
+class Actions(Body, kw_only=True):
+    """Learner -> actor, answer to INFER.
+
+    Attributes:
+        version: of the parameters that chose
+        actions: [S], one a row
+    """
+
+    TYPE: ClassVar[str] = "ACTIONS"
+    version: types.Version
+    actions: types.Int64s
+
+
+class Error(Body, kw_only=True):
+    """Any server -> the sender of what it could not serve; repeats its request id where it could be read.
+
+    Attributes:
+        kind: a word to branch on
+        detail: one line for people
+        about: type of the message that could not be served; empty where it could not be read
+        expected: number of the insert to go on with; only where kind is gap
+        config: the run's config; only where kind is hash
+    """
+
+    TYPE: ClassVar[str] = "ERROR"
+    kind: types.Name = ""
+    detail: types.Text = ""
+    about: types.Name = ""
+    expected: types.Number | UnsetType = UNSET
+    config: dict[str, Any] | UnsetType = UNSET

@@ -1,0 +1,78 @@
+"""Holds chunks that replay does not take yet, in order: who acts pauses meanwhile, and nothing is dropped."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from common.data.fields import Chunk
+from common.wire.replay_client import ReplayClient
+from common.wire.sharded_replay import ShardedReplayClient
+
+PATIENCE_S = 1.0
+"""At the end, shards that answer are given this long to take another chunk."""
+
+
+class Outbox:
+    """Chunks on their way into a table.
+
+    Attributes:
+        chunks_total: chunks that were sent.
+    """
+
+    def __init__(self, client: ReplayClient | ShardedReplayClient, table: str = "default") -> None:
+        """``client`` may be shared with others, and remains theirs to close."""
+        self.chunks_total = 0
+        self._client = client
+        self._table = table
+        self._waiting: deque[Chunk] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Chunks that no shard has taken yet."""
+        return len(self._waiting)
+
+    @property
+    def reason(self) -> str:
+        """Why chunks wait, for a log line."""
+        return self._client.blocked_reason or "inserts are not acknowledged"
+
+    def put(self, chunks: Sequence[Chunk], timeout_s: float = 0.0) -> bool:
+        """Take over ``chunks``, and send what can be sent within ``timeout_s``; whether nothing waits."""
+        self._waiting.extend(chunks)
+        deadline_s = time.monotonic() + timeout_s
+        self.pump()
+        while self._waiting and (left_s := deadline_s - time.monotonic()) > 0:
+            self.pump(min(left_s * 1000 + 1, 50))
+        return not self._waiting
+
+    def pump(self, timeout_ms: float = 0) -> None:
+        """Handle acknowledgements, waiting for at most ``timeout_ms`` where nothing can be sent, and send."""
+        self._client.poll(0)
+        self._send()
+        if self._waiting and timeout_ms:
+            self._client.poll(timeout_ms)
+            self._send()
+
+    def _send(self) -> None:
+        while self._waiting and self._client.insert(self._waiting[0], self._table):
+            self._waiting.popleft()
+            self.chunks_total += 1
+
+    def finish(self, timeout_s: float) -> int:
+        """Send and await as much as ``timeout_s`` permits; how many chunks were lost.
+
+        Once all shards answer and none has taken anything for ``PATIENCE_S``, the limit on samples per insert
+        holds: with the learner gone it will not give way, so there is nothing to wait for.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        sent, sent_at_s = self.chunks_total, time.monotonic()
+        while self._waiting and time.monotonic() < deadline_s:
+            self.pump(timeout_ms=50)
+            if self.chunks_total != sent:
+                sent, sent_at_s = self.chunks_total, time.monotonic()
+            if self._client.paused and time.monotonic() - sent_at_s > PATIENCE_S:
+                break
+        self._client.flush(max(0.0, deadline_s - time.monotonic()))
+        return self.waiting + self._client.outstanding

@@ -1,0 +1,78 @@
+"""Types of fields and arrays, with their bounds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from msgspec import Meta
+
+from common import timing
+from common.wire.body import Array
+from common.wire.codec import Dtype
+
+MAX_BATCH = 1 << 20
+"""Rows of one table in a batch, or items of one table in an insert."""
+MAX_TABLES = 64
+MAX_GROUPS = 64
+"""Groups of slots of one actor."""
+
+U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger integers
+Number = Annotated[int, Meta(ge=1)]
+"""Of an insert; also an incarnation that inserts."""
+Size = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Steps = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+StepsMade = Annotated[int, Meta(ge=0, le=2**53)]
+StepCount = Annotated[int, Meta(ge=0, le=2**62)]
+"""Of one process, all of its slots together."""
+Version = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+"""Of parameters; -1 for none."""
+Rows = Annotated[int, Meta(ge=1, le=MAX_BATCH)]
+ItemCount = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Heartbeat = Annotated[float, Meta(ge=timing.HEARTBEAT_S[0], le=timing.HEARTBEAT_S[1])]
+Liveness = Annotated[float, Meta(ge=timing.LIVENESS_S[0], le=timing.LIVENESS_S[1])]
+Slots = Annotated[list[Size], Meta(max_length=1 << 14)]
+Name = Annotated[str, Meta(max_length=64)]
+Text = Annotated[str, Meta(max_length=4096)]
+Endpoints = Annotated[list[Text], Meta(max_length=4096)]
+
+FieldName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,64}\Z")]
+Shape = Annotated[list[Size], Meta(max_length=7)]
+FieldEntry = tuple[FieldName, Dtype, Shape, Size, Size, Literal["raw", "lz4"]]
+"""Name, dtype, shape of one entry, entries before and after, codec."""
+Fields = Annotated[list[FieldEntry], Meta(min_length=1, max_length=28)]
+AnyFields = Annotated[list[FieldEntry], Meta(max_length=28)]
+Counts = Annotated[list[tuple[Name, Rows]], Meta(min_length=1, max_length=MAX_TABLES)]
+"""Table and how many of it."""
+Share = tuple[Name, Rows, ItemCount, float]
+"""Table, rows, items in it, total priority of it."""
+Shares = Annotated[list[Share], Meta(min_length=1, max_length=MAX_TABLES)]
+
+Offset = Annotated[int, Meta(ge=0, le=2**48 - 1)]
+TensorShape = Annotated[list[Offset], Meta(max_length=32)]
+Tensor = tuple[Text, Literal[Dtype, "bfloat16"], TensorShape, Offset]
+"""Name, dtype, shape, and offset in bytes."""
+
+AnyArray = Annotated[np.ndarray, Array()]
+Uint8s = Annotated[np.ndarray, Array("uint8", 1)]
+Int32s = Annotated[np.ndarray, Array("int32", 1)]
+Int64s = Annotated[np.ndarray, Array("int64", 1)]
+Uint64s = Annotated[np.ndarray, Array("uint64", 1)]
+Float32s = Annotated[np.ndarray, Array("float32", 1)]
+Float64s = Annotated[np.ndarray, Array("float64", 1)]
+AnyArrays = Annotated[dict[str, np.ndarray], Array()]
+Uint32Arrays = Annotated[dict[str, np.ndarray], Array("uint32", 1)]
+
+
+def by_name(counts: list[tuple[Name, Rows]]) -> dict[str, int]:
+    """Counts by table. Raises ValueError where a table is there twice."""
+    by_table = dict(counts)
+    if len(by_table) != len(counts):
+        raise ValueError("a table twice")
+    return by_table
+
+
+def check_fields(fields: list[FieldEntry]) -> None:
+    """Raise ValueError where two fields have one name."""
+    if len({entry[0] for entry in fields}) != len(fields):
+        raise ValueError("two fields of one name")

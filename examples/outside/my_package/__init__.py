@@ -1,0 +1,1 @@
+"""What somebody adds to Troupe from outside: an algorithm and an environment."""

@@ -1,0 +1,150 @@
+"""Munchausen DQN (Vieillard, Pietquin and Geist 2020): the agent's log-policy is added to its reward.
+
+The policy is a softmax of the target network's Q at temperature tau. With it, equation 2 of the paper is
+
+    r + alpha tau log pi(a|s) + gamma sum_a' pi(a'|s') (q(s', a') - tau log pi(a'|s'))
+
+where tau log pi(a|s) is clipped to [l0, 0].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from common.agents.base import Act, Inputs, Update
+from common.agents.fitting import normalized_pixels, suited
+from common.agents.q_learning import QAgent, epsilon_greedy
+from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
+from common.nets.q_network import QNetwork
+from common.rl import returns
+from troupe import PixelAgentConfig, register_algorithm, structural, tunable
+
+if TYPE_CHECKING:
+    from common.envs import EnvSpec
+
+
+@register_algorithm
+class MunchausenConfig(PixelAgentConfig):
+    """Fields of `[agent]`; alpha, tau and l0 are the paper's (table 1)."""
+
+    algorithm: Literal["my_package.munchausen"] = structural("my_package.munchausen", "Munchausen DQN.")
+    alpha: float = tunable(0.9, "Weight of the log-policy in the reward.", ge=0, le=1)
+    tau: float = tunable(0.03, "Temperature of the policy.", gt=0)
+    log_policy_min: float = tunable(-1.0, "Least log-policy (times tau) in the reward: l0.", le=0)
+    torso: Literal["auto", "nature", "small", "mlp"] = structural("auto", "Network before the heads.")
+    hidden_units: int = structural(512, "Width of the head's hidden layer.", ge=1)
+    mlp_units: tuple[int, ...] = structural((256, 256), "Widths of the mlp torso's layers.")
+    gamma: float = structural(0.99, "Discount per step.", ge=0, le=1)
+    learning_rate: float = tunable(5e-5, "Step size of Adam.", gt=0)
+    adam_epsilon: float = tunable(3e-4, "Term added to Adam's denominator.", gt=0)
+    max_grad_norm: float = tunable(0.0, "The gradient's norm is clipped to this; 0 = not clipped.", ge=0)
+    huber_delta: float = tunable(1.0, "TD errors beyond this size count linearly.", gt=0)
+    target_update_period_updates: int = tunable(2000, "Updates between copies to the target.", ge=1)
+    epsilon_base: float = tunable(
+        0.4, "Exploration of slot i of N: base^(1 + alpha i / (N - 1)).", ge=0, le=1
+    )
+    epsilon_alpha: float = tunable(7.0, "Spread of exploration over the slots.", ge=0)
+    eval_epsilon: float = tunable(0.001, "Exploration of the evaluator.", ge=0, le=1)
+
+
+def munchausen_target(
+    reward: Tensor, discount: Tensor, action: Tensor, q: Tensor, next_q: Tensor, config: MunchausenConfig
+) -> Tensor:
+    """Targets `[B]`.
+
+    Args:
+      reward: `[B]`.
+      discount: `[B]`, 0 where the episode terminated.
+      action: `[B]` int64.
+      q: `[B, A]`, the target network's at the observation.
+      next_q: `[B, A]`, the target network's at the next one.
+      config: alpha, tau and l0.
+    """
+    log_policy = config.tau * functional.log_softmax(q / config.tau, dim=1)
+    bonus = log_policy.gather(1, action[:, None]).squeeze(1).clamp(config.log_policy_min, 0.0)
+    next_log_policy = config.tau * functional.log_softmax(next_q / config.tau, dim=1)
+    next_policy = functional.softmax(next_q / config.tau, dim=1)
+    value = (next_policy * (next_q - next_log_policy)).sum(dim=1)
+    return reward + config.alpha * bonus + discount * value
+
+
+class MunchausenAgent(QAgent[MunchausenConfig, QNetwork]):
+    """Acts, stores and learns; `common.agents.base.Agent` says what each method has to do."""
+
+    def __init__(
+        self, config: MunchausenConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        super().__init__(config, spec, seed=seed, device=device)
+        self.memory_size = 0
+        self.fields = n_step_fields(
+            spec.obs_shape, spec.obs_dtype, spec.stack, n_steps=1, num_actions=spec.num_actions
+        )
+        self.item_steps = (1, 1)
+
+    @torch.inference_mode()
+    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        """Epsilon-greedy actions; the accumulator learns the values that give initial priorities."""
+        q = self._net(torch.from_numpy(inputs.obs).to(self._device)).cpu().numpy()
+        action = epsilon_greedy(q, epsilon, rng)
+        return Act(action, {"value_taken": q[np.arange(len(q)), action], "value_max": q.max(axis=1)})
+
+    @torch.inference_mode()
+    def values(self, inputs: Inputs) -> np.ndarray:
+        """The largest Q `[S]` float32."""
+        return self._net(torch.from_numpy(inputs.obs).to(self._device)).amax(dim=1).cpu().numpy()
+
+    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> NStepAccumulator:
+        """Single transitions of one slot."""
+        return NStepAccumulator(1, self.config.gamma, chunk_steps, self.spec.stack)
+
+    def update(
+        self,
+        batch: dict[str, np.ndarray],
+        weights: np.ndarray,
+        want_metrics: bool = True,
+        progress: float = 0.0,
+        lengths: np.ndarray | None = None,
+    ) -> Update:
+        """One step on `[B]` transitions; new priorities are `|TD error|`."""
+        learning, config = self._start_learning(), self.config
+        data = {name: self._to_device(array) for name, array in batch.items()}
+        frames = self.spec.stack or 1  # of an observation; the window has one more
+        obs, next_obs = data["obs"][:, :frames], data["obs"][:, 1 : frames + 1]
+        if not self.spec.stack:
+            obs, next_obs = obs[:, 0], next_obs[:, 0]
+        action = data["action"][:, 0].long()
+        with torch.no_grad():
+            reward, discount = data["reward"][:, 0], data["discount"][:, 0]
+            target_q, next_q = learning.target(torch.cat([obs, next_obs])).chunk(2)
+            target = munchausen_target(reward, discount, action, target_q, next_q, config)
+        q = self._net(obs).gather(1, action[:, None]).squeeze(1)
+        error = target - q
+        loss = (self._to_device(weights) * returns.huber(error, config.huber_delta)).mean()
+        learning.step(loss)
+        self._net.observe(obs)
+        metrics = {"learner/loss": loss.item(), "learner/q_mean": q.mean().item()} if want_metrics else {}
+        priorities = error.detach().abs().double().cpu().numpy() + PRIORITY_FLOOR
+        return Update(priorities=priorities, metrics=metrics)
+
+    def _network(self) -> QNetwork:
+        config, spec = self.config, self.spec
+
+        def make(torso: str) -> QNetwork:
+            units = config.hidden_units, config.mlp_units
+            pixels = normalized_pixels(config, spec)
+            return QNetwork(spec.obs_shape, spec.num_actions, torso, *units, False, pixels)
+
+        return suited(config.torso, "nature", spec, make)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        rate, epsilon = self.config.learning_rate, self.config.adam_epsilon
+        return torch.optim.Adam(self._net.parameters(), lr=rate, eps=epsilon, fused=True)
+
+
+make = MunchausenAgent
+"""What builds the agent."""

@@ -1,0 +1,66 @@
+"""`troupe env check`: what an environment shows, and whether it can be trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+from common.config import Loaded
+from common.envs import check_settings
+from common.envs.check import Findings, check
+
+SECONDS = 20.0
+"""Of playing at most, where somebody asks."""
+
+
+def check_and_print(loaded: Loaded, steps: int, as_json: bool) -> None:
+    """Play, ask Gymnasium's own checker, and print what was found; ConfigError where it is broken."""
+    began_s, config = time.monotonic(), loaded.config.env
+    timeout_s = config.check_timeout_s or 60.0
+    findings = check(config, steps=steps, seconds=SECONDS, timeout_s=timeout_s, thorough=True)
+    check_settings(config, findings.spec, loaded.chosen("env"))
+    if as_json:
+        print(json.dumps(dataclasses.asdict(findings)))
+        return
+    print("\n".join(f"{label:<14} {text}" for label, text in _rows(findings)))
+    print(f"it works: checked in {time.monotonic() - began_s:.1f} s")
+
+
+def _rows(found: Findings) -> list[tuple[str, str]]:
+    spec = found.spec
+    low, high = found.observation_range
+    lowest, highest = found.reward_range
+    frames = f", of {spec.frames_per_step} frames each" if spec.frames_per_step > 1 else ""
+    what = "pictures" if spec.pixels else "numbers"
+    rows = [
+        ("environment", spec.id),
+        *([("shows", found.observation_space)] if found.observation_space else []),
+        ("network gets", f"{what} {spec.obs_dtype} {list(spec.obs_shape)}, from {low:g} to {high:g}"),
+        ("actions", f"{spec.num_actions} {found.action_space}".rstrip()),
+        ("played", f"{found.steps} steps{frames}, at random"),
+        ("rewards", f"from {lowest:g} to {highest:g}, as they are learned from"),
+        ("ended", f"{found.terminated} times terminated, {found.truncated} times cut short"),
+        ("games", _games(found.episodes)),
+        *([("failures", failures_of(found))] if found.failures else []),
+        ("speed", f"{found.frames_per_s:,.0f} frames/s in one thread"),
+    ]
+    for objection in found.objections or []:
+        rows.append(("gymnasium", objection))
+    if found.objections == []:
+        rows.append(("gymnasium", "its checker is content"))
+    return rows
+
+
+def failures_of(found: Findings) -> str:
+    """Return in one line how often an environment failed that is trained on all the same."""
+    times = "once" if found.failures == 1 else f"{found.failures} times"
+    return f"it failed {times} in {found.steps} steps, first: {found.first_failure}"
+
+
+def _games(games: list[tuple[float, int]]) -> str:
+    if not games:
+        return "none was finished"
+    scores, steps = [game[0] for game in games], [game[1] for game in games]
+    mean = sum(scores) / len(games)
+    return f"{len(games)} finished, mean return {mean:g}, {min(steps)} to {max(steps)} steps"

@@ -1,0 +1,92 @@
+"""What an agent can learn from in a sampled batch: whoever has an actor's key may have stored anything."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.agents.base import Agent
+from common.runtime.logging import Throttle
+from common.wire.replay_codec import SampleBatch
+
+_log = logging.getLogger(__name__)
+
+LOG_PERIOD_S = 60.0
+
+
+@dataclass(frozen=True)
+class Usable:
+    """The items of a batch that can be learned from.
+
+    Attributes:
+        fields: `[n, window, *shape]` by name, the window as long as the longest of these items needs.
+        lengths: int32 `[n]`, steps of each.
+        rows: `[B]` bool, which of the batch they are; None for all.
+    """
+
+    fields: dict[str, NDArray]
+    lengths: NDArray[np.int32]
+    rows: NDArray[np.bool_] | None = None
+
+    def weights(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Those `[n]` of the weights `[B]` of the batch."""
+        return weights if self.rows is None else weights[self.rows]
+
+    def priorities(self, priorities: NDArray | None) -> NDArray | None:
+        """Priorities `[B]` of the whole batch for those `[n]`: 0 for others, lest they are drawn again."""
+        if self.rows is None or priorities is None:
+            return priorities
+        whole = np.zeros(len(self.rows))
+        whole[self.rows] = priorities
+        return whole
+
+
+class UsableItems:
+    """Leaves out the items of batches that `agent` cannot learn from, counts them and says so.
+
+    Attributes:
+        left_out: items so far.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self._specs = agent.fields
+        self._steps = agent.item_steps
+        self._throttle = Throttle(LOG_PERIOD_S)
+        self.left_out = 0
+
+    def of(self, batch: SampleBatch) -> Usable:
+        """The usable items of a `batch` whose fields are those of the agent."""
+        bad = self._bad(batch)
+        if not bad:
+            return Usable(batch.fields, batch.lengths)
+        rows = ~np.logical_or.reduce(list(bad.values()))
+        self._count(int((~rows).sum()), ", ".join(bad))
+        lengths = batch.lengths[rows]
+        longest = int(lengths.max(initial=1))
+        fields = {spec.name: batch.fields[spec.name][rows, : spec.entries(longest)] for spec in self._specs}
+        return Usable(fields, lengths, rows)
+
+    def _bad(self, batch: SampleBatch) -> dict[str, NDArray[np.bool_]]:
+        """By what is wrong, which items `[B]`."""
+        found = {}
+        least, most = self._steps
+        if batch.lengths.min() < least or batch.lengths.max() > most:
+            wanted = f"{least}" if least == most else f"{least} to {most}"
+            found[f"a length other than {wanted}"] = (batch.lengths < least) | (batch.lengths > most)
+        for spec in self._specs:
+            bad = spec.bad_rows(batch.fields[spec.name])
+            if bad is not None:
+                found["`{}` outside of {:g} to {:g}".format(spec.name, *(spec.limits() or ()))] = bad
+        return found
+
+    def _count(self, count: int, why: str) -> None:
+        self.left_out += count
+        if self._throttle():
+            _log.warning(
+                "%d items of a batch are left out, %d so far, which nobody can learn from: %s. An actor, or "
+                "whoever has an actor's key, has sent them",
+                *(count, self.left_out, why),
+            )

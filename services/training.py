@@ -1,0 +1,141 @@
+"""A training on this machine, begun or resumed: what is checked before it is launched."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.config import Loaded, check_resumable, load_layers, read_config
+from common.errors import ConfigError
+from common.runtime.files import CONFIG_FILE, looking_into, run_config
+
+if TYPE_CHECKING:
+    from common.config import Config
+    from common.envs import EnvSpec
+    from common.runtime import StopSignal
+
+
+def train(
+    preset: str,
+    run_dir: Path | None = None,
+    *,
+    sweep: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+    stop: StopSignal | None = None,
+) -> Path:
+    """Train from a preset until the run is complete or a stop is asked for.
+
+    Args:
+        preset: name of a preset, or path of a TOML file.
+        run_dir: new directory; None: `runs/PRESET-DATE-TIME`.
+        sweep: TOML file over preset and environment variables.
+        overrides: fields over all of these.
+        progress: see `services.local.run`.
+        stop: see `services.local.run`.
+
+    Returns:
+        The run directory.
+
+    Raises:
+        TroupeError: says what is wrong; a configuration that cannot run leaves no directory.
+    """
+    loaded = load_layers(preset, sweep, overrides, os.environ)
+    _check_device(loaded)
+    spec = check_environment(loaded, play=True)
+    run_dir = run_dir or Path("runs") / f"{Path(preset).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    _check_unused(run_dir)
+    _check_room(loaded.config, spec, run_dir)
+    _launch(loaded.config, run_dir, False, progress, stop)
+    return run_dir
+
+
+def resume(
+    run_dir: Path,
+    *,
+    sweep: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+    stop: StopSignal | None = None,
+) -> Path:
+    """Continue a run from its newest whole checkpoint; see `train`."""
+    file = run_config(run_dir)
+    loaded = load_layers(None, sweep, overrides, os.environ, run_config=file)
+    _check_device(loaded)
+    for difference in check_resumable(read_config(file), loaded.config):
+        print(f"troupe: resuming with {difference}", file=sys.stderr)
+    check_environment(loaded, play=True)
+    _launch(loaded.config, run_dir, True, progress, stop)
+    return run_dir
+
+
+def _launch(
+    config: Config, run_dir: Path, resume: bool, progress: bool | None, stop: StopSignal | None
+) -> None:
+    from services import local  # takes a while, and what is wrong is told before
+
+    local.run(config, run_dir, resume=resume, progress=progress, stop=stop)
+
+
+def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
+    """Refuse an environment that cannot be learned from, before any directory or process is.
+
+    With `play`, and unless `env.check_timeout_s` is 0, it is played for a moment.
+    """
+    from common.agents import make_agent
+    from common.envs import check_settings, make_spec
+    from common.envs.check import check
+
+    config = loaded.config
+    if play and config.env.check_timeout_s:
+        found = check(config.env, timeout_s=config.env.check_timeout_s)
+        if found.failures:
+            from services.environment import failures_of
+
+            print(f"troupe: warning: {failures_of(found)}; such episodes are discarded", file=sys.stderr)
+        spec = found.spec
+    else:
+        spec = make_spec(config.env)
+    check_settings(config.env, spec, loaded.chosen("env"))
+    make_agent(config.agent, spec)
+    return spec
+
+
+def _check_unused(run_dir: Path) -> None:
+    """Refuse a directory that holds something; what a start that failed at once leaves behind is nothing."""
+    with looking_into(run_dir):
+        has_run = (run_dir / CONFIG_FILE).exists()
+        has_files = run_dir.is_dir() and any(
+            path.is_file() and path.name not in (".lock", "launcher.log") for path in run_dir.rglob("*")
+        )
+    if has_run:
+        from services.workspace import in_the_way
+
+        raise ConfigError(in_the_way(run_dir))
+    if has_files:
+        raise ConfigError(f"run directory {run_dir} is not empty and holds no run; choose another --run-dir")
+
+
+def _check_device(loaded: Loaded) -> None:
+    """Refuse a GPU that is not there, before any directory or process is."""
+    if loaded.config.learner.device != "cpu":  # else there is nothing that needs torch
+        from common.agents.fitting import check_device
+
+        check_device(loaded.config.learner.device)
+
+
+def _check_room(config: Config, spec: EnvSpec, run_dir: Path) -> None:
+    """Refuse a replay that this machine could not hold when it is full."""
+    import numpy as np
+
+    from services.replay.plan import check_room
+
+    table = config.replay.table()
+    if table is not None and config.replay.max_bytes is None:
+        size = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize
+        check_room(run_dir, table, 0 if spec.pixels else size)

@@ -1,0 +1,260 @@
+"""The policy-gradient agent: its arithmetic against sums in numpy, its passes, and that every loss learns."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from common.agents import make_agent
+from common.agents.passes import faster_dtype
+from common.agents.policy_gradient import PolicyGradientConfig
+from common.config import load_config
+from common.errors import CheckpointError
+from tests.agents.in_process import evaluate, learn_through_a_queue
+from tests.agents.test_impala import VECTOR, random_batch
+from tests.rl import oracles
+
+SMALL = {"mlp_units": (8,), "hidden_units": 8, "unroll_steps": 5}
+ONE_STEP = {"epochs": 1, "minibatch_steps": 0, "max_grad_norm": 0.0}
+
+
+def agent_of(seed=0, **fields):
+    return make_agent(PolicyGradientConfig(**SMALL | fields), VECTOR, seed=seed)
+
+
+def updated(agent, batch, **arguments):
+    return agent.update(batch, np.ones(len(batch["action"]), np.float32), **arguments).metrics
+
+
+def log_softmax(x):
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+class ByHand:
+    """What one batch holds and what the network says of it, in float64."""
+
+    def __init__(self, agent, batch, gamma=0.9):
+        unrolls = agent._unrolls(batch)
+        with torch.no_grad():
+            logits, values, _ = agent._net(
+                unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
+            )
+        self.logits, values = logits.double().numpy()[:-1], values.double().numpy()
+        action, self.reward, ended = (batch[name].T[1:] for name in ("action", "reward", "ended"))
+        self.action = action[..., None].astype(int)
+        self.mu = batch["logits"].transpose(1, 0, 2).astype(float)
+        self.log_pi, self.log_mu = self.taken(self.logits), self.taken(self.mu)
+        self.values = values[:-1]
+        self.sequence = {
+            "rewards": self.reward.astype(float), "values": self.values, "discounts": gamma * (ended != 1),
+            "next_values": np.where(ended == 2, batch["final_value"].T, values[1:]),
+            "continues": (ended == 0).astype(float),
+        }  # fmt: skip
+
+    def taken(self, logits):
+        return np.take_along_axis(log_softmax(logits), self.action, -1)[..., 0]
+
+    def divergence(self, one, other):
+        one, other = log_softmax(one), log_softmax(other)
+        return (np.exp(one) * (one - other)).sum(-1).mean()
+
+
+@pytest.mark.parametrize("memory", [0, 4])
+@pytest.mark.parametrize("estimator", ["gae", "vtrace", "n_step"])
+def test_ppo_by_hand(estimator, memory):
+    agent = agent_of(
+        **ONE_STEP, lstm_units=memory, gamma=0.9, lambda_=0.8, advantages=estimator, n_steps=2, rho_bar=0.9,
+        c_bar=1.2, clip_epsilon=0.1, baseline_cost=0.7, entropy_cost=0.03, kl_pi_mu_cost=0.2,
+        kl_mu_pi_cost=0.3, kl_reference_cost=0.4, advantage_offset=0.1,
+    )  # fmt: skip
+    batch = random_batch(np.random.default_rng(0), agent, 6)
+    by = ByHand(agent, batch)
+    log_ratio = by.log_pi - by.log_mu
+    if estimator == "gae":
+        advantages = oracles.lambda_return(by.sequence, 0.8) - by.values
+        targets = advantages + by.values
+    elif estimator == "n_step":
+        targets = oracles.n_step(by.sequence, 2)
+        advantages = targets - by.values
+    else:
+        targets, weighted = oracles.vtrace(by.sequence, log_ratio, 0.9, 1.2, None, 0.8)
+        advantages = weighted / np.exp(log_ratio)
+    advantages = (advantages - advantages.mean()) / advantages.std() + 0.1
+    ratio = np.exp(log_ratio)
+    gradient = -np.minimum(ratio * advantages, ratio.clip(0.9, 1.1) * advantages)
+    p = log_softmax(by.logits)
+    want = (
+        gradient.mean()
+        + 0.7 * (0.5 * (targets - by.values) ** 2).mean()
+        + 0.03 * (np.exp(p) * p).sum(-1).mean()
+        + 0.2 * by.divergence(by.logits, by.mu)
+        + 0.3 * by.divergence(by.mu, by.logits)
+        + 0.4 * by.divergence(np.zeros_like(by.logits), by.logits)
+    )
+    got = updated(agent, batch)
+    assert got["learner/loss"] == pytest.approx(want, rel=1e-4)
+    assert got["learner/clipped"] == pytest.approx((abs(ratio - 1) > 0.1).mean())
+
+
+@pytest.mark.parametrize("loss", ["vpg", "vtrace", "awr", "cloning", "positive_cloning"])
+def test_losses_that_weigh_the_log_likelihood(loss):
+    agent = agent_of(
+        **ONE_STEP, gamma=0.9, policy_loss=loss, rho_bar=0.8, awr_temperature=0.5, awr_max_weight=3.0,
+        normalize_advantages=False,
+    )  # fmt: skip
+    batch = random_batch(np.random.default_rng(0), agent, 6)
+    by = ByHand(agent, batch)
+    advantages = oracles.lambda_return(by.sequence, 0.95) - by.values
+    weights = {
+        "vpg": advantages,
+        "vtrace": np.minimum(np.exp(by.log_pi - by.log_mu), 0.8) * advantages,
+        "awr": np.minimum(np.exp(advantages / 0.5), 3.0),
+        "cloning": np.ones_like(advantages),
+        "positive_cloning": advantages > 0,
+    }[loss]
+    assert updated(agent, batch)["learner/policy_loss"] == pytest.approx(
+        (-by.log_pi * weights).mean(), rel=1e-4
+    )
+
+
+def test_a_target_network_is_what_the_ratio_is_clipped_round():
+    """IMPACT: min(mu/target, bar) pi/mu, with V-trace for the target's policy."""
+    agent = agent_of(
+        **ONE_STEP, gamma=0.9, advantages="vtrace", lambda_=1.0, target_period_updates=2,
+        target_ratio_bar=1.5,
+        learning_rate=0.05, normalize_advantages=False,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    first, second = random_batch(rng, agent, 6), random_batch(rng, agent, 6)
+    target = ByHand(agent, second)
+    updated(agent, first)
+    by = ByHand(agent, second)
+    assert abs(by.logits - target.logits).max() > 0.01
+    by.sequence["values"] = by.values
+    _, weighted = oracles.vtrace(by.sequence, target.log_pi - by.log_mu, 1.0, 1.0, None, 1.0)
+    advantages = weighted / np.exp(target.log_pi - by.log_mu)
+    ratio = np.minimum(np.exp(by.log_mu - target.log_pi), 1.5) * np.exp(by.log_pi - by.log_mu)
+    want = -np.minimum(ratio * advantages, ratio.clip(0.8, 1.2) * advantages).mean()
+    assert updated(agent, second)["learner/policy_loss"] == pytest.approx(want, rel=1e-4)
+    # Renewed after two updates: from now on both are one policy, with the ratio's weight alone.
+    by = ByHand(agent, first)
+    _, weighted = oracles.vtrace(by.sequence, by.log_pi - by.log_mu, 1.0, 1.0, None, 1.0)
+    advantages = weighted / np.exp(by.log_pi - by.log_mu)
+    ratio = np.minimum(np.exp(by.log_mu - by.log_pi), 1.5) * np.exp(by.log_pi - by.log_mu)
+    want = -np.minimum(ratio * advantages, ratio.clip(0.8, 1.2) * advantages).mean()
+    assert updated(agent, first)["learner/policy_loss"] == pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.parametrize("memory", [0, 4])
+@pytest.mark.parametrize("mode", ["shuffle", "split", "repeat"])
+def test_each_pass_takes_every_step_once(mode, memory):
+    agent = agent_of(epochs=3, minibatch_steps=15, batch_mode=mode, lstm_units=memory)
+    batch = random_batch(np.random.default_rng(0), agent, 12)
+    batch["logits"][...] = np.arange(12 * 5 * 4).reshape(12, 5, 4)  # names each step
+    seen = []
+    agent._step = lambda steps, learning: seen.append(steps) or {"behaviour_kl": torch.zeros(())}
+    updated(agent, batch)
+    names = [set(steps.behaviour[..., 0].flatten().tolist()) for steps in seen]
+    parts = 1 if mode == "repeat" else 4
+    assert len(names) == 3 * parts
+    everything = set(range(0, 240, 4))
+    for first in range(0, len(names), parts):
+        whole = names[first : first + parts]
+        assert set().union(*whole) == everything
+        assert sum(map(len, whole)) == 60
+    again = names[:parts] == names[parts : 2 * parts]
+    assert again == (mode != "shuffle")
+    if memory:
+        assert all(steps.behaviour.shape[0] == 5 for steps in seen)
+
+
+def test_the_learning_rate_follows_the_divergence_of_a_pass():
+    agent = agent_of(learning_rate_schedule="kl", kl_target=0.01, learning_rate=1e-3, epochs=1)
+    for kl, rate in ((0.03, 1e-3 / 1.5), (0.015, 1e-3 / 1.5), (0.001, 1e-3), (0.5, 1e-3 / 1.5)):
+        agent._step = lambda steps, learning, kl=kl: {"behaviour_kl": torch.tensor(kl)}
+        got = updated(agent, random_batch(np.random.default_rng(0), agent, 2))
+        assert got["learner/learning_rate"] == pytest.approx(rate)
+    again = agent_of(seed=1, learning_rate_schedule="kl", kl_target=0.01, learning_rate=1e-3)
+    again.load_state(*agent.state())
+    assert again._learning.rate.value == pytest.approx(1e-3 / 1.5)
+
+
+def test_schedules():
+    for schedule, rate in (("linear", 0.55), ("polynomial", 0.325), ("constant", 1.0)):
+        agent = agent_of(
+            learning_rate=1.0, learning_rate_final=0.1, learning_rate_power=2.0,
+            learning_rate_schedule=schedule, epochs=1,
+        )  # fmt: skip
+        batch = random_batch(np.random.default_rng(0), agent, 2)
+        assert updated(agent, batch, progress=0.5)["learner/learning_rate"] == pytest.approx(rate)
+
+
+def test_gamma_may_be_given_per_frame():
+    spec = VECTOR.__class__(**{**vars(VECTOR), "frames_per_step": 4})
+    config = PolicyGradientConfig(**SMALL, gamma=0.9, gamma_per_frame=True)
+    assert make_agent(config, spec, seed=0)._gamma == pytest.approx(0.6561)
+
+
+def test_multipliers_and_the_target_network_are_part_of_a_checkpoint():
+    fields = {"entropy_target": 1.0, "target_period_updates": 3, "policy_loss": "ppo", "lstm_units": 4}
+    first, second = agent_of(**fields), agent_of(seed=1, **fields)
+    batch = random_batch(np.random.default_rng(0), first, 6)
+    for _ in range(2):
+        updated(first, batch)
+    second.load_state(*first.state())
+    for _ in range(3):
+        ours = updated(first, batch)
+        assert ours == updated(second, batch)
+    with pytest.raises(CheckpointError, match="does not fit"):
+        agent_of(entropy_target=1.0).load_state(*first.state())
+
+
+LOSSES = {
+    "vpg": {"policy_loss": "vpg", "epochs": 1},
+    "vtrace": {"policy_loss": "vtrace", "advantages": "vtrace", "epochs": 2},
+    "awr": {"policy_loss": "awr", "awr_temperature": 0.5},
+    "vmpo": {
+        "policy_loss": "vmpo", "normalize_advantages": False, "kl_mu_pi_cost": 1.0, "kl_mu_pi_target": 0.01,
+    },
+    "impact": {"advantages": "vtrace", "target_period_updates": 2, "epochs": 4},
+}  # fmt: skip
+
+
+def cartpole(steps, **changes):
+    """Mean return over 20 games after so many steps with the preset's values, but for `changes`."""
+    config = load_config("cartpole-ppo")
+    agent, _ = learn_through_a_queue(
+        config.agent.model_copy(update=changes), config.env, slots=config.actor.slots,
+        batch=config.replay.batch_size, steps=steps, seed=1,
+    )  # fmt: skip
+    return evaluate(agent, config.env)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ppo_learns_cartpole():
+    assert cartpole(100_000) >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_gets_far_better_than_chance(name):
+    """Random play brings 22; each of them holds the pole for 475 steps after twice as many."""
+    assert cartpole(50_000, **LOSSES[name]) >= 100
+
+
+def test_bfloat16_is_chosen_where_it_is_faster_and_changes_little():
+    slow = {torch.float32: 0.02, torch.bfloat16: 0.001}
+    chosen = [
+        faster_dtype("auto", torch.device("cpu"), lambda dtype, times=times: time.sleep(times[dtype]))
+        for times in (slow, dict(zip(slow, reversed(slow.values()), strict=True)))
+    ]
+    assert chosen == [torch.bfloat16, torch.float32]
+    exact, short = (agent_of(**ONE_STEP, compute_dtype=dtype) for dtype in ("float32", "bfloat16"))
+    batch = random_batch(np.random.default_rng(0), exact, 6)
+    ours, theirs = updated(exact, batch), updated(short, batch)
+    assert ours != theirs
+    assert ours["learner/loss"] == pytest.approx(theirs["learner/loss"], rel=0.05)
+    assert all(array.dtype == np.float32 for array in short.params().values())

@@ -1,0 +1,43 @@
+"""What the Tab key offers, asked as a shell asks."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from services import completion
+from services.__main__ import main
+
+
+def offered(tmp_path, line):
+    answer = tmp_path / "answer"
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
+    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "_ARGCOMPLETE_IFS": "\n"}
+    code = "import sys; sys.modules['torch'] = None; from services.__main__ import main; main()"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, timeout=60, check=True)
+    return {word.strip() for word in answer.read_text().split("\n")}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("troupe tr", {"train"}),
+        ("troupe train cartpole-i", {"cartpole-impala"}),
+        ("troupe train pong-apex --replay.batch", {"--replay.batch_size"}),
+        ("troupe resume runs/x --total", {"--total-steps"}),
+        ("troupe config ex", {"explain"}),
+        ("troupe replay sn", {"snapshot"}),
+        ("troupe replay serve --dat", {"--data-dir"}),
+    ],
+)
+def test_what_may_stand_here_is_offered(tmp_path, line, words):
+    assert offered(tmp_path, line) == words
+
+
+@pytest.mark.parametrize("command", completion._OPTIONS)
+def test_every_option_that_is_offered_exists(command, capsys):
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    told = capsys.readouterr().out
+    assert not [option for option in completion._OPTIONS[command] if option not in told]

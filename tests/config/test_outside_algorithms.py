@@ -1,0 +1,128 @@
+"""Algorithms that are not of this tree: found by their module or an entry point, and used like the others."""
+
+import sys
+
+import pytest
+
+from common.config import check_resumable, load_config, read_config, to_toml
+from common.config.algorithms import ALGORITHMS, agent_model, algorithm_module, register_algorithm
+from common.config.explain import explain
+from common.config.fields import AgentConfig, structural
+from common.errors import ConfigError
+from common.permits import modules_of
+
+SOURCE = """
+from typing import Literal
+from common.config.algorithms import register_algorithm
+from common.config.fields import AgentConfig, structural, tunable
+
+@register_algorithm
+class TinyConfig(AgentConfig):
+    algorithm: Literal[{name!r}] = structural({name!r}, "Tiny.")
+    width: int = structural(4, "Width of it.", ge=1)
+    speed: float = tunable(0.5, "Speed of it.", gt=0)
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Writes modules of a package that Python finds; returns the package's name."""
+    name = f"outside_{abs(hash(str(tmp_path)))}"
+    folder = tmp_path / "lib" / name
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    monkeypatch.setattr("common.config.algorithms._registered", {})
+    yield name
+    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+        del sys.modules[module]
+
+
+def write(tmp_path, package, module, source):
+    (tmp_path / "lib" / package / f"{module}.py").write_text(source)
+
+
+def test_one_is_found_by_its_module_checked_saved_and_resumed(tmp_path, package):
+    algorithm = f"{package}.tiny"
+    write(tmp_path, package, "tiny", SOURCE.format(name=algorithm))
+    preset = tmp_path / "tiny.toml"
+    preset.write_text(f'[env]\nid = "gym:CartPole-v1"\n[agent]\nalgorithm = "{algorithm}"\nwidth = 7\n')
+    config = load_config(str(preset), None, {"agent.speed": "2"}, {"TROUPE_AGENT__WIDTH": "8"})
+    assert (config.agent.width, config.agent.speed) == (8, 2.0)
+    assert modules_of(config) == [algorithm]
+    for field, advice in (("agent.with", "nearest: agent.width"), ("agent.width", "should be greater")):
+        with pytest.raises(ConfigError, match=advice):
+            load_config(str(preset), None, {field: "0"}, {})
+
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(config))
+    assert read_config(file) == config
+    resumed = load_config(None, None, {"agent.speed": "3"}, {}, run_config=file)
+    assert [str(change) for change in check_resumable(config, resumed)] == ["agent.speed: 2.0 -> 3.0"]
+    with pytest.raises(ConfigError, match=r"agent.width: 8 -> 9"):
+        check_resumable(config, load_config(None, None, {"agent.width": "9"}, {}, run_config=file))
+
+
+def test_explain_tells_its_fields(tmp_path, package):
+    write(tmp_path, package, "tiny", SOURCE.format(name=f"{package}.tiny"))
+    text = explain(f"{package}.tiny")
+    assert f"agent.width  (algorithm {package}.tiny)\n  Width of it.\n  type: integer >= 1" in text
+    assert "n_steps" not in text
+    assert f"(algorithm {package}.tiny)" in explain("agent.width"), "it is registered now"
+    with pytest.raises(ConfigError, match="needs the module"):
+        explain(f"{package}x.tiny")
+
+
+def test_one_is_found_by_an_entry_point(tmp_path, package, monkeypatch):
+    write(tmp_path, package, "tiny", SOURCE.format(name="tiny"))
+    info = tmp_path / "lib" / "tiny-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[troupe.algorithms]\ntiny = {package}.tiny:TinyConfig\napex = {package}.tiny\n"
+    )
+    assert algorithm_module("tiny") == f"{package}.tiny"
+    assert f"{package}.tiny" not in sys.modules
+    assert agent_model("tiny")().width == 4
+    assert agent_model("apex").__module__ == "common.agents.apex", "ours have the first word"
+    assert "(algorithm tiny)" in explain("tiny")
+    with pytest.raises(ValueError, match=r"unknown algorithm 'tinny'; nearest: tiny"):
+        agent_model("tinny")
+    with pytest.raises(ValueError, match=rf"{package}.tiny registers no algorithm .*it registers tiny"):
+        agent_model(f"{package}.tiny")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("", "registers no algorithm"),
+        ("raise OSError('no way')", "importing .* failed: OSError: no way"),
+        ("import no_such_module", "imports no_such_module, which is not installed"),
+        ("from os import nothing_like_it", "failed: cannot import name"),
+        (SOURCE.format(name="a.b"), "the algorithm a.b cannot be found in the module"),
+        (SOURCE.format(name="apex"), "should have a name of its own"),
+    ],
+)
+def test_what_is_wrong_with_one_is_one_line(tmp_path, package, source, says):
+    write(tmp_path, package, "tiny", source)
+    with pytest.raises(ConfigError, match=says) as error:
+        load_config(overrides={"agent.algorithm": f"{package}.tiny"})
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_belongs_to_the_first_module_that_registers_it(tmp_path, package):
+    for module in ("one", "other"):
+        write(tmp_path, package, module, SOURCE.format(name="tiny"))
+    __import__(f"{package}.one")
+    assert agent_model("tiny").__module__ == f"{package}.one"
+    with pytest.raises(ConfigError, match=rf"the algorithm tiny of {package}.other has the name of"):
+        __import__(f"{package}.other")
+
+
+def test_a_model_needs_a_name_of_its_own():
+    class Nameless(AgentConfig):
+        width: int = structural(1, "Width.")
+
+    with pytest.raises(ConfigError, match=r'algorithm: Literal\["tests.config.test_outside_algorithms"\]'):
+        register_algorithm(Nameless)
+    assert not any("." in name for name in ALGORITHMS)

@@ -1,0 +1,97 @@
+"""Environments that fail, hang and crash, each in a process of its own that says where."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.config.schema import EnvConfig
+from common.envs.check import Findings, check
+from common.errors import ConfigError, MissingEngineError
+
+BROKEN = "tests.envs.broken:Broken-v0"
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+
+def found(env_id: str = BROKEN, **kwargs: object) -> Findings:
+    return check(EnvConfig(id=env_id, kwargs=kwargs))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "line"),
+    [
+        ({"how": "_exit"}, "ended the process at step 3, slot 0 (os._exit(3))"),
+        ({"how": "_exit", "at": 0}, "ended the process in reset(), slot 0 (os._exit(3))"),
+        (
+            {"how": "nan", "at": 20},
+            "returned an observation with nan (2 of its 3 numbers) at step 20, slot 0",
+        ),
+        ({"how": "inf", "at": 0}, "returned an observation with inf (1 of its 3 numbers) in reset(), slot 0"),
+        ({"how": "exit"}, "raised SystemExit: 3 at step 3, slot 0"),
+    ],
+    ids=str,
+)
+def test_a_broken_environment_is_one_line(kwargs: dict[str, object], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        found(**kwargs)
+    told = str(error.value)
+    assert told.startswith(f"{BROKEN} {line}")
+    assert told.endswith("; --env.check_timeout_s 0 trains without this check")
+
+
+def test_what_fails_now_and_then_is_told_and_trained_on() -> None:
+    findings = found(how="raise", chance=0.03, length=40)
+    assert findings.steps == 100
+    assert 0 < findings.failures < 10
+    assert findings.first_failure.startswith(f"{BROKEN} raised RuntimeError: the physics exploded at step ")
+
+
+def test_what_fails_often_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"exploded at step \d+, slot . \(\d+ failures in 100 steps\); --env"
+    ):
+        found(how="raise", chance=0.3)
+
+
+def test_a_crash_is_told_with_its_signal() -> None:
+    with pytest.raises(ConfigError, match=r"ended the process at step 3, slot 0 \(SIGABRT\)"):
+        found(how="abort")
+
+
+def test_a_module_that_ends_the_process_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_games.py").write_text("import os, sys; print('no licence', flush=True); os._exit(3)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    line = r"ended the process while it is made \(os._exit\(3\)\); its last words: no licence"
+    with pytest.raises(ConfigError, match=line):
+        found("their_games:Maze-v0")
+
+
+def test_a_hang_is_told_and_leaves_no_process() -> None:
+    began_s = time.monotonic()
+    with pytest.raises(ConfigError, match=r"hangs at step 3, slot 0: nothing came back for"):
+        check(EnvConfig(id=BROKEN, kwargs={"how": "hang"}), timeout_s=4)
+    assert time.monotonic() - began_s < 60
+    for process in psutil.Process().children(recursive=True):
+        assert "common.envs.probe" not in process.cmdline()
+
+
+def test_what_cannot_be_made_here_is_the_error_that_it_is_there() -> None:
+    with pytest.raises(MissingEngineError, match="deepmind_lab"):
+        found("dmlab:rooms_watermaze")
+
+
+def test_what_is_found() -> None:
+    findings = found("tests.envs.counting:Counting-v0", length=5, ends_by="truncation")
+    assert (findings.steps, findings.terminated, findings.truncated) == (100, 0, 20)
+    assert findings.episodes == [(12.5, 5)] * 20
+    assert findings.reward_range == (1.0, 1.0)
+    assert findings.observation_range == (0.0, 10.0)
+    assert findings.spec.obs_shape == (2,)
+    assert findings.frames_per_s > 0

@@ -1,0 +1,168 @@
+"""What environments return wrongly is refused where it comes from: what, at which step, in which copy."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+from common.config.schema import EnvConfig
+from common.envs import EnvSpec, VectorEnv, make_vector
+from common.envs.returned import BadReturn, check_observation
+from common.envs.slots import SlotVector
+from tests.envs import broken
+
+BROKEN = "tests.envs.broken:Broken-v0"
+CAUSES = {
+    "nan": "returned an observation with nan (2 of its 3 numbers)",
+    "inf": "returned an observation with inf (1 of its 3 numbers)",
+    "shape": "returned an observation float32 [4], its space is float32 [3]",
+    "scalar": "returned an observation float64 [], its space is float32 [3]",
+    "dtype": "returned an observation <U1 [3], its space is float32 [3]",
+    "none": "returned the observation None, its space is Box(-1.0, 1.0, (3,), float32)",
+    "nan reward": "returned the reward nan",
+    "inf reward": "returned the reward -inf",
+    "none reward": "returned the reward None, which is no number",
+    "text reward": "returned the reward 'much', which is no number",
+    "list reward": "returned the reward [1.0, 2.0], which is no number",
+    "none terminated": "returned terminated None instead of True or False",
+    "old interface": "returned 4 values from step(), not (observation, reward, terminated, truncated, info); "
+    "Gym's old interface is not understood",
+    "raise": "raised RuntimeError: the physics exploded",
+    "exit": "raised SystemExit: 3",
+}
+
+
+def make(env_id: str = BROKEN, slots: int = 3, threads: int = 1, **kwargs: object) -> VectorEnv:
+    if "copy" in kwargs:  # counted from the copies of this vector, of which the first only tells the shapes
+        kwargs["copy"] = next(broken.COPIES) + 2 + int(str(kwargs["copy"]))
+    return make_vector(EnvConfig(id=env_id, reward_clip="none", kwargs=kwargs), slots, 1, threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("how", "cause"), CAUSES.items())
+def test_what_a_step_must_not_return_discards_the_episode_of_that_copy(
+    how: str, cause: str, threads: int
+) -> None:
+    env = make(how=how, at=3, copy=1, threads=threads)
+    env.reset()
+    for _ in range(2):
+        assert not env.step(np.zeros(3, np.int64)).discarded
+    step = env.step(np.zeros(3, np.int64))
+    assert [str(failure) for failure in env.failures] == [f"{BROKEN} {cause} at step 3, slot 1"]
+    assert step.discarded == [1]
+    assert step.reward.tolist() == [1, 0, 1]
+    np.testing.assert_allclose(step.obs[:, 0], [0.03, 0, 0.03])
+    assert not step.terminated.any()
+    assert not step.truncated.any()
+    assert env.restarts_total == 1
+    env.close()
+
+
+@pytest.mark.parametrize("how", ["nan", "shape", "none", "old interface", "exit"])
+def test_so_does_what_reset_must_not_return(how: str) -> None:
+    env = make(how=how, at=0, copy=2)
+    env.reset()
+    (failure,) = env.failures
+    cause = CAUSES[how]
+    if how == "old interface":
+        cause = "returned float32 [3] from reset(), not (observation, info)"
+    assert str(failure) == f"{BROKEN} {cause} in reset(), slot 2"
+    assert not env.step(np.zeros(3, np.int64)).discarded
+
+
+def test_a_wrapper_that_fails_over_the_old_interface_is_not_blamed() -> None:
+    env = make("tests.envs.broken:BrokenTimed-v0", how="old interface", at=2, copy=0)
+    env.reset()
+    env.step(np.zeros(3, np.int64))
+    env.step(np.zeros(3, np.int64))
+    (failure,) = env.failures
+    assert "returned another number of values from step() than five" in str(failure)
+    assert "(expected 5, got 4)" in str(failure)
+    assert str(failure).endswith("at step 2, slot 0")
+
+
+SPACES = gymnasium.spaces
+NESTED = SPACES.Dict(
+    camera=SPACES.Box(0, 255, (2, 2), np.uint8),
+    where=SPACES.Tuple([SPACES.Box(-1, 1, (2,)), SPACES.Discrete(3)]),
+)
+
+
+@pytest.mark.parametrize(
+    ("space", "raw"),
+    [
+        (SPACES.Box(-1, 1, (2,), np.float32), np.array([5, 5])),  # bounds are the environment's business
+        (SPACES.Box(-1, 1, (2,), np.float32), [0.1, 0.2]),
+        (SPACES.Discrete(3, start=1), np.int64(3)),
+        (SPACES.MultiBinary(2), np.array([0, 1], np.int8)),
+        (NESTED, {"camera": np.zeros((2, 2), np.uint8), "where": (np.zeros(2), 2)}),
+    ],
+)
+def test_what_loses_nothing_is_taken(space: gymnasium.Space, raw: object) -> None:
+    check_observation(space, raw)
+
+
+@pytest.mark.parametrize(
+    ("space", "raw", "words"),
+    [
+        (
+            SPACES.Box(0, 255, (2, 2), np.uint8),
+            np.full((2, 2), 0.5),
+            "float64 .2, 2., its space is uint8 .2, 2.",
+        ),
+        (SPACES.Box(0, 255, (2, 2), np.uint8), np.zeros((2, 2), np.int64), "int64"),
+        (SPACES.Discrete(3), 3, "the observation 3, its space is Discrete"),
+        (SPACES.Discrete(3), None, "the observation None"),
+        (NESTED, {"camera": np.zeros((2, 2), np.uint8)}, "without 'where'"),
+        (NESTED, {"camera": np.zeros((2, 3), np.uint8), "where": (np.zeros(2), 2)}, "uint8 .2, 3."),
+        (NESTED, {"camera": np.zeros((2, 2), np.uint8), "where": (np.zeros(2),)}, "its space is Tuple"),
+        (NESTED, np.zeros(4), "its space is Dict"),
+    ],
+)
+def test_what_does_not_fit_its_space_is_refused(space: gymnasium.Space, raw: object, words: str) -> None:
+    with pytest.raises(BadReturn, match=words):
+        check_observation(space, raw)
+
+
+class ChangingSlot:
+    """A copy of another family, whose observation changes its shape or type in step 2."""
+
+    def __init__(self, then: np.ndarray) -> None:
+        self._then, self._t = then, 0
+        self.obs = np.zeros(2, np.float32)
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        self._t, self.obs = 0, np.zeros(2, np.float32)
+        return self.obs
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool]:
+        self._t += 1
+        if self._t == 2:
+            self.obs = self._then
+        return self.obs, 0.0, False, False
+
+    def rebuild(self, seed: int) -> None:
+        self._then = np.zeros(2, np.float32)
+
+    def render(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("then", [np.zeros(3, np.float32), np.zeros(2, np.float64)])
+def test_every_family_is_held_to_what_it_announced(then: np.ndarray) -> None:
+    spec = EnvSpec("other:thing", (2,), "float32", 2, 0, 1, False)
+    slots = [ChangingSlot(np.zeros(2, np.float32)), ChangingSlot(then)]
+    env = SlotVector(EnvConfig(id="other:thing"), spec, slots, 1, 1, evaluation=False)
+    env.reset()
+    assert not env.step(np.zeros(2, np.int64)).discarded
+    step = env.step(np.zeros(2, np.int64))
+    assert step.discarded == [1]
+    assert step.obs.dtype == np.float32
+    kind = f"{then.dtype} {list(then.shape)}"
+    assert str(env.failures[0]) == (
+        f"other:thing returned an observation {kind} instead of float32 [2] at step 2, slot 1"
+    )

@@ -1,0 +1,114 @@
+"""`examples/outside` in a folder that is not the repository: trained, resumed, evaluated, loaded."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+QUIET = ["--no-progress", "--net.tensorboard_port", "0", "--evaluator.period_s", "0"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    shutil.copytree(ROOT / "examples" / "outside", tmp_path / "work")
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def troupe(folder):
+    """Runs a program in the folder; returns what it prints."""
+
+    def run(*words, program=("-m", "services"), fails=0):
+        # The second is for a clone whose package has not been installed anew.
+        paths = {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+        result = subprocess.run(
+            [sys.executable, "-P", *program, *map(str, words)],
+            **{
+                "cwd": folder,
+                "env": os.environ | paths,
+                "capture_output": True,
+                "text": True,
+                "timeout": 280,
+            },
+        )
+        assert result.returncode == fails, result.stdout + result.stderr
+        return result.stdout + result.stderr
+
+    return run
+
+
+def steps_of(folder):
+    with (folder / "run" / "metrics.csv").open() as file:
+        return max(int(row["steps"]) for row in csv.DictReader(file))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_both_train_resume_and_act_outside_the_repository(folder, troupe):
+    short = ["--total-steps", 800, "--replay.min_items", 200]
+    troupe("train", "corridor.toml", "--run-dir", "run", *short, *QUIET)
+    assert steps_of(folder) == 800
+    out = troupe("resume", "run", "--total-steps", 1000, "--agent.tau", "0.05", *QUIET)
+    assert "resuming with agent.tau: 0.03 -> 0.05" in out
+    assert steps_of(folder) == 1000
+    assert 'algorithm = "my_package.munchausen"' in (folder / "run" / "config.toml").read_text()
+
+    assert "--modules my_package.munchausen" in troupe("eval", "run", fails=2)
+    report = json.loads(troupe("eval", "run", "--episodes", 2, "--json", "--modules", "my_package"))
+    assert report["env"] == "my_package.corridor:Corridor-v0"
+    assert report["updates"] > 0
+    code = "import sys, troupe; policy = troupe.load('run', modules=['my_package.munchausen']); "
+    code += "print(policy.act([1, 0, 0, 0, 0, 0]) in (0, 1), 'gymnasium' in sys.modules)"
+    assert troupe(program=("-c", code)).split() == ["True", "False"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_cartpole_trains_from_python(folder, troupe):
+    code = (
+        "import troupe; "
+        "fields = {'run.total_steps': 1200, 'net.tensorboard_port': 0, 'replay.min_items': 400}; "
+        "run = troupe.train('munchausen-cartpole.toml', 'run', fields, progress=False); "
+        "print(troupe.evaluate(run, 2, modules=['my_package'])['updates'] > 0)"
+    )
+    assert troupe(program=("-c", code)).splitlines()[-1] == "True"
+    assert steps_of(folder) == 1200
+
+
+@pytest.mark.slow
+def test_the_contract_of_algorithms_holds_for_it(folder, troupe):
+    words = ["-m", "pytest", "-p", "no:cacheprovider", ROOT / "tests/agents/test_contract.py"]
+    code = "import os, sys; os.chdir(sys.argv[1]); os.environ['TROUPE_CONTRACT'] = 'my_package.munchausen'; "
+    code += "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+    out = troupe(ROOT, *words, "-k", "my_package", program=("-c", code))
+    assert "passed" in out
+
+
+def test_the_targets_are_the_papers(folder, monkeypatch):
+    """Equation 2, action by action in plain numpy."""
+    monkeypatch.syspath_prepend(str(folder))
+    from my_package.munchausen import MunchausenConfig, munchausen_target
+
+    config = MunchausenConfig(alpha=0.8, tau=0.5, log_policy_min=-1.0)
+    rng = np.random.default_rng(0)
+    q, next_q = rng.normal(size=(2, 6, 3))
+    reward, action, discount = rng.normal(size=6), rng.integers(0, 3, 6), np.array([0.9] * 5 + [0.0])
+    q[0] = [9.0, 0.0, 0.0]
+    action[0] = 1  # its log-policy is below the clip
+    wanted = []
+    for b in range(6):
+        policy = np.exp(q[b] / 0.5) / np.exp(q[b] / 0.5).sum()
+        next_policy = np.exp(next_q[b] / 0.5) / np.exp(next_q[b] / 0.5).sum()
+        bonus = max(-1.0, 0.5 * np.log(policy[action[b]]))
+        value = sum(next_policy[a] * (next_q[b, a] - 0.5 * np.log(next_policy[a])) for a in range(3))
+        wanted.append(reward[b] + 0.8 * bonus + discount[b] * value)
+    tensors = map(torch.from_numpy, (reward, discount, action, q, next_q))
+    np.testing.assert_allclose(munchausen_target(*tensors, config).numpy(), wanted, rtol=1e-9)

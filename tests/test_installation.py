@@ -1,0 +1,49 @@
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from common import installation
+
+ROOT = Path(__file__).parents[1]
+
+
+def texts():
+    """What a user reads or runs."""
+    yield from (path for path in ROOT.iterdir() if path.suffix in (".md", ".toml", ".txt"))
+    for folder in ("common", "services", "deploy", "docs"):
+        yield from (
+            path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".sh", ".hcl")
+        )
+
+
+def test_the_distribution_is_the_one_that_is_built():
+    """PyPI's `troupe` is another project: nothing here may make anybody install it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == installation.DISTRIBUTION
+    needs = [need for extra in project["optional-dependencies"].values() for need in extra]
+    assert all(need.startswith(installation.DISTRIBUTION) for need in needs if need.startswith("troupe"))
+    wrong = [
+        path for path in texts() if re.search(r"(?<![/\\w])troupe\[\w", path.read_text("utf-8", "ignore"))
+    ]
+    assert not wrong
+
+
+def test_in_a_checkout_an_extra_comes_from_the_checkout(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    assert installation.install_command("actor") == "pip install -e '.[actor]'"
+    monkeypatch.chdir(tmp_path)
+    assert installation.install_command("actor") == f"pip install -e '{ROOT}[actor]'"
+
+
+def test_without_a_checkout_it_comes_from_the_index(tmp_path):
+    package = tmp_path / "common"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(ROOT / "common" / "installation.py", package)
+    code = "from common.installation import *; print(install_command('learner,actor'))"
+    env = {"PYTHONPATH": str(tmp_path)}
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert told.stdout == "pip install 'troupe-rl[learner,actor]'\n", told.stderr

@@ -1,0 +1,70 @@
+"""Troupe from Python: train, evaluate, use what was learned, bring algorithms and environments of one's own.
+
+Importing this package is cheap: each name brings what it needs, torch for example, when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from common.agents import Agent
+    from common.config.algorithms import register_algorithm
+    from common.config.fields import AgentConfig, PixelAgentConfig, structural, tunable
+    from common.envs.registration import register_env
+    from common.errors import TroupeError
+    from common.wire.replay_client import ReplayClient
+    from common.wire.writer import NStepWriter, Writer
+    from troupe.policy import Policy, load
+    from troupe.running import evaluate, resume, train
+
+__all__ = [
+    "Agent",
+    "AgentConfig",
+    "NStepWriter",
+    "PixelAgentConfig",
+    "Policy",
+    "ReplayClient",
+    "TroupeError",
+    "Writer",
+    "evaluate",
+    "load",
+    "register_algorithm",
+    "register_env",
+    "resume",
+    "structural",
+    "train",
+    "tunable",
+]
+
+_HOMES = {
+    "Agent": "common.agents:Agent",
+    "AgentConfig": "common.config.fields:AgentConfig",
+    "NStepWriter": "common.wire.writer:NStepWriter",
+    "PixelAgentConfig": "common.config.fields:PixelAgentConfig",
+    "Policy": "troupe.policy:Policy",
+    "ReplayClient": "common.wire.replay_client:ReplayClient",
+    "TroupeError": "common.errors:TroupeError",
+    "Writer": "common.wire.writer:Writer",
+    "evaluate": "troupe.running:evaluate",
+    "load": "troupe.policy:load",
+    "register_algorithm": "common.config.algorithms:register_algorithm",
+    "register_env": "common.envs.registration:register_env",
+    "resume": "troupe.running:resume",
+    "structural": "common.config.fields:structural",
+    "train": "troupe.running:train",
+    "tunable": "common.config.fields:tunable",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _HOMES[name].partition(":")
+    value = globals()[name] = getattr(importlib.import_module(module), attribute)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
