@@ -27,7 +27,7 @@ from benchmarks import common
 from common.agents import make_agent
 from common.config import Config, load_config, structural_hash
 from common.envs import make_spec
-from common.wire.control import ControlServer, Telemetry
+from common.wire.control.server import ControlServer, Telemetry
 
 WARM_UP_S = 4.0
 PUBLISH_PERIOD_S = 10.0

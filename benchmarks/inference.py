@@ -27,10 +27,10 @@ import zmq
 from benchmarks import common
 from common.agents import make_agent
 from common.config import Config, load_config
-from common.data.fields import Chunk
+from common.data.schema import Chunk
 from common.envs import EnvSpec, Step, VectorEnv, make_spec
 from common.envs.transfer import pack_start, pack_step
-from common.wire.inference_client import InferenceClient
+from common.wire.inference.client import InferenceClient
 from services.actor.rollout import Rollout
 from services.learner.inference import CentralInference
 

@@ -13,7 +13,7 @@ from benchmarks.common import median_ms, parser, report
 from common.agents import make_agent
 from common.agents.apex import ApexConfig
 from common.envs import EnvSpec
-from common.runtime.memory import keep_freed_memory
+from common.runtime.malloc import keep_freed_memory
 
 PONG = EnvSpec("atari:pong", (4, 84, 84), "uint8", 6, 4, 4, True)
 

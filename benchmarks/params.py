@@ -18,11 +18,11 @@ import psutil
 import zmq
 
 from benchmarks.common import parser, report
-from common.wire.control import ControlServer
-from common.wire.control_client import ControlClient, new_incarnation
-from common.wire.params import encode_params
+from common.wire.control.client import ControlClient, new_incarnation
+from common.wire.control.params import encode_params
+from common.wire.control.server import ControlServer
 
-MOST_PER_PROCESS = 64
+MAX_PER_PROCESS = 64
 LIMIT_S = 120.0
 WARM_UP = 3
 MODES = {"direct": (False, False), "bf16": (False, True), "relay": (True, False), "relay_bf16": (True, True)}
@@ -82,8 +82,8 @@ def measure(count: int, seconds: float, *, relay: bool, bfloat16: bool, per_host
         )
         server.start()
         children = []
-        for first in range(0, count, MOST_PER_PROCESS):
-            words = [server.control_endpoint, str(first), str(min(MOST_PER_PROCESS, count - first))]
+        for first in range(0, count, MAX_PER_PROCESS):
+            words = [server.control_endpoint, str(first), str(min(MAX_PER_PROCESS, count - first))]
             words += [f"{folder}/relay" if relay else "", str(per_host)]
             command = [sys.executable, "-m", "benchmarks.params", "--fetch", *words]
             children.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))

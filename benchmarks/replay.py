@@ -44,9 +44,9 @@ from benchmarks.replay_rig import (
     server,
     specs,
 )
-from common.wire.key_options import make_security
-from common.wire.keys import make_keys
-from common.wire.replay_client import ReplayClient
+from common.wire.replay.client import ReplayClient
+from common.wire.security.key_options import make_security
+from common.wire.security.keys import make_keys
 
 ROUNDS = 4
 """Turns that two things take that are compared."""

@@ -20,8 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.fields import Chunk, FieldSpec
-from common.wire.replay_client import ReplayClient
+from common.data.schema import Chunk, FieldSpec
+from common.wire.replay.client import ReplayClient
 
 BATCH = 512
 STEPS = 50

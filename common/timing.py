@@ -6,5 +6,5 @@ HEARTBEAT_S = (0.01, 60.0)
 """Least and most seconds between two heartbeats."""
 LIVENESS_S = (0.1, 3600.0)
 """Least and most seconds of silence after which a peer is given up."""
-MOST_PATIENCE_S = 86_400.0
+MAX_PATIENCE_S = 86_400.0
 """Most seconds that a service waits for a peer at its start."""

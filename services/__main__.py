@@ -131,7 +131,9 @@ def _train(words: list[str]) -> int:
     )
     _add_run_options(parser)
     options, overrides = _parse(parser, words)
-    from services import training  # here: the other commands need neither the launcher nor what it imports
+    from services.launcher import (
+        training,  # here: the other commands need neither the launcher nor what it imports
+    )
 
     training.train(
         options.preset,
@@ -153,7 +155,7 @@ def _resume(words: list[str]) -> int:
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
     _add_run_options(parser)
     options, overrides = _parse(parser, words)
-    from services import training
+    from services.launcher import training
 
     training.resume(
         options.run_dir,
@@ -208,11 +210,11 @@ def _env(words: list[str]) -> int:
 
 
 def _keys(words: list[str]) -> int:
-    from services import keys
+    from services.launcher import make_keys
 
     parser = Parser(prog="troupe keys", description="CURVE keys, for services that talk over a network.")
-    keys.add_commands(parser)
-    return keys.run(parser.parse_args(words))
+    make_keys.add_commands(parser)
+    return make_keys.run(parser.parse_args(words))
 
 
 def _config(words: list[str]) -> int:
@@ -253,7 +255,7 @@ def _config_validate(words: list[str]) -> int:
     )
     parser.add_argument("sources", metavar="PRESET | RUN_DIR", nargs="*", help="default: every preset")
     options, overrides = _parse(parser, words)
-    from services.training import check_environment
+    from services.launcher.training import check_environment
 
     for source in options.sources or preset_names():
         loaded = _load(source, options.sweep, overrides)

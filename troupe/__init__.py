@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from common.config.fields import AgentConfig, PixelAgentConfig, structural, tunable
     from common.envs.registration import register_env
     from common.errors import TroupeError
-    from common.wire.replay_client import ReplayClient
-    from common.wire.writer import NStepWriter, Writer
+    from common.wire.replay.client import ReplayClient
+    from common.wire.replay.writer import NStepWriter, Writer
     from troupe.policy import Policy, load
     from troupe.running import evaluate, resume, train
 
@@ -41,12 +41,12 @@ __all__ = [
 _HOMES = {
     "Agent": "common.agents:Agent",
     "AgentConfig": "common.config.fields:AgentConfig",
-    "NStepWriter": "common.wire.writer:NStepWriter",
+    "NStepWriter": "common.wire.replay.writer:NStepWriter",
     "PixelAgentConfig": "common.config.fields:PixelAgentConfig",
     "Policy": "troupe.policy:Policy",
-    "ReplayClient": "common.wire.replay_client:ReplayClient",
+    "ReplayClient": "common.wire.replay.client:ReplayClient",
     "TroupeError": "common.errors:TroupeError",
-    "Writer": "common.wire.writer:Writer",
+    "Writer": "common.wire.replay.writer:Writer",
     "evaluate": "troupe.running:evaluate",
     "load": "troupe.policy:load",
     "register_algorithm": "common.config.algorithms:register_algorithm",

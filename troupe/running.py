@@ -33,7 +33,7 @@ def train(
         TroupeError: says what is wrong.
         KeyboardInterrupt: it was stopped by Ctrl-C or a signal, after the checkpoint was written.
     """
-    from services import training
+    from services.launcher import training
 
     directory = None if run_dir is None else Path(run_dir)
     return _until_stopped(
@@ -45,7 +45,7 @@ def resume(
     run_dir: str | Path, fields: Mapping[str, Any] | None = None, *, progress: bool | None = None
 ) -> Path:
     """Continue a run from its newest whole checkpoint, as `troupe resume` does; see `train`."""
-    from services import training
+    from services.launcher import training
 
     return _until_stopped(
         lambda stop: training.resume(Path(run_dir), overrides=fields, progress=progress, stop=stop)

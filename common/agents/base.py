@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from common.data.fields import Chunk, FieldSpec
+from common.data.schema import Chunk, FieldSpec
 
 
 @dataclass(frozen=True, slots=True)

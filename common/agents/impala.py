@@ -29,7 +29,7 @@ from common.rl import policy
 from common.rl.sequences import next_values
 from common.rl.vtrace import VTrace, vtrace
 
-MOST_LOG_COST = 20.0
+MAX_LOG_COST = 20.0
 """The adjusted entropy cost stays between exp(-20) and exp(20)."""
 
 
@@ -170,7 +170,7 @@ class _Learning(Learning):
     def __init__(self, config: ImpalaConfig, net: nn.Module, device: torch.device) -> None:
         self._speed = config.entropy_cost_adjustment_speed
         # The cost is exp(speed * p): it stays positive, and its own size does not slow its adjustment.
-        start = math.log(max(config.entropy_cost, math.exp(-MOST_LOG_COST))) / self._speed
+        start = math.log(max(config.entropy_cost, math.exp(-MAX_LOG_COST))) / self._speed
         self.log_cost = nn.Parameter(torch.tensor(start, device=device))
         self._fixed = None if config.target_entropy is not None else config.entropy_cost
         parameters = [*net.parameters()]
@@ -193,7 +193,7 @@ class _Learning(Learning):
         """Weight of the entropy bonus, a scalar that has a gradient if it is adjusted."""
         if self._fixed is not None:
             return torch.tensor(self._fixed)
-        return (self._speed * self.log_cost).clamp(-MOST_LOG_COST, MOST_LOG_COST).exp()
+        return (self._speed * self.log_cost).clamp(-MAX_LOG_COST, MAX_LOG_COST).exp()
 
     def decay(self, config: ImpalaConfig, progress: float) -> None:
         """Sets the learning rate for a run of which the share `progress` is done."""

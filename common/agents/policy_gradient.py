@@ -152,7 +152,7 @@ class PolicyGradientConfig(PassesConfig):
         return self.max_staleness
 
 
-MOST_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
 """Of the policy that learns to the one that acted: no policy has drawn what it calls less probable than that,
 and the exponential of what stands in a stranger's logits may be infinite."""
 
@@ -248,7 +248,7 @@ class PolicyGradientAgent(UnrollAgent[PolicyGradientConfig, "_Learning"]):
         )
         log_probs = policy.log_prob(logits, steps.action)
         log_ratio = log_probs - policy.log_prob(steps.behaviour, steps.action)
-        log_ratio = log_ratio.clamp(max=MOST_LOG_RATIO)
+        log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
         gradient = self._policy_loss(log_probs, log_ratio + steps.anchor, steps.advantage, learning)
         baseline = policy_losses.value_errors(
             values, steps.value, steps.target, self.config.value_clip, self._huber_delta

@@ -329,7 +329,7 @@ class NetConfig(Section):
         6006, "Port of TensorBoard on this machine, or the next free one; 0 = not started.", ge=0, lt=65536
     )
     connect_timeout_s: float = operational(
-        60.0, "Seconds to wait for a peer at start before giving up.", gt=0, le=timing.MOST_PATIENCE_S
+        60.0, "Seconds to wait for a peer at start before giving up.", gt=0, le=timing.MAX_PATIENCE_S
     )
     heartbeat_s: float = operational(
         1.0, "Seconds between two heartbeats.", ge=timing.HEARTBEAT_S[0], le=timing.HEARTBEAT_S[1]

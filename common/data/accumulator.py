@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from common.data.fields import Chunk, FieldSpec
+from common.data.schema import Chunk, FieldSpec
 
 PRIORITY_FLOOR = 1e-6
 """Added to |TD error|, so that a perfectly predicted item can still be drawn."""

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from common.data.columns import Column, MappedFile, make_column
 from common.data.fence import fence
-from common.data.fields import FieldSpec
 from common.data.packing import unpack_frame
+from common.data.schema import FieldSpec
 from common.data.store import load_signature, record_dtype
 
 Allocate = Callable[[tuple[int, ...], str], NDArray]
 """Makes an array to write to, from its shape and the name of its dtype."""
 
-MOST_BYTES = 1 << 31
+MAX_BYTES = 1 << 31
 """Larger batches are taken for mistakes."""
 
 
@@ -64,7 +64,7 @@ class Arena:
         """
         if int(rows.min()) < 0 or int(rows.max()) >= len(self._commits):
             raise ValueError("a row outside of the records")
-        if int(lengths.min()) < 1 or self._bytes(len(rows), int(lengths.max())) > MOST_BYTES:
+        if int(lengths.min()) < 1 or self._bytes(len(rows), int(lengths.max())) > MAX_BYTES:
             raise ValueError("a batch of no size, or of an impossible one")
         starts = self._starts[rows]
         steps = lengths.astype(np.int64)

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from common.data.fields import FieldSpec
 from common.data.packing import join_frame
+from common.data.schema import FieldSpec
 from common.errors import ConfigError
 
 LZ4_INDEX_BYTES = 12

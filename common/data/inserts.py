@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from common.data.columns import Payload
-from common.data.fields import MAX_FIELD_BYTES, FieldSpec, Items
 from common.data.packing import MAX_ENTRY_BYTES, PackingError, check_blocks
+from common.data.schema import MAX_FIELD_BYTES, FieldSpec, Items
 from common.data.table import TableConfig, valid_priorities
 from common.errors import RefusedError
 

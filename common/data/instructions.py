@@ -11,10 +11,10 @@ import zlib
 import numpy as np
 
 HASH_BUCKETS = 1000
-MOST_WORDS = 16
+MAX_WORDS = 16
 
 
-def word_ids(instruction: str, most_words: int = MOST_WORDS, buckets: int = HASH_BUCKETS) -> np.ndarray:
+def word_ids(instruction: str, most_words: int = MAX_WORDS, buckets: int = HASH_BUCKETS) -> np.ndarray:
     """Bucket of each word, 0 to `buckets - 1`, and -1 behind the last: int16 `[most_words]`.
 
     Words are what white space separates; the hash (CRC-32) is the same on every machine. Further words are

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from common.data.changes import CHANGE, check_memory
 from common.data.columns import DiskFullError, Payload
-from common.data.fields import MAX_FIELD_BYTES, FieldSpec
 from common.data.inserts import GapError, HeldError, Insert, check_insert, no_table, same_fields
 from common.data.leases import Leases
 from common.data.producers import Producers
 from common.data.sample import Sample, Share
+from common.data.schema import MAX_FIELD_BYTES, FieldSpec
 from common.data.store import (
     HEADER_FILE,
     ChunkStore,

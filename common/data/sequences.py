@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.data.fields import Chunk, FieldSpec
+from common.data.schema import Chunk, FieldSpec
 from common.data.unrolls import RUNNING, TERMINATED, TRUNCATED, split_memory
 
 Priority = Callable[[np.ndarray, np.ndarray, np.ndarray], float]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from common.data.columns import FULL, Column, Lane, MappedFile, Payload, file_error, make_column
 from common.data.counting import add_counts
 from common.data.fence import fence
-from common.data.fields import FieldSpec
+from common.data.schema import FieldSpec
 from common.data.space import Space
 from common.errors import ConfigError
 
@@ -32,7 +32,7 @@ HEADER_FILE = "chunks.header"
 FORMAT = 1
 
 RESERVE_BYTES = 1 << 16
-MOST_RESERVE_BYTES = 1 << 24
+MAX_RESERVE_BYTES = 1 << 24
 """Room on the disk is taken in steps of a sixteenth of a lane, but at least and at most so much."""
 
 DISK_RETRY_S = 1.0
@@ -198,7 +198,7 @@ class ChunkStore:
     def _reserve_lane(self, i: int, end: int) -> bool:
         """Take room for one lane, up to ``end`` and some more if there is as much; False if there is not."""
         lane, reserved = self._lanes[i], self._reserved[i]
-        most, least = MOST_RESERVE_BYTES // lane.unit_bytes, RESERVE_BYTES // lane.unit_bytes
+        most, least = MAX_RESERVE_BYTES // lane.unit_bytes, RESERVE_BYTES // lane.unit_bytes
         step = max(min(reserved // 16, most), least)
         for target in (min(max(end, reserved + step), lane.most), end):
             try:

@@ -24,7 +24,7 @@ ITEM = np.dtype(
 )
 """One item: the chunk that it is cut from (``commit`` is zero where the slot is empty), and its window."""
 
-MOST_FIRST_ID = 1 << 52
+MAX_FIRST_ID = 1 << 52
 """The first id of a table is drawn below this, so that the others stay exact as float64, and in JSON."""
 
 MAX_PRIORITY = 1e30
@@ -52,7 +52,7 @@ class Table:
         self._commits: NDArray[np.uint64] = self._items["commit"]
         self._ids: NDArray[np.uint64] = self._items["id"]
         # Late priorities for items of a folder that has been emptied since must not meet those of this one.
-        self._first_ids = np.uint64(secrets.randbelow(MOST_FIRST_ID // capacity) * capacity + 1)
+        self._first_ids = np.uint64(secrets.randbelow(MAX_FIRST_ID // capacity) * capacity + 1)
         self._priorities: NDArray[np.float64] = MappedFile(
             folder / f"{config.name}.priorities", "float64", (capacity,), sparse=False
         ).array

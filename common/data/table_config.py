@@ -32,7 +32,7 @@ QUEUE: dict[str, Any] = {"sampler": "fifo", "remover": "fifo", "max_times_sample
 USUAL_BATCH = 512
 """Items of a batch, where nobody says how many there will be."""
 
-MOST_TABLES = 64
+MAX_TABLES = 64
 """Tables of one shard. The status of all of them has to fit in the header of one message."""
 
 
@@ -147,8 +147,8 @@ def check_tables(tables: Iterable[TableConfig]) -> None:
         names.add(table.name)
     if not names:
         raise ConfigError("a replay server needs a table")
-    if len(names) > MOST_TABLES:
-        raise ConfigError(f"{len(names)} tables: one shard has at most {MOST_TABLES}")
+    if len(names) > MAX_TABLES:
+        raise ConfigError(f"{len(names)} tables: one shard has at most {MAX_TABLES}")
 
 
 def shard_tables(tables: Sequence[TableConfig], shards: int, batch_size: int) -> list[TableConfig]:

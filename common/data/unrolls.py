@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from common.data.fields import Chunk, FieldSpec
+from common.data.schema import Chunk, FieldSpec
 
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
 """Values of the field `ended`."""

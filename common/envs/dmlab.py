@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.data.instructions import MOST_WORDS, with_instruction, word_ids
+from common.data.instructions import MAX_WORDS, with_instruction, word_ids
 from common.envs.base import EnvSpec, VectorEnv, options, slot_seeds
 from common.envs.slots import SlotVector
 from common.errors import ConfigError, MissingEngineError
@@ -99,9 +99,9 @@ def make_spec(config: EnvConfig) -> EnvSpec:
     """Shapes follow from the options; ConfigError where the engine is not installed."""
     _import_lab()
     chosen = options(config, OPTIONS)
-    if chosen["width"] < 2 * MOST_WORDS:
-        raise ConfigError(f"env.kwargs width of {config.id} should be at least {2 * MOST_WORDS}")
-    words = MOST_WORDS if chosen["instructions"] else 0
+    if chosen["width"] < 2 * MAX_WORDS:
+        raise ConfigError(f"env.kwargs width of {config.id} should be at least {2 * MAX_WORDS}")
+    words = MAX_WORDS if chosen["instructions"] else 0
     return EnvSpec(
         id=config.id,
         obs_shape=(3, chosen["height"] + bool(words), chosen["width"]),

@@ -22,7 +22,7 @@ from common.envs.calls import CHECKER, Calls
 from common.envs.check import WAY_PAST
 from common.errors import ConfigError, TroupeError
 
-MOST_FAILURES = 0.1
+MAX_FAILURES = 0.1
 """Of the steps played; a training in which more fail learns from little."""
 
 
@@ -97,7 +97,7 @@ def _check_failures(vector: base.VectorEnv, steps: int) -> None:
     if vector.restarts_total < 2:
         return
     at = {failure.step for failure in vector.failures}
-    if len(at) == 1 or vector.restarts_total > MOST_FAILURES * steps:
+    if len(at) == 1 or vector.restarts_total > MAX_FAILURES * steps:
         times = f" ({vector.restarts_total} failures in {steps} steps)"
         raise ConfigError(f"{vector.failures[0]}{times}{WAY_PAST}")
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from common.errors import ConfigError
 
-_MOST_FRAMES_PER_S = 30.0
+_MAX_FRAMES_PER_S = 30.0
 _PALETTE_FRAMES = 16
 _MP4_SIDE = 480
 _LEAST_SIDE = 160  # grids of symbols, a pixel a field, would be specks
@@ -44,7 +44,7 @@ class Recorder(Sequence[np.ndarray]):
 
     def begin(self, steps_per_s: float) -> None:
         """Say how many steps of the game make a second of film; of more than 30, not every one is kept."""
-        self._every = max(1, math.ceil(steps_per_s / _MOST_FRAMES_PER_S))
+        self._every = max(1, math.ceil(steps_per_s / _MAX_FRAMES_PER_S))
         self.frames_per_s = steps_per_s / self._every
 
     def due(self) -> bool:

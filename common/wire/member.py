@@ -12,7 +12,7 @@ import numpy as np
 
 from common.errors import TroupeError
 from common.wire.codec import Buffer
-from common.wire.control_messages import State, Welcome
+from common.wire.control.messages import State, Welcome
 from common.wire.types import Tensor
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from common.wire.body import Body
 from common.wire.codec import Limits
-from common.wire.control_messages import (
+from common.wire.control.messages import (
     Actions,
     Announce,
     Bye,
@@ -23,7 +23,7 @@ from common.wire.control_messages import (
     Telemetry,
     Welcome,
 )
-from common.wire.replay_messages import (
+from common.wire.replay.messages import (
     Batch,
     Credit,
     CreditQuestion,

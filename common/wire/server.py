@@ -17,9 +17,9 @@ from common.runtime.logging import Throttle
 from common.wire import messages, sockets
 from common.wire.body import Body
 from common.wire.codec import DEFAULT, Limits, Message, WireError, decode
-from common.wire.handshakes import HandshakeMonitor
 from common.wire.intake import Intake
 from common.wire.rejections import GARBAGE_LOG_PERIOD_S, Rejections
+from common.wire.security.handshakes import HandshakeMonitor
 
 _log = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from typing import NamedTuple, TypeAlias
 import zmq
 
 from common.errors import ConfigError
-from common.wire import zap
 from common.wire.codec import DEFAULT, Buffer, Limits, Message, decode, encode
-from common.wire.handshakes import HandshakeWatch
-from common.wire.keys import Keys
+from common.wire.security import zap
+from common.wire.security.handshakes import HandshakeWatch
+from common.wire.security.keys import Keys
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"

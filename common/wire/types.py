@@ -8,12 +8,12 @@ import numpy as np
 from msgspec import Meta
 
 from common import timing
+from common.data.table_config import MAX_TABLES
 from common.wire.body import Array
 from common.wire.codec import Dtype
 
 MAX_BATCH = 1 << 20
 """Rows of one table in a batch, or items of one table in an insert."""
-MAX_TABLES = 64
 MAX_GROUPS = 64
 """Groups of slots of one actor."""
 

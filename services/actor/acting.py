@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.envs import Episode, VectorEnv
-from common.wire.control_client import ControlClient, Welcome
+from common.wire.control.client import ControlClient, Welcome
 from common.wire.sockets import Context, Security
 
 ROUND_S = 0.2

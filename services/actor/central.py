@@ -12,8 +12,8 @@ from common.config import Config
 from common.envs import VectorEnv, make_vector
 from common.envs.transfer import pack_start, pack_step
 from common.errors import PeerError
-from common.wire.control_client import ControlClient, Welcome
-from common.wire.inference_client import Answer, InferenceClient
+from common.wire.control.client import ControlClient, Welcome
+from common.wire.inference.client import Answer, InferenceClient
 from common.wire.sockets import WaitLog, reachable_endpoint
 from services.actor.acting import ROUND_S, Place, Timing
 

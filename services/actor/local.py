@@ -9,11 +9,11 @@ import torch
 
 from common.agents import make_agent
 from common.config import Config, config_from_dict
-from common.data.fields import compressed_if
+from common.data.schema import compressed_if
 from common.envs import VectorEnv, make_vector
-from common.wire.control_client import ControlClient, Params, Welcome
-from common.wire.outbox import Outbox
-from common.wire.sharded_replay import ShardedReplayClient
+from common.wire.control.client import ControlClient, Params, Welcome
+from common.wire.replay.outbox import Outbox
+from common.wire.replay.sharded import ShardedReplayClient
 from common.wire.sockets import WaitLog, reachable_endpoint
 from services.actor.acting import Blocked, Place, Timing
 from services.actor.pace import Pace

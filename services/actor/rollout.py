@@ -7,8 +7,8 @@ import time
 import numpy as np
 
 from common.agents import Agent
-from common.agents.slots import Slots
-from common.data.fields import Chunk
+from common.agents.slot_states import Slots
+from common.data.schema import Chunk
 from common.envs import Episode, VectorEnv
 from services.actor.acting import Timing
 

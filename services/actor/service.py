@@ -12,7 +12,7 @@ from common.errors import PeerError
 from common.permits import check_algorithm, check_environment
 from common.runtime import health
 from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
-from common.wire.control_client import ControlClient, Welcome, new_incarnation
+from common.wire.control.client import ControlClient, Welcome, new_incarnation
 from common.wire.sockets import Context, Security, WaitLog
 from services.actor.acting import Acting, Place
 from services.actor.meter import Meter
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 STALL_LIMIT_S = 60.0
 WAIT_SLICE_S = 0.2
-MOST_GAMES = 2000
+MAX_GAMES = 2000
 """Of one report: all have to fit in the header of a message."""
 
 
@@ -194,8 +194,8 @@ class ActorService:
         metrics |= self._watch.metrics()
         health.report(metrics)
         games = fields.get("episodes", [])
-        for first in range(0, max(1, len(games)), MOST_GAMES):
-            part = games[first : first + MOST_GAMES]
+        for first in range(0, max(1, len(games)), MAX_GAMES):
+            part = games[first : first + MAX_GAMES]
             self._control.send_telemetry(metrics, fields={"episodes": part} if part else {})
             metrics = {}
 

@@ -15,9 +15,9 @@ from common.installation import install_command
 from common.permits import add_module_argument, permitted_config
 from common.runtime.arguments import Parser, real
 from common.runtime.lifecycle import StopSignal, run_main
-from common.runtime.memory import keep_freed_memory
+from common.runtime.malloc import keep_freed_memory
 from common.runtime.startup import FIELDS_AT_LEARNER, add_service_arguments, begin
-from common.wire.key_options import add_key_arguments, make_security
+from common.wire.security.key_options import add_key_arguments, make_security
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> None:
     try:
         import zmq
 
-        from common.wire.control_client import ControlClient, new_incarnation
+        from common.wire.control.client import ControlClient, new_incarnation
         from services.evaluator.service import Evaluator
     except ImportError as error:
         raise ConfigError(

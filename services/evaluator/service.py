@@ -16,14 +16,14 @@ from common.installation import install_command
 from common.runtime import StopSignal, health
 from common.runtime.video import Recorder, encode_gif, encode_mp4
 from common.stats import human_normalized
-from common.wire.claims import MAX_EPISODES, MAX_VIDEO_BYTES
-from common.wire.control_client import ControlClient
+from common.wire.control.client import ControlClient
+from common.wire.security.claims import MAX_EPISODES, MAX_VIDEO_BYTES
 from services.evaluator.games import Result, play
 
 _log = logging.getLogger(__name__)
 
 VIDEO_PERIOD_S = 300.0  # films are the largest thing in a run's TensorBoard directory
-MOST_GIF_BYTES = 4 << 20  # TensorBoard loads all of them at once
+MAX_GIF_BYTES = 4 << 20  # TensorBoard loads all of them at once
 FINAL_PARAMS_S = 20.0
 _SEED_TAG = 0x5EED  # no training environment has a seed derived in this way
 _POLL_S = 0.25
@@ -145,13 +145,13 @@ class Evaluator:
             return
         try:
             film: dict[str, np.ndarray | bytes] = {
-                "video": encode_gif(recorder, recorder.frames_per_s, MOST_GIF_BYTES),
+                "video": encode_gif(recorder, recorder.frames_per_s, MAX_GIF_BYTES),
                 "mp4": encode_mp4(recorder, recorder.frames_per_s),
             }
         except ImportError as error:
             _log.warning("no film: it needs %s (%s)", error.name, install_command("evaluator"))
             return
-        if len(film["mp4"]) > MAX_VIDEO_BYTES - MOST_GIF_BYTES:
+        if len(film["mp4"]) > MAX_VIDEO_BYTES - MAX_GIF_BYTES:
             film.pop("mp4")
         self._client.send_telemetry({}, film)
 

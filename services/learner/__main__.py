@@ -15,9 +15,9 @@ from common.runtime import StopSignal, run_main
 from common.runtime.arguments import Parser, real
 from common.runtime.checkpoint import newest_first
 from common.runtime.files import atomic_write, looking_into, make_directory
-from common.runtime.memory import keep_freed_memory
+from common.runtime.malloc import keep_freed_memory
 from common.runtime.startup import add_service_arguments, begin
-from common.wire.key_options import add_key_arguments
+from common.wire.security.key_options import add_key_arguments
 
 if TYPE_CHECKING:
     from common.config import Config

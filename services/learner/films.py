@@ -13,7 +13,7 @@ from common.runtime.metrics import MetricsWriter
 log = logging.getLogger(__name__)
 
 _Film = tuple[str, np.ndarray, np.ndarray | None, int]
-MOST_WAITING = 2
+MAX_WAITING = 2
 """Films that may wait to be written; further ones are dropped, and counted."""
 
 
@@ -27,7 +27,7 @@ class FilmWriter:
     def __init__(self, writer: MetricsWriter) -> None:
         self.dropped = 0
         self._writer = writer
-        self._films: queue.Queue[_Film | None] = queue.Queue(MOST_WAITING)
+        self._films: queue.Queue[_Film | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="films", daemon=True)
         self._thread.start()
 

@@ -10,13 +10,13 @@ import numpy as np
 from msgspec import UNSET
 
 from common.agents import Act, Agent, Inputs
-from common.agents.slots import Slots
-from common.data.fields import Chunk
+from common.agents.slot_states import Slots
+from common.data.schema import Chunk
 from common.envs import EnvSpec
 from common.envs.transfer import unpack_start, unpack_step
 from common.errors import RefusedError
 from common.wire import messages
-from common.wire.roster import ranges
+from common.wire.control.roster import ranges
 
 log = logging.getLogger(__name__)
 

@@ -17,17 +17,17 @@ from msgspec import UNSET
 
 from common.agents import Agent
 from common.config import Config
-from common.data.fields import Chunk
+from common.data.schema import Chunk
 from common.envs import EnvSpec
 from common.errors import RefusedError
 from common.runtime.batching import BatchQueue, Request
 from common.wire import messages, sockets
 from common.wire.body import Body
 from common.wire.codec import Limits
-from common.wire.outbox import Outbox
-from common.wire.replay_client import ReplayRefusedError
+from common.wire.replay.client import ReplayRefusedError
+from common.wire.replay.outbox import Outbox
+from common.wire.replay.sharded import ShardedReplayClient
 from common.wire.server import Envelope, Server
-from common.wire.sharded_replay import ShardedReplayClient
 from services.learner.groups import Group, Groups
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 import zmq
 
-from common.wire.batch_reader import ArrayPool
-from common.wire.replay_codec import SampleBatch
-from common.wire.sharded_replay import ShardedReplayClient
+from common.wire.replay.batch_reader import ArrayPool
+from common.wire.replay.codec import SampleBatch
+from common.wire.replay.sharded import ShardedReplayClient
 from common.wire.sockets import Security
 
 IDLE_POLL_S = 0.01

@@ -14,7 +14,7 @@ from common.runtime.files import write_status
 from common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, MetricsWriter, past_values
 from common.stats import human_normalized
 from common.stats.curve import Curve
-from common.wire.control import ControlServer, Telemetry
+from common.wire.control.server import ControlServer, Telemetry
 from services.learner.counters import RunCounters
 from services.learner.films import FilmWriter
 from services.learner.troubles import Troubles

@@ -19,19 +19,19 @@ import zmq
 from common.agents import make_agent
 from common.agents.fitting import check_device
 from common.config import Config, structural_hash, to_toml
-from common.data.fields import FieldSpec, check_windows, compressed_if
+from common.data.schema import FieldSpec, check_windows, compressed_if
 from common.envs import make_spec
 from common.errors import CheckpointError, ConfigError, TroupeError
 from common.rl.replay import annealed
 from common.runtime import Deadline, StopSignal
 from common.runtime.checkpoint import CheckpointWriter, load_newest
 from common.runtime.logging import Throttle
-from common.wire.budget import StepBudget
-from common.wire.control import ControlServer
-from common.wire.control_client import new_incarnation
-from common.wire.key_options import make_security
-from common.wire.replay_codec import SampleBatch, specs_to_wire
-from common.wire.sharded_replay import ShardedReplayClient
+from common.wire.control.budget import StepBudget
+from common.wire.control.client import new_incarnation
+from common.wire.control.server import ControlServer
+from common.wire.replay.codec import SampleBatch, specs_to_wire
+from common.wire.replay.sharded import ShardedReplayClient
+from common.wire.security.key_options import make_security
 from common.wire.sockets import Security
 from services.learner.counters import RunCounters
 from services.learner.inference import CentralInference

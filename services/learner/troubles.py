@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from common.wire.control import Telemetry
+from common.wire.control.server import Telemetry
 
-MOST_COUNTED = 2.0**53
+MAX_COUNTED = 2.0**53
 """Whatever an actor claims."""
 
 
@@ -28,7 +28,7 @@ class Troubles:
             return
         counts = self._of.pop(telemetry.incarnation, dict.fromkeys(self.NAMES, 0.0))
         for name, metric in self.NAMES.items():
-            counts[name] = min(MOST_COUNTED, max(counts[name], telemetry.metrics.get(metric, 0.0)))
+            counts[name] = min(MAX_COUNTED, max(counts[name], telemetry.metrics.get(metric, 0.0)))
         self._of[telemetry.incarnation] = counts
         if len(self._of) > self.MOST:
             oldest = self._of.pop(next(iter(self._of)))

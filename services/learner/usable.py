@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from common.agents.base import Agent
 from common.runtime.logging import Throttle
-from common.wire.replay_codec import SampleBatch
+from common.wire.replay.codec import SampleBatch
 
 _log = logging.getLogger(__name__)
 

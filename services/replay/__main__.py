@@ -14,8 +14,8 @@ from common.errors import ConfigError
 from common.runtime.arguments import Parser
 from common.runtime.lifecycle import StopSignal, run_main
 from common.runtime.startup import begin
-from common.wire.key_options import add_key_arguments, make_security
-from common.wire.replay_client import ReplayClient
+from common.wire.replay.client import ReplayClient
+from common.wire.security.key_options import add_key_arguments, make_security
 from common.wire.sockets import Context
 from services.replay.options import parse_serve
 from services.replay.shard import serve

@@ -11,7 +11,7 @@ from common.data.table_config import TableConfig, check_tables, parse_table, tab
 from common.errors import ConfigError
 from common.runtime.arguments import Parser, integer, real
 from common.runtime.startup import FIELDS_AT_LEARNER, add_service_arguments
-from common.wire.key_options import add_key_arguments
+from common.wire.security.key_options import add_key_arguments
 
 FIELDS_OF_TABLES = {
     "--capacity": "capacity",

@@ -14,8 +14,8 @@ from common.data.replay import Replay
 from common.errors import RefusedError
 from common.wire import messages, sockets
 from common.wire.codec import Message
-from common.wire.replay_codec import decode_insert, encode_batch, specs_to_wire
-from common.wire.replay_files import SharedFiles
+from common.wire.replay.codec import decode_insert, encode_batch, specs_to_wire
+from common.wire.replay.files import SharedFiles
 from common.wire.server import Envelope, Server
 from services.replay.held import HeldInserts
 from services.replay.snapshots import Snapshots

@@ -8,9 +8,9 @@ from common.data.replay import Replay
 from common.runtime import health
 from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from common.wire import sockets
-from common.wire.control_client import ControlClient
+from common.wire.control.client import ControlClient
 from common.wire.member import new_incarnation
-from services.replay.meter import Meter, fitting
+from services.replay.rates import Meter, fitting
 from services.replay.requests import Requests
 from services.replay.snapshots import Snapshots
 

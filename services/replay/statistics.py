@@ -19,7 +19,7 @@ QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 LOOK_AT = 4096
 """Quantiles are those of so many items, drawn at random."""
 
-MOST_TRIES = 1 << 16
+MAX_TRIES = 1 << 16
 CHEAP_S = 0.005
 """Quantiles that took longer than this are told again until they have cost a twentieth of the time."""
 
@@ -124,7 +124,7 @@ class Statistics:
     def _some(self, table: Table) -> NDArray[np.int64]:
         """Slots of about ``LOOK_AT`` items of the table; of all of them where it has few."""
         slots = table.config.slots
-        tries = min(LOOK_AT * slots // max(table.size, 1), MOST_TRIES)
+        tries = min(LOOK_AT * slots // max(table.size, 1), MAX_TRIES)
         if table.size <= LOOK_AT or tries * table.size < slots * LOOK_AT // 16:
             return table.filled()
         some = self._rng.integers(0, slots, tries)

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-MOST_PEERS = 5
+MAX_PEERS_SHOWN = 5
 """Peers that sent bad messages, and have a line each."""
 
 
@@ -33,11 +33,11 @@ def print_page(endpoint: str, status: dict[str, Any], console: Console | None = 
         text = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items())
         console.print(f"counted: {text}", markup=False)
     by_peer = sorted(status["rejected_by_peer"].items(), key=lambda each: -sum(each[1].values()))
-    for peer, kinds in by_peer[:MOST_PEERS]:
+    for peer, kinds in by_peer[:MAX_PEERS_SHOWN]:
         text = ", ".join(f"{kind.replace('_', ' ')} {count:,}" for kind, count in sorted(kinds.items()))
         console.print(f"rejected from {peer}: {text}", markup=False)
-    if len(by_peer) > MOST_PEERS:
-        console.print(f"and from {len(by_peer) - MOST_PEERS} other peers", markup=False)
+    if len(by_peer) > MAX_PEERS_SHOWN:
+        console.print(f"and from {len(by_peer) - MAX_PEERS_SHOWN} other peers", markup=False)
 
 
 _COUNTS = (

@@ -14,11 +14,11 @@ import zmq
 
 from common.agents import make_agent
 from common.config import Config, load_config, structural_hash
-from common.data.fields import Chunk, check_chunk
+from common.data.schema import Chunk, check_chunk
 from common.envs import make_spec
 from common.errors import PeerError
 from common.runtime.lifecycle import StopSignal
-from common.wire.control import ControlServer
+from common.wire.control.server import ControlServer
 from services.actor.service import ActorService
 from services.learner import inference as module
 from services.learner.inference import CentralInference

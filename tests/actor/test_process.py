@@ -15,8 +15,8 @@ import zmq
 from common.agents import make_agent
 from common.config import load_config, structural_hash
 from common.envs import make_spec
-from common.wire.control import ControlServer
-from common.wire.replay_client import ReplayClient
+from common.wire.control.server import ControlServer
+from common.wire.replay.client import ReplayClient
 
 OVERRIDES = {
     "env.id": "gym:CartPole-v1",

@@ -7,7 +7,7 @@ import pytest
 
 from common.agents import Act, Inputs
 from common.config.schema import EnvConfig
-from common.data.fields import Chunk, check_chunk
+from common.data.schema import Chunk, check_chunk
 from common.envs import Step, VectorEnv, make_vector
 from services.actor.meter import Meter
 from services.actor.rollout import Rollout

@@ -14,14 +14,15 @@ import zmq
 
 from common.agents import make_agent
 from common.config import Config, load_config, structural_hash
-from common.data.fields import Chunk, check_chunk
+from common.data.schema import Chunk, check_chunk
 from common.envs import Episode, make_spec
 from common.errors import ConfigError, PeerError
 from common.runtime.lifecycle import StopSignal
-from common.wire import messages, sharded_replay
+from common.wire import messages
 from common.wire.codec import Message, encode
-from common.wire.control import ControlServer, Telemetry
+from common.wire.control.server import ControlServer, Telemetry
 from common.wire.member import RunState
+from common.wire.replay import sharded
 from services.actor import service as module
 from services.actor.acting import Timing
 from services.actor.service import ActorService
@@ -81,7 +82,7 @@ def context() -> Iterator[Context]:
 def replay(monkeypatch: pytest.MonkeyPatch) -> Replay:
     FakeReplay.chunks = []
     FakeReplay.closed_for_inserts = False
-    monkeypatch.setattr(sharded_replay, "ReplayClient", FakeReplay)
+    monkeypatch.setattr(sharded, "ReplayClient", FakeReplay)
     monkeypatch.setattr("services.actor.meter.Meter.due", lambda self: time.monotonic() - self._last_s > 0.05)
     return FakeReplay
 

@@ -10,10 +10,10 @@ import torch
 from common.agents import make_agent
 from common.config import EnvConfig
 from common.config.algorithms import ALGORITHMS, agent_model
-from common.data.fields import check_chunk
+from common.data.schema import check_chunk
 from common.envs import make_vector
 from common.errors import CheckpointError, ConfigError
-from common.wire.params import decode_params, encode_params
+from common.wire.control.params import decode_params, encode_params
 from services.actor.rollout import Rollout
 from tests.agents.replayed import batch_of, windows
 

@@ -5,7 +5,7 @@ import torch
 from common.agents import Inputs, make_agent
 from common.agents.impala import ImpalaConfig
 from common.config.schema import EnvConfig
-from common.data.fields import check_chunk
+from common.data.schema import check_chunk
 from common.envs import EnvSpec, make_vector
 from common.errors import CheckpointError, ConfigError
 from services.actor.rollout import Rollout

@@ -7,7 +7,7 @@ from common.agents.r2d2 import R2d2Config
 from common.config import load_config
 from common.config.schema import EnvConfig
 from common.data.accumulator import PRIORITY_FLOOR
-from common.data.fields import check_chunk
+from common.data.schema import check_chunk
 from common.envs import EnvSpec, make_vector
 from common.errors import CheckpointError, ConfigError
 from services.actor.rollout import Rollout

@@ -11,9 +11,9 @@ from common.agents import Act, Agent, Inputs, make_agent
 from common.agents.apex import ApexConfig
 from common.agents.impala import ImpalaConfig
 from common.agents.r2d2 import R2d2Config
-from common.agents.slots import Slots
+from common.agents.slot_states import Slots
 from common.config.schema import EnvConfig
-from common.data.fields import Chunk
+from common.data.schema import Chunk
 from common.envs import make_vector
 from common.envs.transfer import pack_start, pack_step, unpack_start, unpack_step
 from services.actor.rollout import Rollout

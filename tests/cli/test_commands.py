@@ -28,7 +28,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path, bool, bool | None]]:
     """Stand in for the launcher and record what it is asked to do."""
-    from services import local
+    from services.launcher import launcher
 
     calls: list[tuple[Config, Path, bool, bool | None]] = []
 
@@ -36,7 +36,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path, bool, 
         calls.append((config, run_dir, resume, progress))
         return 0
 
-    monkeypatch.setattr(local, "run", run)
+    monkeypatch.setattr(launcher, "run", run)
     return calls
 
 
@@ -260,7 +260,7 @@ def test_what_resembles_nothing_gets_no_suggestion(line: str, capsys: pytest.Cap
 def test_exit_codes_of_what_goes_wrong_inside(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from services import local
+    from services.launcher import launcher
 
     outcomes: list[tuple[BaseException, int, str]] = [
         (PeerError("no learner\nat tcp://x"), 3, "troupe: error: no learner at tcp://x\n"),
@@ -272,7 +272,7 @@ def test_exit_codes_of_what_goes_wrong_inside(
         def run(*_: object, error: BaseException = error, **__: object) -> int:
             raise error
 
-        monkeypatch.setattr(local, "run", run)
+        monkeypatch.setattr(launcher, "run", run)
         assert cli.main(["train", "cartpole-apex", "--run-dir", "R"]) == code
         assert capsys.readouterr().err == line
 

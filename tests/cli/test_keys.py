@@ -59,8 +59,8 @@ def test_wrong_words_are_exit_code_2(line: str, capsys: pytest.CaptureFixture[st
 
 
 def test_the_launcher_hands_its_keys_to_every_service(tmp_path: Path) -> None:
-    from services.processes import child_specs
-    from services.workspace import TensorBoardPort
+    from services.launcher.processes import child_specs
+    from services.launcher.workspace import TensorBoardPort
 
     config = load_config("cartpole-apex", None, {"keys": "some/keys"}, {})
     assert config.net.keys_dir == "some/keys"

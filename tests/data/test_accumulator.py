@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
-from common.data.fields import check_chunk
+from common.data.schema import check_chunk
 
 STACK = 4
 ZEROS = {"value_taken": 0.0, "value_max": 0.0}

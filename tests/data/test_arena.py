@@ -11,10 +11,10 @@ import pytest
 from common.data import leases
 from common.data.arena import Arena
 from common.data.columns import Payload
-from common.data.fields import FieldSpec, Items
 from common.data.inserts import Insert
 from common.data.packing import pack_entries, unpack_frame
 from common.data.replay import Replay
+from common.data.schema import FieldSpec, Items
 from common.data.table import TableConfig
 from common.errors import ConfigError
 

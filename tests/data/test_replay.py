@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.data.columns import Payload
-from common.data.fields import FieldSpec, Items
 from common.data.inserts import GapError, Insert, RefusedError
 from common.data.packing import pack_entries, unpack_frame
 from common.data.producers import MAX_PRODUCERS
 from common.data.replay import Replay
+from common.data.schema import FieldSpec, Items
 from common.data.table import TableConfig
 from common.errors import ConfigError
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.fields import check_chunk
+from common.data.schema import check_chunk
 from common.data.sequences import Layout, SequenceAccumulator, sequence_fields
 from common.data.unrolls import join_memory
 

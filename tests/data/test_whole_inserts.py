@@ -14,8 +14,8 @@ import pytest
 import common.data
 from common.data import producers
 from common.data.changes import TornStateError
-from common.data.fields import Items
 from common.data.replay import Replay
+from common.data.schema import Items
 from common.data.table import TableConfig
 from tests.data.test_replay import make_insert
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from common.wire.replay_client import ReplayClient
+from common.wire.replay.client import ReplayClient
 from tests.deploy.conftest import Cloud, run
 from tests.replay import processes
 

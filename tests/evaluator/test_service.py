@@ -8,7 +8,7 @@ from common.config import load_config
 from common.envs import make_spec
 from common.errors import PeerError
 from common.runtime import StopSignal
-from common.wire.control_client import Params, RunState
+from common.wire.control.client import Params, RunState
 from services.evaluator import service
 from services.evaluator.games import Result
 from services.evaluator.service import Evaluator, evaluation_seed

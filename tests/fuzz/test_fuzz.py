@@ -16,9 +16,9 @@ import psutil
 import pytest
 import zmq
 
-from common.wire.control_client import ControlClient, new_incarnation
-from common.wire.keys import load_keys, make_keys
-from common.wire.replay_client import ReplayClient
+from common.wire.control.client import ControlClient, new_incarnation
+from common.wire.replay.client import ReplayClient
+from common.wire.security.keys import load_keys, make_keys
 from common.wire.sockets import Security
 from tests.replay import processes
 from tests.wire.conftest import until

@@ -1,4 +1,4 @@
-from common.wire.budget import StepBudget
+from common.wire.control.budget import StepBudget
 from services.learner.counters import RunCounters
 
 

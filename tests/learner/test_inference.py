@@ -15,14 +15,14 @@ from common.agents import Act, Inputs
 from common.config import load_config
 from common.config.schema import EnvConfig
 from common.data.accumulator import NStepAccumulator, n_step_fields
-from common.data.fields import Chunk
+from common.data.schema import Chunk
 from common.envs import VectorEnv, make_spec, make_vector
 from common.envs.transfer import pack_start, pack_step
 from common.errors import ConfigError, TroupeError
 from common.wire import messages, sockets
 from common.wire.codec import Message, encode
-from common.wire.inference_client import Answer, InferenceClient
-from common.wire.keys import load_keys, make_keys
+from common.wire.inference.client import Answer, InferenceClient
+from common.wire.security.keys import load_keys, make_keys
 from common.wire.sockets import Security
 from services.learner import inference as module
 from services.learner.inference import CentralInference
@@ -282,7 +282,7 @@ def test_what_comes_twice_counts_once(start: Callable[..., Learner]) -> None:
 
 
 def test_a_lost_answer_is_asked_for_again(start: Callable[..., Learner], monkeypatch: Any) -> None:
-    monkeypatch.setattr("common.wire.inference_client.RESEND_S", 0.1)
+    monkeypatch.setattr("common.wire.inference.client.RESEND_S", 0.1)
     learner = start()
     actor = Actor(learner, 1, [0])
     actor.begin()
@@ -311,7 +311,7 @@ def test_a_restarted_learner_lets_them_begin_again(start: Callable[..., Learner]
 
 
 def test_without_credit_there_are_no_answers(start: Callable[..., Learner], monkeypatch: Any) -> None:
-    monkeypatch.setattr("common.wire.inference_client.RESEND_S", 0.1)
+    monkeypatch.setattr("common.wire.inference.client.RESEND_S", 0.1)
     learner = start()
     learner.replay.open = False
     actor = Actor(learner, 1, [0])

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from common.runtime.video import encode_gif, encode_mp4
-from common.wire.budget import StepBudget
-from common.wire.control import Telemetry
+from common.wire.control.budget import StepBudget
+from common.wire.control.server import Telemetry
 from services.learner.counters import RunCounters
-from services.learner.films import MOST_WAITING
+from services.learner.films import MAX_WAITING
 from services.learner.reporter import Reporter
 
 
@@ -101,7 +101,7 @@ def test_a_film_that_cannot_be_written_keeps_nobody_waiting(reporter, tmp_path):
     gif = np.frombuffer(encode_gif(np.zeros((2, 8, 8, 3), np.uint8)), np.uint8)
     for _ in range(10):
         reporter.collect(Telemetry("evaluator", "evaluator", 3, {"eval/version": 1}, {}, {"video": gif}))
-    assert 10 - MOST_WAITING - 1 <= reporter.films.dropped <= 10 - MOST_WAITING
+    assert 10 - MAX_WAITING - 1 <= reporter.films.dropped <= 10 - MAX_WAITING
     reporter.collect(Telemetry("evaluator", "evaluator", 3, {"eval/episode_return": 5.0}))
     assert float(rows(reporter.path)["eval/episode_return"]["value"]) == 5.0
     reporter.films.close(timeout_s=0.1)

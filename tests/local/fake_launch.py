@@ -5,8 +5,8 @@ from pathlib import Path
 
 from common.config import config_from_dict
 from common.runtime import run_main
-from services import local
-from services.supervisor import ChildSpec
+from services.launcher import launcher
+from services.launcher.supervisor import ChildSpec
 
 SERVICE = Path(__file__).with_name("fake_service.py")
 TOTAL_STEPS = 2000
@@ -28,7 +28,7 @@ def child_specs(config, run_dir, sockets, tensorboard, *, resume):
 
 
 if __name__ == "__main__":
-    local.child_specs = child_specs
+    launcher.child_specs = child_specs
     values = {
         "run": {"total_steps": TOTAL_STEPS, "log_every_s": 0.2},
         "env": {"id": "gym:CartPole-v1"},
@@ -37,4 +37,4 @@ if __name__ == "__main__":
     config = config_from_dict(values, typed_agent=False)  # to know the algorithm would import torch
     run_dir, panel = Path(sys.argv[1]), "panel" in sys.argv
     resume = (run_dir / "config.toml").exists()
-    sys.exit(run_main(lambda: local.run(config, run_dir, resume=resume, progress=panel)))
+    sys.exit(run_main(lambda: launcher.run(config, run_dir, resume=resume, progress=panel)))

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import zmq
 
-from common.wire.replay_client import ReplayClient
+from common.wire.replay.client import ReplayClient
 from tests.local.test_real_run import OPTIONS, Troupe, metric, start, status  # noqa: F401  (a fixture)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -7,8 +7,8 @@ import pytest
 
 from common.config import load_config
 from common.runtime.checkpoint import save_checkpoint
-from services.processes import child_specs
-from services.workspace import TensorBoardPort
+from services.launcher.processes import child_specs
+from services.launcher.workspace import TensorBoardPort
 
 
 def specs(tmp_path, resume=False, **overrides):

@@ -12,9 +12,17 @@ import psutil
 import pytest
 from rich.console import Console
 
-from services import local, panel, progress
-from services.panel import LivePanel, render
-from services.progress import Estimator, ServiceView, Snapshot, duration, plain_line, snapshot_of, verdict
+from services.launcher import launcher, panel, progress
+from services.launcher.panel import LivePanel, render
+from services.launcher.progress import (
+    Estimator,
+    ServiceView,
+    Snapshot,
+    duration,
+    plain_line,
+    snapshot_of,
+    verdict,
+)
 
 STATUS = {
     "steps": 250_000,
@@ -232,7 +240,7 @@ def test_a_process_that_gets_no_core_is_starved():
     spin = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"]
     both = [subprocess.Popen(spin) for _ in range(2)]
     try:
-        usage = local._Usage()
+        usage = launcher._Usage()
         deadline = time.monotonic() + 60
         while usage._starved(psutil.Process(both[0].pid)) < 0.2:
             assert time.monotonic() < deadline
@@ -246,7 +254,8 @@ def test_a_process_that_gets_no_core_is_starved():
 def test_ctrl_c_does_not_move_the_panel():
     """The terminal would show it as ^C behind the last line, and so push what is drawn next one line down."""
     code = (
-        "import time; from services.panel import LivePanel; from services.progress import Snapshot\n"
+        "import time; from services.launcher.panel import LivePanel\n"
+        "from services.launcher.progress import Snapshot\n"
         "panel = LivePanel('t', 'f'); panel.start()\n"
         "try: panel.show(Snapshot(10)); panel.say('ready'); time.sleep(60)\n"
         "except KeyboardInterrupt: panel.say('stopping'); panel.stop()\n"
@@ -295,16 +304,16 @@ def test_the_live_panel_shows_them_too():
 
 
 def test_a_terminal_without_blocks_is_shown_no_curve(monkeypatch):
-    assert local._curve(view(STATUS | {"returns": RETURNS}))
+    assert launcher._curve(view(STATUS | {"returns": RETURNS}))
     monkeypatch.setattr(sys, "__stdout__", io.TextIOWrapper(io.BytesIO(), "latin-1"))
-    assert not local._curve(view(STATUS | {"returns": RETURNS}))
+    assert not launcher._curve(view(STATUS | {"returns": RETURNS}))
     assert panel._returns(view(STATUS | {"returns": RETURNS})) is None
 
 
 def test_the_end_shows_evaluations_or_training():
-    whole = local._curve(view(STATUS | {"returns": RETURNS}))
+    whole = launcher._curve(view(STATUS | {"returns": RETURNS}))
     assert whole[0] == "mean return of evaluations"
-    assert local._curve(view(STATUS | {"returns": RETURNS | {"eval/episode_return": [[5, 1]]}}))[0] == (
+    assert launcher._curve(view(STATUS | {"returns": RETURNS | {"eval/episode_return": [[5, 1]]}}))[0] == (
         "mean return in training"
     )
-    assert local._curve(view(STATUS)) == []
+    assert launcher._curve(view(STATUS)) == []

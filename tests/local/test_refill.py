@@ -7,7 +7,7 @@ import zmq
 
 from common.wire import messages, sockets
 from common.wire.codec import Message, decode
-from services.refill import Refill, refill_line
+from services.launcher.refill import Refill, refill_line
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from common.errors import CheckpointError, ConfigError, PeerError, TroupeError
-from services import supervisor
-from services.supervisor import Child, ChildSpec, best_error_line, describe_exit, stop
+from services.launcher import supervisor
+from services.launcher.supervisor import Child, ChildSpec, best_error_line, describe_exit, stop
 
 NO_BACKOFF = 0.001
 

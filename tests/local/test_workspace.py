@@ -11,8 +11,8 @@ import pytest
 
 from common.errors import CheckpointError, ConfigError
 from common.runtime.checkpoint import save_checkpoint
-from services import workspace
-from services.workspace import (
+from services.launcher import workspace
+from services.launcher.workspace import (
     claimed_run_dir,
     damage,
     own_command,

@@ -1,7 +1,7 @@
 import pytest
 import zmq
 
-from common.wire.replay_client import ReplayClient
+from common.wire.replay.client import ReplayClient
 from tests.replay import processes
 
 

@@ -8,9 +8,9 @@ import time
 
 import numpy as np
 
-from common.data.fields import Chunk
+from common.data.schema import Chunk
 from common.wire.codec import encode
-from common.wire.replay_codec import encode_insert, infer_specs
+from common.wire.replay.codec import encode_insert, infer_specs
 
 STEPS = 10
 FRAME = (16, 16)

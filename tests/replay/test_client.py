@@ -11,10 +11,10 @@ from common.data.table_config import parse_table
 from common.errors import AuthError, ConfigError
 from common.wire import messages, sockets
 from common.wire.codec import Message, decode
-from common.wire.replay_client import ReplayRefusedError
-from common.wire.replay_codec import encode_insert, infer_specs
-from common.wire.replay_errors import refusal
-from common.wire.unanswered import Inserts
+from common.wire.replay.client import ReplayRefusedError
+from common.wire.replay.codec import encode_insert, infer_specs
+from common.wire.replay.errors import refusal
+from common.wire.replay.pending import Inserts
 from services.replay.requests import Requests
 from tests.data.test_replay import BUDGET, make_insert
 from tests.replay import processes

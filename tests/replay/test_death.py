@@ -10,7 +10,7 @@ import time
 import numpy as np
 import zmq
 
-from common.wire.replay_client import ReplayClient
+from common.wire.replay.client import ReplayClient
 from tests.replay import processes
 
 KILLS = 50 if os.environ.get("TROUPE_CHAOS") else 2

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from common.data.columns import Payload
-from common.data.fields import FieldSpec, Items
 from common.data.inserts import Insert
 from common.data.replay import Replay
+from common.data.schema import FieldSpec, Items
 from common.data.table import TableConfig
 from common.errors import ConfigError
-from common.wire.replay_files import SharedFiles
+from common.wire.replay.files import SharedFiles
 from services.replay.folder import clear
 from services.replay.options import parse_serve
 from services.replay.shard import open_replay

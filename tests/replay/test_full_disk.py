@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from common.wire.replay_client import ReplayClient
+from common.wire.replay.client import ReplayClient
 from tests.replay import processes
 
 TABLE = ("--table", "default:capacity=500", "--max-bytes", "8000000")

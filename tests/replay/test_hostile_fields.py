@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from common.data.columns import Payload
-from common.data.fields import FieldSpec, Items
 from common.data.inserts import Insert, RefusedError
+from common.data.schema import FieldSpec, Items
 from common.wire import messages
 from common.wire.codec import Message, WireError, decode, encode
-from common.wire.replay_codec import decode_batch, decode_insert
+from common.wire.replay.codec import decode_batch, decode_insert
 from tests.data.test_replay import make_insert, open_replay, simple
 
 BLOCK = np.frombuffer(b"\1\0\0\0x", np.uint8)  # says that it is one byte, which unpacks to whatever it should

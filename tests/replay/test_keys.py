@@ -8,8 +8,8 @@ import pytest
 import zmq
 
 from common.errors import AuthError
-from common.wire.keys import load_keys, make_keys
-from common.wire.replay_client import ReplayClient
+from common.wire.replay.client import ReplayClient
+from common.wire.security.keys import load_keys, make_keys
 from common.wire.sockets import Security
 from tests.replay import processes
 from tests.replay.test_service import free_port

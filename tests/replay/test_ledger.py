@@ -11,7 +11,7 @@ import time
 import numpy as np
 import zmq
 
-from common.wire.replay_client import ReplayClient
+from common.wire.replay.client import ReplayClient
 from tests.replay import processes
 from tests.replay.test_queue import rollout
 

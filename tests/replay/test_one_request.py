@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.data.fields import Chunk
+from common.data.schema import Chunk
 from tests.replay.test_numbers import kinds, stranger  # noqa: F401
 
 

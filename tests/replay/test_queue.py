@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 
-from common.data.fields import Items
+from common.data.schema import Items
 from common.wire import messages
 from common.wire.codec import Message, encode
-from common.wire.replay_client import ReplayRefusedError
+from common.wire.replay.client import ReplayRefusedError
 from tests.replay import processes
 
 QUEUE = ("--table", "rollouts:limiter=queue,capacity=1")

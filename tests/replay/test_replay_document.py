@@ -11,7 +11,7 @@ from rich.console import Console
 
 from common.data.replay import Replay
 from common.data.table_config import LIMITERS, REMOVERS, SAMPLERS, TableConfig
-from services.replay.meter import Meter
+from services.replay.rates import Meter
 from services.replay.requests import Requests
 from services.replay.status_page import print_page
 

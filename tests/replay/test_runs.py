@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from common.config import load_config
-from common.data.fields import Chunk
+from common.data.schema import Chunk
 from common.errors import ConfigError
 from common.runtime import StopSignal
-from common.wire.control import ControlServer
-from common.wire.replay_client import ReplayRefusedError
+from common.wire.control.server import ControlServer
+from common.wire.replay.client import ReplayRefusedError
 from services.learner.service import Learner
 from tests.replay import processes
 

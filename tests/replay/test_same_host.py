@@ -11,9 +11,10 @@ import zmq
 from common.data.replay import Replay
 from common.data.table import TableConfig
 from common.runtime.lifecycle import StopSignal
-from common.wire import messages, replay_files, sockets
+from common.wire import messages, sockets
 from common.wire.codec import Message, decode, encode
-from common.wire.replay_client import ReplayClient
+from common.wire.replay import files as replay_files
+from common.wire.replay.client import ReplayClient
 from services.replay.service import ReplayService
 from tests.replay import processes
 

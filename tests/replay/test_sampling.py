@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from common.data.fields import Chunk, FieldSpec
+from common.data.schema import Chunk, FieldSpec
 from common.errors import ConfigError, PeerError
-from common.wire.sharded_replay import ShardedReplayClient
+from common.wire.replay.sharded import ShardedReplayClient
 from tests.replay import processes
 
 QUEUE = ("--table", "default:limiter=queue,capacity=1000")

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import zmq
 
-from common.data.fields import Chunk, FieldSpec
+from common.data.schema import Chunk, FieldSpec
 from common.errors import ConfigError, PeerError
 from common.wire import messages
 from common.wire.codec import Message, decode, encode
-from common.wire.control import ControlServer
-from common.wire.replay_client import ReplayRefusedError
+from common.wire.control.server import ControlServer
+from common.wire.replay.client import ReplayRefusedError
 from services.replay import shard
 from services.replay.shard import address_towards
 from tests.replay import processes

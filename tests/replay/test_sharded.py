@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import zmq
 
-from common.data.fields import Chunk
 from common.data.replay import Replay
+from common.data.schema import Chunk
 from common.data.table import TableConfig
 from common.errors import PeerError
 from common.runtime.lifecycle import StopSignal
-from common.wire import batch_reader, replay_link, sharded_replay, sockets
+from common.wire import sockets
 from common.wire.codec import WireError
-from common.wire.replay_client import ReplayClient
-from common.wire.sharded_replay import ShardedReplayClient
+from common.wire.replay import batch_reader, link, sharded
+from common.wire.replay.client import ReplayClient
+from common.wire.replay.sharded import ShardedReplayClient
 from services.learner.prefetch import Prefetcher
 from services.replay.service import ReplayService
 
@@ -296,7 +297,7 @@ def test_a_shard_dies_and_returns(context, start, connect):
 
 def test_a_shard_that_has_nothing_to_sample_holds_up_nobody(context, start, connect, monkeypatch):
     """It is left out of the draws, tried again by one request, and back when it has something."""
-    monkeypatch.setattr(sharded_replay, "WAIT_S", 0.0)  # one request is always trying
+    monkeypatch.setattr(sharded, "WAIT_S", 0.0)  # one request is always trying
     full, empty = start("full"), start("empty", min_items=50)
     fill(context, full, np.arange(100.0), np.ones(100))
     client = connect(full, empty)
@@ -375,7 +376,7 @@ def test_a_shard_does_not_answer_only_when_it_has_been_silent_for_a_while(
     client.request_sample(4)
     client.receive(0)
     assert "has just been asked" in client.wait_reason
-    monkeypatch.setattr(replay_link, "SILENT_S", 0.2)
+    monkeypatch.setattr(link, "SILENT_S", 0.2)
     deadline = time.monotonic() + 60
     while "does not answer" not in client.wait_reason:
         assert time.monotonic() < deadline

@@ -11,13 +11,13 @@ import zmq
 from rich.console import Console
 
 from common.data.replay import Replay
-from common.data.table_config import MOST_TABLES, check_tables, parse_table
+from common.data.table_config import MAX_TABLES, check_tables, parse_table
 from common.errors import ConfigError
 from common.wire import messages
 from common.wire.codec import Message, WireError, encode
 from common.wire.rejections import MAX_CHARS, MAX_PEERS, Rejections, peer_name
 from services.replay import statistics
-from services.replay.meter import Meter, fitting
+from services.replay.rates import Meter, fitting
 from services.replay.requests import Requests
 from services.replay.statistics import AGE_BOUNDS_S, STALENESS_BOUNDS, Histogram, Statistics
 from services.replay.status_page import print_page
@@ -165,13 +165,13 @@ def test_every_value_has_its_place_on_the_page(tmp_path, context):
 
 
 def test_the_status_of_as_many_tables_as_there_may_be_fits_in_a_message(tmp_path, context):
-    names = [f"{'a_long_name_' * 5}{number:03}" for number in range(MOST_TABLES + 1)]
+    names = [f"{'a_long_name_' * 5}{number:03}" for number in range(MAX_TABLES + 1)]
     options = "capacity=5,samples_per_insert=0.33333,samples_per_insert_error=1"
     replay = filled(tmp_path, *(f"{name}:{options}" for name in names[:-1]))
     socket = context.socket(zmq.ROUTER)
     requests = Requests(replay, socket, 1, dict)
     requests.grant_credit()
-    assert len(requests.paused) == MOST_TABLES
+    assert len(requests.paused) == MAX_TABLES
     meter = Meter(replay, requests)
     few = fitting(meter.status() | {"tables": dict(list(meter.status()["tables"].items())[:8])})
     assert all(table["quantiles"] for table in few["tables"].values())

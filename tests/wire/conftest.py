@@ -6,8 +6,8 @@ import pytest
 import zmq
 
 from common.errors import ConfigError
-from common.wire.control import ControlServer
-from common.wire.control_client import ControlClient, new_incarnation
+from common.wire.control.client import ControlClient, new_incarnation
+from common.wire.control.server import ControlServer
 
 LOOPBACK = "tcp://127.0.0.1:*"
 CONFIG = {"env": {"id": "atari:pong"}, "agent": {"n_steps": 3}, "net": {"control": "here"}}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import zmq
 
-from common.wire.control_client import ControlClient, new_incarnation
+from common.wire.control.client import ControlClient, new_incarnation
 
 
 def main() -> None:

@@ -11,11 +11,12 @@ import zmq
 
 from common.errors import ConfigError, PeerError
 from common.runtime.video import encode_gif, encode_mp4
-from common.wire import claims, messages, sockets
+from common.wire import messages, sockets
 from common.wire.codec import Message
-from common.wire.keys import load_keys, make_keys
-from common.wire.replay_client import ReplayClient
-from common.wire.sharded_replay import ShardedReplayClient
+from common.wire.replay.client import ReplayClient
+from common.wire.replay.sharded import ShardedReplayClient
+from common.wire.security import claims
+from common.wire.security.keys import load_keys, make_keys
 from common.wire.sockets import Security
 from tests.wire.conftest import LOOPBACK, until
 
@@ -189,7 +190,7 @@ def test_a_shard_without_the_replay_key_is_left_out_and_ends_nobody(ctx, secured
 
 
 def test_a_shard_that_gets_its_key_at_last_is_used(ctx, secured, monkeypatch):
-    monkeypatch.setattr("common.wire.replay_link.RETRY_AUTH_S", 0.2)
+    monkeypatch.setattr("common.wire.replay.link.RETRY_AUTH_S", 0.2)
     false = sockets.make_router(ctx, LOOPBACK)
     endpoint = sockets.bound_endpoint(false)
     actor = ReplayClient(endpoint, ctx=ctx, name="actor-0", security=secured("actor"), retry_auth=True)

@@ -10,8 +10,8 @@ import pytest
 
 from common.errors import ConfigError, PeerError
 from common.wire import sockets
-from common.wire.budget import StepBudget
-from common.wire.control import ControlServer
+from common.wire.control.budget import StepBudget
+from common.wire.control.server import ControlServer
 from tests.wire.conftest import CONFIG, LOOPBACK, until
 
 
@@ -260,6 +260,6 @@ def test_one_that_only_looks_is_no_news(serve, connect, caplog):
         client.join(60)
         client.close("has seen enough")
         until(lambda: not server.peers())
-    lines = [record.getMessage() for record in caplog.records if record.name == "common.wire.control"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "common.wire.control.server"]
     assert not any("viewer-0" in line for line in lines), lines
     assert sum("actor-0" in line for line in lines) == 2, lines

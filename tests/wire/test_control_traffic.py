@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import PeerError
 from common.runtime.video import encode_gif
-from common.wire.budget import StepBudget
+from common.wire.control.budget import StepBudget
 from tests.wire.conftest import until
 
 WEIGHTS = {"w": np.arange(300_000, dtype=np.float32).reshape(300, 1000), "n": np.array(3, np.int64)}
@@ -73,7 +73,7 @@ def test_a_late_joiner_gets_the_newest_parameters(serve, connect):
 def test_many_askers_share_one_encoding(serve, connect, monkeypatch):
     server = serve()
     calls = []
-    import common.wire.control as control
+    import common.wire.control.server as control
 
     encode_params = control.encode_params
     monkeypatch.setattr(

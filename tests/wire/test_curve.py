@@ -9,12 +9,13 @@ import pytest
 import zmq
 
 from common.errors import AuthError, ConfigError
-from common.wire import handshakes, messages, sockets, zap
+from common.wire import messages, sockets
 from common.wire.codec import Message
-from common.wire.control import ControlServer
-from common.wire.handshakes import HandshakeMonitor, greeted_by_curve
-from common.wire.keys import AllowList, load_keys, make_keys
-from common.wire.replay_client import ReplayClient
+from common.wire.control.server import ControlServer
+from common.wire.replay.client import ReplayClient
+from common.wire.security import handshakes, zap
+from common.wire.security.handshakes import HandshakeMonitor, greeted_by_curve
+from common.wire.security.keys import AllowList, load_keys, make_keys
 from common.wire.sockets import Security
 from tests.wire.conftest import LOOPBACK, until
 

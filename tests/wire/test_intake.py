@@ -14,8 +14,8 @@ from common.errors import ConfigError
 from common.wire import messages, sockets
 from common.wire.codec import Limits, Message, encode
 from common.wire.intake import CUT, Intake
-from common.wire.keys import make_keys
-from common.wire.replay_client import ReplayClient
+from common.wire.replay.client import ReplayClient
+from common.wire.security.keys import make_keys
 from tests.replay import processes
 from tests.wire.conftest import LOOPBACK, until
 from tests.wire.test_curve import secured

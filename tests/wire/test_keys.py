@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from common.errors import AuthError, ConfigError
-from common.wire.keys import KEY_ROLES, AllowList, check_set, load_keys, make_keys
+from common.wire.security.keys import KEY_ROLES, AllowList, check_set, load_keys, make_keys
 
 
 @pytest.fixture

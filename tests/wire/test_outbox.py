@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.data.fields import Chunk
-from common.wire import outbox as outbox_module
-from common.wire import sharded_replay
-from common.wire.outbox import Outbox
-from common.wire.sharded_replay import ShardedReplayClient
+from common.data.schema import Chunk
+from common.wire.replay import outbox as outbox_module
+from common.wire.replay import sharded
+from common.wire.replay.outbox import Outbox
+from common.wire.replay.sharded import ShardedReplayClient
 
 
 def chunk(number: int) -> Chunk:
@@ -60,7 +60,7 @@ class Connected:
         self.monkeypatch = monkeypatch
 
     def __call__(self, **shards: FakeShard) -> Outbox:
-        self.monkeypatch.setattr(sharded_replay, "ReplayClient", lambda name, **_: shards[name])
+        self.monkeypatch.setattr(sharded, "ReplayClient", lambda name, **_: shards[name])
         self.client = ShardedReplayClient(list(shards))
         return Outbox(self.client)
 
@@ -109,7 +109,7 @@ def test_no_shard_at_all(monkeypatch: pytest.MonkeyPatch, outbox_to: Connected) 
     assert outbox.waiting == 1
     assert "no replay shard" in outbox.reason
     assert outbox.finish(0.05) == 1
-    monkeypatch.setattr(sharded_replay, "ReplayClient", lambda name, **_: FakeShard())
+    monkeypatch.setattr(sharded, "ReplayClient", lambda name, **_: FakeShard())
     outbox_to.client.set_shards(["late"])
     outbox.pump()
     assert outbox.waiting == 0

@@ -11,7 +11,7 @@ from tests.wire.conftest import LOOPBACK, until
 
 ACTOR = """
 import sys, time, zmq
-from common.wire.control_client import ControlClient, new_incarnation
+from common.wire.control.client import ControlClient, new_incarnation
 client = ControlClient(zmq.Context(), sys.argv[1], role="actor", name="actor-0",
                        incarnation=new_incarnation(), slots_wanted=8)
 print(client.join(20).slots, flush=True)
@@ -19,7 +19,7 @@ time.sleep(60)
 """
 LEARNER = """
 import sys, time, zmq
-from common.wire.control import ControlServer
+from common.wire.control.server import ControlServer
 server = ControlServer(zmq.Context(), sys.argv[1], "tcp://127.0.0.1:*", config_dict={}, structural_hash="",
                        total_slots=8, heartbeat_s=0.05, liveness_s=0.5)
 server.start()

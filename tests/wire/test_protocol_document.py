@@ -16,7 +16,7 @@ from common.runtime.lifecycle import StopSignal
 from common.wire import document, messages, sockets
 from common.wire.body import layout_of
 from common.wire.codec import PROTOCOL_VERSION, decode, encode
-from common.wire.keys import load_keys, make_keys
+from common.wire.security.keys import load_keys, make_keys
 from services.replay.service import ReplayService
 from tests.wire.conftest import LOOPBACK, until
 

@@ -9,7 +9,7 @@ import pytest
 from common.errors import RefusedError
 from common.wire import messages, sockets
 from common.wire.codec import Message, encode
-from common.wire.keys import load_keys, make_keys
+from common.wire.security.keys import load_keys, make_keys
 from common.wire.server import Server
 from tests.wire.conftest import LOOPBACK, until
 

@@ -9,7 +9,7 @@ import zmq
 from common.errors import ConfigError
 from common.wire import sockets
 from common.wire.codec import Message, decode
-from common.wire.handshakes import HandshakeMonitor
+from common.wire.security.handshakes import HandshakeMonitor
 from tests.wire.conftest import LOOPBACK, until
 
 

@@ -1,6 +1,6 @@
 """A service's end of the control connection: joins the run, stays in it, fetches parameters, reports metrics.
 
-A thread of its own (`control_link`) owns the sockets. The methods here may be called from any thread and, but
+A thread of its own (`link.py`) owns the sockets. The methods here may be called from any thread and, but
 for `join`, `wait_params` and `close`, return at once.
 """
 
@@ -21,9 +21,9 @@ from common import installation
 from common.errors import PeerError
 from common.wire import messages, sockets
 from common.wire.codec import WireError, encode
-from common.wire.control_link import ControlLink
+from common.wire.control.link import ControlLink
+from common.wire.control.relay import PATIENCE_S
 from common.wire.member import Member, Params, RunState, Welcome, new_incarnation
-from common.wire.relay import PATIENCE_S
 
 __all__ = ["ControlClient", "Params", "RunState", "Welcome", "new_incarnation"]
 

@@ -18,8 +18,8 @@ from zmq.utils import z85
 
 from common.errors import AuthError
 from common.runtime.logging import Throttle
-from common.wire.handshakes import HandshakeWatch
-from common.wire.keys import AllowList, Keys
+from common.wire.security.handshakes import HandshakeWatch
+from common.wire.security.keys import AllowList, Keys
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from common.data.arena import Allocate, Arena
 from common.data.columns import Payload
-from common.data.fields import MAX_FIELD_BYTES, Chunk, FieldSpec, Items, check_chunk
 from common.data.inserts import Insert
 from common.data.packing import Packer, PackingError, pack_entries, unpack_frame
 from common.data.sample import Sample, Share
+from common.data.schema import MAX_FIELD_BYTES, Chunk, FieldSpec, Items, check_chunk
 from common.errors import ConfigError
 from common.rl.replay import importance_weights
 from common.wire import messages, types

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 
 from common.errors import PeerError
-from common.wire.replay_codec import SampleBatch
+from common.wire.replay.codec import SampleBatch
 
 
 class Sampler(ABC):

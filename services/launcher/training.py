@@ -36,8 +36,8 @@ def train(
         run_dir: new directory; None: `runs/PRESET-DATE-TIME`.
         sweep: TOML file over preset and environment variables.
         overrides: fields over all of these.
-        progress: see `services.local.run`.
-        stop: see `services.local.run`.
+        progress: see `services.launcher.launcher.run`.
+        stop: see `services.launcher.launcher.run`.
 
     Returns:
         The run directory.
@@ -77,9 +77,9 @@ def resume(
 def _launch(
     config: Config, run_dir: Path, resume: bool, progress: bool | None, stop: StopSignal | None
 ) -> None:
-    from services import local  # takes a while, and what is wrong is told before
+    from services.launcher import launcher  # takes a while, and what is wrong is told before
 
-    local.run(config, run_dir, resume=resume, progress=progress, stop=stop)
+    launcher.run(config, run_dir, resume=resume, progress=progress, stop=stop)
 
 
 def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
@@ -114,7 +114,7 @@ def _check_unused(run_dir: Path) -> None:
             path.is_file() and path.name not in (".lock", "launcher.log") for path in run_dir.rglob("*")
         )
     if has_run:
-        from services.workspace import in_the_way
+        from services.launcher.workspace import in_the_way
 
         raise ConfigError(in_the_way(run_dir))
     if has_files:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from common.agents.base import Act, Agent, Inputs
-from common.data.fields import Chunk
+from common.data.schema import Chunk
 from common.envs import Step
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from common.config import Config
 from common.envs import calls
 from common.permits import VARIABLE, modules_of
-from services.supervisor import ChildSpec
-from services.workspace import TensorBoardPort, has_checkpoint, named_events
+from services.launcher.supervisor import ChildSpec
+from services.launcher.workspace import TensorBoardPort, has_checkpoint, named_events
 
 _NICE = 10  # evaluation and TensorBoard take what training leaves
 # On a busy machine the learner may need minutes until it answers; should it end, the launcher ends all.

@@ -18,13 +18,14 @@ import numpy as np
 import zmq
 
 from common.errors import RefusedError
-from common.wire import claims, messages, sockets
+from common.wire import messages, sockets
 from common.wire.body import Body
-from common.wire.budget import StepBudget
 from common.wire.codec import encode
+from common.wire.control.budget import StepBudget
+from common.wire.control.params import encode_params
+from common.wire.control.roster import Peer, Roster, ranges
 from common.wire.intake import Intake
-from common.wire.params import encode_params
-from common.wire.roster import Peer, Roster, ranges
+from common.wire.security import claims
 from common.wire.server import Envelope, Handler, Server
 from common.wire.types import FieldEntry, Tensor
 

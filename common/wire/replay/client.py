@@ -14,21 +14,21 @@ import zmq
 from msgspec import UNSET
 from numpy.typing import ArrayLike
 
-from common.data.fields import Chunk, FieldSpec, with_arrays
 from common.data.packing import Packer
+from common.data.schema import Chunk, FieldSpec, with_arrays
 from common.errors import CheckpointError, ConfigError, PeerError, TroupeError
 from common.runtime.logging import Throttle
 from common.wire import messages, sockets
-from common.wire.batch_reader import ArrayPool, BatchReader
 from common.wire.body import Body
 from common.wire.codec import Buffer, Message, WireError, decode, encode
 from common.wire.member import new_incarnation
 from common.wire.rejections import GARBAGE_LOG_PERIOD_S
-from common.wire.replay_codec import SampleBatch, encode_insert, infer_specs
-from common.wire.replay_errors import ReplayRefusedError, refusal
-from common.wire.replay_link import ReplayLink
-from common.wire.sampler import Sampler
-from common.wire.unanswered import Inserts, Request, Requests
+from common.wire.replay.batch_reader import ArrayPool, BatchReader
+from common.wire.replay.codec import SampleBatch, encode_insert, infer_specs
+from common.wire.replay.errors import ReplayRefusedError, refusal
+from common.wire.replay.link import ReplayLink
+from common.wire.replay.pending import Inserts, Request, Requests
+from common.wire.replay.sampler import Sampler
 
 __all__ = ["ReplayClient", "ReplayRefusedError", "SampleBatch"]
 

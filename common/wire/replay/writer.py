@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from common.data.accumulator import NStepAccumulator
-from common.data.fields import Chunk, FieldSpec, Items, as_array
+from common.data.schema import Chunk, FieldSpec, Items, as_array
 from common.errors import ConfigError, PeerError
-from common.wire.outbox import Outbox
-from common.wire.replay_client import ReplayClient
-from common.wire.sharded_replay import ShardedReplayClient
+from common.wire.replay.client import ReplayClient
+from common.wire.replay.outbox import Outbox
+from common.wire.replay.sharded import ShardedReplayClient
 
 
 @dataclass

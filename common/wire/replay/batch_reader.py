@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from common.data.arena import Allocate
 from common.wire.codec import Message
 from common.wire.messages import Credit
-from common.wire.replay_codec import SampleBatch, decode_batch
-from common.wire.replay_files import PeerFiles
+from common.wire.replay.codec import SampleBatch, decode_batch
+from common.wire.replay.files import PeerFiles
 
-MOST_SPARE = 32
+MAX_SPARE = 32
 """Arrays of one shape that are kept for later."""
 
 
@@ -37,7 +37,7 @@ class ArrayPool:
     def give(self, array: NDArray) -> None:
         """Take back ``array``, which nobody uses any more; read-only ones are somebody else's."""
         spare = self._spare[array.shape, array.dtype.name]
-        if array.flags.writeable and array.flags.c_contiguous and len(spare) < MOST_SPARE:
+        if array.flags.writeable and array.flags.c_contiguous and len(spare) < MAX_SPARE:
             spare.append(array)
 
 

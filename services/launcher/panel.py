@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
-from services.curves import drawable, sparkline
-from services.progress import Snapshot, duration, verdict
+from services.launcher.curves import drawable, sparkline
+from services.launcher.progress import Snapshot, duration, verdict
 
 _SPARKLINE_WIDTH = 22  # two of them fit into 80 columns
 _STATE_STYLES = {"running": "green", "done": "cyan", "failed": "bold red", "stopped": "dim"}

@@ -24,13 +24,13 @@ from common.runtime import StopSignal
 from common.runtime.files import CONFIG_FILE, atomic_write, read_status
 from common.runtime.lifecycle import INTERRUPTED
 from common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
-from services.curves import chart, drawable
-from services.panel import LivePanel, lost_terminal_tolerated
-from services.processes import child_specs, replay_endpoints
-from services.progress import Estimator, ServiceView, Snapshot, plain_line, snapshot_of
-from services.refill import Refill
-from services.supervisor import Child, ChildSpec, stop
-from services.workspace import (
+from services.launcher.curves import chart, drawable
+from services.launcher.panel import LivePanel, lost_terminal_tolerated
+from services.launcher.processes import child_specs, replay_endpoints
+from services.launcher.progress import Estimator, ServiceView, Snapshot, plain_line, snapshot_of
+from services.launcher.refill import Refill
+from services.launcher.supervisor import Child, ChildSpec, stop
+from services.launcher.workspace import (
     TensorBoardPort,
     claimed_run_dir,
     damage,
@@ -49,7 +49,7 @@ _OTHERS_STOP_S = 10.0
 _PANEL_PERIOD_S = 1.0
 _POLL_S = 0.2
 _CHART_MARGIN = 14
-_MOST_PROCESSES = 1000
+_MAX_PROCESSES = 1000
 
 
 def run(
@@ -326,13 +326,13 @@ class _Usage:
                 waited_s += int((thread / "schedstat").read_text().split()[1]) / 1e9
         then_s, before_s = self._waited.pop(process.pid, (now_s, waited_s))
         self._waited[process.pid] = now_s, waited_s
-        while len(self._waited) > _MOST_PROCESSES:
+        while len(self._waited) > _MAX_PROCESSES:
             self._waited.pop(next(iter(self._waited)))
         return max(0.0, waited_s - before_s) / (now_s - then_s) if now_s > then_s else 0.0
 
     def _known(self, process: psutil.Process) -> psutil.Process:
         """Return the object used before: CPU use is measured between two calls on the same one."""
-        if len(self._processes) > _MOST_PROCESSES:
+        if len(self._processes) > _MAX_PROCESSES:
             self._processes.clear()
         known = self._processes.get(process.pid)
         if known != process:  # compares the start time too, so a reused number is no confusion

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from common.wire.keys import load_keys
+from common.wire.security.keys import load_keys
 from common.wire.sockets import Security
 
 KEYS_VARIABLE = "TROUPE_NET__KEYS_DIR"

@@ -13,7 +13,7 @@ from services.replay.requests import Requests
 
 PERIOD_S = 1.0
 
-MOST_CHARS = 1000
+MAX_CHARS = 1000
 """Of a text that grows with the number of tables."""
 
 DROPPED = (
@@ -104,7 +104,7 @@ class Meter:
             "samples_per_s": self._rates["", "sampled"],
             **counters,
             "newest_version": requests.statistics.newest_version,
-            "insert_blocked": "; ".join(requests.paused.values())[:MOST_CHARS],
+            "insert_blocked": "; ".join(requests.paused.values())[:MAX_CHARS],
             "insert_blocked_s": sum(requests.blocked_s(name) for name in replay.tables),
             "held_inserts": len(requests.held),
             "parked_samples": requests.parked,

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.errors import RefusedError
-from common.wire import claims, messages
-from common.wire.claims import Allowance
+from common.wire import messages
+from common.wire.security import claims
+from common.wire.security.claims import Allowance
 
 _REMEMBERED_NAMES = 4096
 _REMEMBERED_INCARNATIONS = 64

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 NO_TOTAL = 1 << 62
-MOST_STEPS = 1 << 53
+MAX_STEPS = 1 << 53
 """Of one process: far more than anybody makes, and a number that every JSON reader can hold."""
 _IN_FLIGHT = 16
 _REMEMBERED = 1000

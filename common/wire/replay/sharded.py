@@ -23,13 +23,13 @@ import numpy as np
 import zmq
 from numpy.typing import ArrayLike
 
-from common.data.fields import Chunk, FieldSpec
 from common.data.sample import Share
+from common.data.schema import Chunk, FieldSpec
 from common.errors import PeerError
-from common.wire.batch_reader import ArrayPool
-from common.wire.replay_client import COUNTERS, ReplayClient
-from common.wire.replay_codec import SampleBatch
-from common.wire.sampler import Sampler
+from common.wire.replay.batch_reader import ArrayPool
+from common.wire.replay.client import COUNTERS, ReplayClient
+from common.wire.replay.codec import SampleBatch
+from common.wire.replay.sampler import Sampler
 from common.wire.sockets import Socket
 
 _log = logging.getLogger(__name__)

@@ -16,14 +16,14 @@ from common.errors import AuthError, ConfigError, PeerError, TroupeError
 from common.runtime.logging import Throttle
 from common.wire import messages, sockets
 from common.wire.body import Body
-from common.wire.claims import unusable
 from common.wire.codec import Message, WireError
-from common.wire.control_messages import State
-from common.wire.handshakes import HandshakeWatch
+from common.wire.control.messages import State
+from common.wire.control.params import decode_params
+from common.wire.control.relay import PATIENCE_S, HostRelay
 from common.wire.member import Member, Params, RunState, Welcome
-from common.wire.params import decode_params
 from common.wire.rejections import GARBAGE_LOG_PERIOD_S
-from common.wire.relay import PATIENCE_S, HostRelay
+from common.wire.security.claims import unusable
+from common.wire.security.handshakes import HandshakeWatch
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from common.data.fields import Chunk
-from common.wire.replay_client import ReplayClient
-from common.wire.sharded_replay import ShardedReplayClient
+from common.data.schema import Chunk
+from common.wire.replay.client import ReplayClient
+from common.wire.replay.sharded import ShardedReplayClient
 
 PATIENCE_S = 1.0
 """At the end, shards that answer are given this long to take another chunk."""

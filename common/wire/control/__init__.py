@@ -1,0 +1,1 @@
+"""What learner and members of a run say to each other: control, parameters, telemetry."""

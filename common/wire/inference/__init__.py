@@ -1,0 +1,1 @@
+"""Central inference as an actor sees it."""

@@ -1,0 +1,1 @@
+"""Replay as its clients see it."""

@@ -1,0 +1,1 @@
+"""One machine: every service of a run started, watched, restarted and stopped."""
