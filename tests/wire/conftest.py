@@ -13,7 +13,7 @@ LOOPBACK = "tcp://127.0.0.1:*"
 CONFIG = {"env": {"id": "atari:pong"}, "agent": {"n_steps": 3}, "net": {"control": "here"}}
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """Wait for something to become true; the test fails where it does not."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -24,7 +24,7 @@ def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> Any:
 
 def bind(start: Callable[[], Any]) -> None:
     """Start a server where one has just stopped: ZeroMQ gives the port up in the background."""
-    deadline_s = time.monotonic() + 3
+    deadline_s = time.monotonic() + 30
     while True:
         try:
             return start()

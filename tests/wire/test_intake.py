@@ -22,6 +22,8 @@ from tests.wire.test_curve import secured
 from tests.wire.zmtp import RawPeer, frame
 
 MIB = 1 << 20
+MAX_GROWTH_MB = 5000
+"""No honest shard grows by so much in these tests, however late it looks; one that keeps everything soon does."""
 
 
 def memory_mb(process) -> float:
@@ -61,10 +63,13 @@ def test_frames_without_end_do_not_fill_a_shard(shard, size):
     good.start()
     hostile = RawPeer(endpoint)
     try:
-        assert hostile.flood(frame(b"x" * size, more=True), 2 << 30)
-        # A message and what comes between two looks, more on a busy machine; the smallest frames take thirty
-        # times their bytes.
-        assert memory_mb(process) - before_mb < (1300 if size else 2500)
+        # It may have four messages while others wait, and what comes between two looks: on a fast machine, or
+        # where the shard gets no turn, much. Nobody bounds what is sent but by cutting the connection.
+        assert hostile.flood(
+            frame(b"x" * size, more=True),
+            64 << 30,
+            enough=lambda: memory_mb(process) - before_mb > MAX_GROWTH_MB,
+        )
     finally:
         enough.set()
         good.join(60)

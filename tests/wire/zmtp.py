@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 PATIENCE_S = 20.0
@@ -35,11 +36,14 @@ class RawPeer:
         self.tcp.sendall(data)
         self.sent += len(data)
 
-    def flood(self, part: bytes, most_bytes: int) -> bool:
-        """Send this frame again and again; whether the connection was cut before so many bytes were sent."""
+    def flood(self, part: bytes, most_bytes: int, enough: Callable[[], bool] = lambda: False) -> bool:
+        """Send this frame again and again; whether the connection was cut before so many bytes were sent.
+
+        Or before there were `enough`.
+        """
         burst = part * max(1, (1 << 18) // len(part))
         try:
-            while self.sent < most_bytes:
+            while self.sent < most_bytes and not enough():
                 self.send(burst)
         except OSError:
             return True
