@@ -23,7 +23,7 @@ from tests.wire.zmtp import RawPeer, frame
 
 MIB = 1 << 20
 MAX_GROWTH_MB = 5000
-"""No honest shard grows by so much in these tests, however late it looks; one that keeps everything soon does."""
+"""A shard that cuts does not grow by so much, however late it looks; one that keeps everything soon does."""
 
 
 def memory_mb(process) -> float:
