@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from common.agents.base import Act, Inputs, Update
+from common.agents.base import Update
 from common.agents.fitting import normalized_pixels, suited
-from common.agents.q_learning import QAgent, epsilon_greedy
+from common.agents.q_learning import TransitionAgent
 from common.agents.rmsprop import RMSProp
 from common.config.fields import PixelAgentConfig, Units, Widths, structural, tunable
-from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
+from common.data.accumulator import PRIORITY_FLOOR
 from common.nets.q_network import QNetwork
 from common.rl import returns
-
-if TYPE_CHECKING:
-    from common.envs import EnvSpec
 
 
 class ApexConfig(PixelAgentConfig):
@@ -54,36 +51,13 @@ class ApexConfig(PixelAgentConfig):
     eval_epsilon: float = tunable(0.001, "Exploration of the evaluator.", ge=0, le=1)
 
 
-class ApexAgent(QAgent[ApexConfig, QNetwork]):
-    """Acts, stores and learns as Ape-X DQN. See `common.agents.base.Agent` for the methods' contracts."""
+class ApexAgent(TransitionAgent[ApexConfig]):
+    """Learns as Ape-X DQN. See `common.agents.base.Agent` for the methods' contracts."""
 
-    def __init__(self, config: ApexConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(config, spec, seed=seed, device=device)
-        self.memory_size = 0
-        self.fields = n_step_fields(
-            spec.obs_shape, spec.obs_dtype, spec.stack, config.n_steps, spec.num_actions
-        )
-        self.item_steps = (1, 1)
-
-    # ---------------------------------------------------------------- acting
-
-    @torch.inference_mode()
-    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
-        """Epsilon-greedy actions; the accumulator learns the values that give initial priorities."""
-        q = self._net(torch.from_numpy(inputs.obs).to(self._device)).cpu().numpy()
-        action = epsilon_greedy(q, epsilon, rng)
-        return Act(action, {"value_taken": q[np.arange(len(q)), action], "value_max": q.max(axis=1)})
-
-    @torch.inference_mode()
-    def values(self, inputs: Inputs) -> np.ndarray:
-        """The largest Q `[S]` float32."""
-        return self._net(torch.from_numpy(inputs.obs).to(self._device)).amax(dim=1).cpu().numpy()
-
-    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> NStepAccumulator:
-        """An n-step accumulator for one slot."""
-        return NStepAccumulator(self.config.n_steps, self.config.gamma, chunk_steps, self.spec.stack)
-
-    # -------------------------------------------------------------- learning
+    @property
+    def n_steps(self) -> int:
+        """See the base class."""
+        return self.config.n_steps
 
     def update(
         self,
@@ -97,7 +71,7 @@ class ApexAgent(QAgent[ApexConfig, QNetwork]):
         learning = self._start_learning()
         data = {name: self._to_device(array) for name, array in batch.items()}
         weight = self._to_device(weights)
-        obs, next_obs = self._observations(data["obs"], data["bootstrap_steps"][:, 0].long())
+        obs, next_obs = self._observations(data)
         target = self._target(data["reward"][:, 0], data["discount"][:, 0], next_obs, learning.target)
         q = self._net(obs).gather(1, data["action"].long()).squeeze(1)
         error = target - q
@@ -114,14 +88,6 @@ class ApexAgent(QAgent[ApexConfig, QNetwork]):
             }
         priorities = error.detach().abs().double().cpu().numpy() + PRIORITY_FLOOR
         return Update(priorities=priorities, metrics=metrics)
-
-    def _observations(self, obs: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
-        """Splits windows `[B, stack - 1 + 1 + n, ...]` into the steps' observations and the bootstraps'."""
-        stack = self.spec.stack
-        if not stack:
-            return obs[:, 0], obs[torch.arange(len(obs), device=obs.device), bootstrap]
-        places = bootstrap[:, None] + torch.arange(stack, device=obs.device)
-        return obs[:, :stack], obs[torch.arange(len(obs), device=obs.device)[:, None], places]
 
     @torch.no_grad()
     def _target(self, reward: Tensor, discount: Tensor, next_obs: Tensor, target: QNetwork) -> Tensor:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.agents.actor_critic import UnrollAgent, Unrolls
+from common.agents.actor_critic import ActorCriticAgent
 from common.agents.base import Update
 from common.agents.network import Learning
 from common.agents.rmsprop import RMSProp
+from common.agents.tensors import module_arrays, tensors
+from common.agents.unroll_agent import Unrolls
 from common.config.fields import (
     Layers,
     PixelAgentConfig,
@@ -26,11 +27,9 @@ from common.config.fields import (
 )
 from common.data.unrolls import TERMINATED, TRUNCATED
 from common.rl import policy
+from common.rl.policy_losses import Multiplier
 from common.rl.sequences import next_values
 from common.rl.vtrace import VTrace, vtrace
-
-MAX_LOG_COST = 20.0
-"""The adjusted entropy cost stays between exp(-20) and exp(20)."""
 
 
 class ImpalaConfig(PixelAgentConfig):
@@ -89,7 +88,7 @@ class ImpalaConfig(PixelAgentConfig):
     )
 
 
-class ImpalaAgent(UnrollAgent[ImpalaConfig, "_Learning"]):
+class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
     """Acts, stores and learns as IMPALA. See `common.agents.base.Agent` for the methods' contracts."""
 
     # -------------------------------------------------------------- learning
@@ -120,7 +119,10 @@ class ImpalaAgent(UnrollAgent[ImpalaConfig, "_Learning"]):
 
     def _loss(self, unrolls: Unrolls, learning: _Learning) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        logits, values = self._evaluated(unrolls)
+        logits, values, _ = self._net(
+            unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
+        )
+        logits = logits[:-1]
         actions = unrolls.last_action[1:]
         log_probs = policy.log_prob(logits, actions)
         log_ratio = policy.log_prob(unrolls.logits, actions) - log_probs
@@ -129,16 +131,15 @@ class ImpalaAgent(UnrollAgent[ImpalaConfig, "_Learning"]):
         gradient = policy.policy_gradient(log_probs, corrected.advantages)
         baseline = 0.5 * (corrected.targets - values[:-1]).square()
         terms = gradient + config.baseline_cost * baseline + config.kl_cost * log_ratio
-        terms = terms - learning.entropy_cost.detach() * entropy
-        loss = policy.reduced(terms, config.loss_reduction)
-        if config.target_entropy is not None:
-            loss = loss + learning.entropy_cost * (entropy.mean().detach() - config.target_entropy)
+        entropy_cost = learning.entropy_cost.value().detach()
+        loss = policy.reduced(terms - entropy_cost * entropy, config.loss_reduction)
+        loss = loss + learning.entropy_cost.adjustment(entropy.mean())
         return loss, {
             "loss": loss,
             "policy_loss": gradient.mean(),
             "baseline_loss": baseline.mean(),
             "entropy": entropy.mean(),
-            "entropy_cost": learning.entropy_cost,
+            "entropy_cost": entropy_cost,
             "value_mean": values.mean(),
             "behaviour_kl": log_ratio.mean(),
         }
@@ -168,32 +169,24 @@ class _Learning(Learning):
     """Adds the entropy cost."""
 
     def __init__(self, config: ImpalaConfig, net: nn.Module, device: torch.device) -> None:
-        self._speed = config.entropy_cost_adjustment_speed
-        # The cost is exp(speed * p): it stays positive, and its own size does not slow its adjustment.
-        start = math.log(max(config.entropy_cost, math.exp(-MAX_LOG_COST))) / self._speed
-        self.log_cost = nn.Parameter(torch.tensor(start, device=device))
-        self._fixed = None if config.target_entropy is not None else config.entropy_cost
-        parameters = [*net.parameters()]
-        if self._fixed is None:
-            parameters.append(self.log_cost)
+        self.entropy_cost = Multiplier(
+            config.entropy_cost,
+            config.target_entropy,
+            at_most=False,
+            speed=config.entropy_cost_adjustment_speed,
+        ).to(device)
+        parameters = [*net.parameters(), *self.entropy_cost.parameters()]
         super().__init__(net, _optimizer(config, parameters), config.max_grad_norm)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """See `Learning`."""
-        return {"log_entropy_cost": self.log_cost.detach().cpu().numpy().copy()}
+        """See `Learning`; a fixed cost is what the configuration says now."""
+        adjusted = module_arrays(self.entropy_cost)
+        return {"log_entropy_cost": adjusted["position"].copy()} if adjusted else {}
 
     def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """See `Learning`."""
-        if self._fixed is None:  # a fixed cost is what the configuration says now
-            with torch.no_grad():
-                self.log_cost.copy_(torch.from_numpy(arrays["log_entropy_cost"].copy()))
-
-    @property
-    def entropy_cost(self) -> Tensor:
-        """Weight of the entropy bonus, a scalar that has a gradient if it is adjusted."""
-        if self._fixed is not None:
-            return torch.tensor(self._fixed)
-        return (self._speed * self.log_cost).clamp(-MAX_LOG_COST, MAX_LOG_COST).exp()
+        if self.entropy_cost.target is not None:
+            self.entropy_cost.load_state_dict(tensors({"position": arrays["log_entropy_cost"]}))
 
     def decay(self, config: ImpalaConfig, progress: float) -> None:
         """Sets the learning rate for a run of which the share `progress` is done."""

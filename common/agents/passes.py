@@ -1,17 +1,22 @@
-"""Several passes over one batch of fresh unrolls: minibatches, the learning rate, and the number format."""
+"""Several passes over one batch of fresh unrolls: minibatches, learning rate, number format, and the loop."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Generic, Literal, Self, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from common.agents.network import descend
+from common.agents.tensors import below, module_arrays, prefixed, tensors
+from common.agents.unroll_agent import Unrolls
 from common.config.fields import PixelAgentConfig, TableNeeds, tunable
+from common.nets.recurrent import SequenceBody
 
 log = logging.getLogger(__name__)
 
@@ -51,41 +56,58 @@ class PassesConfig(PixelAgentConfig):
     )
     learning_rate_min: float = tunable(1e-6, "Least that the kl schedule sets.", gt=0)
     learning_rate_max: float = tunable(1e-2, "Most that the kl schedule sets.", gt=0)
+    max_grad_norm: float = tunable(
+        0.5, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What minibatches are cut from, `[T, N, ...]`: without memory every step is a column of its own."""
+    """What minibatches are cut from, `[T, N, ...]`: without memory every step is a column of its own.
+
+    A subclass adds what its loss wants to know of a step.
+    """
 
     obs: Tensor
     last_action: Tensor
     last_reward: Tensor
     first: Tensor
     memory: Tensor
+    """`[N, memory_size]`, before the first step."""
     action: Tensor
-    behaviour: Tensor
-    """Logits of the policy that acted."""
-    value: Tensor
-    """Before this batch."""
-    advantage: Tensor
-    target: Tensor
-    """Of the value."""
-    anchor: Tensor
-    """`log(mu / pi_target)` clipped from above: 0 without a target network."""
 
-    def columns(self, index: Tensor) -> Steps:
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The network's arguments."""
+        return self.obs, self.last_action, self.last_reward, self.first, self.memory
+
+    def columns(self, index: Tensor) -> Self:
         """These columns only."""
-        parts = (getattr(self, name) for name in self.__slots__)
-        return Steps(*(part[index] if part is self.memory else _taken(part, index) for part in parts))
+        parts = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return type(self)(
+            **{name: part[index] if name == "memory" else _taken(part, index) for name, part in parts}
+        )
 
-    def flattened(self) -> Steps:
+    def flattened(self) -> Self:
         """Steps `[T, B]` as `[1, T B]`: without memory each stands for itself."""
-        parts = []
-        for name in self.__slots__:
-            part: Tensor = getattr(self, name)
-            memory = part.new_zeros(self.action.numel(), 0)
-            parts.append(memory if name == "memory" else part.flatten(0, 1)[None])
-        return Steps(*parts)
+        parts = {}
+        for each in fields(self):
+            part: Tensor = getattr(self, each.name)
+            none = part.new_zeros(self.action.numel(), 0)
+            parts[each.name] = none if each.name == "memory" else part.flatten(0, 1)[None]
+        return type(self)(**parts)
+
+
+def inputs_of(unrolls: Unrolls) -> dict[str, Tensor]:
+    """The part of `Steps` that every loss has, of the steps of `unrolls`."""
+    return {
+        "obs": unrolls.obs[:-1],
+        "last_action": unrolls.last_action[:-1],
+        "last_reward": unrolls.last_reward[:-1],
+        "first": unrolls.ended[:-1] != 0,
+        "memory": unrolls.memory,
+        "action": unrolls.last_action[1:],
+    }
 
 
 def _taken(part: Tensor, index: Tensor) -> Tensor:
@@ -182,3 +204,147 @@ def faster_dtype(wanted: str, device: torch.device, step: Callable[[torch.dtype]
         *(str(chosen).removeprefix("torch."), 1000 * exact, 1000 * short),
     )
     return chosen
+
+
+Own = TypeVar("Own", bound=nn.Module)
+OwnSteps = TypeVar("OwnSteps", bound=Steps)
+
+
+class PassesLearning(Generic[Own]):
+    """A `LearningState` that goes over a batch of unrolls several times.
+
+    Args:
+      config: see there.
+      net: the network that learns.
+      optimizer: of its parameters, and of those of `own`.
+      own: what an agent holds besides to learn; part of the checkpoint.
+      seed: of the minibatches.
+      pixels: observations are pixels, which are made to images once for all passes.
+    """
+
+    def __init__(
+        self,
+        config: PassesConfig,
+        net: SequenceBody,
+        optimizer: torch.optim.Optimizer,
+        own: Own,
+        *,
+        seed: int,
+        pixels: bool,
+    ) -> None:
+        self.optimizer = optimizer
+        self.own = own
+        self.updates = 0
+        self.rate = LearningRate(config, optimizer)
+        self._config = config
+        self._net = net
+        self._pixels = pixels
+        self._minibatches = Minibatches(config, seed)
+        self._dtype: torch.dtype | None = None  # found out at the first update
+
+    def prepared(self, unrolls: Unrolls) -> Unrolls:
+        """The unrolls with pixels as the network sees them.
+
+        Their statistics are taken in before: all passes are made by the network that is published.
+        """
+        self._net.observe(unrolls.obs[1:])
+        if self._dtype is None:
+            self._dtype = self._trial(unrolls)
+        if not self._pixels:
+            return unrolls
+        return unrolls._replace(obs=self._net.seen(unrolls.obs, self._dtype))
+
+    def learn(
+        self,
+        progress: float,
+        estimate: Callable[[OwnSteps | None], OwnSteps],
+        loss: Callable[[OwnSteps], tuple[Tensor, dict[str, Tensor]]],
+    ) -> dict[str, list[Tensor]]:
+        """Makes all passes; what was measured in each minibatch, by name.
+
+        Args:
+          progress: the share of the run that is done.
+          estimate: the steps of a pass, given those of the pass before; of None for the first.
+          loss: of a minibatch, and what was measured.
+        """
+        self.rate.follow_progress(progress)
+        measured: dict[str, list[Tensor]] = {}
+        steps: OwnSteps | None = None
+        for epoch in range(self._config.epochs):
+            steps = estimate(steps)
+            terms = [
+                self._step(*loss(steps.columns(index)))
+                for index in self._minibatches.of_pass(epoch, *steps.action.shape)
+            ]
+            if self._config.learning_rate_schedule == "kl":
+                self.rate.follow_kl(torch.stack([each["behaviour_kl"] for each in terms]).mean().item())
+            for each in terms:
+                for name, value in each.items():
+                    measured.setdefault(name, []).append(value)
+        self.updates += 1
+        return measured
+
+    def metrics(self, measured: dict[str, list[Tensor]]) -> dict[str, float]:
+        """Means of what `learn` gave, and the learning rate, for the log."""
+        means = {f"learner/{name}": torch.stack(each).mean().item() for name, each in measured.items()}
+        return means | {"learner/learning_rate": self.rate.value}
+
+    def forward(self, *inputs: Tensor, net: nn.Module | None = None) -> tuple[Tensor, ...]:
+        """What the network, or `net`, says of its arguments, float32, without the memory after them."""
+        return self._forward_in(self._dtype, *inputs, net=net)
+
+    @torch.no_grad()
+    def evaluated(self, unrolls: Unrolls, net: nn.Module | None = None) -> tuple[Tensor, ...]:
+        """What the network says of all observations, each `[T + 1, B, ...]`, in bounded memory."""
+        rows = max(1, (self._config.minibatch_steps or 4096) // len(unrolls.obs))
+        parts = []
+        for first in range(0, unrolls.ended.shape[1], rows):
+            part = slice(first, first + rows)
+            inputs = (unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0)
+            parts.append(self.forward(*(each[:, part] for each in inputs), unrolls.memory[part], net=net))
+        return tuple(torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What the agent holds, the learning rate, the generator of minibatches."""
+        return {
+            **prefixed("learning/", module_arrays(self.own)),
+            "learning_rate": np.array(self.rate.value),
+            "generator": self._minibatches.generator.get_state().numpy().copy(),
+        }
+
+    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """Takes over what `arrays` gave."""
+        self.own.load_state_dict(tensors(below("learning/", arrays)))
+        self._minibatches.generator.set_state(torch.from_numpy(arrays["generator"].copy()))
+        if self._config.learning_rate_schedule == "kl":  # else it is what the configuration says now
+            self.rate.value = float(arrays["learning_rate"])
+
+    def _step(self, loss: Tensor, measured: dict[str, Tensor]) -> dict[str, Tensor]:
+        """One step of the optimiser; returns what was measured, without gradients."""
+        norm = descend(loss, self._net, self.optimizer, self._config.max_grad_norm)
+        return {
+            name: value.detach() for name, value in (measured | {"loss": loss, "grad_norm": norm}).items()
+        }
+
+    def _forward_in(
+        self, dtype: torch.dtype | None, *inputs: Tensor, net: nn.Module | None = None
+    ) -> tuple[Tensor, ...]:
+        short = dtype is torch.bfloat16
+        with torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=short):
+            said = (net or self._net)(*inputs)
+        return tuple(each.float() for each in said[:-1])
+
+    def _trial(self, unrolls: Unrolls) -> torch.dtype:
+        """The number format in which this machine makes passes over such unrolls faster."""
+        columns = max(1, self._config.minibatch_steps // len(unrolls.obs))
+        inputs = (unrolls.last_action, unrolls.last_reward, unrolls.ended != 0)
+        last = [each[:, :columns] for each in inputs]
+
+        def step(dtype: torch.dtype) -> None:
+            obs = unrolls.obs[:, :columns]
+            obs = self._net.seen(obs, dtype) if self._pixels else obs
+            said = self._forward_in(dtype, obs, *last, unrolls.memory[:columns])
+            torch.stack([each.square().mean() for each in said]).sum().backward()
+            self.optimizer.zero_grad(set_to_none=True)
+
+        return faster_dtype(self._config.compute_dtype, unrolls.obs.device, step)

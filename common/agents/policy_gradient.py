@@ -8,18 +8,18 @@ et al. 2020): `agent.policy_loss`, `agent.advantages` and `agent.max_staleness` 
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.agents.actor_critic import UnrollAgent, Unrolls
+from common.agents.actor_critic import ActorCriticAgent
 from common.agents.base import Inputs, Update
 from common.agents.fitting import body_options, suited
-from common.agents.network import descend
-from common.agents.passes import LearningRate, Minibatches, PassesConfig, Steps, faster_dtype
-from common.agents.tensors import below, module_arrays, prefixed, tensors
+from common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of
+from common.agents.unroll_agent import Unrolls
 from common.config.fields import Layers, StepCount, Units, UnitsOrNone, Widths, structural, tunable
 from common.data.unrolls import TERMINATED, TRUNCATED
 from common.nets.actor_critic import ActorCritic
@@ -139,9 +139,6 @@ class PolicyGradientConfig(PassesConfig):
     )
     target_ratio_bar: float = tunable(2.0, "Most weight of the acting policy against that copy.", gt=0)
     recompute_advantages: bool = tunable(False, "Estimate advantages anew before each pass, not only once.")
-    max_grad_norm: float = tunable(
-        0.5, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
-    )
     eval_epsilon: float = tunable(
         1.0, "Chance that the evaluator draws from the policy instead of taking its best action.", ge=0, le=1
     )
@@ -157,7 +154,52 @@ MAX_LOG_RATIO = 20.0
 and the exponential of what stands in a stranger's logits may be infinite."""
 
 
-class PolicyGradientAgent(UnrollAgent[PolicyGradientConfig, "_Learning"]):
+@dataclass(frozen=True, slots=True)
+class JudgedSteps(Steps):
+    """Steps, and how well they went."""
+
+    behaviour: Tensor
+    """Logits of the policy that acted."""
+    value: Tensor
+    """Before this batch."""
+    advantage: Tensor
+    target: Tensor
+    """Of the value."""
+    anchor: Tensor
+    """`log(mu / pi_target)` clipped from above: 0 without a target network."""
+
+
+class _Adjusted(nn.Module):
+    """What learning holds besides the network: multipliers and temperature, which adjust, and the target."""
+
+    def __init__(self, config: PolicyGradientConfig, net: nn.Module) -> None:
+        super().__init__()
+        self._speed = config.adjustment_speed
+        costs = {
+            "entropy": (config.entropy_cost, config.entropy_target),
+            "kl_pi_mu": (config.kl_pi_mu_cost, config.kl_pi_mu_target),
+            "behaviour_kl": (config.kl_mu_pi_cost, config.kl_mu_pi_target),
+            "kl_reference": (config.kl_reference_cost, config.kl_reference_target),
+        }
+        self.multipliers: dict[str, Multiplier] = nn.ModuleDict(  # type: ignore[assignment]
+            {
+                name: Multiplier(*cost_and_target, at_most=name != "entropy", speed=self._speed)
+                for name, cost_and_target in costs.items()
+            }
+        )
+        self.log_temperature = nn.Parameter(torch.tensor(config.vmpo_temperature).log() / self._speed)
+        self.target = copy.deepcopy(net).requires_grad_(False) if config.target_period_updates else None
+
+    @property
+    def temperature(self) -> Tensor:
+        """Of V-MPO, a positive scalar."""
+        return (self._speed * self.log_temperature).clamp(-14.0, 14.0).exp()
+
+
+Learning = PassesLearning[_Adjusted]
+
+
+class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
     """Acts, stores and learns. See `common.agents.base.Agent` for the methods' contracts."""
 
     def __init__(
@@ -205,47 +247,19 @@ class PolicyGradientAgent(UnrollAgent[PolicyGradientConfig, "_Learning"]):
         lengths: np.ndarray | None = None,
     ) -> Update:
         """`agent.epochs` passes over `[B]` unrolls; `weights` are 1 and not looked at."""
-        config, learning = self.config, self._start_learning()
-        learning.rate.follow_progress(progress)
-        unrolls = self._unrolls(batch)
-        # Before anything else: all passes are made by the network that is published.
-        self._net.observe(unrolls.obs[1:])
-        if learning.dtype is None:
-            learning.dtype = self._trial(unrolls, learning)
-        if self.spec.pixels:
-            unrolls = unrolls._replace(obs=self._net.seen(unrolls.obs, learning.dtype))
-        measured: dict[str, list[Tensor]] = {}
-        for epoch in range(config.epochs):
-            if epoch == 0 or config.recompute_advantages:
-                steps = self._estimated(unrolls, learning, first_pass=epoch == 0)
-            kl: list[Tensor] = []
-            for index in learning.minibatches.of_pass(epoch, *steps.action.shape):
-                terms = self._step(steps.columns(index), learning)
-                kl.append(terms["behaviour_kl"])
-                for name, value in terms.items():
-                    measured.setdefault(name, []).append(value)
-            learning.rate.follow_kl(torch.stack(kl).mean().item())
-        learning.updates += 1
-        if config.target_period_updates and learning.updates % config.target_period_updates == 0:
-            learning.renew_target(self._net)
-        metrics: dict[str, float] = {}
-        if want_metrics:
-            metrics = {f"learner/{name}": torch.stack(each).mean().item() for name, each in measured.items()}
-            metrics["learner/learning_rate"] = learning.rate.value
-        return Update(priorities=None, metrics=metrics)
-
-    def _step(self, steps: Steps, learning: _Learning) -> dict[str, Tensor]:
-        """One step of the optimiser on a minibatch; returns what was measured, without gradients."""
-        loss, measured = self._loss(steps, learning)
-        norm = descend(loss, self._net, learning.optimizer, self.config.max_grad_norm)
-        return {
-            name: value.detach() for name, value in (measured | {"loss": loss, "grad_norm": norm}).items()
-        }
-
-    def _loss(self, steps: Steps, learning: _Learning) -> tuple[Tensor, dict[str, Tensor]]:
-        logits, values = self._forward_in(
-            learning.dtype, *(steps.obs, steps.last_action, steps.last_reward, steps.first, steps.memory)
+        learning, period = self._start_learning(), self.config.target_period_updates
+        unrolls = learning.prepared(self._unrolls(batch))
+        measured = learning.learn(
+            progress,
+            lambda previous: self._estimated(unrolls, learning, previous),
+            lambda steps: self._loss(steps, learning),
         )
+        if learning.own.target is not None and learning.updates % period == 0:
+            learning.own.target.load_state_dict(self._net.state_dict())
+        return Update(priorities=None, metrics=learning.metrics(measured) if want_metrics else {})
+
+    def _loss(self, steps: JudgedSteps, learning: Learning) -> tuple[Tensor, dict[str, Tensor]]:
+        logits, values = learning.forward(*steps.inputs)
         log_probs = policy.log_prob(logits, steps.action)
         log_ratio = log_probs - policy.log_prob(steps.behaviour, steps.action)
         log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
@@ -261,7 +275,7 @@ class PolicyGradientAgent(UnrollAgent[PolicyGradientConfig, "_Learning"]):
             "kl_reference": policy.kl(uniform, logits).mean(),
         }
         loss = gradient + self.config.baseline_cost * baseline
-        for name, multiplier in learning.multipliers.items():
+        for name, multiplier in learning.own.multipliers.items():
             if multiplier.used:
                 loss = loss + multiplier.loss(measured[name])
                 measured[f"{name}_cost"] = multiplier.value()
@@ -270,38 +284,14 @@ class PolicyGradientAgent(UnrollAgent[PolicyGradientConfig, "_Learning"]):
         measured["value_mean"] = values.mean()
         return loss, measured
 
-    def _forward_in(
-        self, dtype: torch.dtype | None, *inputs: Tensor, net: nn.Module | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Logits and values, float32, of the network's arguments, computed in `dtype`."""
-        short = dtype is torch.bfloat16
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=short):
-            logits, values, _ = (net or self._net)(*inputs)
-        return logits.float(), values.float()
-
-    def _trial(self, unrolls: Unrolls, learning: _Learning) -> torch.dtype:
-        """The number format in which this machine makes passes over such unrolls faster."""
-        columns = max(1, self.config.minibatch_steps // len(unrolls.obs))
-        inputs = (unrolls.last_action, unrolls.last_reward, unrolls.ended != 0)
-        last = [each[:, :columns] for each in inputs]
-
-        def step(dtype: torch.dtype) -> None:
-            obs = unrolls.obs[:, :columns]
-            obs = self._net.seen(obs, dtype) if self.spec.pixels else obs
-            logits, values = self._forward_in(dtype, obs, *last, unrolls.memory[:columns])
-            (logits.square().mean() + values.square().mean()).backward()
-            learning.optimizer.zero_grad(set_to_none=True)
-
-        return faster_dtype(self.config.compute_dtype, self._device, step)
-
     def _policy_loss(
-        self, log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, learning: _Learning
+        self, log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, learning: Learning
     ) -> Tensor:
         """The scalar that `agent.policy_loss` names, and V-MPO's temperature loss with it."""
         config, kind = self.config, self.config.policy_loss
         if kind == "vmpo":
             best, temperature = policy_losses.vmpo_loss(
-                log_probs, advantages, learning.temperature, config.vmpo_epsilon
+                log_probs, advantages, learning.own.temperature, config.vmpo_epsilon
             )
             return best + temperature
         if kind == "ppo":
@@ -331,39 +321,35 @@ class PolicyGradientAgent(UnrollAgent[PolicyGradientConfig, "_Learning"]):
     # ------------------------------------------------------------- estimates
 
     @torch.no_grad()
-    def _estimated(self, unrolls: Unrolls, learning: _Learning, first_pass: bool) -> Steps:
+    def _estimated(self, unrolls: Unrolls, learning: Learning, previous: JudgedSteps | None) -> JudgedSteps:
         """The batch with values, advantages and value targets of the present weights."""
-        config = self.config
-        logits, values = self._evaluated(unrolls, dtype=learning.dtype)
+        config, target = self.config, learning.own.target
+        if previous is not None and not config.recompute_advantages:
+            return previous
+        logits, values = learning.evaluated(unrolls)
         actions = unrolls.last_action[1:]
         log_mu = policy.log_prob(unrolls.logits, actions)
         anchor = torch.zeros_like(log_mu)
-        log_pi = policy.log_prob(logits, actions)
-        if learning.target is not None:
+        log_pi = policy.log_prob(logits[:-1], actions)
+        if target is not None:
             # V-trace then values the policy of the target network, towards which learning is held.
-            target_logits, _ = self._evaluated(unrolls, learning.target, learning.dtype)
-            log_pi = policy.log_prob(target_logits, actions)
+            log_pi = policy.log_prob(learning.evaluated(unrolls, target)[0][:-1], actions)
             anchor = (log_mu - log_pi).clamp(max=float(np.log(config.target_ratio_bar)))
         values = self._in_returns(values)
         advantages, targets = self._advantages(unrolls, log_pi - log_mu, values)
         if self._net.returns is not None:
-            if first_pass:
+            if previous is None:
                 self._net.observe_returns(targets)
             values, targets = self._net.returns(values), self._net.returns(targets)
         if config.normalize_advantages:
             advantages = normalized_advantages(advantages)
-        steps = Steps(
-            unrolls.obs[:-1],
-            unrolls.last_action[:-1],
-            unrolls.last_reward[:-1],
-            unrolls.ended[:-1] != 0,
-            unrolls.memory,
-            actions,
-            unrolls.logits,
-            values[:-1],
-            advantages + config.advantage_offset,
-            targets,
-            anchor,
+        steps = JudgedSteps(
+            **inputs_of(unrolls),
+            behaviour=unrolls.logits,
+            value=values[:-1],
+            advantage=advantages + config.advantage_offset,
+            target=targets,
+            anchor=anchor,
         )
         return steps if self.memory_size else steps.flattened()
 
@@ -395,83 +381,17 @@ class PolicyGradientAgent(UnrollAgent[PolicyGradientConfig, "_Learning"]):
         )
         return advantages, advantages + values[:-1]
 
-    @torch.no_grad()
-    def _evaluated(
-        self, unrolls: Unrolls, net: nn.Module | None = None, dtype: torch.dtype | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Logits `[T, B, A]` of the steps and values `[T + 1, B]` of the observations, in bounded memory."""
-        logits, values = [], []
-        rows = max(1, (self.config.minibatch_steps or 4096) // len(unrolls.obs))
-        for first in range(0, unrolls.ended.shape[1], rows):
-            part = slice(first, first + rows)
-            inputs = (unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0)
-            some_logits, some_values = self._forward_in(
-                dtype, *(each[:, part] for each in inputs), unrolls.memory[part], net=net
-            )
-            logits.append(some_logits[:-1])
-            values.append(some_values)
-        return torch.cat(logits, dim=1), torch.cat(values, dim=1)
-
-    def _make_learning(self) -> _Learning:
-        return _Learning(self.config, self._net, self._seed).to(self._device)
-
-
-class _Learning(nn.Module):
-    """What only the learner holds: optimiser, multipliers, temperature, target network, learning rate."""
-
-    def __init__(self, config: PolicyGradientConfig, net: nn.Module, seed: int) -> None:
-        super().__init__()
-        self.config = config
-        self.minibatches = Minibatches(config, seed)
-        self.updates = 0
-        self.dtype: torch.dtype | None = None  # found out at the first update
-        speed = config.adjustment_speed
-        self.multipliers: dict[str, Multiplier] = nn.ModuleDict(  # type: ignore[assignment]
-            {
-                "entropy": Multiplier(config.entropy_cost, config.entropy_target, at_most=False, speed=speed),
-                "kl_pi_mu": Multiplier(
-                    config.kl_pi_mu_cost, config.kl_pi_mu_target, at_most=True, speed=speed
-                ),
-                "behaviour_kl": Multiplier(
-                    config.kl_mu_pi_cost, config.kl_mu_pi_target, at_most=True, speed=speed
-                ),
-                "kl_reference": Multiplier(
-                    config.kl_reference_cost, config.kl_reference_target, at_most=True, speed=speed
-                ),
-            }
+    def _make_learning(self) -> Learning:
+        config = self.config
+        own = _Adjusted(config, self._net).to(self._device)
+        parameters = [each for each in own.parameters() if each.requires_grad]
+        optimizer = torch.optim.Adam(
+            [*self._net.parameters(), *parameters],
+            lr=config.learning_rate,
+            eps=config.optimizer_epsilon,
+            fused=True,
         )
-        self.log_temperature = nn.Parameter(torch.tensor(config.vmpo_temperature).log() / speed)
-        self.target = copy.deepcopy(net).requires_grad_(False) if config.target_period_updates else None
-        own = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.Adam(
-            [*net.parameters(), *own], lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
-        )
-        self.rate = LearningRate(config, self.optimizer)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Multipliers, temperature, the target network, the learning rate, the generator of minibatches."""
-        return {
-            **prefixed("learning/", module_arrays(self)),
-            "learning_rate": np.array(self.rate.value),
-            "generator": self.minibatches.generator.get_state().numpy().copy(),
-        }
-
-    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Takes over what `arrays` gave."""
-        self.load_state_dict(tensors(below("learning/", arrays)))
-        self.minibatches.generator.set_state(torch.from_numpy(arrays["generator"].copy()))
-        if self.config.learning_rate_schedule == "kl":  # else it is what the configuration says now
-            self.rate.value = float(arrays["learning_rate"])
-
-    @property
-    def temperature(self) -> Tensor:
-        """Of V-MPO, a positive scalar."""
-        return (self.config.adjustment_speed * self.log_temperature).clamp(-14.0, 14.0).exp()
-
-    def renew_target(self, net: nn.Module) -> None:
-        """Copies the weights into the target network."""
-        if self.target is not None:
-            self.target.load_state_dict(net.state_dict())
+        return PassesLearning(config, self._net, optimizer, own, seed=self._seed, pixels=self.spec.pixels)
 
 
 make = PolicyGradientAgent

@@ -1,17 +1,23 @@
-"""What the agents that learn Q values share: exploration, and learning against a target network."""
+"""What the agents that learn Q values share: exploration, transitions, learning against a target network."""
 
 from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from common.agents.base import Act, Inputs
 from common.agents.network import Learning, NetworkAgent, NetworkConfig
 from common.agents.tensors import below, module_arrays, prefixed, tensors
+from common.data.accumulator import NStepAccumulator, n_step_fields
+from common.nets.q_network import QNetwork
+
+if TYPE_CHECKING:
+    from common.envs import EnvSpec
 
 
 def epsilon_ladder(base: float, alpha: float, indices: list[int], total_slots: int) -> np.ndarray:
@@ -39,7 +45,14 @@ class QConfig(NetworkConfig, Protocol):
     target_update_period_updates: int
 
 
+class TransitionConfig(QConfig, Protocol):
+    """Fields of one that learns from transitions."""
+
+    gamma: float
+
+
 Config = TypeVar("Config", bound=QConfig)
+OnTransitions = TypeVar("OnTransitions", bound=TransitionConfig)
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -103,3 +116,45 @@ class QAgent(NetworkAgent[Config, Network, TargetLearning[Network]]):
             target_period_updates=self.config.target_update_period_updates,
             max_grad_norm=self.config.max_grad_norm,
         )
+
+
+class TransitionAgent(QAgent[OnTransitions, QNetwork]):
+    """All of an agent without memory on n-step transitions but how it learns."""
+
+    def __init__(self, config: OnTransitions, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(config, spec, seed=seed, device=device)
+        self.memory_size = 0
+        self.fields = n_step_fields(
+            spec.obs_shape, spec.obs_dtype, spec.stack, self.n_steps, spec.num_actions
+        )
+        self.item_steps = (1, 1)
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of reward before the bootstrap."""
+        return 1
+
+    @torch.inference_mode()
+    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        """Epsilon-greedy actions; the accumulator learns the values that give initial priorities."""
+        q = self._net(self._to_device(inputs.obs)).cpu().numpy()
+        action = epsilon_greedy(q, epsilon, rng)
+        return Act(action, {"value_taken": q[np.arange(len(q)), action], "value_max": q.max(axis=1)})
+
+    @torch.inference_mode()
+    def values(self, inputs: Inputs) -> np.ndarray:
+        """The largest Q `[S]` float32."""
+        return self._net(self._to_device(inputs.obs)).amax(dim=1).cpu().numpy()
+
+    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> NStepAccumulator:
+        """An n-step accumulator for one slot."""
+        return NStepAccumulator(self.n_steps, self.config.gamma, chunk_steps, self.spec.stack)
+
+    def _observations(self, data: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The steps' observations and the bootstraps', of windows `[B, stack - 1 + 1 + n, ...]` of items."""
+        obs, bootstrap = data["obs"], data["bootstrap_steps"][:, 0].long()
+        stack, rows = self.spec.stack, torch.arange(len(obs), device=obs.device)
+        if not stack:
+            return obs[:, 0], obs[rows, bootstrap]
+        places = bootstrap[:, None] + torch.arange(stack, device=obs.device)
+        return obs[:, :stack], obs[rows[:, None], places]

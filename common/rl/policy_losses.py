@@ -135,8 +135,10 @@ class Multiplier(nn.Module):
 
     def loss(self, measured: Tensor) -> Tensor:
         """The term of a measured scalar: its gradient moves what is measured, and the weight."""
-        weight = self.value()
-        loss = self._sign * weight.detach() * measured
-        if self.target is not None:
-            loss = loss + self._sign * weight * (self.target - measured.detach())
-        return loss
+        return self._sign * self.value().detach() * measured + self.adjustment(measured)
+
+    def adjustment(self, measured: Tensor) -> Tensor:
+        """A term whose gradient moves the weight alone, towards the target; 0 if it is fixed."""
+        if self.target is None:
+            return torch.zeros_like(measured)
+        return self._sign * self.value() * (self.target - measured.detach())

@@ -9,23 +9,20 @@ where tau log pi(a|s) is clipped to [l0, 0].
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.agents.base import Act, Inputs, Update
+from common.agents.base import Update
 from common.agents.fitting import normalized_pixels, suited
-from common.agents.q_learning import QAgent, epsilon_greedy
-from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
+from common.agents.q_learning import TransitionAgent
+from common.data.accumulator import PRIORITY_FLOOR
 from common.nets.q_network import QNetwork
 from common.rl import returns
 from troupe import PixelAgentConfig, register_algorithm, structural, tunable
-
-if TYPE_CHECKING:
-    from common.envs import EnvSpec
 
 
 @register_algorithm
@@ -73,34 +70,8 @@ def munchausen_target(
     return reward + config.alpha * bonus + discount * value
 
 
-class MunchausenAgent(QAgent[MunchausenConfig, QNetwork]):
-    """Acts, stores and learns; `common.agents.base.Agent` says what each method has to do."""
-
-    def __init__(
-        self, config: MunchausenConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu"
-    ) -> None:
-        super().__init__(config, spec, seed=seed, device=device)
-        self.memory_size = 0
-        self.fields = n_step_fields(
-            spec.obs_shape, spec.obs_dtype, spec.stack, n_steps=1, num_actions=spec.num_actions
-        )
-        self.item_steps = (1, 1)
-
-    @torch.inference_mode()
-    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
-        """Epsilon-greedy actions; the accumulator learns the values that give initial priorities."""
-        q = self._net(torch.from_numpy(inputs.obs).to(self._device)).cpu().numpy()
-        action = epsilon_greedy(q, epsilon, rng)
-        return Act(action, {"value_taken": q[np.arange(len(q)), action], "value_max": q.max(axis=1)})
-
-    @torch.inference_mode()
-    def values(self, inputs: Inputs) -> np.ndarray:
-        """The largest Q `[S]` float32."""
-        return self._net(torch.from_numpy(inputs.obs).to(self._device)).amax(dim=1).cpu().numpy()
-
-    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> NStepAccumulator:
-        """Single transitions of one slot."""
-        return NStepAccumulator(1, self.config.gamma, chunk_steps, self.spec.stack)
+class MunchausenAgent(TransitionAgent[MunchausenConfig]):
+    """Learns from single transitions; `common.agents.base.Agent` says what each method has to do."""
 
     def update(
         self,
@@ -113,10 +84,7 @@ class MunchausenAgent(QAgent[MunchausenConfig, QNetwork]):
         """One step on `[B]` transitions; new priorities are `|TD error|`."""
         learning, config = self._start_learning(), self.config
         data = {name: self._to_device(array) for name, array in batch.items()}
-        frames = self.spec.stack or 1  # of an observation; the window has one more
-        obs, next_obs = data["obs"][:, :frames], data["obs"][:, 1 : frames + 1]
-        if not self.spec.stack:
-            obs, next_obs = obs[:, 0], next_obs[:, 0]
+        obs, next_obs = self._observations(data)
         action = data["action"][:, 0].long()
         with torch.no_grad():
             reward, discount = data["reward"][:, 0], data["discount"][:, 0]

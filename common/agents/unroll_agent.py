@@ -1,0 +1,101 @@
+"""What agents that learn from unrolls share: storing them, and reading what a batch of them holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.agents.fitting import BodyConfig
+from common.agents.network import NetworkAgent, NetworkConfig, OwnLearning
+from common.data.unrolls import UnrollAccumulator, join_memory, unroll_fields
+from common.nets.frames import stacked
+from common.nets.recurrent import SequenceBody
+
+if TYPE_CHECKING:
+    from common.envs import EnvSpec
+
+
+class UnrollConfig(NetworkConfig, BodyConfig, Protocol):
+    """Fields of an agent that learns from unrolls, besides those of its network's body."""
+
+    unroll_steps: int
+
+    @property
+    def torso(self) -> str:
+        """Name of a torso, or `auto`."""
+
+    @property
+    def allowed_staleness(self) -> int | None:
+        """See `common.config.fields.AgentConfig`."""
+
+
+Config = TypeVar("Config", bound=UnrollConfig)
+Network = TypeVar("Network", bound=SequenceBody)
+
+
+class Unrolls(NamedTuple):
+    """A batch, time-major, on the device. Entry t of `[T + 1]` belongs to observation t, or led to it."""
+
+    obs: Tensor
+    """`[T + 1, B, *obs_shape]`."""
+    last_action: Tensor
+    """`[T + 1, B]` int64."""
+    last_reward: Tensor
+    """`[T + 1, B]` float."""
+    ended: Tensor
+    """`[T + 1, B]` uint8: how the step that led to the observation ended the episode, if it did."""
+    logits: Tensor
+    """`[T, B, A]` of the behaviour policy."""
+    final_value: Tensor
+    """`[T, B]`."""
+    memory: Tensor
+    """`[B, memory_size]` before the first step."""
+
+
+class UnrollAgent(NetworkAgent[Config, Network, OwnLearning]):
+    """The part of an `Agent` that has nothing to do with what its network says; see there."""
+
+    def __init__(self, config: Config, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(config, spec, seed=seed, device=device)
+        self.memory_size = self._net.state_size
+        self.fields = unroll_fields(
+            spec.obs_shape,
+            spec.obs_dtype,
+            spec.stack,
+            spec.num_actions,
+            config.unroll_steps,
+            self.memory_size,
+        )
+        self.item_steps = (config.unroll_steps, config.unroll_steps)
+
+    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> UnrollAccumulator:
+        """An accumulator of unrolls for one slot; their length is `agent.unroll_steps`."""
+        steps = self.config.unroll_steps
+        # Where a policy is to be learned from by itself, all slots begin and end with it.
+        skipped = int(phase * steps) if self.config.allowed_staleness is None else 0
+        return UnrollAccumulator(steps, self.spec.stack, self.memory_size, skipped)
+
+    def _unrolls(self, batch: dict[str, np.ndarray]) -> Unrolls:
+        """What `update` is given, ready for the network."""
+        data = {name: self._to_device(array) for name, array in batch.items() if name != "memory"}
+        memory = torch.zeros(len(batch["action"]), 0, device=self._device)
+        if self.memory_size:
+            memory = self._to_device(join_memory(batch["memory"], self.memory_size))
+        return Unrolls(
+            self._observations(data),
+            data["action"].T.long(),
+            data["reward"].T,
+            data["ended"].T,
+            data["logits"].transpose(0, 1),
+            data["final_value"].T,
+            memory,
+        )
+
+    def _observations(self, data: dict[str, Tensor]) -> Tensor:
+        """Observations `[T + 1, B, *obs_shape]`; stacks are put together from single frames."""
+        if not self.spec.stack:
+            return data["obs"].transpose(0, 1)
+        return stacked(data["obs"].transpose(0, 1), data["frames"].T, self.spec.stack)
