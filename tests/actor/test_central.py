@@ -57,7 +57,7 @@ class Learner:
             structural_hash=structural_hash(config),
             total_slots=config.total_slots,
             heartbeat_s=0.1,
-            liveness_s=3.0,
+            liveness_s=60.0,
         )
         self.inference = CentralInference(
             context,

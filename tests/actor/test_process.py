@@ -78,7 +78,7 @@ class Run:
         return self.children[-1]
 
     def stored_steps(self) -> int:
-        return int(self.client.status(20)["inserted_steps"])
+        return int(self.client.status(60)["inserted_steps"])
 
     def acted_steps(self) -> float:
         told = []
@@ -87,7 +87,7 @@ class Run:
         return [t.metrics["actor/steps"] for t in told if t.source == "actor-0"][-1]
 
     def wait_until_gone(self, name: str) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while name in {peer["name"] for peer in self.control.peers()}:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -117,7 +117,7 @@ def test_fills_replay_and_flushes_on_sigterm(run: Run) -> None:
     assert batch.fields["obs"].shape == (32, 4, 4)  # the observation and three that follow
     time.sleep(1)
     actor.send_signal(signal.SIGTERM)
-    assert actor.wait(20) == 0
+    assert actor.wait(60) == 0
     run.wait_until_gone("actor-0")
     # Everything but the n newest steps of each running episode was stored before the actor said BYE.
     steps = run.acted_steps()
@@ -154,5 +154,5 @@ def test_actors_of_one_host_share_a_relay(run: Run, tmp_path: Path) -> None:
     assert [file.suffix for file in sorted(relay.iterdir())] == ["", ".lock"]
     for actor in actors:
         actor.send_signal(signal.SIGTERM)
-        assert actor.wait(30) == 0
+        assert actor.wait(60) == 0
     assert list(relay.iterdir()) == []

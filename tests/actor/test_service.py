@@ -103,7 +103,7 @@ def server_of(context: Context, config: Config, endpoint: str = "tcp://127.0.0.1
         structural_hash=structural_hash(config),
         total_slots=8,
         heartbeat_s=0.1,
-        liveness_s=1.0,
+        liveness_s=60.0,
     )
     server.start()
     return server
@@ -131,11 +131,11 @@ class Running:
             self.error = error
 
     def join(self) -> None:
-        self.thread.join(20)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "timed out"
@@ -257,7 +257,7 @@ def test_follows_a_restarted_learner_to_other_slots(
         structural_hash=structural_hash(config),
         total_slots=3,  # fewer than the actor had
         heartbeat_s=0.1,
-        liveness_s=1.0,
+        liveness_s=60.0,
     )
     wait_for(lambda: starts(again))
     publish(again, 1)

@@ -195,7 +195,7 @@ def test_a_flood_of_reports_neither_keeps_the_learner_nor_its_end(tmp_path):
         while (later := status()) <= first and time.monotonic() < deadline_s:
             time.sleep(0.05)
         running.stop.set()
-        running.thread.join(30)
+        running.thread.join(60)
         ended_in_time = not running.thread.is_alive()
     finally:
         ended.set()

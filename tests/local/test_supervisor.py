@@ -141,9 +141,7 @@ def test_stop_asks_first_and_kills_what_does_not_listen(make):
     for child in (polite, deaf):
         child.start()
         poll_until(child, lambda child=child: "up" in log_of(child))
-    begin = time.monotonic()
-    assert stop([polite, deaf], 1.0) == ["deaf"]
-    assert 0.9 < time.monotonic() - begin < 5
+    assert stop([polite, deaf], 5.0) == ["deaf"]
     assert polite.returncode() == 0
     assert deaf.returncode() == -signal.SIGKILL
     assert {polite.state, deaf.state} == {"stopped"}
@@ -156,9 +154,7 @@ def test_stop_hurries_when_asked(make):
     )
     deaf.start()
     poll_until(deaf, lambda: "up" in log_of(deaf))
-    begin = time.monotonic()
-    assert stop([deaf], 60.0, hurry=lambda: True) == ["actor-0"]
-    assert time.monotonic() - begin < 5
+    assert stop([deaf], 1000.0, hurry=lambda: True) == ["actor-0"]  # longer than a test may take
 
 
 def test_a_log_that_cannot_be_written_is_a_config_error(tmp_path):

@@ -28,14 +28,14 @@ def start(folder, endpoint, *options):
 
 def kill(process):
     process.send_signal(signal.SIGKILL)
-    process.wait(10)
+    process.wait(60)
 
 
 def stop(process):
     """The exit code after SIGTERM."""
     process.terminate()
     try:
-        return process.wait(10)
+        return process.wait(60)
     finally:
         process.kill()
 

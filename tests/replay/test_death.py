@@ -65,7 +65,7 @@ def test_nothing_acknowledged_is_lost_or_doubled(tmp_path):
                 processes.kill(process)
                 process = processes.start(tmp_path / "data", endpoint, *options)
         for actor in actors:
-            assert actor.flush(30), actor.blocked_reason
+            assert actor.flush(60), actor.blocked_reason
         while learner.outstanding_samples:
             learner.receive(5)
         # The last word before a kill counts as well: priorities that were read back survive.
@@ -79,7 +79,7 @@ def test_nothing_acknowledged_is_lost_or_doubled(tmp_path):
         before = learner.status()["tables"]["default"]["total_priority"]
         processes.kill(process)
         process = processes.start(tmp_path / "data", endpoint, *options)
-        after = learner.status(30)["tables"]["default"]
+        after = learner.status(60)["tables"]["default"]
         assert after["items"] == total
         assert np.isclose(after["total_priority"], before, rtol=1e-12)
         assert len(updates.ids) == 64

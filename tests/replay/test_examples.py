@@ -21,7 +21,7 @@ def test_the_dqn_stores_learns_and_updates_priorities(server, client):
     done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"1000 steps, mean return of 20 episodes [\d.]+\nstored: True\n", done.stdout)
-    status = client(endpoint).status(30)
+    status = client(endpoint).status(60)
     table = status["tables"]["default"]
     assert 1100 <= table["items"] <= 1200
     assert table["sampled_total"] >= 200 * 64

@@ -53,11 +53,11 @@ def test_a_batch_goes_all_the_way(endpoint, client):
     actor, learner = client(endpoint, "actor"), client(endpoint, "learner")
     for number in range(5):
         processes.insert(actor, number)
-    assert actor.flush(20)
+    assert actor.flush(60)
     batch = learner.sample(64, timeout_s=20)
     processes.check(batch)
     learner.update_priorities(batch.ids, batch.probabilities)
-    assert client(endpoint, "viewer").status(20)["tables"]["default"]["items"] == 50
+    assert client(endpoint, "viewer").status(60)["tables"]["default"]["items"] == 50
 
 
 def test_a_key_permits_what_its_role_does(endpoint, client):
@@ -67,7 +67,7 @@ def test_a_key_permits_what_its_role_does(endpoint, client):
     viewer = client(endpoint, "viewer")
     processes.insert(viewer, 0)
     with pytest.raises(AuthError, match="INSERT takes a key of actor or learner"):
-        viewer.flush(20)
+        viewer.flush(60)
 
 
 def status_of(endpoint, *options):

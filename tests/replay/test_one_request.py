@@ -52,7 +52,7 @@ def test_a_batch_for_which_memory_does_not_suffice_is_refused_and_the_shard_goes
     chunk = Chunk({"wide": np.ones((1, 1 << 14))}, 1, item, np.ones(1, np.int32), np.ones(1))  # 128 KiB
     while not writer.insert(chunk):
         writer.poll(20)
-    assert writer.flush(30)
+    assert writer.flush(60)
     pid = server.process.pid
     in_use = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
     unlimited = resource.prlimit(pid, resource.RLIMIT_AS, (in_use + (1 << 27), resource.RLIM_INFINITY))
@@ -68,4 +68,4 @@ def test_a_batch_for_which_memory_does_not_suffice_is_refused_and_the_shard_goes
     batch = writer.receive(60)  # it was asked for again
     assert batch.request_id == number
     assert len(batch.ids) == 4096
-    assert writer.status(30)["rejected"]["memory"] >= 1
+    assert writer.status(60)["rejected"]["memory"] >= 1

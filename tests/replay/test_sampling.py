@@ -21,11 +21,11 @@ def listed(values, priorities):
 
 
 def store(client, chunk, table="default"):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not client.insert(chunk, table):
         assert time.monotonic() < deadline, client.blocked_reason
         client.poll(20)
-    assert client.flush(30)
+    assert client.flush(60)
 
 
 def test_lists_are_as_good_as_arrays(server, client):

@@ -40,7 +40,7 @@ class Shard:
 
     def stop(self):
         self.stop_signal.set()
-        self.thread.join(20)
+        self.thread.join(60)
         self.router.close(linger=0)
         self.replay.close()
 
@@ -90,14 +90,21 @@ def chunk(values, priorities):
 
 def fill(context, shard, values, priorities):
     client = ReplayClient(shard.endpoint, ctx=context)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not client.insert(chunk(values, priorities)):
         assert time.monotonic() < deadline, client.blocked_reason
         client.poll(20)
-    assert client.flush(30)
+    assert client.flush(60)
     client.close(0)
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """No shard counts as lost, however slow the machine is: the draws would be among the others."""
+    monkeypatch.setattr(sharded, "LOST_S", 1000.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_weights_over_unequal_shards_are_unbiased(context, start, connect):
     """The weighted mean of samples is the mean of all items, though shards differ in size and priorities."""
     rng = np.random.default_rng(3)
@@ -132,6 +139,7 @@ def test_weights_over_unequal_shards_are_unbiased(context, start, connect):
         assert abs(came[endpoint] / batches - share) < 0.01
 
 
+@pytest.mark.usefixtures("patient")
 def test_importance_weights_of_all_shards_have_one_scale(context, start, connect):
     """An improbable shard's items weigh more than another's: its batches are not scaled by themselves."""
     rng = np.random.default_rng(5)
@@ -176,7 +184,7 @@ def test_inserts_survive_a_shard_that_leaves_and_returns(start, connect):
 
     def insert(count):
         nonlocal sent
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         for _ in range(count):
             while not client.insert(chunk([float(sent)], [1.0])):
                 assert time.monotonic() < deadline, client.blocked_reason
@@ -184,7 +192,7 @@ def test_inserts_survive_a_shard_that_leaves_and_returns(start, connect):
             sent += 1
 
     insert(6)
-    assert client.flush(30)
+    assert client.flush(60)
     shards[0].stop()
     while client.outstanding < 3:  # of the first, which does not answer
         insert(1)
@@ -218,7 +226,7 @@ def test_a_single_shard_is_what_it_was(context, start, connect):
 def test_inserts_go_round_and_wait_for_nobody_in_particular(start, connect):
     shards = [start(name) for name in ("a", "b")]
     client = connect(*shards)
-    deadline, sent = time.monotonic() + 30, 0
+    deadline, sent = time.monotonic() + 60, 0
     while client.blocked_reason or client.credit < 2 * 64:
         assert time.monotonic() < deadline, client.blocked_reason
         client.poll(20)
@@ -226,7 +234,7 @@ def test_inserts_go_round_and_wait_for_nobody_in_particular(start, connect):
         assert time.monotonic() < deadline, client.blocked_reason
         sent += client.insert(chunk(np.arange(10.0), np.ones(10)))
         client.poll(5)
-    assert client.flush(30)
+    assert client.flush(60)
     assert client.outstanding == 0
     assert {address: each["tables"]["default"]["items"] for address, each in client.status(60).items()} == {
         shard.endpoint: 100 for shard in shards
@@ -295,6 +303,7 @@ def test_a_shard_dies_and_returns(context, start, connect):
         assert time.monotonic() < deadline
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_shard_that_has_nothing_to_sample_holds_up_nobody(context, start, connect, monkeypatch):
     """It is left out of the draws, tried again by one request, and back when it has something."""
     monkeypatch.setattr(sharded, "WAIT_S", 0.0)  # one request is always trying
@@ -335,6 +344,7 @@ def test_a_shard_that_has_nothing_to_sample_holds_up_nobody(context, start, conn
     )
 
 
+@pytest.mark.usefixtures("patient")
 def test_where_all_shards_wait_all_are_asked(context, start, connect):
     shards = [start(name, min_items=50) for name in ("a", "b", "c")]
     client = connect(*shards)

@@ -53,7 +53,7 @@ def test_items_hold_the_steps_that_they_were_cut_from(server, client, chunk_step
                     }
                 )
         writer.end_episode({"obs": obs[-1].tolist()})
-    assert writer.flush(30)
+    assert writer.flush(60)
     assert min(map(len, expected.values())) > 5
     for table, items in expected.items():
         for item, (found, _) in zip(items, take(mine, len(items), table), strict=True):
@@ -71,8 +71,8 @@ def test_steps_that_items_share_are_sent_once(server, client):
             writer.item(20)
     writer.end_episode()
     assert writer.steps == 0
-    assert writer.flush(30)
-    assert mine.status(30)["chunks"] == mine.counters["inserts"] <= 4  # of 9 items
+    assert writer.flush(60)
+    assert mine.status(60)["chunks"] == mine.counters["inserts"] <= 4  # of 9 items
     found = [fields["x"][0] for fields, _ in take(mine, 9)]
     assert found == list(range(0, 90, 10))
 
@@ -85,7 +85,7 @@ def test_rare_items_do_not_keep_all_steps(server, client):
     writer.item()
     for t in range(1, 30):
         writer.append({"x": float(t)})
-    assert mine.flush(30)
+    assert mine.flush(60)
     assert mine.counters["inserts"] == 1
     assert next(take(mine, 1))[0]["x"] == [0.0]
 
@@ -117,7 +117,7 @@ def test_n_step_items_are_those_of_the_episode(server, client, terminated):
             )
         items = n_step_items(obs, rewards, 3, 0.9, terminated)
         expected += [(*item, action) for item, action in zip(items, actions, strict=True)]
-    assert writer.flush(30)
+    assert writer.flush(60)
     for item, (found, _) in zip(expected, take(mine, len(expected)), strict=True):
         first, value, discount, following, action = item
         np.testing.assert_array_equal(found["obs"][0], first)
@@ -133,7 +133,7 @@ def test_new_items_have_the_priority_of_their_writer(server, client):
     writer.start([0.0])
     for _ in range(10):
         writer.append(0, 1.0, [0.0], False)
-    assert writer.flush(30)
+    assert writer.flush(60)
     assert mine.sample(4, timeout_s=30).total_priority == 36.0  # the newest step has no successor's yet
 
 
@@ -158,7 +158,7 @@ def test_a_step_that_differs_is_refused_and_not_taken(server, client, step, word
     assert writer.steps == 1
     writer.item()
     writer.end_episode()
-    assert writer.flush(30)
+    assert writer.flush(60)
     assert next(take(mine, 1))[0]["y"].tolist() == [[1, 2]]
 
 
@@ -187,7 +187,7 @@ def test_impossible_steps_are_refused(client, tmp_path):
 
 def test_what_replay_does_not_take_in_time_is_kept(server, client):
     mine = client(server("--table", "default:limiter=queue,capacity=1"))
-    mine.status(30)  # now it is there
+    mine.status(60)  # now it is there
     writer = Writer(mine, chunk_steps=1, timeout_s=2.0)
     sent = 0
 
@@ -201,5 +201,5 @@ def test_what_replay_does_not_take_in_time_is_kept(server, client):
         go_on()
     found = [fields["x"][0] for fields, _ in take(mine, sent - 2)]
     assert found == list(range(1, sent - 1))
-    assert writer.flush(30)
+    assert writer.flush(60)
     assert next(take(mine, 1))[0]["x"] == [sent - 1]

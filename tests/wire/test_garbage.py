@@ -45,7 +45,7 @@ def ask(dealer, message: Message) -> Message:
 
 def still_serves(connect, server) -> None:
     client = connect(server, "evaluator")
-    client.join(5)
+    client.join(60)
     client.close()
 
 
@@ -194,7 +194,7 @@ def test_nonsense_from_a_learner_does_not_end_a_client(ctx, connect, caplog):
     router = sockets.make_router(ctx, "tcp://127.0.0.1:*")
     client = connect(sockets.bound_endpoint(router), "actor-0", liveness_s=5.0)
     joined = []
-    thread = threading.Thread(target=lambda: joined.append(client.join(10)))
+    thread = threading.Thread(target=lambda: joined.append(client.join(60)))
     thread.start()
     identity, *_ = until(lambda: sockets.receive_frames(router))
     state = {"session": 1, "version": -1, "steps": 0, "updates": 0, "stopping": False}
@@ -210,7 +210,7 @@ def test_nonsense_from_a_learner_does_not_end_a_client(ctx, connect, caplog):
     }
     sockets.send_frames(router, [b"nonsense"], identity.bytes)
     sockets.send(router, Message("WELCOME", welcome), identity.bytes)
-    thread.join(10)
+    thread.join(60)
     assert joined
     bad_blob = Message(
         "PARAMS", {"manifest": [["w", "object", [1], 0]], **state}, {"blob": np.zeros(8, np.uint8)}

@@ -255,14 +255,14 @@ def test_with_keys_as_well(serve, connect, tmp_path, monkeypatch):
     )
     sender.start()
     try:
-        until(lambda: server.rejected().get(CUT) == 1, 30)
-        assert dam.broken.wait(20)
+        until(lambda: server.rejected().get(CUT) == 1)
+        assert dam.broken.wait(60)
         client = connect(server, "evaluator", security=secured(folder, "evaluator").toward("learner"))
-        client.join(10)
+        client.join(60)
         client.close()
     finally:
         sender.kill()
-        sender.join(20)
+        sender.join(60)
         dam.close()
 
 

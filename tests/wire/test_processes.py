@@ -14,14 +14,14 @@ import sys, time, zmq
 from common.wire.control.client import ControlClient, new_incarnation
 client = ControlClient(zmq.Context(), sys.argv[1], role="actor", name="actor-0",
                        incarnation=new_incarnation(), slots_wanted=8)
-print(client.join(20).slots, flush=True)
+print(client.join(60).slots, flush=True)
 time.sleep(60)
 """
 LEARNER = """
 import sys, time, zmq
 from common.wire.control.server import ControlServer
 server = ControlServer(zmq.Context(), sys.argv[1], "tcp://127.0.0.1:*", config_dict={}, structural_hash="",
-                       total_slots=8, heartbeat_s=0.05, liveness_s=0.5)
+                       total_slots=8, heartbeat_s=0.05, liveness_s=1.0)
 server.start()
 print(server.control_endpoint, flush=True)
 time.sleep(60)
@@ -47,23 +47,23 @@ def spawn():
 
 
 def test_the_slots_of_a_killed_actor_are_leased_again(serve, connect, spawn):
-    server = serve()
+    server = serve(liveness_s=1.0)
     process, line = spawn(ACTOR, server.control_endpoint)
     assert line == str(list(range(8)))
     process.kill()
-    assert connect(server, "actor-1", slots_wanted=8).join(5).slots == list(range(8))
+    assert connect(server, "actor-1", slots_wanted=8).join(60).slots == list(range(8))
     assert [peer["name"] for peer in server.peers()] == ["actor-1"]
 
 
 def test_a_killed_learner_is_joined_again(connect, spawn):
     process, endpoint = spawn(LEARNER, LOOPBACK)
     client = connect(endpoint, "actor-0", slots_wanted=3)
-    client.join(10)
+    client.join(60)
     session = client.state.session
     process.kill()
     process.wait()
     spawn(LEARNER, endpoint)
-    until(lambda: client.joins == 2, 10)
+    until(lambda: client.joins == 2)
     assert client.slots == [0, 1, 2]
     assert client.state.session != session
 
@@ -71,11 +71,11 @@ def test_a_killed_learner_is_joined_again(connect, spawn):
 def test_a_learner_that_stood_still_is_joined_again(connect, spawn):
     process, endpoint = spawn(LEARNER, LOOPBACK)
     client = connect(endpoint, "actor-0", slots_wanted=3)
-    client.join(10)
+    client.join(60)
     session = client.state.session
     os.kill(process.pid, signal.SIGSTOP)
-    until(lambda: not client.connected, 5)
+    until(lambda: not client.connected)
     os.kill(process.pid, signal.SIGCONT)
-    until(lambda: client.connected, 5)
+    until(lambda: client.connected)
     assert client.slots == [0, 1, 2]
     assert client.state.session == session

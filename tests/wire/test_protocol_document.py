@@ -98,7 +98,7 @@ def test_the_replay_client_of_the_document_works(ctx, clients, tmp_path):
         status = clients["replay_client"](sockets.bound_endpoint(router))
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
         router.close(linger=0)
         replay.close()
     assert status["tables"]["default"]["items"] == 3

@@ -57,7 +57,7 @@ def serve(ctx):
     yield start
     stop.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
 
 
 def connect(ctx, server, security=None):

@@ -97,7 +97,7 @@ def test_a_slow_subscriber_finds_the_newest_message_only(ctx):
     until(arrives)
     for number in range(1, 50):
         sockets.send(pub, Message("ANNOUNCE", {"version": number}))
-    time.sleep(0.2)
+    time.sleep(1.0)
     received = [sockets.receive(sub) for _ in range(3)]
     # Polling takes one message out of the queue, so an old one may precede the newest. Nothing else does.
     assert [message.fields["version"] for message in received if message][-1] == 49
@@ -143,9 +143,7 @@ def test_backoff_doubles_to_its_limit_and_starts_again():
 def test_a_waker_wakes_and_may_be_used_after_its_end():
     waker = sockets.Waker()
     waker.wake()
-    start = time.monotonic()
-    waker.wait(5)
-    assert time.monotonic() - start < 1
+    waker.wait(1000)  # longer than a test may take
     waker.wait(0.01)  # the first wake-up is used up
     for _ in range(70_000):
         waker.wake()  # a full pipe does no harm
