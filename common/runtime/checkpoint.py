@@ -76,6 +76,8 @@ def save_checkpoint(
         temporary.mkdir()
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary / _ARRAYS)
         (temporary / _META).write_text(json.dumps(dict(meta), indent=1, sort_keys=True))
+        # The library's is the owner's alone; what copies a run may be another user.
+        (temporary / _ARRAYS).chmod((temporary / _META).stat().st_mode)
         manifest = {
             "format": FORMAT_VERSION,
             "files": {n: _fingerprint(temporary / n) for n in (_ARRAYS, _META)},

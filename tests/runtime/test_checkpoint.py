@@ -43,6 +43,20 @@ def test_round_trip_keeps_values_dtypes_and_meta(tmp_path):
     assert (tmp_path / LATEST).read_text().strip() == path.name
 
 
+def test_whoever_may_read_one_file_may_read_all(tmp_path):
+    """What copies a run is another user than the learner."""
+    before = os.umask(0o027)
+    try:
+        path = save(tmp_path, OLD, 1)
+    finally:
+        os.umask(before)
+    assert {file.name: oct(file.stat().st_mode & 0o777) for file in path.iterdir()} == {
+        "arrays.safetensors": "0o640",
+        "meta.json": "0o640",
+        "MANIFEST.json": "0o640",
+    }
+
+
 def test_keeps_the_newest_and_orders_them(tmp_path):
     for steps in (10, 200, 30_000):
         save(tmp_path, OLD, steps, keep=2)
