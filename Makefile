@@ -100,6 +100,7 @@ docs: setup ## write the generated pages and lists
 	$(BIN)/python -m common.config.docs compose > deploy/docker/fields.yml.new
 	mv deploy/docker/fields.yml.new deploy/docker/fields.yml
 	$(BIN)/python -m common.wire.document
+	$(BIN)/python deploy/terraform/document.py
 
 plan: ## show what `make apply` would change in AWS (TF_DIR, TF_ARGS; see docs/aws.md)
 	$(TERRAFORM) init -input=false

@@ -1,0 +1,69 @@
+"""The READMEs of the Terraform modules say what the .tf files say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.conftest import TERRAFORM
+
+FOLDERS = [TERRAFORM, *sorted(file.parent for file in TERRAFORM.glob("*/*/main.tf"))]
+NAMES = [str(folder.relative_to(TERRAFORM)) for folder in FOLDERS]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The configuration, to change."""
+    ignore = shutil.ignore_patterns(".terraform*", "*.tfstate*", "*.tfvars*", "README.md")
+    return Path(shutil.copytree(TERRAFORM, tmp_path / "terraform", ignore=ignore))
+
+
+def document(folder: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, str(TERRAFORM / "document.py"), str(folder)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+
+def test_every_readme_is_current(copy: Path) -> None:
+    done = document(copy)
+    assert done.returncode == 0, done.stderr
+    stale = [
+        name
+        for name in NAMES
+        if not (TERRAFORM / name / "README.md").exists()
+        or (TERRAFORM / name / "README.md").read_text() != (copy / name / "README.md").read_text()
+    ]
+    assert not stale, "run `make docs`"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
+def test_every_input_and_output_has_its_row(folder: Path) -> None:
+    text = "".join(file.read_text() for file in sorted(folder.glob("*.tf")))
+    declared = re.findall(r'^\s*(?:variable|output)\s+"(\w+)"', text, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|.*\S \|$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(declared)
+
+
+def test_types_defaults_and_requirement_are_told(copy: Path) -> None:
+    (copy / "modules" / "artifacts" / "variables.tf").write_text(
+        'variable "one" {\n  description = "Say \\"a|b\\"."\n'
+        "  type = object({\n    x = string # of it\n    y = map(number)\n  })\n}\n\n"
+        'variable "two" {\n  description = "Many."\n  type        = list(string)\n  default     = ["a"]\n\n'
+        '  validation {\n    condition     = true\n    error_message = "no"\n  }\n}\n'
+    )
+    assert document(copy).returncode == 0
+    text = (copy / "modules" / "artifacts" / "README.md").read_text()
+    assert '\n| `one` | `object({ x = string, y = map(number) })` | required | Say "a\\|b". |\n' in text
+    assert '\n| `two` | `list(string)` | `["a"]` | Many. |\n' in text
+
+
+def test_an_input_without_a_description_is_one_line(copy: Path) -> None:
+    file = copy / "modules" / "artifacts" / "variables.tf"
+    file.write_text('variable "one" {\n  type = string\n}\n')
+    done = document(copy)
+    assert done.returncode == 1
+    assert done.stderr == f'{file}: variable "one" has no description\n'
