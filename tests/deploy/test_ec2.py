@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -186,6 +187,22 @@ def test_the_bucket_has_a_copy(cluster: Cluster) -> None:
         return all(any(part in key for key in keys) for part in parts)
 
     cluster.wait(copied, PATIENCE_S, "checkpoint, metrics and TensorBoard events in the bucket")
+    # Without them the alarm says that the learner is silent.
+    metrics = cluster.fleet.ask("cloudwatch", "list_metrics", Namespace="Troupe")["Metrics"]
+    assert {"Steps", "Updates"} <= {one["MetricName"] for one in metrics}
+
+
+def test_what_reaches_the_credentials_is_neither_root_nor_a_service(cluster: Cluster) -> None:
+    """What waits for a spot notice runs all the time."""
+    learner = cluster.learner
+    service = learner.execute("systemctl", "show", "troupe-learner.service", "--value", "-p", "MainPID")
+    watcher = learner.execute("systemctl", "show", "troupe-spot.service", "--value", "-p", "MainPID")
+    said = [learner.execute("cat", f"/proc/{pid.strip()}/status") for pid in (service, watcher)]
+    users = [re.findall(r"^Uid:\s+(\d+)", text, re.MULTILINE) for text in said]
+    assert users[0] == [str(machines.UID)], said
+    assert users[1] not in (users[0], ["0"], []), said
+    assert re.search(r"^CapEff:\s+0+$", said[1], re.MULTILINE), said[1]
+    assert re.search(r"^NoNewPrivs:\s+1$", said[1], re.MULTILINE), said[1]
 
 
 def test_a_host_that_is_cut_off_is_given_up_and_comes_back(cluster: Cluster) -> None:
@@ -226,16 +243,37 @@ def test_a_spot_notice_drains_and_an_actor_that_waits_takes_the_slots(cluster: C
     cluster.wait_for_updates(500)
 
 
+def test_a_spot_notice_ends_in_a_last_copy_of_the_learner(cluster: Cluster) -> None:
+    learner = cluster.learner
+    (run_dir(learner) / "a-secret-of-root").touch(0o600)  # what nobody may copy stops no copy
+    notice = {"action": "terminate", "time": "2030-01-01T00:00:00Z"}
+    learner.metadata.values["spot/instance-action"] = json.dumps(notice)
+
+    def journal(unit: str) -> str:
+        return learner.execute("journalctl", "--unit", unit, "--output", "cat", "--no-pager")
+
+    last = "troupe-last-sync.service"
+    for unit in ("troupe-spot.service", last):
+        cluster.wait(lambda unit=unit: f"Finished {unit}" in journal(unit), PATIENCE_S, f"the end of {unit}")
+    assert "troupe-learner.service: Deactivated successfully" in journal("troupe-learner.service")
+    steps = cluster.status()["steps"]
+    keys = cluster.fleet.keys(cluster.bucket)
+    assert any(f"{steps:012d}/MANIFEST.json" in key for key in keys), (steps, sorted(keys))
+    assert f"runs/{RUN}/a-secret-of-root" not in keys
+    assert "a-secret-of-root is not copied" in journal(last)
+
+
 def test_a_new_learner_resumes(cluster: Cluster) -> None:
     old = cluster.learner
     before = cluster.status()["updates"]
-    prefix = f"runs/{RUN}/checkpoints/"
-    assert any(key.startswith(prefix) for key in cluster.fleet.keys(cluster.bucket))
     cluster.fleet.terminate(old)
     new = cluster.learner
     assert new.address != old.address
     cluster.wait(lambda: "resumed from step-" in new.log("learner.log"), PATIENCE_S, "it resumes")
     cluster.wait(lambda: len(cluster.peers("actor")) == 2, PATIENCE_S, "actors join it")
+    resumed = re.search(r"resumed from \S+: \d+ steps, (\d+) updates", new.log("learner.log"))
+    assert resumed is not None
+    assert int(resumed[1]) == before, "what the one before wrote last was lost"
     cluster.wait(
         lambda: cluster.status()["updates"] > before, PATIENCE_S, "it is further than the one before"
     )

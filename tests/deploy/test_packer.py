@@ -72,7 +72,7 @@ def test_packer_can_log_in_until_the_last_step() -> None:
 def test_units_start_what_the_scripts_install(unit: Path) -> None:
     text = unit.read_text()
     installed = "".join(script.read_text() for script in SCRIPTS.glob("install*.sh"))
-    for command in re.findall(r"^ExecStart=(\S+)", text, re.MULTILINE):
+    for command in re.findall(r"^ExecStart=([^+]\S+)", text, re.MULTILINE):
         directory, name = command.rsplit("/", 1)
         assert directory == "/opt/troupe/bin"
         assert f"$home/bin/{name}" in installed
@@ -80,12 +80,63 @@ def test_units_start_what_the_scripts_install(unit: Path) -> None:
         role = re.search(r"^ExecStart=\S+ (\w+)", text, re.MULTILINE)
         assert role is not None
         assert f"\n  {role.group(1)})" in (SCRIPTS / "start.sh").read_text()
-        # A service that root runs could read every key, and one that reaches the metadata service could do in
-        # AWS what its machine may.
-        assert "User=troupe" in text
-        assert "\nIPAddressDeny=169.254.169.254\n" in text
-        assert "NoNewPrivileges=yes" in text
         assert "KillSignal=SIGTERM" in text
+
+
+CONFINED = """NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectHome=yes
+ProtectSystem=strict
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectControlGroups=yes
+RestrictSUIDSGID=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+CapabilityBoundingSet=
+"""
+
+
+def lines_of(unit: str) -> set[str]:
+    """Every line of a unit's file."""
+    return set((PACKER / "systemd" / unit).read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    "unit", [unit.name for unit in UNITS if unit.suffix == ".service" and unit.name != "troupe-node.service"]
+)
+def test_a_unit_may_no_more_than_it_needs(unit: str) -> None:
+    """A service that root runs could read every key; one that reaches the metadata service, or shares a user
+    with what does, could do in AWS what its machine may."""
+    lines = lines_of(unit)
+    assert set(CONFINED.splitlines()) <= lines
+    service = any("troupe-start" in line for line in lines)
+    assert ("User=troupe" in lines, "IPAddressDeny=169.254.169.254" in lines) == (service, service)
+    assert ("DynamicUser=yes" in lines) is not service
+    assert any(line.startswith("ReadWritePaths=") for line in lines) is service
+    # Root stops services, where a notice says so, and nothing else.
+    with_root = [line for line in lines if re.match(r"Exec\w+=[^/]*[+!]", line)]
+    stops = [line for line in with_root if line.startswith("ExecStart=+/usr/bin/systemctl stop troupe-")]
+    assert with_root == stops
+    assert bool(stops) is (unit == "troupe-spot.service")
+
+
+def test_a_notice_stops_every_service_that_has_something_to_flush() -> None:
+    [stop] = [line for line in lines_of("troupe-spot.service") if line.startswith("ExecStart=+")]
+    services = {
+        unit.name.replace("@", "@*")
+        for unit in UNITS
+        if "User=troupe" in lines_of(unit.name) and unit.name != "troupe-tensorboard.service"
+    }
+    assert set(stop.split()[2:]) == services
+
+
+def test_a_learner_that_ends_is_followed_by_the_last_copy() -> None:
+    assert "OnSuccess=troupe-last-sync.service" in lines_of("troupe-learner.service")
+    lines = lines_of("troupe-last-sync.service")
+    assert "ExecStart=/opt/troupe/bin/troupe-node sync --last" in lines
+    # The machines of a complete run are stopped sooner or later, and by a copy that began after the others.
+    assert "Restart=on-failure" in lines
+    assert any(line.startswith("After=") and "troupe-sync.service" in line for line in lines)
 
 
 def test_boot_starts_units_that_exist() -> None:

@@ -26,8 +26,13 @@ def main(argv: list[str] | None = None) -> int:
         "prepare", help="fetch keys and configuration, then start this role's services"
     )
     boot.add_argument("--no-start", action="store_true", help="leave the services alone")
-    commands.add_parser("sync", help="copy the run's directory to its bucket, once")
-    spot = commands.add_parser("watch-spot", help="stop the services when a spot notice comes")
+    copy = commands.add_parser("sync", help="copy the run's directory to its bucket, once")
+    copy.add_argument(
+        "--last",
+        action="store_true",
+        help="the learner has ended: copy every file, and stop the machines of a complete run",
+    )
+    spot = commands.add_parser("watch-spot", help="wait until a spot notice comes")
     spot.add_argument("--poll-s", type=float, default=POLL_S, help="default: %(default)s")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="troupe-node: %(levelname)s: %(message)s")
@@ -35,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.command == "prepare":
             prepare(start=not options.no_start)
         elif options.command == "sync":
-            sync()
+            sync(last=options.last)
         else:
             watch_spot(options.poll_s)
     except (NodeError, Boto3Error, BotoCoreError, ClientError, OSError, subprocess.SubprocessError) as error:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from troupe_node.ending import has_ended, stop_machines
+from troupe_node.ending import is_complete, stop_machines
 from troupe_node.machine import Node, NodeError, client, give, load_node, make_own, patiently, write_own
 
 _log = logging.getLogger(__name__)
@@ -53,12 +53,12 @@ def is_due(size_bytes: int, copied_s: float, now_s: float) -> bool:
 
 
 def sync(last: bool = False) -> None:
-    """Copy what is new, forget checkpoints that the learner forgot, publish progress, see the end.
+    """Copy what is new, forget checkpoints that the learner forgot, publish progress.
 
-    With `last`, and at the end of the run, files that grow are copied however short ago they were.
+    With `last` the learner has ended: files that grow are copied however short ago they were, and the
+    machines of a run that is complete are stopped.
     """
     node = load_node(patience_s=30.0)
-    ended = has_ended(node)  # asked first: then the copy that follows has everything
     s3, bucket, prefix = client("s3"), node.config["bucket"], f"runs/{node.run}/"
     there = listing(s3, bucket, prefix)
     here: set[str] = set()
@@ -68,15 +68,17 @@ def sync(last: bool = False) -> None:
             stat = path.stat()
             size, copied_s = there.get(key, (-1, 0.0))
             changed = size != stat.st_size or copied_s < stat.st_mtime
-            if changed and (last or ended or is_due(stat.st_size, copied_s, time.time())):
+            if changed and (last or is_due(stat.st_size, copied_s, time.time())):
                 s3.upload_file(str(path), bucket, prefix + key)
         except FileNotFoundError:
             continue  # pruned meanwhile
+        except PermissionError:  # it shall not keep the others from being copied, nor the run from ending
+            _log.warning("%s is not copied: only its owner may read it", path)
     if any(key.startswith("checkpoints/") for key in here):
         for key in there.keys() - here:
             if key.startswith("checkpoints/"):
                 s3.delete_object(Bucket=bucket, Key=prefix + key)
-    if ended:
+    if last and is_complete(node):
         stop_machines(node)
     publish_progress(node)
 
