@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import zmq
 
 from common.wire import messages, sockets
 from common.wire.codec import WireError
+from common.wire.link import Link, Question
+from common.wire.member import new_incarnation
 
 _ASK_AGAIN_S = 5.0
+"""A shard may be restarted before it answers."""
 
 
 class Refill:
@@ -23,39 +25,47 @@ class Refill:
         """Connect to the shards at `endpoints`; learning needs `min_items` over all of them."""
         self._min_items = min_items
         self._context: sockets.Context = zmq.Context()
-        self._shards = [_Shard(self._context, endpoint) for endpoint in endpoints]
+        self._asked = {
+            self._connect(endpoint): Question(messages.Status().message(1), _ASK_AGAIN_S)
+            for endpoint in endpoints
+        }
+        self._restored: dict[Link, int] = {}
+
+    def _connect(self, endpoint: str) -> Link:
+        link = Link(
+            *(self._context, endpoint, "replay"),
+            name="launcher",
+            incarnation=new_incarnation(),
+            liveness_s=4 * _ASK_AGAIN_S,
+            retry_auth=True,
+        )
+        link.connect()
+        return link
 
     def line(self) -> str | None:
         """Return the line for the user, once every shard has answered; None before."""
-        restored = [shard.restored_items() for shard in self._shards]
-        counts = [count for count in restored if count is not None]
-        return refill_line(sum(counts), self._min_items) if len(counts) == len(restored) else None
+        for link, question in self._asked.items():
+            if link not in self._restored:
+                link.maintain(waiting=True)
+                question.send(link)
+                self._receive(link)
+        if len(self._restored) < len(self._asked):
+            return None
+        return refill_line(sum(self._restored.values()), self._min_items)
+
+    def _receive(self, link: Link) -> None:
+        for message in link.receive():
+            try:
+                if message.type == messages.STATUS_OK:
+                    self._restored[link] = int(messages.StatusOk.of(message).values["restored_items"])
+            except (ArithmeticError, KeyError, TypeError, ValueError):
+                link.bad(WireError("bad_field", "STATUS_OK without restored_items"))  # asked again
 
     def close(self) -> None:
         """Close the connections."""
+        for link in self._asked:
+            link.close(0)
         self._context.destroy(linger=0)
-
-
-class _Shard:
-    """One shard, and its answer when it has come."""
-
-    def __init__(self, context: sockets.Context, endpoint: str) -> None:
-        self._socket = sockets.make_dealer(context, endpoint)
-        self._ask_at = 0.0
-        self._restored: int | None = None
-
-    def restored_items(self) -> int | None:
-        if self._restored is None:
-            now = time.monotonic()
-            if now >= self._ask_at and sockets.send(self._socket, messages.Status().message()):
-                self._ask_at = now + _ASK_AGAIN_S  # it may be restarted before it answers
-            try:
-                answer = sockets.receive(self._socket)
-                if answer is not None and answer.type == messages.STATUS_OK:
-                    self._restored = int(messages.StatusOk.of(answer).values["restored_items"])
-            except (WireError, KeyError, TypeError, ValueError):
-                pass  # not what a shard says; asked again
-        return self._restored
 
 
 def refill_line(restored: int, min_items: int) -> str:

@@ -261,16 +261,16 @@ def test_what_comes_twice_counts_once(start: Callable[..., Learner]) -> None:
     actor = Actor(learner, 1, [0])
     actor.begin()
     actor.steps(3)
-    again = actor.client._asked[0].message
+    again = actor.client._asked[0].question.message
     answer = actor.answer()
     number = again.request_id
     for _ in range(3):
-        sockets.send(actor.client._socket, again)
+        sockets.send(actor.client.socket, again)
     got = []
-    until(lambda: got.append(sockets.receive(actor.client._socket)) or sum(m is not None for m in got) == 3)
+    until(lambda: got.append(sockets.receive(actor.client.socket)) or sum(m is not None for m in got) == 3)
     assert [m.request_id for m in got if m] == [number] * 3
     assert [m.arrays["actions"].tolist() for m in got if m] == [answer.actions.tolist()] * 3
-    sockets.send(actor.client._socket, Message(again.type, again.fields, again.arrays, number - 1))  # late
+    sockets.send(actor.client.socket, Message(again.type, again.fields, again.arrays, number - 1))  # late
     step = actor.env.step(answer.actions)
     actor.client.go_on(0, pack_step(step, 0))
     actor.steps(5)
@@ -286,8 +286,8 @@ def test_a_lost_answer_is_asked_for_again(start: Callable[..., Learner], monkeyp
     learner = start()
     actor = Actor(learner, 1, [0])
     actor.begin()
-    until(lambda: actor.client._send() or actor.client._socket.poll(20))
-    assert sockets.receive(actor.client._socket).type == messages.ACTIONS  # and nobody takes it
+    until(lambda: actor.client._send() or actor.client.socket.poll(20))
+    assert sockets.receive(actor.client.socket).type == messages.ACTIONS  # and nobody takes it
     assert actor.answer().actions is not None
 
 

@@ -13,9 +13,9 @@ from common.data.schema import Chunk
 from common.data.table import TableConfig
 from common.errors import PeerError
 from common.runtime.lifecycle import StopSignal
-from common.wire import sockets
+from common.wire import link, sockets
 from common.wire.codec import WireError
-from common.wire.replay import batch_reader, link, sharded
+from common.wire.replay import batch_reader, sharded
 from common.wire.replay.client import ReplayClient
 from common.wire.replay.sharded import ShardedReplayClient
 from services.learner.prefetch import Prefetcher

@@ -190,7 +190,7 @@ def test_a_shard_without_the_replay_key_is_left_out_and_ends_nobody(ctx, secured
 
 
 def test_a_shard_that_gets_its_key_at_last_is_used(ctx, secured, monkeypatch):
-    monkeypatch.setattr("common.wire.replay.link.RETRY_AUTH_S", 0.2)
+    monkeypatch.setattr("common.wire.link.RETRY_AUTH_S", 0.2)
     false = sockets.make_router(ctx, LOOPBACK)
     endpoint = sockets.bound_endpoint(false)
     actor = ReplayClient(endpoint, ctx=ctx, name="actor-0", security=secured("actor"), retry_auth=True)
@@ -370,7 +370,7 @@ def test_nobody_floods_the_learner_with_reports_and_films(serve, connect, secure
     assert server.telemetry.qsize() == claims.VIDEOS_AT_ONCE
     sent = 0
     while server.rejected()["too_many"] < 100:
-        actor._link.waker.wake()
+        actor._membership.waker.wake()
         for _ in range(100):
             sent += actor.send_telemetry({"actor/steps": 1.0})
         until(lambda: not actor._member.telemetry)

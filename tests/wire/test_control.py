@@ -119,9 +119,8 @@ def test_slots_run_out_and_are_leased_again_after_silence(serve, connect):
     none_left = "0 of the 4 slots"
     assert none_left in told_to_wait(second, lambda: none_left in second._member.waiting_for)
     # What kill -9 looks like from here: no more heartbeats, no BYE.
-    first._link._stay = lambda dealer, sub: first._link.stopped.wait()
-    first._link._request = lambda *anything: False
-    first._link._send_telemetry = lambda dealer: None
+    first._membership._link.send = lambda *anything: False
+    first._membership._link.send_frames = lambda *anything: False
     third = connect(server, "actor-2", slots_wanted=4)
     assert third.join(60).slots == [0, 1, 2, 3]
     assert names(server) == ["actor-2"]

@@ -1,7 +1,7 @@
 """A service's end of the control connection: joins the run, stays in it, fetches parameters, reports metrics.
 
-A thread of its own (`link.py`) owns the sockets. The methods here may be called from any thread and, but
-for `join`, `wait_params` and `close`, return at once.
+A thread of its own (`membership.py`) owns the sockets. The methods here may be called from any thread and,
+but for `join`, `wait_params` and `close`, return at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from common import installation
 from common.errors import PeerError
 from common.wire import messages, sockets
 from common.wire.codec import WireError, encode
-from common.wire.control.link import ControlLink
+from common.wire.control.membership import Membership
 from common.wire.control.relay import PATIENCE_S
 from common.wire.member import Member, Params, RunState, Welcome, new_incarnation
 
@@ -83,7 +83,7 @@ class ControlClient:
             pid=os.getpid(),
             software=f"troupe {installation.version()}",
         )
-        self._link = ControlLink(
+        self._membership = Membership(
             ctx,
             control_endpoint,
             self._member,
@@ -104,12 +104,14 @@ class ControlClient:
         """
         timeout_s = self._connect_timeout_s if timeout_s is None else timeout_s
         if self._thread is None:
-            self._thread = threading.Thread(target=self._link.run, name=f"control-{self.name}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._membership.run, name=f"control-{self.name}", daemon=True
+            )
             self._thread.start()
         member = self._member
         with self._changed:
             self._changed.wait_for(
-                lambda: member.welcome or member.failure or self._link.stopped.is_set(), timeout_s
+                lambda: member.welcome or member.failure or self._membership.stopped.is_set(), timeout_s
             )
             self.check()
             if member.welcome is None:
@@ -153,7 +155,7 @@ class ControlClient:
     @property
     def rejected(self) -> int:
         """Messages that the learner could not serve, or that came from it and could not be understood."""
-        return self._member.rejected
+        return self._membership.rejected
 
     @property
     def relays(self) -> bool:
@@ -190,7 +192,7 @@ class ControlClient:
             wanted = member.short_of_steps()
             member.steps_wanted |= wanted
         if wanted:
-            self._link.waker.wake()
+            self._membership.waker.wake()
 
     def may_step(self, steps: int, timeout_s: float = 0.0) -> bool:
         """Whether so many steps more fit into the run, as far as the learner has said within `timeout_s`."""
@@ -202,7 +204,7 @@ class ControlClient:
         """Start fetching the newest parameters, unless they are here already."""
         with self._changed:
             self._member.want_params = True
-        self._link.waker.wake()
+        self._membership.waker.wake()
 
     def params_if_newer(self, version: int) -> Params | None:
         """The parameters fetched last, if newer than `version`; otherwise starts a fetch of newer ones.
@@ -240,7 +242,7 @@ class ControlClient:
                 self.check()
                 if ready() and member.params is not None:
                     return self._deliver(member.params)
-            if time.monotonic() >= deadline_s or self._link.stopped.is_set():
+            if time.monotonic() >= deadline_s or self._membership.stopped.is_set():
                 why = "it has published none that is newer" if member.connected else "it does not answer"
                 raise PeerError(
                     f"{self.name} got no parameters from the learner at {self._endpoint}"
@@ -279,14 +281,14 @@ class ControlClient:
             while len(self._member.telemetry) > _TELEMETRY_BACKLOG:
                 self._member.telemetry.popleft()
                 self.telemetry_dropped += 1
-        self._link.waker.wake()
+        self._membership.waker.wake()
         return True
 
     def close(self, reason: str = "done", timeout_s: float = 5.0) -> None:
         """Send what is queued, say BYE (the slots are free at once), and stop. May be called twice."""
-        self._link.bye_reason = reason
-        self._link.stopped.set()
-        self._link.waker.wake()
+        self._membership.bye_reason = reason
+        self._membership.stopped.set()
+        self._membership.waker.wake()
         with self._changed:
             self._changed.notify_all()
         if self._thread is not None:
@@ -294,7 +296,7 @@ class ControlClient:
             if self._thread.is_alive():
                 _log.error("the control thread of %s did not stop within %.0f s", self.name, timeout_s)
                 return
-        self._link.waker.close()
+        self._membership.waker.close()
 
     def _deliver(self, params: Params) -> Params:
         self._delivered_session = params.session

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,9 @@ from typing import Any
 import numpy as np
 
 from common.errors import AuthError, ConfigError
-from common.runtime.logging import Throttle
 from common.wire import messages, sockets
-from common.wire.codec import Message, WireError, decode
-from common.wire.rejections import GARBAGE_LOG_PERIOD_S
-
-_log = logging.getLogger(__name__)
+from common.wire.codec import Message, WireError
+from common.wire.link import Link, Question
 
 RESEND_S = 2.0
 """A request without an answer is sent again after this; the learner takes it once."""
@@ -45,10 +41,7 @@ class Answer:
 class _Asked:
     """A request that is not answered."""
 
-    message: Message
-    since_s: float
-    sent_s: float = 0.0
-    """0: not sent on this connection yet."""
+    question: Question
     refused_until_s: float = 0.0
     """Not 0: the learner did not take it; the group begins again then."""
 
@@ -62,7 +55,6 @@ class InferenceClient:
     Attributes:
         wait_reason: why the learner has not answered yet, as far as it said.
         answered: whether the learner has served anything at all, or has said why it does not yet.
-        bad_messages: how much of what came could not be understood.
     """
 
     def __init__(
@@ -77,19 +69,21 @@ class InferenceClient:
     ) -> None:
         self.wait_reason = ""
         self.answered = False
-        self.bad_messages = 0
-        self._ctx = ctx
-        self._endpoint = endpoint
         self._name = name
         self._incarnation = incarnation
-        self._liveness_s = liveness_s
-        self._security = security.toward("learner") if security else None
         self._number = 0
-        self._sockets_made = 0
         self._asked: dict[int, _Asked] = {}
         self._carried_out: dict[int, int] = {}  # request id of the newest actions of each group
-        self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
-        self._connect()
+        self._link = Link(
+            ctx,
+            endpoint,
+            "learner",
+            name=name,
+            incarnation=incarnation,
+            liveness_s=liveness_s,
+            security=security,
+        )
+        self._link.connect()
 
     def begin(self, group: int, slots: Sequence[int], arrays: Mapping[str, Any]) -> None:
         """A group begins with observations of these slots of the run; forgets what it asked before."""
@@ -108,51 +102,46 @@ class InferenceClient:
 
     def move(self, endpoint: str) -> None:
         """The learner's socket is elsewhere now."""
-        if endpoint != self._endpoint:
-            self._endpoint = endpoint
-            self._reconnect()
+        if endpoint != self._link.endpoint:
+            self._link.connect(endpoint)
+
+    @property
+    def bad_messages(self) -> int:
+        """How much of what came could not be understood."""
+        return self._link.bad_messages
 
     @property
     def socket(self) -> sockets.Socket:
         """The present socket, to be polled for reading together with others."""
-        return self._socket
+        return self._link.socket
 
     def poll(self, timeout_ms: int) -> list[Answer]:
         """Send what has to be sent, and return the answers that are here within `timeout_ms`.
 
         Raises ConfigError where the learner will never take such requests, AuthError for our keys.
         """
-        self._look_after()
+        answers = self._receive()
+        if self._link.maintain(waiting=bool(self._asked)):
+            self.wait_reason = "it does not answer"
         self._send()
-        answers = self._due_again()
-        if not answers and self._socket.poll(timeout_ms):
-            while (frames := sockets.receive_frames(self._socket)) is not None:
-                self._heard_s = time.monotonic()
-                try:
-                    answer = self._on_message(decode(frames))
-                except WireError as error:
-                    self._count_bad(error)
-                    continue
-                if answer is not None:
-                    answers.append(answer)
+        answers += self._due_again()
+        if not answers and self._link.wait(timeout_ms):
+            answers = self._receive()
         return answers
 
     def close(self) -> None:
         """Close the connection; what waits is of no use to anybody."""
-        self._watch.close()
-        self._socket.close(linger=0)
+        self._link.close(0)
 
     def _ask(self, group: int, body: messages.Infer) -> None:
         self._number += 1
-        self._asked[group] = _Asked(body.message(self._number), time.monotonic())
+        self._asked[group] = _Asked(Question(body.message(self._number), RESEND_S))
         self._send()
 
     def _send(self) -> None:
         for asked in self._asked.values():
-            if not asked.sent_s:
-                if not sockets.send(self._socket, asked.message):
-                    return
-                asked.sent_s = time.monotonic()
+            if not asked.refused_until_s and not asked.question.send(self._link):
+                return
 
     def _due_again(self) -> list[Answer]:
         """Groups that were refused a while ago."""
@@ -162,39 +151,22 @@ class InferenceClient:
             del self._asked[group]
         return [Answer(group, None) for group in due]
 
-    def _look_after(self) -> None:
-        self._watch.check()
-        now_s = time.monotonic()
-        if not self._asked:
-            self._heard_s = now_s
-        elif now_s - self._heard_s > self._liveness_s:
-            self.wait_reason = "it does not answer"
-            self._reconnect()
-        for asked in self._asked.values():
-            if asked.sent_s and not asked.refused_until_s and now_s - asked.sent_s > RESEND_S:
-                asked.sent_s = 0.0
-
-    def _connect(self) -> None:
-        self._sockets_made += 1
-        identity = f"{self._name[:64]}-{self._incarnation:x}-i{self._sockets_made}".encode()
-        self._watch = sockets.make_watch(self._endpoint, self._security)
-        self._socket = sockets.make_dealer(
-            self._ctx, self._endpoint, identity, self._security, watch=self._watch
-        )
-        self._heard_s = time.monotonic()
-
-    def _reconnect(self) -> None:
-        """A fresh socket: ZeroMQ's own reconnecting does not look the host's name up again."""
-        self.close()
-        self._connect()
-        for asked in self._asked.values():
-            asked.sent_s = 0.0
+    def _receive(self) -> list[Answer]:
+        """The answers among what has come."""
+        answers = []
+        for message in self._link.receive():
+            try:
+                answer = self._on_message(message)
+            except WireError as error:
+                self._link.bad(error)
+                continue
+            if answer is not None:
+                answers.append(answer)
+        return answers
 
     def _on_message(self, message: Message) -> Answer | None:
-        group = next(
-            (group for group, asked in self._asked.items() if asked.message.request_id == message.request_id),
-            None,
-        )
+        numbers = {asked.question.message.request_id: group for group, asked in self._asked.items()}
+        group = numbers.get(message.request_id)
         if group is None and message.request_id:
             return None  # a second answer to what was asked twice
         if message.type == messages.ERROR:
@@ -203,6 +175,7 @@ class InferenceClient:
             raise WireError("bad_type", f"the learner does not send {message.type} unasked")
         if message.type in (messages.WAIT, messages.ACTIONS):
             self.answered = True
+            self._link.welcomed()
         if message.type == messages.WAIT:
             self.wait_reason = messages.Wait.of(message).reason
             return None
@@ -212,15 +185,15 @@ class InferenceClient:
         asked = self._asked.pop(group)
         self._carried_out[group] = message.request_id
         self.wait_reason = ""
-        return Answer(group, np.array(body.actions), body.version, time.monotonic() - asked.since_s)
+        return Answer(group, np.array(body.actions), body.version, time.monotonic() - asked.question.asked_s)
 
     def _on_error(self, group: int | None, message: Message) -> Answer | None:
         body = messages.Error.of(message)
         kind, detail = body.kind, body.detail
         if kind == messages.REFUSED_KEY:
-            raise AuthError(f"the learner at {self._endpoint} refuses {self._name}: {detail}")
+            raise AuthError(f"{self._link} refuses {self._name}: {detail}")
         if kind in (messages.TOO_MANY_ROWS, messages.REFUSED_VERSION):
-            raise ConfigError(f"the learner at {self._endpoint} refuses {self._name}: {detail}")
+            raise ConfigError(f"{self._link} refuses {self._name}: {detail}")
         if group is None:
             raise WireError("bad_type", f"the learner could not understand something: {detail}")
         if kind == messages.UNKNOWN_GROUP:
@@ -229,10 +202,5 @@ class InferenceClient:
         self.wait_reason = detail
         self._asked[group].refused_until_s = time.monotonic() + AGAIN_S
         if kind not in (messages.UNKNOWN_PEER, messages.NOT_LEASED):
-            self._count_bad(WireError(kind, detail))
+            self._link.bad(WireError(kind, detail))
         return None
-
-    def _count_bad(self, error: WireError) -> None:
-        self.bad_messages += 1
-        if self._throttle(error.kind):
-            _log.warning("%s and its learner: %s (%d so far)", self._name, error, self.bad_messages)

@@ -17,17 +17,15 @@ from numpy.typing import ArrayLike
 from common.data.packing import Packer
 from common.data.schema import Chunk, FieldSpec, with_arrays
 from common.errors import CheckpointError, ConfigError, PeerError, TroupeError
-from common.runtime.logging import Throttle
 from common.wire import messages, sockets
 from common.wire.body import Body
-from common.wire.codec import Buffer, Message, WireError, decode, encode
+from common.wire.codec import Buffer, Message, WireError, encode
+from common.wire.link import Link, Question
 from common.wire.member import new_incarnation
-from common.wire.rejections import GARBAGE_LOG_PERIOD_S
 from common.wire.replay.batch_reader import ArrayPool, BatchReader
 from common.wire.replay.codec import SampleBatch, encode_insert, infer_specs
 from common.wire.replay.errors import ReplayRefusedError, refusal
-from common.wire.replay.link import ReplayLink
-from common.wire.replay.pending import Inserts, Request, Requests
+from common.wire.replay.pending import Inserts, Pings, Request, Requests
 from common.wire.replay.sampler import Sampler
 
 __all__ = ["ReplayClient", "ReplayRefusedError", "SampleBatch"]
@@ -117,16 +115,18 @@ class ReplayClient(Sampler):
         self._answer: Message | None = None
         self._inserts_put_off = False
         self._failure: TroupeError | None = None
-        self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
-        self._link = ReplayLink(
+        self._pings = Pings(name, self.incarnation)
+        self._link = Link(
             ctx or zmq.Context.instance(),
             endpoint,
+            "replay",
             name=name,
             incarnation=self.incarnation,
             liveness_s=liveness_s,
-            security=security.toward("replay") if security else None,
+            security=security,
             retry_auth=retry_auth,
         )
+        self._link.connect()
 
     # ---------------------------------------------------------------- inserting
 
@@ -181,7 +181,7 @@ class ReplayClient(Sampler):
     @property
     def no_batch_reason(self) -> str:
         """Why no batch comes, for an error."""
-        return f"no batch from replay at {self.endpoint}: {self.wait_reason or 'no answer'}"
+        return f"no batch from {self._link}: {self.wait_reason or 'no answer'}"
 
     def request_sample(self, batch_size: int | Mapping[str, int], table: str = "default") -> int:
         """Ask for a batch; any number of requests may be on their way. Returns the request's number.
@@ -201,12 +201,13 @@ class ReplayClient(Sampler):
             try:
                 batch = self._reader.read(message)
             except WireError as error:
-                self._count_bad(error)
+                self._link.bad(error)
+                self.counters["bad_messages"] = self._link.bad_messages
                 self._requests.turn_down(message.request_id, request, REFUSED_PAUSE_S)
                 continue
             windows = "rows" not in message.arrays and not message.fields.get("consumed", False)
             if request.token and windows and self._reader.refused(request.token):
-                self._link.ping_soon()  # another process, it seems: let it introduce itself
+                self._pings.soon()  # another process, it seems: let it introduce itself
             if batch is None:  # overwritten before it was read: have it sent this time
                 self.counters["gone_batches"] += 1
                 self._requests.ask_for_windows(message.request_id, request.shares)
@@ -288,17 +289,18 @@ class ReplayClient(Sampler):
         self._question = self._questions
         self._answer = None
         deadline_s = time.monotonic() + timeout_s
-        asked: tuple[sockets.Socket, int | None] | None = None
+        pending, session = Question(question.message(self._question)), self._session
         try:
             while self._answer is None and time.monotonic() < deadline_s:
-                # Again over a new connection and of a new process: the question went with the old one.
-                if asked != (self.socket, self._session) and self._link.send(question, self._question):
-                    asked = self.socket, self._session
+                if session != self._session:  # a new process: the question went with the old one
+                    session = self._session
+                    pending.repeat()
+                pending.send(self._link)
                 self.poll(50)
         finally:
             self._question = 0
         if self._answer is None:
-            raise PeerError(f"replay at {self.endpoint} does not answer")
+            raise PeerError(f"{self._link} does not answer")
         return self._answer
 
     # ---------------------------------------------------------------- the connection
@@ -335,7 +337,7 @@ class ReplayClient(Sampler):
         """That the server does not answer, where something has been awaited of it for a while; or empty."""
         if self._link.refusal:
             return self._link.refusal
-        return f"replay at {self.endpoint} does not answer" if self._link.silent else ""
+        return f"{self._link} does not answer" if self._link.silent else ""
 
     def close(self, linger_s: float = 1.0) -> None:
         """Close the connection; what was sent last still gets ``linger_s`` to leave. Does not ``flush``."""
@@ -354,12 +356,13 @@ class ReplayClient(Sampler):
     def _receive(self) -> bool:
         """Handle everything that has come; False where nothing has."""
         heard = False
-        for frames in self._link.receive():
+        for message in self._link.receive():
             heard = True
             try:
-                self._handle(decode(frames))
+                self._handle(message)
             except WireError as error:
-                self._count_bad(error)
+                self._link.bad(error)
+        self.counters["bad_messages"] = self._link.bad_messages
         return heard
 
     def _look_after(self) -> None:
@@ -367,17 +370,19 @@ class ReplayClient(Sampler):
         unanswered = len(self._inserts) + len(self._requests) + self._question
         waiting = unanswered > 0 or self._session is None or not self._credit
         asking = not self._credit or self._inserts_put_off or self._requests.overdue(SAMPLE_PATIENCE_S)
-        if self._link.look_after(waiting=waiting, asking=asking):
+        self._pings.send(self._link, asking=asking)
+        if self._link.maintain(waiting=waiting):
             self.counters["reconnects"] += 1
+            self._pings.soon()
             self.counters["resends"] += self._inserts.repeat()
             self._requests.repeat()
 
     def _send_pending(self) -> None:
         """Send what has not been sent: inserts in order, requests, priorities."""
-        self._inserts.send(self._link.send, self._link.pings)
+        self._inserts.send(self._link.send, self._pings.sent)
         self._requests.send(
             self._link.send,
-            self._link.pings,
+            self._pings.sent,
             lambda request: "" if request.windows else self._reader.files.token,
         )
         while self._updates and self._link.send_frames(self._updates[0]):
@@ -412,8 +417,8 @@ class ReplayClient(Sampler):
         self._credit, self._credit_reason = body.credit, body.reason
         if body.session != self._session:
             if self._session is not None:
-                _log.info("%s: replay at %s has been restarted", self._name, self.endpoint)
-                self._link.ping_soon()  # the answer tells what got lost with the old process
+                _log.info("%s: %s has been restarted", self._name, self._link)
+                self._pings.soon()  # the answer tells what got lost with the old process
             self._session = body.session
             self._reader.connected(body)
         self._link.welcomed()
@@ -443,18 +448,10 @@ class ReplayClient(Sampler):
 
     def _explain_block(self) -> None:
         if self._session is None or self._link.silent:
-            self.blocked_reason = self.silence or f"replay at {self.endpoint} does not answer"
+            self.blocked_reason = self.silence or f"{self._link} does not answer"
         elif self._credit == 0:
             self.blocked_reason = self._credit_reason or "no credit"
         elif self.outstanding >= min(self._credit, self._max_outstanding):
             self.blocked_reason = "inserts are not acknowledged yet"
         else:
             self.blocked_reason = ""
-
-    def _count_bad(self, error: WireError) -> None:
-        self.counters["bad_messages"] += 1
-        if self._throttle(error.kind):
-            count = self.counters["bad_messages"]
-            _log.warning(
-                "%s: bad message from replay at %s: %s (%d so far)", self._name, self.endpoint, error, count
-            )

@@ -1,8 +1,8 @@
-"""What a replay client has sent and not been answered: inserts, and requests for batches.
+"""What a replay client has sent and not been answered: inserts, requests for batches, and pings.
 
-Both are numbered, and remember after which ping they were sent last. The answer to a ping overtakes no other
-answer, and says what the server keeps waiting: everything else that was sent before the ping and is not
-answered by then got lost, and is sent again.
+Inserts and requests are numbered, and remember after which ping they were sent last. The answer to a ping
+overtakes no other answer, and says what the server keeps waiting: everything else that was sent before the
+ping and is not answered by then got lost, and is sent again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,41 @@ from msgspec import UNSET
 
 from common.wire import messages
 from common.wire.body import Body
+from common.wire.link import Link
+
+PING_S = 0.5
 
 Send = Callable[[Body, int], bool]
 """Sends a message with this request id if that is possible at once."""
 
 NOT_SENT = -1
+
+
+class Pings:
+    """Questions for the credit, which keep it fresh and find out what got lost.
+
+    Attributes:
+        sent: how many; they are numbered from 1 over all connections.
+    """
+
+    def __init__(self, name: str, incarnation: int) -> None:
+        """Ask for the inserts of ``incarnation``."""
+        self.sent = 0
+        self._question = messages.CreditQuestion(incarnation=incarnation, name=name)
+        self._tried_s = 0.0
+
+    def soon(self) -> None:
+        """Ask at the next opportunity."""
+        self._tried_s = 0.0
+
+    def send(self, link: Link, *, asking: bool) -> None:
+        """Ask a server that has not been heard for a while; with ``asking`` any other, too."""
+        now_s = time.monotonic()
+        if now_s - self._tried_s >= PING_S and (
+            asking or not self._tried_s or now_s - link.heard_s >= PING_S
+        ):
+            self._tried_s = now_s
+            self.sent += link.send(self._question, self.sent + 1)
 
 
 @dataclass

@@ -20,22 +20,19 @@ from common.wire.codec import Message, WireError
 from common.wire.control.messages import State
 from common.wire.control.params import decode_params
 from common.wire.control.relay import PATIENCE_S, HostRelay
+from common.wire.link import Link
 from common.wire.member import Member, Params, RunState, Welcome
 from common.wire.rejections import GARBAGE_LOG_PERIOD_S
 from common.wire.security.claims import unusable
-from common.wire.security.handshakes import HandshakeWatch
 
 _log = logging.getLogger(__name__)
 
-_MESSAGES_PER_TURN = 64
 
-
-class ControlLink:
+class Membership:
     """Keeps `member` a member of the run at `endpoint`.
 
     A life is one set of sockets. It ends when the learner is silent for `liveness_s`, or does not know us (it
-    has been restarted): the next life starts with new sockets, because ZeroMQ's own reconnecting neither says
-    HELLO again nor looks the host name up again.
+    has been restarted); the next life starts after a pause, with new sockets and HELLO.
     """
 
     def __init__(
@@ -55,7 +52,6 @@ class ControlLink:
 
         With `relay_directory`, parameters come through the one process of the host that fetches them.
         """
-        self.endpoint = endpoint
         self.bye_reason = ""
         self.stopped = threading.Event()
         self.waker = sockets.Waker()
@@ -64,23 +60,34 @@ class ControlLink:
         self._hello = hello
         self._name = hello.name
         self._heartbeat_s = heartbeat_s
-        self._liveness_s = liveness_s
-        self._security = security.toward("learner") if security else None
+        self._link = Link(
+            ctx,
+            endpoint,
+            "learner",
+            name=hello.name,
+            incarnation=hello.incarnation,
+            liveness_s=liveness_s,
+            security=security,
+            hwm=256,
+        )
         self._relay_options = relay_directory, relay_patience_s
         self._relay: HostRelay | None = None
-        self._lives = 0
         self._request_id = 0
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
+
+    @property
+    def rejected(self) -> int:
+        """Messages that the learner could not serve, or that could not be understood."""
+        return self._link.bad_messages + self._member.rejected
 
     def run(self) -> None:
         """Live until stopped or refused; the body of the thread."""
         member = self._member
-        backoff = sockets.Backoff()
         wait_log = sockets.WaitLog()
         while not self.stopped.is_set() and member.failure is None:
             try:
                 if self._live(wait_log):
-                    backoff.reset()
+                    self._link.welcomed()
                     wait_log = sockets.WaitLog()
             except zmq.ContextTerminated:
                 return
@@ -94,72 +101,65 @@ class ControlLink:
                 member.connected = False
                 member.changed.notify_all()
             if member.failure is None:
-                self.stopped.wait(backoff.next_s())
+                self.stopped.wait(self._link.backoff.next_s())
 
     def _live(self, wait_log: sockets.WaitLog) -> bool:
         """One life; whether it has been welcome."""
-        self._lives += 1
-        identity = f"{self._name}.{self._hello.incarnation:x}.{self._lives}".encode()[-255:]
-        watch = sockets.make_watch(self.endpoint, self._security)
-        dealer = sockets.make_dealer(self._ctx, self.endpoint, identity, self._security, hwm=256, watch=watch)
+        self._link.connect()
         sub: sockets.Socket | None = None
         try:
-            welcome = self._say_hello(dealer, watch, wait_log)
+            welcome = self._say_hello(wait_log)
             if welcome is None:
                 return False
-            announce = sockets.reachable_endpoint(welcome.announce, self.endpoint)
-            sub = sockets.make_sub(self._ctx, announce, self._security)
-            self._stay(dealer, sub, watch)
+            announce = sockets.reachable_endpoint(welcome.announce, self._link.endpoint)
+            sub = sockets.make_sub(self._ctx, announce, self._link.security)
+            self._stay(sub)
             return True
         finally:
             self._leave_relay()
-            watch.close()
-            dealer.close()
+            self._link.close(sockets.LINGER_MS / 1000)
             if sub is not None:
                 sub.close(linger=0)
 
-    def _say_hello(
-        self, dealer: sockets.Socket, watch: HandshakeWatch, wait_log: sockets.WaitLog
-    ) -> Welcome | None:
+    def _say_hello(self, wait_log: sockets.WaitLog) -> Welcome | None:
         """Say HELLO until WELCOME; None after `liveness_s` without. Raises `TroupeError` if refused."""
-        member = self._member
-        give_up_s = time.monotonic() + self._liveness_s
+        member, link = self._member, self._link
         hello_s = 0.0
-        while not self.stopped.is_set() and (now_s := time.monotonic()) < give_up_s:
-            watch.check()
+        while not self.stopped.is_set() and not link.lost():
             if wait_log.due():
                 _log.info(
-                    "%s waits for the learner at %s since %.0f s (%s)",
-                    *(self._name, self.endpoint, wait_log.waited_s, member.waiting_for),
+                    "%s waits for %s since %.0f s (%s)",
+                    *(self._name, link, wait_log.waited_s, member.waiting_for),
                 )
+            now_s = time.monotonic()
             unsent = now_s >= hello_s
-            if unsent and self._request(dealer, self._former(member)):
+            if unsent and self._request(self._former(member)):
                 unsent, hello_s = False, now_s + 2 * self._heartbeat_s
             # A DEALER becomes writable when its connection is up, so this does not poll in a circle.
-            dealer.poll(200, zmq.POLLIN | zmq.POLLOUT if unsent else zmq.POLLIN)
-            message = self._receive(dealer)
-            if message is None:
-                continue
-            if message.type == messages.WELCOME:
-                try:
-                    welcome = Welcome.of(message)
-                except WireError as wrong:  # saying HELLO again would bring the same
-                    detail = f"the learner at {self.endpoint} cannot be used: {wrong.detail}"
-                    raise ConfigError(detail) from wrong
-                return self._enter(welcome)
+            link.wait(200, writable=unsent)
             try:
-                if message.type != messages.ERROR:
+                message = link.next()
+                if message is not None and message.type == messages.WELCOME:
+                    return self._enter(self._welcome(message))
+                if message is None or message.type != messages.ERROR:
                     continue
                 error = messages.Error.of(message)
             except WireError as nonsense:
-                self._garbage(nonsense)
+                if nonsense.kind == messages.REFUSED_VERSION:
+                    raise ConfigError(f"{link} cannot be used: {nonsense.detail}") from nonsense
+                link.bad(nonsense)
                 continue
             member.waiting_for = error.detail
             if error.kind not in messages.RETRY_KINDS:
                 raise self._refusal(error)
             hello_s = time.monotonic() + self._heartbeat_s
-            give_up_s = hello_s + self._liveness_s  # it answers: these sockets work
         return None
+
+    def _welcome(self, message: Message) -> Welcome:
+        try:
+            return Welcome.of(message)
+        except WireError as wrong:  # saying HELLO again would bring the same
+            raise ConfigError(f"{self._link} cannot be used: {wrong.detail}") from wrong
 
     def _former(self, member: Member) -> messages.Hello:
         """HELLO, with what is left of the membership that there was before."""
@@ -167,7 +167,7 @@ class ControlLink:
             return msgspec.structs.replace(self._hello, **member.former())
 
     def _enter(self, welcome: Welcome) -> Welcome:
-        self._heartbeat_s, self._liveness_s = welcome.heartbeat_s, welcome.liveness_s
+        self._heartbeat_s, self._link.liveness_s = welcome.heartbeat_s, welcome.liveness_s
         member = self._member
         with member.changed:
             member.welcome, member.state = welcome, RunState.of(welcome)
@@ -177,11 +177,11 @@ class ControlLink:
             member.waiting_for = "no answer yet"
             member.joins += 1
             member.changed.notify_all()
-        _log.info("%s has joined the learner at %s (join %d)", self._name, self.endpoint, member.joins)
+        _log.info("%s has joined %s (join %d)", self._name, self._link, member.joins)
         return welcome
 
     def _refusal(self, error: messages.Error) -> TroupeError:
-        line = f"the learner at {self.endpoint} refuses {self._name}: {error.detail}"
+        line = f"{self._link} refuses {self._name}: {error.detail}"
         if error.kind == messages.REFUSED_KEY:
             return AuthError(line)
         if error.kind == messages.REFUSED_RUN:
@@ -189,64 +189,66 @@ class ControlLink:
             return PeerError(line)
         return ConfigError(line)
 
-    def _stay(self, dealer: sockets.Socket, sub: sockets.Socket, watch: HandshakeWatch) -> None:
+    def _stay(self, sub: sockets.Socket) -> None:
         """Serve until the end, or until the learner is silent for `liveness_s` or wants another HELLO."""
+        link = self._link
         poller = zmq.Poller()
-        for readable in (dealer, sub, self.waker.fd):
+        for readable in (link.socket, sub, self.waker.fd):
             poller.register(readable, zmq.POLLIN)
         self._join_relay(poller)
-        heard_s = time.monotonic()
         heartbeat_s = params_s = 0.0
         while not self.stopped.is_set():
-            now_s = time.monotonic()
-            watch.check()  # it may have been restarted, and no longer let us in
-            if now_s - heard_s > self._liveness_s:
+            if link.lost():  # or AuthError: it may have been restarted, and no longer let us in
                 _log.warning(
-                    "%s: the learner at %s is silent for %.0f s: joining again with new sockets",
-                    *(self._name, self.endpoint, now_s - heard_s),
+                    "%s: %s is silent for %.0f s: joining again with new sockets",
+                    *(self._name, link, link.silent_s),
                 )
                 return
+            now_s = time.monotonic()
             if now_s >= heartbeat_s or self._member.steps_wanted:
-                self._send_heartbeat(dealer)
+                self._send_heartbeat()
                 heartbeat_s = now_s + self._heartbeat_s
-            self._send_telemetry(dealer)
+            self._send_telemetry()
             if now_s >= params_s:
-                params_s = now_s + self._ask_for_params(dealer)
+                params_s = now_s + self._ask_for_params()
             poller.poll(max(1, math.ceil((heartbeat_s - time.monotonic()) * 1000)))
             self.waker.clear()
-            for _ in range(_MESSAGES_PER_TURN):
-                message = self._receive(dealer)
-                if message is None:
-                    break
-                heard_s = time.monotonic()
+            for message in link.receive():
                 if message.type == messages.PARAMS:
                     params_s = 0.0
                 if not self._on_message(message):
                     return
-            announcement = self._receive(sub)
-            if announcement is not None:
-                self._on_message(announcement)
+            self._hear(sub)
             if self._relay is not None and self._turn_of_relay(self._relay):
                 params_s = 0.0
-        self._send_telemetry(dealer)
-        bye = messages.Bye(reason=self.bye_reason, steps_made=self._member.steps_made)
-        sockets.send(dealer, bye.message())
+        self._send_telemetry()
+        link.send(messages.Bye(reason=self.bye_reason, steps_made=self._member.steps_made))
 
-    def _send_heartbeat(self, dealer: sockets.Socket) -> None:
+    def _hear(self, sub: sockets.Socket) -> None:
+        """Take in an announcement, if one has come."""
+        try:
+            announcement = sockets.receive(sub)
+        except WireError as error:
+            self._link.bad(error)
+            return
+        if announcement is not None:
+            self._on_message(announcement)
+
+    def _send_heartbeat(self) -> None:
         member = self._member
         with member.changed:
             body = messages.Heartbeat(version=member.version_in_use, **member.progress())
-        self._request(dealer, body)
+        self._request(body)
 
-    def _send_telemetry(self, dealer: sockets.Socket) -> None:
+    def _send_telemetry(self) -> None:
         member = self._member
         while True:
             with member.changed:
-                if not member.telemetry or not sockets.send_frames(dealer, member.telemetry[0]):
+                if not member.telemetry or not self._link.send_frames(member.telemetry[0]):
                     return
                 member.telemetry.popleft()
 
-    def _ask_for_params(self, dealer: sockets.Socket) -> float:
+    def _ask_for_params(self) -> float:
         """Send PARAMS_GET where there are parameters that are wanted; seconds until the next try."""
         member = self._member
         with member.changed:
@@ -257,8 +259,8 @@ class ControlLink:
             version = member.known_version()
         if self._relay is not None and self._relay.ask(version, self._request_id):
             return self._relay.patience_s
-        asked = self._request(dealer, messages.ParamsGet(version=version))
-        return self._liveness_s if asked else 0.0  # only a lost answer makes it ask twice
+        asked = self._request(messages.ParamsGet(version=version))
+        return self._link.liveness_s if asked else 0.0  # only a lost answer makes it ask twice
 
     # -- the relay of this host --
 
@@ -286,7 +288,7 @@ class ControlLink:
             body = messages.Params.of(message)
             state, params = RunState.of(body), _params_of(body)
         except WireError as error:
-            self._garbage(error)
+            self._link.bad(error)
             return False
         with member.changed:
             known = member.known_version()
@@ -312,13 +314,13 @@ class ControlLink:
                 error = messages.Error.of(message)
                 kind, detail = error.kind, error.detail
                 if kind == messages.UNKNOWN_PEER:
-                    _log.info("the learner at %s does not know %s (restarted?)", self.endpoint, self._name)
+                    _log.info("%s does not know %s (restarted?)", self._link, self._name)
                     return False
                 member.rejected += 1
                 if self._throttle(("error", kind)):
                     _log.warning("the learner could not serve %s: %s, %s", self._name, kind, detail)
         except WireError as nonsense:
-            self._garbage(nonsense)
+            self._link.bad(nonsense)
         return True
 
     def _on_state(self, body: State, ok: messages.HeartbeatOk | None) -> None:
@@ -351,25 +353,9 @@ class ControlLink:
             member.want_params = False
             member.changed.notify_all()
 
-    def _receive(self, socket: sockets.Socket) -> Message | None:
-        """The next message that can be understood, if one is there; others are counted."""
-        try:
-            return sockets.receive(socket)
-        except WireError as error:
-            if error.kind == messages.REFUSED_VERSION and not self._member.connected:
-                raise ConfigError(f"the learner at {self.endpoint} cannot be used: {error.detail}") from error
-            self._garbage(error)
-            return None
-
-    def _garbage(self, error: WireError) -> None:
-        self._member.rejected += 1
-        if self._throttle(("nonsense", error.kind)):
-            total = self._member.rejected
-            _log.warning("%s got nonsense from %s: %s (%d so far)", self._name, self.endpoint, error, total)
-
-    def _request(self, dealer: sockets.Socket, body: Body) -> bool:
+    def _request(self, body: Body) -> bool:
         self._request_id += 1
-        return sockets.send(dealer, body.message(self._request_id))
+        return self._link.send(body, self._request_id)
 
 
 def _params_of(body: messages.Params) -> Params | None:
