@@ -31,7 +31,7 @@ from common.data.schema import Chunk
 from common.envs import EnvSpec, Step, VectorEnv, make_spec
 from common.envs.transfer import pack_start, pack_step
 from common.wire.inference.client import InferenceClient
-from services.actor.rollout import Rollout
+from services.actor.local_inference import Rollout
 from services.learner.inference import CentralInference
 
 ACTORS = (1, 4, 16)

@@ -10,19 +10,18 @@ from __future__ import annotations
 from common.wire.body import Body
 from common.wire.codec import Limits
 from common.wire.control.messages import (
-    Actions,
     Announce,
     Bye,
     Error,
     Heartbeat,
     HeartbeatOk,
     Hello,
-    Infer,
     Params,
     ParamsGet,
     Telemetry,
     Welcome,
 )
+from common.wire.inference.messages import Actions, Infer
 from common.wire.replay.messages import (
     Batch,
     Credit,

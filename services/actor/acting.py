@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from common.envs import Episode, VectorEnv
+from common.envs import VectorEnv
 from common.wire.control.client import ControlClient, Welcome
 from common.wire.sockets import Context, Security
+from services.actor.timing import Timing
 
 ROUND_S = 0.2
 """Longest wait of a round: then the actor looks at everything else."""
@@ -30,24 +30,6 @@ class Place:
     learner: str
     name: str
     security: Security | None = None
-
-
-@dataclass
-class Timing:
-    """Running totals since the actor started."""
-
-    steps: int = 0
-    """Of every slot."""
-    calls: int = 0
-    """Of the environments: each steps several slots."""
-    inference_s: float = 0.0
-    env_s: float = 0.0
-    accumulate_s: float = 0.0
-    blocked_s: float = 0.0
-    """In which the actor stood still because others took no more."""
-    chunks: int = 0
-    episodes: list[Episode] = field(default_factory=list)
-    """Games that finished since the list was cleared."""
 
 
 class Acting(Protocol):
@@ -83,18 +65,3 @@ class Acting(Protocol):
 
     def close(self) -> None:
         """Close environments and sockets."""
-
-
-class Blocked:
-    """A clock for the time in which an actor stands still."""
-
-    def __init__(self, timing: Timing) -> None:
-        self._timing = timing
-        self._last_s: float | None = None
-
-    def set(self, blocked: bool) -> None:
-        """Say whether it stands still now; to be said again in every round."""
-        now_s = time.monotonic()
-        if blocked and self._last_s is not None:
-            self._timing.blocked_s += now_s - self._last_s
-        self._last_s = now_s if blocked else None

@@ -15,13 +15,12 @@ from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from common.wire.control.client import ControlClient, Welcome, new_incarnation
 from common.wire.sockets import Context, Security, WaitLog
 from services.actor.acting import Acting, Place
-from services.actor.meter import Meter
+from services.actor.timing import TimingReports
 from services.actor.watch import EnvWatch
 
 log = logging.getLogger(__name__)
 
 STALL_LIMIT_S = 60.0
-WAIT_SLICE_S = 0.2
 MAX_GAMES = 2000
 """Of one report: all have to fit in the header of a message."""
 
@@ -65,7 +64,7 @@ class ActorService:
         self._join_timeout_s = join_timeout_s
         self._relay_directory = relay_directory
         self._modules = modules
-        self._meter = Meter()
+        self._reports = TimingReports()
 
     def run(self) -> None:
         """Act until the end. Raises `PeerError` where the learner or its parameters do not come in time."""
@@ -115,11 +114,11 @@ class ActorService:
 
     def _make_acting(self) -> Acting:
         if self._config.inference.mode == "central":
-            from services.actor.central import CentralActing
+            from services.actor.central_inference import CentralActing
 
             return CentralActing(self._config, self._place)
         check_algorithm(self._config.agent.algorithm, self._modules, "the run")
-        from services.actor.local import LocalActing
+        from services.actor.local_inference import LocalActing
 
         return LocalActing(self._config, self._place)
 
@@ -135,20 +134,15 @@ class ActorService:
             security=self._place.security,
             relay_directory=self._relay_directory if role == "actor" else None,
         )
-        deadline = Deadline(self._join_timeout_s)
-        while not self._stop:
-            try:
-                return self._control.join(deadline.slice_s(WAIT_SLICE_S))
-            except PeerError as error:
-                if deadline.expired:
-                    self._control.close("gives up")
-                    detail = str(error).partition("(")[2].rstrip(")")
-                    waited = f"within {self._join_timeout_s:.0f} s ({detail})"
-                    raise PeerError(
-                        f"{self._name} could not join the learner at {self._place.learner} {waited}"
-                    ) from error
-        self._control.close("stopped")
-        raise Stopped
+        try:
+            welcome = self._control.join_unless(lambda: self._stop.requested)
+        except PeerError as error:
+            self._control.close("gives up")
+            raise PeerError(str(error).replace(name, self._name, 1)) from error  # also as who looks
+        if welcome is None:
+            self._control.close("stopped")
+            raise Stopped
+        return welcome
 
     def _begin(self, welcome: Welcome) -> None:
         """Take the slots, and wait for what acting needs besides: the first parameters."""
@@ -185,12 +179,12 @@ class ActorService:
         self._control.check()
         if self._control.joins != self._joins:
             self._rejoin()
-        if self._meter.due():
+        if self._reports.due():
             self._report()
 
     def _report(self) -> None:
         staleness = max(0, self._control.state.version - self._acting.version)
-        metrics, fields = self._meter.report(self._acting.timing, staleness)
+        metrics, fields = self._reports.report(self._acting.timing, staleness)
         metrics |= self._watch.metrics()
         health.report(metrics)
         games = fields.get("episodes", [])

@@ -9,8 +9,8 @@ from common.agents import Act, Inputs
 from common.config.schema import EnvConfig
 from common.data.schema import Chunk, check_chunk
 from common.envs import Step, VectorEnv, make_vector
-from services.actor.meter import Meter
-from services.actor.rollout import Rollout
+from services.actor.local_inference import Rollout
+from services.actor.timing import TimingReports
 
 COUNTING = "tests.envs.counting:Counting-v0"
 
@@ -191,7 +191,7 @@ class StillEnv(VectorEnv):
 
 def test_meter_reports_totals_and_rates() -> None:
     rollout = Rollout(CountingAgent(), StillEnv(), 50, 0)  # type: ignore[arg-type]
-    meter = Meter(period_s=0.0)
+    meter = TimingReports(period_s=0.0)
     assert meter.due()
     for _ in range(5):
         rollout.step(0)
@@ -213,6 +213,6 @@ def test_meter_sends_every_game_once() -> None:
     rollout, _ = rollout_of(length=2)
     for _ in range(4):
         rollout.step(0)
-    meter = Meter(period_s=0.0)
+    meter = TimingReports(period_s=0.0)
     assert meter.report(rollout.timing, 0)[1] == {"episodes": [[5.0, 2], [5.0, 2]]}
     assert meter.report(rollout.timing, 0)[1] == {}

@@ -24,8 +24,8 @@ from common.wire.control.server import ControlServer, Telemetry
 from common.wire.member import RunState
 from common.wire.replay import sharded
 from services.actor import service as module
-from services.actor.acting import Timing
 from services.actor.service import ActorService
+from services.actor.timing import Timing
 
 OVERRIDES = {
     "env.id": "gym:CartPole-v1",
@@ -83,7 +83,9 @@ def replay(monkeypatch: pytest.MonkeyPatch) -> Replay:
     FakeReplay.chunks = []
     FakeReplay.closed_for_inserts = False
     monkeypatch.setattr(sharded, "ReplayClient", FakeReplay)
-    monkeypatch.setattr("services.actor.meter.Meter.due", lambda self: time.monotonic() - self._last_s > 0.05)
+    monkeypatch.setattr(
+        "services.actor.timing.TimingReports.due", lambda self: time.monotonic() - self._last_s > 0.05
+    )
     return FakeReplay
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from common.agents import make_agent
 from common.envs import make_vector
-from services.actor.rollout import Rollout
+from services.actor.local_inference import Rollout
 from services.evaluator.games import play
 
 

@@ -14,7 +14,7 @@ from common.data.schema import check_chunk
 from common.envs import make_vector
 from common.errors import CheckpointError, ConfigError
 from common.wire.control.params import decode_params, encode_params
-from services.actor.rollout import Rollout
+from services.actor.local_inference import Rollout
 from tests.agents.replayed import batch_of, windows
 
 ITEMS = 4

@@ -8,7 +8,7 @@ from common.config.schema import EnvConfig
 from common.data.schema import check_chunk
 from common.envs import EnvSpec, make_vector
 from common.errors import CheckpointError, ConfigError
-from services.actor.rollout import Rollout
+from services.actor.local_inference import Rollout
 from tests.agents.in_process import evaluate, learn_through_a_queue, stacked_fields
 from tests.rl import oracles
 

@@ -9,7 +9,7 @@ from common.agents import make_agent
 from common.agents.impala import ImpalaConfig
 from common.config.schema import EnvConfig
 from common.envs import make_vector
-from services.actor.rollout import Rollout
+from services.actor.local_inference import Rollout
 from tests.agents.in_process import learn_through_a_queue, stacked_fields
 from tests.envs.catch import SIDE
 

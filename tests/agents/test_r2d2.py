@@ -10,7 +10,7 @@ from common.data.accumulator import PRIORITY_FLOOR
 from common.data.schema import check_chunk
 from common.envs import EnvSpec, make_vector
 from common.errors import CheckpointError, ConfigError
-from services.actor.rollout import Rollout
+from services.actor.local_inference import Rollout
 from tests.agents.in_process import evaluate
 from tests.agents.replayed import batch_of, learn_by_replay, windows
 

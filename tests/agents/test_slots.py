@@ -16,7 +16,7 @@ from common.config.schema import EnvConfig
 from common.data.schema import Chunk
 from common.envs import make_vector
 from common.envs.transfer import pack_start, pack_step, unpack_start, unpack_step
-from services.actor.rollout import Rollout
+from services.actor.local_inference import Rollout
 
 SLOTS, STEPS, SEED = 3, 60, 5
 SMALL: dict[str, Any] = {"mlp_units": (8,), "hidden_units": 8}

@@ -13,7 +13,7 @@ from common.data.instructions import word_ids
 from common.envs import make_spec, make_vector
 from common.envs.dmlab import ACTIONS, DMLAB30, LevelCache, levels_of
 from common.errors import ConfigError, MissingEngineError
-from services.actor.rollout import Rollout
+from services.actor.local_inference import Rollout
 from tests.agents.in_process import stacked_fields
 
 EPISODE_STEPS = 5

@@ -15,7 +15,8 @@ from common.errors import PeerError
 from common.wire.control.client import ControlClient, Welcome
 from common.wire.inference.client import Answer, InferenceClient
 from common.wire.sockets import WaitLog, reachable_endpoint
-from services.actor.acting import ROUND_S, Place, Timing
+from services.actor.acting import ROUND_S, Place
+from services.actor.timing import Timing
 
 log = logging.getLogger(__name__)
 

@@ -1,16 +1,49 @@
-"""What an actor measures and reports."""
+"""Where an actor's time goes: running totals, and reports of them."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.actor.acting import Timing
+from common.envs import Episode
 
 
-class Meter:
-    """Turns an actor's running totals into a report every `period_s`."""
+@dataclass
+class Timing:
+    """Running totals since the actor started."""
+
+    steps: int = 0
+    """Of every slot."""
+    calls: int = 0
+    """Of the environments: each steps several slots."""
+    inference_s: float = 0.0
+    env_s: float = 0.0
+    accumulate_s: float = 0.0
+    blocked_s: float = 0.0
+    """In which the actor stood still because others took no more."""
+    chunks: int = 0
+    episodes: list[Episode] = field(default_factory=list)
+    """Games that finished since the list was cleared."""
+
+
+class Blocked:
+    """A clock for the time in which an actor stands still."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._last_s: float | None = None
+
+    def set(self, blocked: bool) -> None:
+        """Say whether it stands still now; to be said again in every round."""
+        now_s = time.monotonic()
+        if blocked and self._last_s is not None:
+            self._timing.blocked_s += now_s - self._last_s
+        self._last_s = now_s if blocked else None
+
+
+class TimingReports:
+    """Makes a report of an actor's running totals every `period_s`."""
 
     def __init__(self, period_s: float = 2.0) -> None:
         self._period_s = period_s
