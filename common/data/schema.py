@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -171,20 +171,6 @@ def check_chunk(chunk: Chunk, specs: Sequence[FieldSpec]) -> None:
             )
     for items in (chunk.items, *chunk.more.values()):
         _check_items(items, chunk.steps)
-
-
-def check_windows(windows: Mapping[str, NDArray], steps: int, specs: Sequence[FieldSpec]) -> None:
-    """Raises ValueError unless ``windows [B, entries, *shape]`` of ``steps`` steps are what ``specs`` say."""
-    names = {spec.name for spec in specs}
-    if set(windows) != names:
-        raise ValueError(f"the fields {sorted(windows)} instead of {sorted(names)}")
-    for spec in specs:
-        array = windows[spec.name]
-        want = (spec.entries(steps), *spec.shape)
-        if array.shape[1:] != want or array.dtype != np.dtype(spec.dtype):
-            raise ValueError(
-                f"field {spec.name} as {array.dtype}{array.shape[1:]} instead of {spec.dtype}{want}"
-            )
 
 
 def _check_items(items: Items, steps: int) -> None:

@@ -125,7 +125,7 @@ class LocalActing:
             specs=compressed_if(replay.compression == "lz4", self._agent.fields),
             max_outstanding=max(1, actor.max_outstanding_inserts // replay.shards),
             security=self._place.security,
-            retry_auth=True,
+            outlasts=True,
         )
         self._outbox = Outbox(self._replay)
         self._take_slots(welcome)

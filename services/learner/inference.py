@@ -19,12 +19,11 @@ from common.agents import Agent
 from common.config import Config
 from common.data.schema import Chunk
 from common.envs import EnvSpec
-from common.errors import RefusedError
+from common.errors import RefusedError, TroupeError
 from common.runtime.batching import BatchQueue, Request
 from common.wire import messages, sockets
 from common.wire.body import Body
 from common.wire.codec import Limits
-from common.wire.replay.client import ReplayRefusedError
 from common.wire.replay.outbox import Outbox
 from common.wire.replay.sharded import ShardedReplayClient
 from common.wire.server import Envelope, Server
@@ -270,9 +269,10 @@ class CentralInference:
         self._totals.chunks += len(chunks)
         try:
             self._outbox.put(chunks)
-        except ReplayRefusedError as error:
-            # Made of what an actor sent: numbers that no network can bear. It costs this chunk, not the run.
-            self._server.rejections.count(b"replay", error.kind, str(error))
+        except TroupeError as error:
+            # Made of what an actor sent: numbers that no network can bear. Or the shard misbehaves. It costs
+            # this chunk, not the run.
+            self._server.rejections.count(b"replay", getattr(error, "kind", "refused"), str(error))
 
     def _choose(self) -> None:
         """Serve the batches that are due, all of them if everybody has asked."""

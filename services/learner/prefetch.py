@@ -6,12 +6,13 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 import zmq
 
+from common.data.schema import FieldSpec
 from common.wire.replay.batch_reader import ArrayPool
 from common.wire.replay.codec import SampleBatch
 from common.wire.replay.sharded import ShardedReplayClient
@@ -35,9 +36,11 @@ class Prefetcher:
         batch_size: int,
         depth: int,
         incarnation: int,
+        fields: Sequence[FieldSpec] | None = None,
         pinned: bool = False,
         security: Security | None = None,
     ) -> None:
+        """Prepare. Where `fields` are given, a shard with others is left out; see `Learner` for the rest."""
         self._shards = shards
         self._batch_size = batch_size
         self._depth = depth
@@ -47,7 +50,8 @@ class Prefetcher:
             name="learner",
             incarnation=incarnation,
             security=security,
-            retry_auth=True,  # a shard that cannot prove itself must not end the run
+            outlasts=True,  # a shard that cannot prove itself, or misbehaves, must not end the run
+            expected=fields,
         )
         self._ready: queue.Queue[SampleBatch] = queue.Queue()
         self._done: queue.Queue[tuple[SampleBatch, np.ndarray | None]] = queue.Queue()

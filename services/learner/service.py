@@ -19,9 +19,9 @@ import zmq
 from common.agents import make_agent
 from common.agents.fitting import check_device
 from common.config import Config, structural_hash, to_toml
-from common.data.schema import FieldSpec, check_windows, compressed_if
+from common.data.schema import FieldSpec, compressed_if
 from common.envs import make_spec
-from common.errors import CheckpointError, ConfigError, TroupeError
+from common.errors import CheckpointError, TroupeError
 from common.rl.replay import annealed
 from common.runtime import Deadline, StopSignal
 from common.runtime.checkpoint import CheckpointWriter, load_newest
@@ -126,6 +126,7 @@ class Learner:
             batch_size=config.replay.batch_size,
             depth=config.learner.prefetch,
             incarnation=secrets.randbits(63),
+            fields=self.agent.fields,
             pinned=config.learner.device != "cpu",
             security=security,
         )
@@ -165,7 +166,7 @@ class Learner:
                 specs=self._stored_fields(),
                 max_outstanding=max(1, config.actor.max_outstanding_inserts // config.replay.shards),
                 security=security,
-                retry_auth=True,
+                outlasts=True,
             ),
             seed=int(seed),
             security=security,
@@ -221,7 +222,6 @@ class Learner:
     def _learn(self, sample: SampleBatch) -> None:
         """One update, its priorities, and every so often a new parameter version."""
         replay, counters = self.config.replay, self.counters
-        self._check_fields(sample)
         usable = self._usable.of(sample)
         if usable.rows is not None:
             self.reporter.note("learner", {"learner/unusable_items_total": float(self._usable.left_out)})
@@ -257,16 +257,6 @@ class Learner:
             )
         if counters.updates % self.config.learner.publish_period_updates == 0:
             self._publish()
-
-    def _check_fields(self, sample: SampleBatch) -> None:
-        """Stops before items that some other program has stored are taken for the agent's."""
-        try:
-            check_windows(sample.fields, int(sample.lengths.max()), self.agent.fields)
-        except ValueError as error:
-            raise ConfigError(
-                f"replay at {sample.shard} sends {error}, which {self.config.agent.algorithm} cannot learn "
-                "from: start that shard with another --data-dir, or with --volatile"
-            ) from None
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
         """Notices a loss or a gradient that is not finite, up to METRICS_PERIOD_UPDATES late."""

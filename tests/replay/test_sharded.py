@@ -366,11 +366,11 @@ def test_a_batch_that_cannot_be_read_is_drawn_again(context, start, connect, mon
     client = connect(*shards)
     read, bad = batch_reader.decode_batch, []
 
-    def spoil(*arguments):
+    def spoil(*arguments, **options):
         if len(bad) < 6:
             bad.append(None)
             raise WireError("bad_array", "spoilt")
-        return read(*arguments)
+        return read(*arguments, **options)
 
     monkeypatch.setattr(batch_reader, "decode_batch", spoil)
     for _ in range(4):

@@ -173,9 +173,9 @@ def test_a_shard_without_the_replay_key_is_left_out_and_ends_nobody(ctx, secured
     false = list(impostors(ctx, tmp_path / "other"))[kind]
     endpoint = sockets.bound_endpoint(false)
     learner = ShardedReplayClient(
-        [endpoint], ctx=ctx, name="learner", security=secured("learner"), retry_auth=True
+        [endpoint], ctx=ctx, name="learner", security=secured("learner"), outlasts=True
     )
-    actor = ReplayClient(endpoint, ctx=ctx, name="actor-0", security=secured("actor"), retry_auth=True)
+    actor = ReplayClient(endpoint, ctx=ctx, name="actor-0", security=secured("actor"), outlasts=True)
     learner.request_sample(8)
 
     def both_say_why():
@@ -193,7 +193,7 @@ def test_a_shard_that_gets_its_key_at_last_is_used(ctx, secured, monkeypatch):
     monkeypatch.setattr("common.wire.link.RETRY_AUTH_S", 0.2)
     false = sockets.make_router(ctx, LOOPBACK)
     endpoint = sockets.bound_endpoint(false)
-    actor = ReplayClient(endpoint, ctx=ctx, name="actor-0", security=secured("actor"), retry_auth=True)
+    actor = ReplayClient(endpoint, ctx=ctx, name="actor-0", security=secured("actor"), outlasts=True)
 
     def refused():
         actor.poll(10)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
 from common.data.arena import Allocate
+from common.data.schema import FieldSpec
 from common.wire.codec import Message
 from common.wire.messages import Credit
 from common.wire.replay.codec import SampleBatch, decode_batch
@@ -48,9 +50,22 @@ class BatchReader:
         files: the shard's files, where they can be had.
     """
 
-    def __init__(self, pool: ArrayPool | None = None, *, map_files: bool = True) -> None:
-        """``map_files`` permits to use the files of a shard on the same host."""
+    def __init__(
+        self,
+        pool: ArrayPool | None = None,
+        *,
+        map_files: bool = True,
+        expected: Sequence[FieldSpec] | None = None,
+    ) -> None:
+        """Prepare to read.
+
+        Args:
+            pool: where batches get their arrays from.
+            map_files: use the files of a shard on the same host.
+            expected: the only fields that a batch may have.
+        """
         self.files = PeerFiles()
+        self._expected = expected
         self._pool = pool or ArrayPool()
         self._map_files = map_files
 
@@ -67,12 +82,14 @@ class BatchReader:
         self.files.offered({})
         return True
 
-    def read(self, message: Message) -> SampleBatch | None:
+    def read(self, message: Message, shares: Mapping[str, int]) -> SampleBatch | None:
         """The batch in ``message``; None where it says places that are no longer there.
 
-        Raises WireError for what is no batch.
+        Raises WireError for what is no batch, or not one of these ``shares``, rows by table.
         """
-        batch = decode_batch(message, self.files.arena, self._pool.take)
+        batch = decode_batch(
+            message, self.files.arena, self._pool.take, shares=shares, expected=self._expected
+        )
         if self.files.arena is None:
             self.files.map()  # now that there is a batch, there are files
         return batch

@@ -56,6 +56,7 @@ class ReplayClient(Sampler):
         incarnation: number that names this client's inserts.
         blocked_reason: why the next insert would be refused, empty where it would not.
         wait_reason: why the server had nothing to sample lately, empty where it had.
+        fault: what the server did wrong since the last batch, empty where nothing.
         specs: the fields of the chunks to insert, once they are known.
         batch_bytes: bytes of the arrays of the batch received last, as they were on the wire.
         counters: what happened, by name.
@@ -75,7 +76,8 @@ class ReplayClient(Sampler):
         map_files: bool = True,
         pool: ArrayPool | None = None,
         insists: bool = True,
-        retry_auth: bool = False,
+        outlasts: bool = False,
+        expected: Sequence[FieldSpec] | None = None,
     ) -> None:
         """Prepare a connection; nothing has to be there yet.
 
@@ -91,12 +93,15 @@ class ReplayClient(Sampler):
             map_files: read the server's files where it is on the same host, instead of having windows sent.
             pool: where batches get their arrays from, if several clients should share them.
             insists: ask again where there is no batch yet; or else leave that to ``take_turned_down``.
-            retry_auth: where keys are in the way, say so and try again now and then, instead of AuthError.
+            outlasts: where keys are in the way, or a sample is refused, say so and try again now and then,
+                instead of an error.
+            expected: the fields that batches have; by default those that the server says.
         """
         self.endpoint = endpoint
         self.incarnation = incarnation or new_incarnation()
         self.blocked_reason = "no answer yet"
         self.wait_reason = ""
+        self.fault = ""
         self.batch_bytes = 0
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._name = name
@@ -109,7 +114,8 @@ class ReplayClient(Sampler):
         self._inserts = Inserts()
         self._requests = Requests(insists=insists)
         self._batches: deque[tuple[Message, Request]] = deque()
-        self._reader = BatchReader(pool, map_files=map_files)
+        self._outlasts = outlasts
+        self._reader = BatchReader(pool, map_files=map_files, expected=expected)
         self._updates: deque[list[Buffer]] = deque(maxlen=64)
         self._questions = self._question = 0  # those asked, and the one that is not answered
         self._answer: Message | None = None
@@ -124,7 +130,7 @@ class ReplayClient(Sampler):
             incarnation=self.incarnation,
             liveness_s=liveness_s,
             security=security,
-            retry_auth=retry_auth,
+            retry_auth=outlasts,
         )
         self._link.connect()
 
@@ -199,10 +205,11 @@ class ReplayClient(Sampler):
         while self._wait_until(lambda: bool(self._batches), deadline_s - time.monotonic()):
             message, request = self._batches.popleft()
             try:
-                batch = self._reader.read(message)
-            except WireError as error:
-                self._link.bad(error)
-                self.counters["bad_messages"] = self._link.bad_messages
+                batch = self._reader.read(message, request.shares)
+            except (WireError, MemoryError) as error:
+                wrong = error if isinstance(error, WireError) else WireError("memory", "no memory for it")
+                self._link.bad(wrong)
+                self._note_bad(wrong.detail)
                 self._requests.turn_down(message.request_id, request, REFUSED_PAUSE_S)
                 continue
             windows = "rows" not in message.arrays and not message.fields.get("consumed", False)
@@ -216,7 +223,7 @@ class ReplayClient(Sampler):
             self.counters["batches"] += 1
             self.counters["mapped_batches"] += "rows" in message.arrays
             self.batch_bytes = sum(array.nbytes for array in message.arrays.values())
-            self.wait_reason = ""
+            self.wait_reason = self.fault = ""
             batch.request_id = message.request_id
             return batch
         return None
@@ -362,7 +369,8 @@ class ReplayClient(Sampler):
                 self._handle(message)
             except WireError as error:
                 self._link.bad(error)
-        self.counters["bad_messages"] = self._link.bad_messages
+        if self._link.bad_messages > self.counters["bad_messages"]:
+            self._note_bad("no message")
         return heard
 
     def _look_after(self) -> None:
@@ -438,13 +446,18 @@ class ReplayClient(Sampler):
             else:
                 self._requests.turn_down(number, pause_s=REFUSED_PAUSE_S)
             return
-        if body.about == messages.INSERT:
-            self._inserts.answered(number)
-        elif body.about == messages.SAMPLE:
-            self._requests.answered(number)
-        elif body.about in (messages.STATUS, messages.SNAPSHOT) and number != self._question:
+        failure = refusal(self.endpoint, body.kind, body.detail)
+        inserted = body.about == messages.INSERT and self._inserts.answered(number)
+        asked = body.about in (messages.STATUS, messages.SNAPSHOT)
+        if asked and number != self._question:
             return  # the answer to a question that was sent twice
-        self._failure = refusal(self.endpoint, body.kind, body.detail)
+        if self._outlasts and not (inserted or asked):
+            self.fault = self.wait_reason = " ".join(str(failure).split())[:400]
+            self._requests.turn_down(number, pause_s=REFUSED_PAUSE_S)
+            return
+        if body.about == messages.SAMPLE:
+            self._requests.answered(number)
+        self._failure = failure
 
     def _explain_block(self) -> None:
         if self._session is None or self._link.silent:
@@ -455,3 +468,8 @@ class ReplayClient(Sampler):
             self.blocked_reason = "inserts are not acknowledged yet"
         else:
             self.blocked_reason = ""
+
+    def _note_bad(self, detail: str) -> None:
+        """Note that the server has sent what cannot be used."""
+        self.counters["bad_messages"] = self._link.bad_messages
+        self.fault = self.wait_reason = f"it sends what cannot be used: {detail}"

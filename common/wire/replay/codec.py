@@ -23,6 +23,10 @@ from common.wire import messages, types
 from common.wire.body import Array, Body
 from common.wire.codec import DTYPES, Dtype, Message, WireError
 
+LEAST_PROBABILITY = 1e-20
+"""Nobody meets an item that is less likely; one that is said to be would make all others weigh nothing."""
+MAX_TOTAL_PRIORITY = 1e60
+"""Far above what a full table of the largest priorities adds up to; sums over shards stay finite."""
 COMPRESS_MIN_BYTES = 1024
 """Where the fields are inferred, uint8 entries from this size on are compressed."""
 
@@ -223,19 +227,39 @@ def encode_batch(sample: Sample, specs: Sequence[FieldSpec], *, consumed: bool =
 
 
 def decode_batch(
-    message: Message, arena: Arena | None = None, allocate: Allocate = np.empty
+    message: Message,
+    arena: Arena | None = None,
+    allocate: Allocate = np.empty,
+    *,
+    shares: Mapping[str, int] | None = None,
+    expected: Sequence[FieldSpec] | None = None,
 ) -> SampleBatch | None:
     """The batch in ``message``, unpacked; raises WireError if it is none.
 
     None if it says places only, and not all of them are in ``arena`` any more.
+
+    Args:
+        message: a BATCH.
+        arena: the shard's files, where they can be had.
+        allocate: makes the arrays.
+        shares: the rows by table that were asked for, if others are wrong.
+        expected: the only fields that are right, if others are wrong.
     """
     body = messages.Batch.of(message)
-    if not (np.isfinite(body.probabilities).all() and body.probabilities.min() > 0):
-        raise WireError("bad_batch", "probabilities that are not above 0")
+    least, most = float(body.probabilities.min()), float(body.probabilities.max())
+    if not LEAST_PROBABILITY <= least <= most <= 1 + 1e-6:  # nor NaN
+        raise WireError("bad_batch", f"probabilities from {least:g} to {most:g}")
     count = len(body.lengths)
-    shares = [Share(body.table, count, body.table_items, body.total_priority)]
+    given = [Share(body.table, count, body.table_items, body.total_priority)]
     if body.shares is not UNSET:
-        shares = [Share(*share) for share in body.shares]
+        given = [Share(*share) for share in body.shares]
+    if shares is not None and {share.table: share.count for share in given} != dict(shares):
+        raise WireError("bad_batch", "not the rows that were asked for")
+    for share in given:
+        if not 0 <= share.total_priority <= MAX_TOTAL_PRIORITY:
+            raise WireError("bad_batch", f"a total priority of {share.total_priority:g}")
+    if expected is not None:
+        _check_expected(body, arena, expected)
     if body.rows is not UNSET:
         fields = _fields_in_arena(body, arena, allocate)
         if fields is None:
@@ -247,16 +271,33 @@ def decode_batch(
         probabilities=body.probabilities,
         versions=body.versions,
         lengths=body.lengths,
-        table_items=shares[0].table_items,
-        total_priority=shares[0].total_priority,
+        table_items=given[0].table_items,
+        total_priority=given[0].total_priority,
         fields=fields,
         request_id=message.request_id,
-        shares=shares,
+        shares=given,
     )
     batch.min_probabilities = {
         table: float(batch.probabilities[rows].min()) for table, rows in batch.rows().items()
     }
     return batch
+
+
+def _check_expected(body: messages.Batch, arena: Arena | None, expected: Sequence[FieldSpec]) -> None:
+    """Raise WireError where the windows would not be those of the ``expected`` fields."""
+    specs = specs_from_wire(body.fields) if body.rows is UNSET or arena is None else arena.specs
+    found, wanted = ({spec.name: _windows(spec) for spec in each} for each in (specs, expected))
+    if found != wanted:
+        names = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+        raise WireError(
+            "bad_fields",
+            f"other fields than this run's, such as {names[0]}: start that shard with another --data-dir, "
+            "or with --volatile",
+        )
+
+
+def _windows(spec: FieldSpec) -> tuple[str, tuple[int, ...], int]:
+    return spec.dtype, spec.shape, spec.entries(1)
 
 
 def _fields_in_message(

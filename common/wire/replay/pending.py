@@ -90,9 +90,9 @@ class Inserts:
                 insert.sent_at_ping = pings
             self._unsent.popleft()
 
-    def answered(self, number: int) -> None:
-        """Forget ``number``, which is stored, or was refused."""
-        self._inserts.pop(number, None)
+    def answered(self, number: int) -> bool:
+        """Forget ``number``, which is stored, or was refused; whether it was still waited for."""
+        return self._inserts.pop(number, None) is not None
 
     def repeat(self, start: int = 0) -> int:
         """Have ``start`` and what follows sent again, for the server takes them in order only; how many."""

@@ -7,12 +7,15 @@ importance weights made of it are right. They have one scale, whichever shard a 
 probability in the last batches of all shards. With one shard that is the batch's own.
 
 A shard whose limiter has nothing to give takes part in no draw for a while: its requests are drawn anew from
-the others. Figures over all shards are over those that took part in the draw of the batch.
+the others. One that does not answer, or answers what cannot be used, is lost: it takes part in none until it
+has given the batch that it is tried with now and then. Figures over all shards are over those that took part
+in the draw of the batch.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -26,11 +29,12 @@ from numpy.typing import ArrayLike
 from common.data.sample import Share
 from common.data.schema import Chunk, FieldSpec
 from common.errors import PeerError
+from common.runtime.logging import Throttle
 from common.wire.replay.batch_reader import ArrayPool
 from common.wire.replay.client import COUNTERS, ReplayClient
 from common.wire.replay.codec import SampleBatch
 from common.wire.replay.sampler import Sampler
-from common.wire.sockets import Socket
+from common.wire.sockets import Backoff, Socket
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +42,14 @@ NO_SHARD = "no replay shard has joined"
 
 LOST_S = 3.0
 """A shard that has been silent for so long is not asked for batches that somebody waits for."""
+
+NO_BATCH_S = 60.0
+"""Nor is one that speaks, but has answered no request for so long."""
+
+FAULT_S = (1.0, 60.0)
+"""A shard whose answers cannot be used is tried again after this; each time the pause doubles, up to that."""
+
+_LOG_PERIOD_S = 10.0
 
 WAIT_S = 2.0
 """A shard that had nothing to sample takes part in no draw for so long, and then gets one request to try."""
@@ -78,6 +90,10 @@ class _Shard:
     # By shares and table, the least probability in its last batch.
     least: dict[_Key, dict[str, float]] = field(default_factory=dict)
     lost: bool = False
+    trial: Mapping[str, int] = field(default_factory=dict)  # what is asked of it to see whether it is back
+    trial_s: float = math.inf  # when
+    backoff: Backoff = field(default_factory=lambda: Backoff(*FAULT_S))
+    answered_s: float = 0.0  # when it answered, or was asked and owed nothing before
     wanted: dict[int, _Wanted] = field(default_factory=dict)  # by the client's number of the request
     waits_until_s: dict[_Key, float] = field(default_factory=dict)  # where it had nothing to sample
 
@@ -114,6 +130,7 @@ class ShardedReplayClient(Sampler):
         self._unassigned: deque[_Wanted] = deque()
         self._draws = np.random.default_rng(seed).random()
         self._turn = 0
+        self._throttle = Throttle(_LOG_PERIOD_S)
         self.set_shards(shards)
 
     @property
@@ -213,7 +230,10 @@ class ShardedReplayClient(Sampler):
         if not self._shards:
             return NO_SHARD
         return "; ".join(
-            shard.client.silence or shard.client.wait_reason or f"replay at {endpoint} has just been asked"
+            shard.client.silence
+            or (shard.client.fault and f"replay at {endpoint}: {shard.client.fault}")
+            or shard.client.wait_reason
+            or f"replay at {endpoint} has just been asked"
             for endpoint, shard in self._shards.items()
         )
 
@@ -242,6 +262,9 @@ class ShardedReplayClient(Sampler):
         while True:
             for endpoint, shard in sorted(self._shards.items(), key=lambda each: -len(each[1].wanted)):
                 batch = shard.client.receive(0)
+                if shard.client.fault and (shard.wanted or (shard.lost and shard.trial_s == math.inf)):
+                    self._lose(endpoint, shard, shard.client.fault, shard.backoff.next_s())
+                    continue
                 self._draw_again(endpoint, shard)
                 if batch is not None and self._complete(endpoint, shard, batch):
                     return batch
@@ -351,11 +374,14 @@ class ShardedReplayClient(Sampler):
             at = min(int(np.searchsorted(bounds, self._draws * bounds[-1], side="right")), len(bounds) - 1)
             wanted.chances = {self._shards[endpoint]: chances[endpoint] for endpoint in candidates}
             shard = self._shards[candidates[at]]
+            if not shard.wanted:
+                shard.answered_s = time.monotonic()
             shard.wanted[shard.client.request_sample(wanted.shares)] = wanted
 
     def _draw_again(self, endpoint: str, shard: _Shard) -> None:
         """Have others asked for what ``shard`` has just not given."""
         for number in shard.client.take_turned_down():
+            shard.answered_s = time.monotonic()
             self._is_back(endpoint, shard)
             wanted = shard.wanted.pop(number, None)
             if wanted is not None:
@@ -366,13 +392,15 @@ class ShardedReplayClient(Sampler):
     def _is_back(endpoint: str, shard: _Shard) -> None:
         if shard.lost:
             _log.info("replay at %s is back", endpoint)
-            shard.lost = False
+            shard.lost, shard.trial_s = False, math.inf
+            shard.backoff.reset()
 
     def _complete(self, endpoint: str, shard: _Shard, batch: SampleBatch) -> bool:
         """Note what ``batch`` says, and make its figures those of all shards; False if nobody wants it."""
         for share in batch.shares:
             shard.weights[share.table] = share.total_priority
             shard.items[share.table] = share.table_items
+        shard.answered_s = time.monotonic()
         self._is_back(endpoint, shard)
         wanted = shard.wanted.pop(batch.request_id, None)
         if wanted is not None:
@@ -407,17 +435,28 @@ class ShardedReplayClient(Sampler):
         return replace(share, table_items=round(items), total_priority=total)
 
     def _look_after(self) -> None:
-        """Ask others where a shard does not answer, and test whether it does."""
+        """Ask others where a shard does not answer, and try those that are lost."""
+        now_s = time.monotonic()
         for endpoint, shard in self._shards.items():
+            if now_s >= shard.trial_s:
+                shard.trial_s, shard.client.fault = math.inf, ""
+                shard.client.cancel_samples()
+                shard.client.request_sample(shard.trial)
             others = any(not each.lost for each in self._shards.values() if each is not shard)
-            if shard.lost or not shard.wanted or not others or shard.client.silent_s < LOST_S:
+            if shard.lost or not shard.wanted or not others:
                 continue
-            _log.warning("replay at %s does not answer: others are sampled until it does", endpoint)
-            shard.lost = True
-            shard.waits_until_s.clear()
-            shard.client.cancel_samples()
-            wanted = next(iter(shard.wanted.values()))
-            shard.client.request_sample(wanted.shares)
-            self._unassigned.extend(shard.wanted.values())
-            shard.wanted.clear()
+            if shard.client.silent_s >= LOST_S or now_s - shard.answered_s >= NO_BATCH_S:
+                self._lose(endpoint, shard, "it does not answer", 0.0)
         self._assign()
+
+    def _lose(self, endpoint: str, shard: _Shard, why: str, pause_s: float) -> None:
+        """Ask others for what was asked of ``shard``, and try it with one request after a pause."""
+        if not shard.lost and self._throttle(endpoint):
+            _log.warning("replay at %s is lost, others are sampled: %s", endpoint, why)
+        if shard.wanted:
+            shard.trial = next(iter(shard.wanted.values())).shares
+        shard.lost, shard.trial_s = True, time.monotonic() + pause_s
+        shard.waits_until_s.clear()
+        shard.client.cancel_samples()
+        self._unassigned.extend(shard.wanted.values())
+        shard.wanted.clear()

@@ -1,0 +1,218 @@
+# ruff: noqa: F811  (fixtures of another module)
+"""A shard with the proper key that answers what cannot be used costs a run nothing but its own items."""
+
+import logging
+import threading
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+from common.data.schema import FieldSpec
+from common.wire import messages, sockets
+from common.wire.codec import decode
+from common.wire.control.client import ControlClient, new_incarnation
+from common.wire.replay import sharded
+from common.wire.replay.codec import specs_to_wire
+from tests.replay.test_runs import Running, learnable, wait_for
+from tests.replay.test_sharded import connect, fill, start  # noqa: F401
+
+VALUE = (FieldSpec("value", "float64", ()),)
+
+
+def batch_of(specs, request, **changes):
+    """A BATCH that is right but for the `changes`."""
+    count = next(iter(request.counts().values()))
+    arrays = {spec.name: np.zeros((count, spec.entries(1), *spec.shape), spec.dtype) for spec in specs}
+    body = messages.Batch(
+        table_items=count,
+        total_priority=1e9,  # so that it is drawn
+        fields=specs_to_wire(specs),
+        ids=np.arange(count, dtype=np.uint64),
+        probabilities=np.full(count, 1 / count),
+        versions=np.zeros(count, np.int64),
+        lengths=np.ones(count, np.int32),
+        data=arrays,
+    )
+    return msgspec.structs.replace(body, **{n: c(body) if callable(c) else c for n, c in changes.items()})
+
+
+def refused(kind, about=messages.SAMPLE, detail="no\nreason"):
+    return lambda specs, request: messages.Error(kind=kind, detail=detail, about=about)
+
+
+def spoilt(**changes):
+    return lambda specs, request: batch_of(specs, request, **changes)
+
+
+def without_first(specs, request):
+    body = batch_of(specs, request)
+    return msgspec.structs.replace(body, fields=body.fields[1:] or [("x", "int64", [], 0, 0, "raw")])
+
+
+def garbage(specs, request):
+    return None
+
+
+ANSWERS = {
+    **{f"refused: {kind}": refused(kind) for kind in ("batch_size", "signature", "plan", "key", "no", "")},
+    "refused: an insert that there is not": refused("no_table", messages.INSERT),
+    "refused: nothing in particular": refused("internally", ""),
+    "garbage": garbage,
+    "no data": spoilt(data={}),
+    "other fields": without_first,
+    "other dtypes": lambda specs, request: batch_of(
+        [FieldSpec(s.name, "int16", s.shape, s.before, s.after) for s in specs], request
+    ),
+    "other shapes": lambda specs, request: batch_of(
+        [FieldSpec(s.name, s.dtype, (*s.shape, 3), s.before, s.after) for s in specs], request
+    ),
+    "impossible": spoilt(probabilities=lambda body: body.probabilities * 1e6),
+    "never met": spoilt(probabilities=lambda body: body.probabilities * 1e-300),
+    "NaN": spoilt(probabilities=lambda body: body.probabilities * np.nan),
+    "without end": spoilt(total_priority=np.inf),
+    "below zero": spoilt(total_priority=-1.0),
+    "another table": spoilt(table="another"),
+    "fewer rows": lambda specs, request: batch_of(specs, messages.Sample(batch_size=1)),
+    "many steps": spoilt(lengths=lambda body: body.lengths * (2**31 - 1)),
+}
+
+
+class Misbehaving:
+    """A shard in a thread, which gives a right answer, and then each of the `answers` in turn, for ever."""
+
+    def __init__(self, context, endpoint, specs, answers):
+        self.endpoint = endpoint
+        self.asked = 0
+        self._specs, self._answers = specs, answers
+        self._router = sockets.make_router(context, endpoint)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        while not self._stopping.is_set():
+            if not self._router.poll(50):
+                continue
+            frames = sockets.receive_frames(self._router)
+            message, to = decode(frames[1:]), frames[0].bytes
+            if message.type == messages.CREDIT:
+                body = messages.Credit(credit=0, session=9)
+                sockets.send(self._router, body.message(message.request_id), to)
+            elif message.type == messages.SAMPLE:
+                self._answer(messages.Sample.of(message), message.request_id, to)
+
+    def _answer(self, request, number, to):
+        answer = self._answers[(self.asked - 1) % len(self._answers)] if self.asked else spoilt()
+        self.asked += 1
+        body = answer and answer(self._specs, request)
+        if body is not None:
+            sockets.send(self._router, body.message(number), to)
+        elif answer is not None:
+            sockets.send_frames(self._router, [b"garbage"], to)
+
+    def stop(self):
+        self._stopping.set()
+        self._thread.join(60)
+        self._router.close(linger=0)
+
+
+@pytest.fixture
+def misbehave(context, tmp_path):
+    running = []
+
+    def make(specs, *answers):
+        running.append(Misbehaving(context, f"ipc://{tmp_path}/bad.socket", specs, answers))
+        return running[-1]
+
+    yield make
+    for each in running:
+        each.stop()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_others_are_sampled_on(context, start, connect, misbehave, caplog, monkeypatch, name):
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(sharded, "FAULT_S", (0.01, 0.1))  # it is tried many times
+    good, bad = start("good"), misbehave(VALUE, ANSWERS[name])
+    fill(context, good, np.ones(100), np.ones(100))
+    client = connect(good, bad, outlasts=True, expected=VALUE)
+    deadline, seen = time.monotonic() + 60, []
+    while len(seen) < 50 or bad.asked < 5:
+        assert time.monotonic() < deadline, (client.wait_reason, len(seen), bad.asked)
+        for _ in range(4 - client.outstanding_samples):
+            client.request_sample(16)
+        batch = client.receive(0.1)
+        if batch is not None:
+            seen.append(batch)
+    assert sum(batch.shard == bad.endpoint for batch in seen) <= 1, "the first one was right"
+    assert all(np.isfinite(batch.weights(0.4)).all() for batch in seen)
+    lines = [record.getMessage() for record in caplog.records if "others are sampled" in record.getMessage()]
+    assert lines
+    assert all(bad.endpoint in line and "\n" not in line for line in lines)
+
+
+def test_one_that_takes_requests_and_gives_nothing_is_lost(
+    context,
+    start,
+    connect,
+    misbehave,
+    monkeypatch,
+):
+    monkeypatch.setattr(sharded, "NO_BATCH_S", 0.5)
+    good, bad = start("good"), misbehave(VALUE, None)
+    fill(context, good, np.ones(100), np.ones(100))
+    client = connect(good, bad, outlasts=True, expected=VALUE)
+    deadline, seen = time.monotonic() + 60, 0
+    while seen < 50 or not client._shards[bad.endpoint].lost:
+        assert time.monotonic() < deadline, client.wait_reason
+        for _ in range(4 - client.outstanding_samples):
+            client.request_sample(16)
+        seen += client.receive(0.1) is not None
+
+
+def test_alone_it_keeps_the_learner_waiting_and_is_used_when_it_is_right_again(
+    connect,
+    misbehave,
+    monkeypatch,
+):
+    monkeypatch.setattr(sharded, "FAULT_S", (0.01, 0.1))
+    bad = misbehave(VALUE, *list(ANSWERS.values())[:7], *[spoilt()] * 100_000)
+    client = connect(bad, outlasts=True, expected=VALUE)
+    deadline, seen = time.monotonic() + 60, 0
+    while seen < 5:
+        assert time.monotonic() < deadline, client.wait_reason
+        for _ in range(4 - client.outstanding_samples):
+            client.request_sample(16)
+        seen += client.receive(0.1) is not None
+
+
+def test_a_run_goes_on(context, server, client, misbehave, tmp_path, monkeypatch):
+    monkeypatch.setattr(sharded, "FAULT_S", (0.01, 0.1))
+    running = Running(tmp_path, tmp_path / "run")
+    learner = running.learner
+    specs = learner.agent.fields
+    good = server("--learner", f"ipc://{tmp_path}/control")
+    nan = spoilt(data=lambda body: {n: a * np.array(np.nan, a.dtype) if a.dtype.kind == "f" else a + 100
+                                    for n, a in body.data.items()})  # fmt: skip
+    bad = misbehave(specs, *ANSWERS.values(), nan)
+    member = ControlClient(
+        *(context, f"ipc://{tmp_path}/control"),
+        role="replay",
+        name="replay-9",
+        incarnation=new_incarnation(),
+        replay_endpoint=bad.endpoint,
+    )
+    actor = client(good, specs=specs)
+    try:
+        member.join(60)
+        for _ in range(20):
+            wait_for(lambda: actor.insert(learnable(specs, 64)))
+        assert actor.flush(60)
+        rounds = 2 * (len(ANSWERS) + 1)
+        wait_for(lambda: running.failure or (bad.asked > rounds and learner.counters.updates >= 50), 120)
+    finally:
+        running.end()
+        member.close()
+    assert running.failure is None
