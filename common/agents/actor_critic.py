@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from common.agents.base import Act, Inputs
 from common.agents.fitting import body_options, suited
@@ -39,11 +38,6 @@ class ActorCriticAgent(UnrollAgent[Config, ActorCritic, OwnLearning]):
     def values(self, inputs: Inputs) -> np.ndarray:
         """The baseline `[S]` float32."""
         return self._forward(inputs)[1][0].cpu().numpy()
-
-    def _forward(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-        """One step of the network: logits `[1, S, A]`, values `[1, S]`, memory `[S, memory_size]`."""
-        arrays = (inputs.obs, inputs.last_action, inputs.last_reward, inputs.first)
-        return self._net(*(self._to_device(array)[None] for array in arrays), self._to_device(inputs.memory))
 
     # --------------------------------------------------------------- helpers
 

@@ -25,10 +25,8 @@ from common.config.fields import (
     structural,
     tunable,
 )
-from common.data.unrolls import TERMINATED, TRUNCATED
 from common.rl import policy
 from common.rl.policy_losses import Multiplier
-from common.rl.sequences import next_values
 from common.rl.vtrace import VTrace, vtrace
 
 
@@ -146,15 +144,15 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
 
     def _corrected(self, unrolls: Unrolls, log_rhos: Tensor, values: Tensor) -> VTrace:
         """V-trace targets and advantages `[T, B]` for values `[T + 1, B]`."""
-        config, ended = self.config, unrolls.ended[1:]
-        following = next_values(values, ended == TRUNCATED, unrolls.final_value)
+        config = self.config
+        discounts, following, continues = unrolls.outcomes(values, config.gamma)
         return vtrace(
             log_rhos,
             policy.clip_reward(unrolls.last_reward[1:], config.reward_clip),
-            config.gamma * (ended != TERMINATED).to(values.dtype),
+            discounts,
             values[:-1],
             following,
-            (ended == 0).to(values.dtype),
+            continues,
             rho_bar=config.rho_bar,
             c_bar=config.c_bar,
             pg_rho_bar=config.pg_rho_bar,

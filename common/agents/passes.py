@@ -6,17 +6,33 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from common.agents.fitting import body_options
 from common.agents.network import descend
 from common.agents.tensors import below, module_arrays, prefixed, tensors
 from common.agents.unroll_agent import Unrolls
-from common.config.fields import PixelAgentConfig, TableNeeds, tunable
+from common.config.fields import (
+    Layers,
+    PixelAgentConfig,
+    TableNeeds,
+    Units,
+    UnitsOrNone,
+    Widths,
+    structural,
+    tunable,
+)
 from common.nets.recurrent import SequenceBody
+from common.nets.torsos import Activation, Style
+from common.rl import policy
+from common.rl.normalizers import Normalizer
+
+if TYPE_CHECKING:
+    from common.envs import EnvSpec
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +46,30 @@ class PassesConfig(PixelAgentConfig):
 
     table = TableNeeds("queue")
 
+    hidden_units: Units = structural(256, "Width of the layer on top of a pixel torso.")
+    mlp_units: Widths = structural((64, 64), "Widths of the `mlp` torso.")
+    activation: Activation = structural("auto", "Of the torso: auto is relu for pixels, tanh for vectors.")
+    layer_norm: bool = structural(False, "Normalise what layers of the torso bring forth.")
+    residual: bool = structural(False, "Layers of the `mlp` torso add to what goes into them.")
+    normalize_vectors: bool = structural(
+        False, "The network sees vectors minus their running mean, divided by their deviation, clipped at 10."
+    )
+    lstm_units: UnitsOrNone = structural(0, "Width of the LSTM; 0: no memory.")
+    lstm_layers: Layers = structural(1, "Layers of the LSTM.")
+    see_last_step: bool = structural(
+        False, "Feed the last action and the clipped last reward to the network."
+    )
+    max_staleness: int | None = tunable(
+        0,
+        "Versions by which the policy that acted may be older than the newest: actors wait for a new one. "
+        "0 = strictly on policy, none = no limit.",
+        ge=0,
+    )
+    gamma: float = tunable(0.99, "Discount per step.", ge=0, le=1)
+    reward_clip: policy.RewardClip = tunable(
+        "none", "Reward in the loss: raw, clipped to [-1, 1], or squeezed with losses hurting less."
+    )
+    reward_scale: float = tunable(1.0, "Multiplies the reward, after clipping.", gt=0)
     epochs: int = tunable(3, "Passes over a batch.", ge=1, le=1024)
     minibatch_steps: int = tunable(
         768, "Steps of a minibatch; with memory it is made of whole unrolls. 0 = the whole batch.", ge=0
@@ -59,6 +99,19 @@ class PassesConfig(PixelAgentConfig):
     max_grad_norm: float = tunable(
         0.5, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
     )
+
+    @property
+    def allowed_staleness(self) -> int | None:
+        """See the base class."""
+        return self.max_staleness
+
+
+def styled_body(config: PassesConfig, spec: EnvSpec) -> dict[str, Any]:
+    """Arguments of a `SequenceBody` besides its shapes and torso."""
+    options = body_options(config, spec)
+    if config.normalize_vectors and not spec.pixels:
+        options["inputs"] = Normalizer(spec.obs_shape, clip=10.0)
+    return options | {"style": Style(config.activation, config.layer_norm, config.residual)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,17 +17,15 @@ from torch import Tensor, nn
 
 from common.agents.actor_critic import ActorCriticAgent
 from common.agents.base import Inputs, Update
-from common.agents.fitting import body_options, suited
-from common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of
+from common.agents.fitting import suited
+from common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of, styled_body
 from common.agents.unroll_agent import Unrolls
-from common.config.fields import Layers, StepCount, Units, UnitsOrNone, Widths, structural, tunable
-from common.data.unrolls import TERMINATED, TRUNCATED
+from common.config.fields import StepCount, structural, tunable
 from common.nets.actor_critic import ActorCritic
-from common.nets.torsos import Activation, Style
 from common.rl import policy, policy_losses
 from common.rl.normalizers import Normalizer, normalized_advantages
 from common.rl.policy_losses import Multiplier
-from common.rl.sequences import generalized_advantages, n_step_returns, next_values
+from common.rl.sequences import generalized_advantages, n_step_returns
 from common.rl.vtrace import vtrace
 
 if TYPE_CHECKING:
@@ -45,34 +43,15 @@ class PolicyGradientConfig(PassesConfig):
     torso: Literal["auto", "shallow", "nature", "deep", "mlp"] = structural(
         "auto", "Network below the heads; auto: `shallow` for pixels, `mlp` for vectors."
     )
-    hidden_units: Units = structural(256, "Width of the layer on top of a pixel torso.")
-    mlp_units: Widths = structural((64, 64), "Widths of the `mlp` torso.")
-    activation: Activation = structural("auto", "Of the torso: auto is relu for pixels, tanh for vectors.")
-    layer_norm: bool = structural(False, "Normalise what layers of the torso bring forth.")
-    residual: bool = structural(False, "Layers of the `mlp` torso add to what goes into them.")
     shared_torso: bool = structural(True, "One body for policy and baseline; false: one each.")
-    normalize_vectors: bool = structural(
-        False, "The network sees vectors minus their running mean, divided by their deviation, clipped at 10."
-    )
     normalize_returns: bool = structural(
         False, "The baseline predicts returns minus their running mean, divided by their deviation (PopArt)."
     )
     returns_window: int | None = tunable(
         None, "Returns over which older ones fade from these statistics; none = the average of all.", ge=1
     )
-    lstm_units: UnitsOrNone = structural(0, "Width of the LSTM; 0: no memory.")
-    lstm_layers: Layers = structural(1, "Layers of the LSTM.")
-    see_last_step: bool = structural(
-        False, "Feed the last action and the clipped last reward to the network."
-    )
     unroll_steps: StepCount = structural(
         128, "Steps of an unroll; these are sent together, whatever actor.chunk_steps says."
-    )
-    max_staleness: int | None = tunable(
-        0,
-        "Versions by which the policy that acted may be older than the newest: actors wait for a new one. "
-        "0 = strictly on policy, none = no limit.",
-        ge=0,
     )
     policy_loss: PolicyLoss = tunable(
         "ppo",
@@ -83,7 +62,6 @@ class PolicyGradientConfig(PassesConfig):
     advantages: Literal["gae", "vtrace", "n_step"] = tunable(
         "gae", "Estimator of advantages and value targets."
     )
-    gamma: float = tunable(0.99, "Discount per step.", ge=0, le=1)
     gamma_per_frame: bool = tunable(
         False, "gamma is per emulator frame: a step of k frames discounts by gamma^k."
     )
@@ -91,10 +69,6 @@ class PolicyGradientConfig(PassesConfig):
     n_steps: int = tunable(5, "Steps of reward, if advantages is n_step.", ge=1)
     rho_bar: float | None = tunable(1.0, "Most importance weight of V-trace; none = not clipped.", gt=0)
     c_bar: float | None = tunable(1.0, "Most trace weight of V-trace; none = not clipped.", gt=0)
-    reward_clip: policy.RewardClip = tunable(
-        "none", "Reward in the loss: raw, clipped to [-1, 1], or squeezed with losses hurting less."
-    )
-    reward_scale: float = tunable(1.0, "Multiplies the reward, after clipping.", gt=0)
     normalize_advantages: bool = tunable(True, "Advantages of a batch get mean 0 and deviation 1.")
     advantage_offset: float = tunable(0.0, "Added to advantages after that.")
     clip_epsilon: float = tunable(0.2, "ppo: how far a step's probability may move from where it was.", gt=0)
@@ -142,11 +116,6 @@ class PolicyGradientConfig(PassesConfig):
     eval_epsilon: float = tunable(
         1.0, "Chance that the evaluator draws from the policy instead of taking its best action.", ge=0, le=1
     )
-
-    @property
-    def allowed_staleness(self) -> int | None:
-        """See the base class."""
-        return self.max_staleness
 
 
 MAX_LOG_RATIO = 20.0
@@ -222,16 +191,12 @@ class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
         config, spec = self.config, self.spec
 
         def make(torso: str) -> ActorCritic:
-            options = body_options(config, spec)
-            if config.normalize_vectors and not spec.pixels:
-                options["inputs"] = Normalizer(spec.obs_shape, clip=10.0)
-            options["style"] = Style(config.activation, config.layer_norm, config.residual)
             returns = Normalizer((), window=config.returns_window) if config.normalize_returns else None
             return ActorCritic(
                 *(spec.obs_shape, spec.num_actions, torso),
                 shared=config.shared_torso,
                 returns=returns,
-                **options,
+                **styled_body(config, spec),
             )
 
         return suited(config.torso, "shallow", spec, make)
@@ -355,11 +320,9 @@ class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
 
     def _advantages(self, unrolls: Unrolls, log_rhos: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and value targets `[T, B]` for values `[T + 1, B]`."""
-        config, ended = self.config, unrolls.ended[1:]
+        config = self.config
         rewards = config.reward_scale * policy.clip_reward(unrolls.last_reward[1:], config.reward_clip)
-        discounts = self._gamma * (ended != TERMINATED).to(values.dtype)
-        continues = (ended == 0).to(values.dtype)
-        following = next_values(values, ended == TRUNCATED, unrolls.final_value)
+        discounts, following, continues = unrolls.outcomes(values, self._gamma)
         if config.advantages == "vtrace":
             corrected = vtrace(
                 log_rhos,

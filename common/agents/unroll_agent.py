@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from common.agents.base import Inputs
 from common.agents.fitting import BodyConfig
 from common.agents.network import NetworkAgent, NetworkConfig, OwnLearning
-from common.data.unrolls import UnrollAccumulator, join_memory, unroll_fields
+from common.data.unrolls import TERMINATED, TRUNCATED, UnrollAccumulator, join_memory, unroll_fields
 from common.nets.frames import stacked
 from common.nets.recurrent import SequenceBody
+from common.rl.sequences import next_values
 
 if TYPE_CHECKING:
     from common.envs import EnvSpec
@@ -48,15 +50,29 @@ class Unrolls(NamedTuple):
     ended: Tensor
     """`[T + 1, B]` uint8: how the step that led to the observation ended the episode, if it did."""
     logits: Tensor
-    """`[T, B, A]` of the behaviour policy."""
+    """`[T, B, A]` of the behaviour policy; `[T, B, 0]` where there is none."""
     final_value: Tensor
     """`[T, B]`."""
     memory: Tensor
     """`[B, memory_size]` before the first step."""
 
+    def outcomes(self, values: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
+        """What `common.rl.sequences` wants to know of the steps, given values `[T + 1, B]` of observations.
+
+        Returns:
+          discounts, values of the observations that truly followed, and continues, `[T, B]` each.
+        """
+        ended = self.ended[1:]
+        discounts = gamma * (ended != TERMINATED).to(values.dtype)
+        following = next_values(values, ended == TRUNCATED, self.final_value)
+        return discounts, following, (ended == 0).to(values.dtype)
+
 
 class UnrollAgent(NetworkAgent[Config, Network, OwnLearning]):
     """The part of an `Agent` that has nothing to do with what its network says; see there."""
+
+    by_policy: ClassVar[bool] = True
+    """It acts by a policy, whose logits are stored."""
 
     def __init__(self, config: Config, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(config, spec, seed=seed, device=device)
@@ -68,6 +84,7 @@ class UnrollAgent(NetworkAgent[Config, Network, OwnLearning]):
             spec.num_actions,
             config.unroll_steps,
             self.memory_size,
+            policy=self.by_policy,
         )
         self.item_steps = (config.unroll_steps, config.unroll_steps)
 
@@ -78,18 +95,28 @@ class UnrollAgent(NetworkAgent[Config, Network, OwnLearning]):
         skipped = int(phase * steps) if self.config.allowed_staleness is None else 0
         return UnrollAccumulator(steps, self.spec.stack, self.memory_size, skipped)
 
+    def _forward(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        """One step of the network: what it says, `[1, S, ...]`, and then the memory `[S, memory_size]`."""
+        arrays = (inputs.obs, inputs.last_action, inputs.last_reward, inputs.first)
+        said: tuple[Tensor, ...] = self._net(
+            *(self._to_device(array)[None] for array in arrays), self._to_device(inputs.memory)
+        )
+        return said
+
     def _unrolls(self, batch: dict[str, np.ndarray]) -> Unrolls:
         """What `update` is given, ready for the network."""
         data = {name: self._to_device(array) for name, array in batch.items() if name != "memory"}
         memory = torch.zeros(len(batch["action"]), 0, device=self._device)
         if self.memory_size:
             memory = self._to_device(join_memory(batch["memory"], self.memory_size))
+        action = data["action"].T.long()
+        logits = action.new_zeros((*action[1:].shape, 0), dtype=torch.float32)
         return Unrolls(
             self._observations(data),
-            data["action"].T.long(),
+            action,
             data["reward"].T,
             data["ended"].T,
-            data["logits"].transpose(0, 1),
+            data["logits"].transpose(0, 1) if self.by_policy else logits,
             data["final_value"].T,
             memory,
         )

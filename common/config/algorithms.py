@@ -24,6 +24,7 @@ ALGORITHMS: dict[str, str] = {
     "apex": "common.agents.apex:ApexConfig",
     "impala": "common.agents.impala:ImpalaConfig",
     "policy_gradient": "common.agents.policy_gradient:PolicyGradientConfig",
+    "pqn": "common.agents.pqn:PqnConfig",
     "r2d2": "common.agents.r2d2:R2d2Config",
 }
 """Those of this tree."""

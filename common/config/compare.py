@@ -28,7 +28,13 @@ class Difference:
 
 def to_toml(config: Config) -> str:
     """Return the whole configuration as TOML; `read_config` gives the same configuration back."""
-    return format_toml(config.to_dict())
+    sections = config.to_dict()
+    for name, values in sections.items():
+        fields = type(getattr(config, name)).model_fields
+        for key, value in values.items():
+            if value is None and key in fields and fields[key].default is not None:
+                values[key] = "none"
+    return format_toml(sections)
 
 
 def structural_fields(config: Config) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from common.config.text import accepts_none, accepts_text
+
 Role = Literal["structural", "tunable", "operational"]
 ROLES: tuple[Role, ...] = ("structural", "tunable", "operational")
 
@@ -67,6 +69,16 @@ class Section(BaseModel):
     """Base of every section: immutable, no unknown fields, no NaN."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none_can_be_said(cls, value: Any, info: ValidationInfo) -> Any:
+        # TOML has no word for it, and leaving a field out means its default.
+        if value == "none" and info.field_name is not None:
+            annotation = cls.model_fields[info.field_name].annotation
+            if accepts_none(annotation) and not accepts_text(annotation):
+                return None
+        return value
 
     @field_validator("*", mode="before")
     @classmethod

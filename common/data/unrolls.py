@@ -20,6 +20,8 @@ def unroll_fields(
     num_actions: int,
     unroll_steps: int,
     memory_size: int,
+    *,
+    policy: bool = True,
 ) -> tuple[FieldSpec, ...]:
     """Fields of an unroll of T steps, in which episodes may end and begin; each observation stored once.
 
@@ -30,14 +32,16 @@ def unroll_fields(
       num_actions: A.
       unroll_steps: T.
       memory_size: width of the agent's recurrent state.
+      policy: the agent acts by a policy, whose logits are stored.
 
     Returns:
       `obs` of the T steps and of the one after them; `action` int32, `reward` float32 and `ended` uint8 of
       the step before the first and of the T steps, so that entry t led to observation t; `logits` float32
-      `[T, A]` of the behaviour policy; `final_value` float32 `[T]`, the value of the last observation of an
-      episode that step t truncated; `frames` uint8 `[T + 1]` (with `stack`), how many newest frames of the
-      stack are real, the others being zeros; `memory` (with `memory_size`), the state before the first step:
-      replay knows entries of steps only, so it is spread over them (`join_memory` undoes that).
+      `[T, A]` of the behaviour policy (with `policy`); `final_value` float32 `[T]`, the value of the last
+      observation of an episode that step t truncated; `frames` uint8 `[T + 1]` (with `stack`), how many
+      newest frames of the stack are real, the others being zeros; `memory` (with `memory_size`), the state
+      before the first step: replay knows entries of steps only, so it is
+      spread over them (`join_memory` undoes that).
     """
     if stack:
         obs = FieldSpec("obs", obs_dtype, obs_shape[1:], before=stack - 1, after=1, compress=True)
@@ -48,9 +52,10 @@ def unroll_fields(
         FieldSpec("action", "int32", (), before=1, bounds=(0, num_actions - 1)),
         FieldSpec("reward", "float32", (), before=1),
         FieldSpec("ended", "uint8", (), before=1, bounds=(RUNNING, TRUNCATED)),
-        FieldSpec("logits", "float32", (num_actions,)),
         FieldSpec("final_value", "float32", ()),
     ]
+    if policy:
+        fields.append(FieldSpec("logits", "float32", (num_actions,)))
     if stack:
         fields.append(FieldSpec("frames", "uint8", (), after=1, bounds=(1, stack)))
     if memory_size:
@@ -138,7 +143,7 @@ class UnrollAccumulator:
         Args:
           action: what was done at the newest observation.
           reward: what it earned.
-          extras: `logits` `[A]` of the policy that chose, and `memory` `[memory_size]` from before the step.
+          extras: `logits` `[A]` of the policy that chose, if one did; `memory` `[memory_size]` from before.
           next_obs: the observation that followed. Copied.
           terminated: the episode ended and nothing follows.
           truncated: the episode was cut; `final_value` is the value of `next_obs`.
@@ -150,7 +155,8 @@ class UnrollAccumulator:
             self._version = version
             self._memory = np.array(extras["memory"]) if self._memory_size else self._memory
         self._rows.append((action, reward, TERMINATED if terminated else TRUNCATED if truncated else RUNNING))
-        self._logits.append(extras["logits"])
+        if "logits" in extras:
+            self._logits.append(extras["logits"])
         self._final_values.append(final_value if truncated and not terminated else 0.0)
         self._frames.append((next_obs[-1] if self._stack else next_obs).copy())
         self._real.append(min(self._stack, self._real[-1] + 1))
@@ -177,9 +183,10 @@ class UnrollAccumulator:
             "action": np.asarray([row[0] for row in rows], np.int32),
             "reward": np.asarray([row[1] for row in rows], np.float32),
             "ended": np.asarray([row[2] for row in rows], np.uint8),
-            "logits": np.stack(self._logits).astype(np.float32, copy=False),
             "final_value": np.asarray(self._final_values, np.float32),
         }
+        if self._logits:
+            fields["logits"] = np.stack(self._logits).astype(np.float32, copy=False)
         if self._stack:
             fields["frames"] = np.asarray(self._real, np.uint8)
         if self._memory_size:

@@ -68,13 +68,20 @@ class QNetwork(nn.Module):
 
 
 class RecurrentQNetwork(SequenceBody):
-    """A `SequenceBody` with a dueling head of `head_units` (Kapturowski et al. 2019, section 2.3)."""
+    """A `SequenceBody` with a dueling head of `head_units` (Kapturowski et al. 2019, section 2.3).
+
+    With `head_units` 0 the values are linear in the body's features.
+    """
 
     def __init__(
         self, obs_shape: tuple[int, ...], num_actions: int, torso: str, *, head_units: int, **body: Any
     ) -> None:
         super().__init__(obs_shape, num_actions, torso, **body)
-        self.head = DuelingHead(self.features, num_actions, head_units)
+        self.head = (
+            DuelingHead(self.features, num_actions, head_units)
+            if head_units
+            else orthogonal(nn.Linear(self.features, num_actions), gain=1.0)
+        )
 
     def forward(
         self, obs: Tensor, last_action: Tensor, last_reward: Tensor, first: Tensor, state: Tensor

@@ -27,8 +27,8 @@ def importance_weights(probabilities: np.ndarray, min_probability: float, expone
     return weights.astype(np.float32)
 
 
-def annealed(start: float, final: float, updates: int, period: int) -> float:
-    """Moves linearly from `start` to `final` over `period` updates; a `period` of 0 stays at `start`."""
+def annealed(start: float, final: float, done: float, period: float) -> float:
+    """Moves linearly from `start` to `final` while `done` goes from 0 to `period`, if that is not 0."""
     if period <= 0:
         return start
-    return start + (final - start) * min(1.0, updates / period)
+    return start + (final - start) * min(1.0, done / period)

@@ -107,6 +107,14 @@ def test_a_configuration_survives_its_toml(values: dict[str, object], kwargs: di
     config = config_from_dict(tables)
     assert config.env.kwargs == kwargs
     assert config_from_dict(tomllib.loads(to_toml(config))) == config
+
+
+def test_a_field_that_was_emptied_stays_empty_in_the_file_of_the_run(tmp_path):
+    config = load_config("cartpole-impala", overrides={"agent.rho_bar": "none"})
+    assert (config.agent.rho_bar, config.agent.c_bar, config.agent.target_entropy) == (None, 1.0, None)
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    assert load_config(run_config=tmp_path / "config.toml").agent.rho_bar is None
+    assert load_config("pong-appo").agent.max_staleness is None
     assert config_from_dict(config.to_dict()) == config
 
 

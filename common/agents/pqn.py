@@ -1,0 +1,179 @@
+"""PQN: Q(lambda) on fresh unrolls, without replay or target network (Gallici et al. 2024).
+
+Layer norm takes the place of both: it bounds how far values can run away with their own bootstrap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from common.agents.base import Act, Inputs, Update
+from common.agents.fitting import suited
+from common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of, styled_body
+from common.agents.q_learning import epsilon_greedy
+from common.agents.unroll_agent import UnrollAgent, Unrolls
+from common.config.fields import StepCount, Units, structural, tunable
+from common.nets.q_network import RecurrentQNetwork
+from common.rl import policy
+from common.rl.replay import annealed
+from common.rl.sequences import lambda_returns
+
+
+class PqnConfig(PassesConfig):
+    """Fields of `[agent]` for `algorithm = "pqn"`; defaults are those of the authors' code for Atari."""
+
+    algorithm: Literal["pqn"] = structural("pqn", "PQN: Q(lambda) with layer norm, without replay or target.")
+    torso: Literal["auto", "nature", "small", "mlp"] = structural(
+        "auto", "Network below the values; auto: `nature` for pixels, `mlp` for vectors."
+    )
+    hidden_units: Units = structural(512, "Width of the layer on top of a pixel torso.")
+    layer_norm: bool = structural(True, "Normalise what layers of the torso bring forth: PQN's stability.")
+    unroll_steps: StepCount = structural(
+        32, "Steps of an unroll; these are sent together, whatever actor.chunk_steps says."
+    )
+    lambda_: float = tunable(0.65, "Share of each return that is not the next step's own value.", ge=0, le=1)
+    reward_clip: policy.RewardClip = tunable(
+        "abs_one", "Reward in the loss: raw, clipped to [-1, 1], or squeezed with losses hurting less."
+    )
+    epochs: int = tunable(2, "Passes over a batch.", ge=1, le=1024)
+    minibatch_steps: int = tunable(
+        128, "Steps of a minibatch; with memory it is made of whole unrolls. 0 = the whole batch.", ge=0
+    )
+    learning_rate: float = tunable(2.5e-4, "Step size of RAdam, at the beginning.", gt=0)
+    learning_rate_schedule: Literal["constant", "linear", "polynomial"] = tunable(
+        "constant", "linear and polynomial: to learning_rate_final at run.total_steps."
+    )
+    optimizer_epsilon: float = tunable(1e-8, "Term added to RAdam's denominator.", gt=0)
+    max_grad_norm: float = tunable(
+        10.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
+    )
+    epsilon_start: float = tunable(1.0, "Chance of a random action at the beginning.", ge=0, le=1)
+    epsilon_final: float = tunable(0.001, "Chance of a random action at the end.", ge=0, le=1)
+    epsilon_share: float = tunable(0.1, "Share of run.total_steps over which it falls.", gt=0, le=1)
+    eval_epsilon: float = tunable(
+        0.0, "Share of the present exploration that the evaluator keeps; 0 = none.", ge=0, le=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TargetedSteps(Steps):
+    """Steps, and what the values of their actions should be."""
+
+    target: Tensor
+
+
+class PqnNetwork(RecurrentQNetwork):
+    """Q values, linear in the body's features, and how far acting by them explores.
+
+    `exploration` float64 `[1]` is published with the weights: so all actors follow the learner's schedule.
+    """
+
+    exploration: Tensor
+
+
+class PqnAgent(UnrollAgent[PqnConfig, PqnNetwork, PassesLearning[nn.Module]]):
+    """Acts, stores and learns. See `common.agents.base.Agent` for the methods' contracts."""
+
+    by_policy = False
+
+    # ---------------------------------------------------------------- acting
+
+    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
+        """Every slot explores as much as the schedule says."""
+        return np.ones(len(indices), np.float32)
+
+    @torch.inference_mode()
+    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        """Best actions, or with chance `epsilon` times the schedule's any action alike."""
+        q, memory = self._forward(inputs)
+        action = epsilon_greedy(q[0].cpu().numpy(), epsilon * self._net.exploration.item(), rng)
+        if not self.memory_size:
+            return Act(action)
+        return Act(action, {"memory": inputs.memory}, memory.cpu().numpy())
+
+    @torch.inference_mode()
+    def values(self, inputs: Inputs) -> np.ndarray:
+        """The largest Q `[S]` float32."""
+        return self._forward(inputs)[0][0].amax(dim=-1).cpu().numpy()
+
+    # -------------------------------------------------------------- learning
+
+    def update(
+        self,
+        batch: dict[str, np.ndarray],
+        weights: np.ndarray,
+        want_metrics: bool = True,
+        progress: float = 0.0,
+        lengths: np.ndarray | None = None,
+    ) -> Update:
+        """`agent.epochs` passes over `[B]` unrolls; `weights` are 1 and not looked at."""
+        config, learning = self.config, self._start_learning()
+        unrolls = learning.prepared(self._unrolls(batch))
+        measured = learning.learn(
+            progress,
+            lambda previous: self._targeted(unrolls, learning, previous),
+            lambda steps: self._loss(steps, learning),
+        )
+        exploration = annealed(config.epsilon_start, config.epsilon_final, progress, config.epsilon_share)
+        self._net.exploration.fill_(exploration)
+        metrics = learning.metrics(measured) | {"learner/epsilon": exploration} if want_metrics else {}
+        return Update(priorities=None, metrics=metrics)
+
+    def _loss(
+        self, steps: TargetedSteps, learning: PassesLearning[nn.Module]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        (q,) = learning.forward(*steps.inputs)
+        error = steps.target - q.gather(-1, steps.action[..., None]).squeeze(-1)
+        return 0.5 * error.square().mean(), {"q_mean": q.mean(), "td_error_mean": error.abs().mean()}
+
+    @torch.no_grad()
+    def _targeted(
+        self, unrolls: Unrolls, learning: PassesLearning[nn.Module], previous: TargetedSteps | None
+    ) -> TargetedSteps:
+        """The batch with the Q(lambda) returns of the weights before it.
+
+        The greedy policy's value stands at each bootstrap; as in Peng's Q(lambda) an exploring action does
+        not cut the return.
+        """
+        if previous is not None:
+            return previous
+        config = self.config
+        (q,) = learning.evaluated(unrolls)
+        rewards = config.reward_scale * policy.clip_reward(unrolls.last_reward[1:], config.reward_clip)
+        outcomes = unrolls.outcomes(q.amax(dim=-1), config.gamma)
+        steps = TargetedSteps(
+            **inputs_of(unrolls), target=lambda_returns(rewards, *outcomes, lambda_=config.lambda_)
+        )
+        return steps if self.memory_size else steps.flattened()
+
+    # --------------------------------------------------------------- helpers
+
+    def _network(self) -> PqnNetwork:
+        config, spec = self.config, self.spec
+
+        def make(torso: str) -> PqnNetwork:
+            net = PqnNetwork(
+                spec.obs_shape, spec.num_actions, torso, head_units=0, **styled_body(config, spec)
+            )
+            net.register_buffer("exploration", torch.tensor([config.epsilon_start], dtype=torch.float64))
+            return net
+
+        return suited(config.torso, "nature", spec, make)
+
+    def _make_learning(self) -> PassesLearning[nn.Module]:
+        config = self.config
+        optimizer = torch.optim.RAdam(
+            self._net.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon
+        )
+        return PassesLearning(
+            config, self._net, optimizer, nn.Module(), seed=self._seed, pixels=self.spec.pixels
+        )
+
+
+make = PqnAgent
+"""What the registry calls."""
