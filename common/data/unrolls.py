@@ -52,10 +52,9 @@ def unroll_fields(
         FieldSpec("action", "int32", (), before=1, bounds=(0, num_actions - 1)),
         FieldSpec("reward", "float32", (), before=1),
         FieldSpec("ended", "uint8", (), before=1, bounds=(RUNNING, TRUNCATED)),
+        *([FieldSpec("logits", "float32", (num_actions,))] if policy else []),
         FieldSpec("final_value", "float32", ()),
     ]
-    if policy:
-        fields.append(FieldSpec("logits", "float32", (num_actions,)))
     if stack:
         fields.append(FieldSpec("frames", "uint8", (), after=1, bounds=(1, stack)))
     if memory_size:
