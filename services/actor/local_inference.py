@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from common.agents import Agent, make_agent
+from common.agents.pace import HELD_LIMIT_S, Pace
 from common.agents.slot_states import Slots
 from common.config import Config, config_from_dict
 from common.data.schema import Chunk, compressed_if
@@ -18,7 +19,6 @@ from common.wire.replay.outbox import Outbox
 from common.wire.replay.sharded import ShardedReplayClient
 from common.wire.sockets import WaitLog, reachable_endpoint
 from services.actor.acting import Place
-from services.actor.pace import Pace
 from services.actor.timing import Blocked, Timing
 
 log = logging.getLogger(__name__)
@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 FLUSH_TIMEOUT_S = 5.0
 PUMP_MS = 50
 HELD_MS = 2
-HELD_LIMIT_S = 20.0
-"""After so long without a newer version one more round begins: the learner may lack the unrolls of others."""
 
 
 class Rollout:
@@ -93,11 +91,8 @@ class LocalActing:
         self._steps_with_params = 0
         self._blocked = Blocked(self.timing)
         self._wait_log: WaitLog | None = None
-        agent = self._config.agent
         self._held_since_s: float | None = None
-        self._pace: Pace | None = None
-        if agent.allowed_staleness is not None:
-            self._pace = Pace(agent.unroll_steps, agent.allowed_staleness)
+        self._pace = Pace.of(self._config.agent)
         torch.set_num_threads(config.actor.torch_threads)
 
     @property

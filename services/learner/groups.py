@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import UNSET
 
 from common.agents import Act, Agent, Inputs
+from common.agents.pace import Pace
 from common.agents.slot_states import Slots
 from common.data.schema import Chunk
 from common.envs import EnvSpec
@@ -37,6 +38,7 @@ class Group:
         act: what was chosen last, and not yet reported as done; None before the first.
         version: of the parameters that chose it.
         asked: whether it waits for actions.
+        pace: how far it may run ahead of learning, where that is limited.
     """
 
     key: Key
@@ -47,6 +49,11 @@ class Group:
     act: Act | None = None
     version: int = -1
     asked: bool = True
+    pace: Pace | None = None
+
+    def holds(self, version: int) -> bool:
+        """Whether it has to wait for parameters newer than `version` before it acts on."""
+        return self.pace is not None and self.pace.holds(version)
 
     def answer(self) -> messages.Actions:
         """What it was told last."""
@@ -68,6 +75,7 @@ class Groups:
         max_rows: of one group.
         leases: the slots of every live actor process, by its incarnation.
         total_slots: of the run.
+        make_pace: the pace of a new group.
     """
 
     def __init__(
@@ -78,6 +86,7 @@ class Groups:
         max_rows: int,
         leases: Callable[[], dict[int, set[int]]],
         total_slots: int,
+        make_pace: Callable[[], Pace | None] = lambda: None,
     ) -> None:
         self._agent = agent
         self._spec = spec
@@ -85,6 +94,7 @@ class Groups:
         self._max_rows = max_rows
         self._leases = leases
         self._total_slots = total_slots
+        self._make_pace = make_pace
         self._groups: dict[Key, Group] = {}
 
     def __len__(self) -> int:
@@ -111,7 +121,7 @@ class Groups:
         obs = unpack_start(_arrays(body), len(indices), self._spec)
         slots = Slots(self._agent, obs, self._chunk_steps)
         slots.explore(indices, self._total_slots)
-        group = Group(key, identity, number, indices, slots)
+        group = Group(key, identity, number, indices, slots, pace=self._make_pace())
         taken = [
             other
             for other in self._groups.values()
@@ -128,6 +138,8 @@ class Groups:
             raise RefusedError(messages.UNKNOWN_GROUP, "begin again: these steps go on from nothing known")
         step = unpack_step(_arrays(body), group.slots.inputs.obs, self._spec)
         chunks = group.slots.take(group.act, step, group.version)
+        if group.pace is not None:
+            group.pace.stepped(group.version)
         group.number, group.asked = number, True
         return chunks
 

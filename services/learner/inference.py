@@ -16,6 +16,7 @@ import zmq
 from msgspec import UNSET
 
 from common.agents import Agent
+from common.agents.pace import HELD_LIMIT_S, Pace
 from common.config import Config
 from common.data.schema import Chunk
 from common.envs import EnvSpec
@@ -27,7 +28,7 @@ from common.wire.codec import Limits
 from common.wire.replay.outbox import Outbox
 from common.wire.replay.sharded import ShardedReplayClient
 from common.wire.server import Envelope, Server
-from services.learner.groups import Group, Groups
+from services.learner.groups import Group, Groups, Key
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ class CentralInference:
     One thread owns the socket, the network and everything of the slots. Requests are batched over all actors
     as `BatchQueue` says; one more rule is that nothing waits once every group has asked. While replay does
     not take the chunks that are complete, nobody gets an answer: so the actors pause, and nothing piles up.
+    Where the agent limits staleness, a group gets none either at the end of its unrolls, until the parameters
+    are new enough.
 
     Args:
         ctx: ZeroMQ context.
@@ -94,8 +97,10 @@ class CentralInference:
         self._device = config.learner.device
         self._rng = np.random.default_rng(seed)
         self._groups = Groups(
-            agent, spec, config.actor.chunk_steps, section.max_batch, leases, config.total_slots
+            *(agent, spec, config.actor.chunk_steps, section.max_batch, leases, config.total_slots),
+            make_pace=lambda: Pace.of(config.agent),
         )
+        self._held: dict[Key, tuple[Group, float]] = {}  # and since when
         self._queue: BatchQueue[Group] = BatchQueue(
             section.min_batch, section.max_batch, section.timeout_ms / 1000
         )
@@ -240,17 +245,16 @@ class CentralInference:
         return True
 
     def _due(self) -> list[Request[Group]]:
-        everybody_waits = len(self._queue) == len(self._groups)
+        everybody_waits = len(self._queue) + len(self._held) == len(self._groups)
         return self._queue.take_now() if everybody_waits else self._queue.take()
 
-    def _take_params(self) -> bool:
-        """Use the newest parameters; whether there were any that are newer."""
+    def _take_params(self) -> None:
+        """Use the newest parameters."""
         with self._offered:
             newest, self._newest = self._newest, None
         if newest is not None:
             self._version = newest[0]
             self._agent.load_params(newest[1])
-        return newest is not None
 
     def _sweep(self) -> None:
         self._replay.set_shards(self._shards())
@@ -258,7 +262,8 @@ class CentralInference:
             self._forget(group)
 
     def _forget(self, group: Group) -> None:
-        if self._queue.drop(group.key):
+        held = self._held.pop(group.key, None)
+        if self._queue.drop(group.key) or held:
             detail = "its slots have begun again, or are no longer its own"
             error = messages.Error(kind=messages.UNKNOWN_GROUP, detail=detail, about=messages.INFER)
             self._server.send(group.identity, error, group.number)
@@ -276,8 +281,10 @@ class CentralInference:
 
     def _choose(self) -> None:
         """Serve the batches that are due, all of them if everybody has asked."""
-        if self._version < 0 and not self._take_params():
+        self._take_params()
+        if self._version < 0:
             return
+        self._go_on_held()
         while batch := self._due():
             self._take_params()
             began_s = time.monotonic()
@@ -309,19 +316,35 @@ class CentralInference:
             self._put(self._groups.go_on(group, envelope.number, body))
             assert group is not None
             group.identity = envelope.peer
-        self._queue.put(group.key, len(group.slots), group)
+        if group.holds(self._version):
+            self._put(group.slots.flush())  # what the learner makes the newer version of
+            self._held[group.key] = group, time.monotonic()
+        else:
+            self._queue.put(group.key, len(group.slots), group)
         return None
+
+    def _go_on_held(self) -> None:
+        """Have those act on that waited for parameters, if these are new enough or none came for long."""
+        for key, (group, since_s) in list(self._held.items()):
+            if group.pace is not None and time.monotonic() - since_s > HELD_LIMIT_S:
+                log.info("actor %x acts on with version %d: no newer one came", key[0], self._version)
+                group.pace.release()
+            if not group.holds(self._version):
+                del self._held[key]
+                self._queue.put(key, len(group.slots), group)
 
     def _repeated(self, group: Group, envelope: Envelope) -> Body | None:
         """What has come before: late, or again because the answer did not come."""
         if envelope.number < group.number:
             return None
         group.identity = envelope.peer
-        return messages.Wait(reason=self._reason()) if group.asked else group.answer()
+        return messages.Wait(reason=self._reason(group)) if group.asked else group.answer()
 
-    def _reason(self) -> str:
+    def _reason(self, group: Group) -> str:
         if self._outbox.waiting:
             return f"replay takes no more: {self._outbox.reason}"
+        if group.key in self._held:
+            return f"it has to learn first: agent.max_staleness bars more steps with version {self._version}"
         return "no parameters yet" if self._version < 0 else "it is in the next batch"
 
 

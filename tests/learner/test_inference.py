@@ -105,8 +105,9 @@ class Learner:
 
     def __init__(self, context: zmq.Context, security: Security | None = None, **options: Any) -> None:
         overrides = {"actor.chunk_steps": "3", "actor.total_slots": "8", "net.inference": "tcp://127.0.0.1:1"}
+        preset = options.pop("preset", None)
         overrides |= {f"inference.{name}": str(value) for name, value in options.items()}
-        config = load_config(overrides=overrides)
+        config = load_config(preset, overrides=overrides)
         self.context = context
         self.chunks: list[Chunk] = []
         self.leases: dict[int, set[int]] = {}
@@ -324,6 +325,41 @@ def test_without_credit_there_are_no_answers(start: Callable[..., Learner], monk
     learner.replay.open = True
     actor.steps(4)
     check_consecutive(learner.chunks)
+
+
+def test_on_policy_a_group_waits_at_the_end_of_its_unrolls_for_what_is_learned_from_them(
+    start: Callable[..., Learner], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("common.wire.inference.client.RESEND_S", 0.1)
+    learner = start(preset="cartpole-ppo")
+    actors = [Actor(learner, incarnation, [2 * incarnation, 2 * incarnation + 1]) for incarnation in (1, 2)]
+    for actor in actors:
+        actor.begin()
+    for version in (3, 4, 5):
+        learner.offer(version)
+        for actor in actors:  # one after the other: who waits keeps nobody else waiting
+            actor.steps(32)
+            assert actor.version == version
+        for actor in actors:
+            until(lambda actor=actor: actor.client.poll(20) or actor.client.wait_reason)
+            assert f"bars more steps with version {version}" in actor.client.wait_reason
+        # All has been handed over, though no chunk is full, but the newest step of each slot.
+        acted = 32 * (version - 2)
+        until(lambda acted=acted: sum(chunk.steps for chunk in learner.chunks) >= 4 * (acted - 1))
+    monkeypatch.setattr(module, "HELD_LIMIT_S", 0.05)
+    for actor in actors:  # no newer version comes: the learner may lack the unrolls of others
+        actor.steps(1)
+
+
+def test_who_waits_for_parameters_and_loses_its_slots_is_told(start: Callable[..., Learner]) -> None:
+    learner = start(preset="cartpole-ppo")
+    actor = Actor(learner, 1, [0])
+    actor.begin()
+    actor.steps(32)
+    until(lambda: actor.client.poll(20) or learner.service._held)
+    learner.leases.clear()
+    assert actor.answer().actions is None
+    assert not learner.service._held
 
 
 def test_batches_gather_to_the_minimum_or_the_timeout(start: Callable[..., Learner]) -> None:

@@ -1,4 +1,4 @@
-from services.actor.pace import Pace
+from common.agents.pace import Pace
 
 
 def acted(pace, version, rounds, steps=3):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+HELD_LIMIT_S = 20.0
+"""After so long without a newer version one more round begins: the learner may lack the unrolls of others."""
+
 
 class Pace:
     """Holds acting back at the ends of unrolls until the learner has published a newer version.
@@ -19,6 +24,12 @@ class Pace:
         self._max_staleness = max_staleness
         self._learner: int | None = None  # version that learns from the round begun last
         self._steps = 0
+
+    @staticmethod
+    def of(agent: Any) -> Pace | None:
+        """That which the section `agent` of a configuration wants, if it limits staleness."""
+        limit = agent.allowed_staleness
+        return None if limit is None else Pace(agent.unroll_steps, limit)
 
     def holds(self, version: int) -> bool:
         """Whether a round is complete and another one must not begin with `version`."""
