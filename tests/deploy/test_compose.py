@@ -353,6 +353,32 @@ def test_a_mistake_is_said_once_and_waits_to_be_put_right(project: Project) -> N
 
 
 @pytest.mark.slow
+def test_a_run_of_one_shard_may_be_scaled_to_two(images: dict[str, Any]) -> None:
+    env = {
+        "TROUPE_IMAGES": images["replay"]["prefix"],
+        "TROUPE_PRESET": "cartpole-apex",
+        "TROUPE_RUN__LOG_EVERY_S": "2",
+        "TROUPE_REPLAY__MIN_ITEMS": "500",
+    }
+    project = Project(f"troupe-test-scale-{os.getpid()}", env)
+    ask = ("troupe", "replay", "status", "tcp://localhost:5560", "--keys", "/etc/troupe/keys")
+
+    def sampled() -> list[int]:
+        texts = [project.execute(one["Id"], *ask) for one in project.inspect("replay")]
+        found = [re.search(r"^sampled +([\d,]+)", text, re.MULTILINE) for text in texts]
+        return [int(one[1].replace(",", "")) if one else 0 for one in found]
+
+    try:
+        services = ("keys", "learner", "replay", "actor")
+        project.compose("up", "-d", "--no-build", "--scale", f"replay={SHARDS}", *services)
+        project.wait_for("batches of both shards", lambda: len(sampled()) == SHARDS and all(sampled()))
+        project.wait_for("updates", lambda: project.updates() > 20)
+        assert {one["RestartCount"] for name in services for one in project.inspect(name)} == {0}
+    finally:
+        project.compose("down", "--volumes", "--timeout", "20", ok=(0, 1))
+
+
+@pytest.mark.slow
 def test_the_profile_gpu_puts_another_learner_in_place(images: dict[str, Any], tmp_path: Path) -> None:
     """Without a GPU: what asks for the device is taken out, everything else is as it is."""
     override = tmp_path / "no-gpu.yml"
