@@ -220,7 +220,7 @@ def _header(view: memoryview, limits: Limits) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise WireError("bad_header", "not a map")
     version = header.get("v")
-    if version != PROTOCOL_VERSION or isinstance(version, bool):
+    if type(version) is not int or version != PROTOCOL_VERSION:  # nor 1.0 or True, which are equal to it
         # Checked before anything else, because a later version may lay out the rest in another way.
         raise WireError(
             "version", f"the peer speaks protocol version {version!r:.20}, this is {PROTOCOL_VERSION}"

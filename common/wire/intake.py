@@ -127,24 +127,32 @@ class Intake:
         behind = int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
         limit = BEHIND * self._limit if behind else self._limit
         total = sum(each.kept for _, each in watched)
-        while watched and (
-            watched[-1][1].kept > limit or total > self._of_all * limit or self._amplified(total)
-        ):
+        while watched and (why := self._too_much(watched[-1][1].kept, total, limit)):
             fd, largest = watched.pop()
             total -= largest.kept
-            counts[CUT] += self._cut(fd, largest)
+            counts[CUT] += self._cut(fd, largest, why)
         now_s = time.monotonic()
         self._due_s = now_s + max(PERIOD_S, 20 * (now_s - began_s))
 
-    def _amplified(self, total: int) -> bool:
-        """Whether memory has grown by much more than the bytes that are kept; then begins anew."""
+    def _too_much(self, largest: int, total: int, limit: int) -> str:
+        """Why the connection has to be cut by which most is kept; empty where none has to."""
+        if largest > limit:
+            return f"of one connection {limit / 1e6:.1f} MB may"
+        if total > self._of_all * limit:
+            return f"of all connections, with {total / 1e6:.1f} MB, {self._of_all * limit / 1e6:.1f} MB may"
+        growth = self._amplified(total)
+        return f"such small frames take {growth / 1e6:.1f} MB of memory" if growth else ""
+
+    def _amplified(self, total: int) -> int:
+        """By how much memory has grown, if by much more than the bytes that are kept; then begins anew."""
         memory = _anonymous_memory()
+        growth = memory - self._memory
         if total < SMALL_BYTES:
             self._memory = memory
-        elif memory - self._memory > AMPLIFICATION * total + GROWTH_BYTES:
+        elif growth > AMPLIFICATION * total + GROWTH_BYTES:
             self._memory = memory
-            return True
-        return False
+            return growth
+        return 0
 
     def _measure(self) -> None:
         """Bring up to date what is kept of every connection."""
@@ -176,7 +184,7 @@ class Intake:
                     known.kept -= unread[0]
         return known
 
-    def _cut(self, fd: int, connection: _Connection) -> bool:
+    def _cut(self, fd: int, connection: _Connection, why: str) -> bool:
         """Shut the connection down; libzmq notices, and frees what it has kept."""
         connection.cut = True
         with contextlib.suppress(OSError), tcp.socket(fileno=os.dup(fd)) as own:
@@ -186,9 +194,8 @@ class Intake:
             own.shutdown(tcp.SHUT_RDWR)
             if self._throttle(host):
                 _log.warning(
-                    "cut a connection from %s: it had sent %.1f MB of messages that were not whole, "
-                    "and one has at most %.1f",
-                    *(host, connection.kept / 1e6, self._limit / 1e6),
+                    "cut a connection from %s: %.1f MB of it were not whole or had to wait, and %s",
+                    *(host, connection.kept / 1e6, why),
                 )
             return True
         return False

@@ -14,6 +14,10 @@ from common.wire.codec import Dtype
 
 MAX_BATCH = 1 << 20
 """Rows of one table in a batch, or items of one table in an insert."""
+MAX_PROCESS_SLOTS = 1 << 14
+"""Slots of one actor."""
+MAX_RUN_SLOTS = 1 << 20
+"""Slots of all actors."""
 MAX_GROUPS = 64
 """Groups of slots of one actor."""
 
@@ -31,7 +35,9 @@ Rows = Annotated[int, Meta(ge=1, le=MAX_BATCH)]
 ItemCount = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Heartbeat = Annotated[float, Meta(ge=timing.HEARTBEAT_S[0], le=timing.HEARTBEAT_S[1])]
 Liveness = Annotated[float, Meta(ge=timing.LIVENESS_S[0], le=timing.LIVENESS_S[1])]
-Slots = Annotated[list[Size], Meta(max_length=1 << 14)]
+SlotCount = Annotated[int, Meta(ge=0, le=MAX_RUN_SLOTS)]
+Slots = Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_RUN_SLOTS)]], Meta(max_length=MAX_PROCESS_SLOTS)]
+"""Of one process."""
 Name = Annotated[str, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
 Endpoints = Annotated[list[Text], Meta(max_length=4096)]

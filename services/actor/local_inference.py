@@ -23,7 +23,7 @@ from services.actor.timing import Blocked, Timing
 
 log = logging.getLogger(__name__)
 
-FLUSH_TIMEOUT_S = 5.0
+FLUSH_TIMEOUT_S = 3.0
 PUMP_MS = 50
 HELD_MS = 2
 

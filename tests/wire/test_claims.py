@@ -143,9 +143,10 @@ def test_a_member_does_without_an_address_that_is_unsafe_where_it_is(ctx, connec
     [
         *(("heartbeat_s", value) for value in (1e-9, 0.0, -1.0, 1e9, float("nan"), float("inf"))),
         *(("liveness_s", value) for value in (1e-9, 0.0, -1.0, 1e9, float("nan"), float("inf"))),
+        ("total_slots", 2**40),
     ],
 )
-def test_a_welcome_with_times_that_no_run_may_have_is_one_line(ctx, connect, field, value):
+def test_a_welcome_with_numbers_that_no_run_may_have_is_one_line(ctx, connect, field, value):
     router = sockets.make_router(ctx, LOOPBACK)
     client = connect(sockets.bound_endpoint(router), "actor-0", liveness_s=30.0)
     with ThreadPoolExecutor() as pool:

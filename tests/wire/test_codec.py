@@ -111,6 +111,7 @@ def test_an_unaligned_frame_becomes_an_aligned_array():
         ("header_too_large", [header(f={"x": "y" * 70_000}), b"abc"]),
         ("version", [header(v=2), b"abc"]),
         ("version", [header(v=True), b"abc"]),
+        ("version", [header(v=1.0), b"abc"]),
         ("version", [header(v=None), b"abc"]),
         ("bad_array", [header(a=[5]), b"abc"]),
         ("bad_array", [header(a=[{"n": "", "d": "uint8", "s": [3]}]), b"abc"]),

@@ -89,6 +89,7 @@ def test_who_waits_for_an_answer_is_told_what_is_wrong(server, stranger):
         (hello(role="gardener"), "bad_hello"),
         (hello(slots_wanted=2**40), "bad_field"),
         (hello(slots_held=["a"]), "bad_field"),
+        (hello(slots_held=[0, 1], slots_wanted=1), "bad_field"),
         (hello(hash="other"), "hash"),
     ):
         if kind == "bad_field" and message.type == messages.PARAMS_GET:

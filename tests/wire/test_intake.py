@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from common.errors import ConfigError
-from common.wire import messages, sockets
+from common.wire import intake, messages, sockets
 from common.wire.codec import Limits, Message, encode
 from common.wire.intake import CUT, Intake
 from common.wire.replay.client import ReplayClient
@@ -74,7 +74,7 @@ def test_frames_without_end_do_not_fill_a_shard(shard, size):
         enough.set()
         good.join(60)
         hostile.close()
-    assert client.status(30)["rejected"] == {CUT: 1}
+    assert client.status(60)["rejected"] == {CUT: 1}
     processes.insert(client, 1)
     assert client.flush(30)
     client.close(0)
@@ -147,6 +147,18 @@ def test_a_peer_of_an_older_protocol_does_no_harm(reader):
         reader.until(lambda: reader.taken == [5])
     several_looks(reader)
     assert not reader.counts
+
+
+def test_the_log_says_which_limit_it_was(reader, caplog, monkeypatch):
+    peer = RawPeer(reader.endpoint)
+    peer.send(frame(bytes(3 * MIB // 2), more=True))
+    reader.until(lambda: "and of one connection 1.3 MB may" in caplog.text)
+    reader.intake._throttle = intake.Throttle(0.0)
+    monkeypatch.setattr(intake, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(intake, "_anonymous_memory", lambda: 1 << 40)
+    other = RawPeer(reader.endpoint)
+    other.send(frame(b"", more=True) * 1000)
+    reader.until(lambda: "and such small frames take" in caplog.text)
 
 
 def test_so_many_that_memory_would_go_may_not_wait_even_then(reader):

@@ -39,7 +39,7 @@ class Hello(Body, kw_only=True):
         incarnation: random, chosen once per process
         hash: of the structural config; empty where the service knows none yet
         slots_wanted: how many exploration slots an actor asks for; 0 for others
-        slots_held: held before a re-join, granted again where they are free
+        slots_held: held before a re-join, granted again where they are free; at most as many as are wanted
         replay_endpoint: where a replay shard can be reached; empty for others
         host: for logs
         pid: for logs
@@ -54,7 +54,7 @@ class Hello(Body, kw_only=True):
     name: types.Name
     incarnation: types.U64
     hash: Annotated[str, Meta(max_length=256)] = ""
-    slots_wanted: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    slots_wanted: Annotated[int, Meta(ge=0, le=types.MAX_PROCESS_SLOTS)] = 0
     slots_held: types.Slots = msgspec.field(default_factory=list)
     replay_endpoint: types.Text = ""
     host: types.Text = ""
@@ -63,6 +63,10 @@ class Hello(Body, kw_only=True):
     run: types.Name = ""
     steps_made: types.StepsMade = 0
     steps_limit: types.StepCount = 0
+
+    def __post_init__(self) -> None:
+        if len(self.slots_held) > self.slots_wanted:
+            raise ValueError("more `slots_held` than `slots_wanted`")
 
 
 class Welcome(State, kw_only=True):
@@ -88,7 +92,7 @@ class Welcome(State, kw_only=True):
     config: dict[str, Any]
     run: types.Name = ""
     slots: types.Slots
-    total_slots: types.U64
+    total_slots: types.SlotCount
     announce: types.Text
     inference: types.Text = ""
     shards: types.Endpoints

@@ -48,10 +48,10 @@ class Outbox:
         return not self._waiting
 
     def pump(self, timeout_ms: float = 0) -> None:
-        """Handle acknowledgements, waiting for at most ``timeout_ms`` where nothing can be sent, and send."""
+        """Handle acknowledgements, waiting for at most ``timeout_ms`` while any is awaited, and send."""
         self._client.poll(0)
         self._send()
-        if self._waiting and timeout_ms:
+        if timeout_ms and self._left():
             self._client.poll(timeout_ms)
             self._send()
 
@@ -63,16 +63,20 @@ class Outbox:
     def finish(self, timeout_s: float) -> int:
         """Send and await as much as ``timeout_s`` permits; how many chunks were lost.
 
-        Once all shards answer and none has taken anything for ``PATIENCE_S``, the limit on samples per insert
-        holds: with the learner gone it will not give way, so there is nothing to wait for.
+        Once all shards answer and none has taken or acknowledged anything for ``PATIENCE_S``, a limiter holds
+        what there is: with the learner gone it will not give way, so there is nothing to wait for.
         """
         deadline_s = time.monotonic() + timeout_s
-        sent, sent_at_s = self.chunks_total, time.monotonic()
-        while self._waiting and time.monotonic() < deadline_s:
+        left, changed_s = self._left(), time.monotonic()
+        while left and time.monotonic() < deadline_s:
             self.pump(timeout_ms=50)
-            if self.chunks_total != sent:
-                sent, sent_at_s = self.chunks_total, time.monotonic()
-            if self._client.paused and time.monotonic() - sent_at_s > PATIENCE_S:
+            before, left = left, self._left()
+            if left != before:
+                changed_s = time.monotonic()
+            if self._client.paused and time.monotonic() - changed_s > PATIENCE_S:
                 break
-        self._client.flush(max(0.0, deadline_s - time.monotonic()))
+        return left
+
+    def _left(self) -> int:
+        """Chunks that are not acknowledged."""
         return self.waiting + self._client.outstanding
