@@ -41,6 +41,7 @@ class Insert:
         version: parameters that acted.
         items: the windows, by table.
         checked: whether ``check_insert`` has passed it, for one that waits for room is tried many times.
+        owner: the key of its process, or its connection; empty for nobody in particular.
         waits_for: why it had to wait when it was last tried; empty where it never had to.
     """
 
@@ -54,6 +55,7 @@ class Insert:
     items: Mapping[str, Items]
     checked: bool = False
     waits_for: str = ""
+    owner: str = ""
 
 
 def check_insert(

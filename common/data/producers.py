@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,10 +13,14 @@ from numpy.typing import NDArray
 
 from common.data.columns import MappedFile
 from common.data.inserts import HeldError
+from common.errors import RefusedError
 
 PRODUCERS_FILE = "producers"
 UNSTORED_FILE = "unstored"
 MAX_PRODUCERS = 1 << 16
+
+MAX_SHARE = MAX_PRODUCERS // 4
+"""Places for producers of one owner: a key, or a connection without one."""
 
 FORGET_S = 3600.0
 """A producer that was silent for longer may be forgotten for a new one: it has nothing left to send again."""
@@ -51,19 +56,29 @@ class Producers:
         self._places = dict(zip(incarnations[taken].tolist(), taken.tolist(), strict=True))
         self._free = np.flatnonzero(incarnations == 0)[::-1].tolist()
         self._crowded = False
+        # By place, a hash of the owner; 0 where it was taken before this process.
+        self._owners = np.zeros(MAX_PRODUCERS, np.uint32)
 
-    def admit(self, incarnation: int) -> None:
+    def admit(self, incarnation: int, owner: str = "") -> None:
         """Make place for a producer that is new, in that of the one that was silent for longest.
 
-        Raises HeldError where all have been heard lately: what they send again has to be recognised.
+        Raises HeldError where all have been heard lately: what they send again has to be recognised. And
+        RefusedError where those of its ``owner`` (empty: nobody in particular) have their share of them.
         """
         if incarnation in self._places:
             return
-        if self._free:
+        number = zlib.crc32(owner.encode()) or 1
+        own = np.flatnonzero(self._owners == number) if owner else np.zeros(0, np.int64)
+        if self._free and len(own) < MAX_SHARE:
             place = self._free[-1]
         else:
-            place = int(np.argmin(self._rows["time_s"]))
+            crowded = len(own) >= MAX_SHARE
+            times_s = self._rows["time_s"]
+            place = int(own[np.argmin(times_s[own])] if crowded else np.argmin(times_s))
             if time.time() - self._rows["time_s"][place] < FORGET_S:
+                if crowded:
+                    detail = f"{len(own)} processes of one key or connection within {FORGET_S:g} s"
+                    raise RefusedError("too_many", detail)
                 if not self._crowded:
                     _log.warning("%d producers within %g s: new ones wait", len(self._places), FORGET_S)
                 self._crowded = True
@@ -77,6 +92,7 @@ class Producers:
         self._unstored[place] = (0, 0)
         self._rows["incarnation"][place] = incarnation
         self._places[incarnation] = place
+        self._owners[place] = number if owner else 0
         self._free.pop()
 
     def heard(self, incarnation: int) -> None:

@@ -179,7 +179,10 @@ class Replay:
             return False
         if insert.sequence > expected:
             raise GapError(expected)
-        self._producers.admit(insert.incarnation)
+        try:
+            self._producers.admit(insert.incarnation, insert.owner)
+        except RefusedError as error:
+            raise self._counted(error) from None
         try:
             if not insert.checked:
                 check_insert(insert, self.specs or self._wanted, self._configs, self._item_steps)

@@ -172,6 +172,7 @@ class Requests:
 
     def _insert(self, envelope: Envelope, body: messages.Insert) -> None:
         insert, peer = decode_insert(body, envelope.number), envelope.peer
+        insert.owner = envelope.key.public or peer.hex()
         self._note_writer(peer, self._tables & insert.items.keys())
         held = self.held.first(insert.incarnation)
         try:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.data import producers as module
 from common.data.inserts import GapError, RefusedError
 from common.data.producers import Producers
 from tests.data.test_replay import contents, open_replay, simple
@@ -78,3 +79,20 @@ def test_the_number_0_is_none(tmp_path):
     replay = open_replay(tmp_path)
     with pytest.raises(RefusedError, match="not_stored"):
         replay.insert(simple(0, 0, 4))
+
+
+def test_one_owner_takes_a_share_of_the_places(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_SHARE", 3)
+    producers = Producers(tmp_path)
+    for incarnation in (1, 2, 3):
+        producers.admit(incarnation, "greedy")
+    with pytest.raises(RefusedError, match="3 processes of one key or connection"):
+        producers.admit(4, "greedy")
+    producers.admit(2, "greedy")
+    producers.admit(5, "honest")
+    producers.settle(1, 9, stored=True)
+    producers._rows["time_s"][producers._places[1]] -= module.FORGET_S + 1
+    producers.admit(4, "greedy")
+    assert [producers.newest(each) for each in (1, 4)] == [0, 0]
+    with pytest.raises(RefusedError):
+        producers.admit(6, "greedy")

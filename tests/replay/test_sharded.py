@@ -17,6 +17,7 @@ from common.wire import link, sockets
 from common.wire.codec import WireError
 from common.wire.replay import batch_reader, sharded
 from common.wire.replay.client import ReplayClient
+from common.wire.replay.codec import encode_insert, infer_specs
 from common.wire.replay.sharded import ShardedReplayClient
 from services.learner.prefetch import Prefetcher
 from services.replay.service import ReplayService
@@ -436,3 +437,22 @@ def test_the_learner_prefetches_from_all_shards(context, start):
         time.sleep(0.01)
     assert sum(updated()) == count * 16
     assert min(updated()) > 0
+
+
+def test_many_processes_of_one_connection_are_refused_and_others_are_not(context, start, monkeypatch):
+    monkeypatch.setattr("common.data.producers.MAX_SHARE", 2)
+    shard = start("a")
+    greedy = sockets.make_dealer(context, shard.endpoint, b"greedy")
+    data = chunk([1.0], [1.0])
+    answers = []
+    for incarnation in (1, 2, 3):
+        body = encode_insert(data, infer_specs(data), "default", incarnation=incarnation)
+        assert greedy.poll(60_000, zmq.POLLOUT)
+        assert sockets.send(greedy, body.message(1))
+        assert greedy.poll(60_000)
+        answers.append(sockets.receive(greedy))
+    assert [answer.type for answer in answers] == ["INSERTED", "INSERTED", "ERROR"]
+    assert answers[2].fields["kind"] == "too_many"
+    assert "of one key or connection" in answers[2].fields["detail"]
+    fill(context, shard, np.ones(3), np.ones(3))
+    greedy.close(0)

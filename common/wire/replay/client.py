@@ -407,6 +407,7 @@ class ReplayClient(Sampler):
         elif kind == messages.INSERTED:
             self._inserts.answered(number)
             self._credit = messages.Inserted.of(message).credit
+            self._credit_reason = "" if self._credit else self._credit_reason
         elif kind == messages.CREDIT:
             self._on_credit(messages.Credit.of(message), number)
         elif kind == messages.WAIT:
@@ -442,6 +443,7 @@ class ReplayClient(Sampler):
         if body.kind in messages.ASK_AGAIN_KINDS:
             self.wait_reason = body.detail
             if body.about == messages.INSERT:
+                self._credit_reason = body.detail
                 self._inserts_put_off = True  # the answer to the next ping has it sent again
             else:
                 self._requests.turn_down(number, pause_s=REFUSED_PAUSE_S)
@@ -465,7 +467,7 @@ class ReplayClient(Sampler):
         elif self._credit == 0:
             self.blocked_reason = self._credit_reason or "no credit"
         elif self.outstanding >= min(self._credit, self._max_outstanding):
-            self.blocked_reason = "inserts are not acknowledged yet"
+            self.blocked_reason = self._credit_reason or "inserts are not acknowledged yet"
         else:
             self.blocked_reason = ""
 
