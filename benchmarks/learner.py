@@ -14,8 +14,9 @@ from common.agents import make_agent
 from common.agents.apex import ApexConfig
 from common.envs import EnvSpec
 from common.runtime.malloc import keep_freed_memory
+from common.spaces import ActionSpec
 
-PONG = EnvSpec("atari:pong", (4, 84, 84), "uint8", 6, 4, 4, True)
+PONG = EnvSpec("atari:pong", (4, 84, 84), "uint8", ActionSpec.discrete(6), 4, 4, True)
 
 
 def random_batch(size: int) -> dict[str, np.ndarray]:

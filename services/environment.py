@@ -37,7 +37,7 @@ def _rows(found: Findings) -> list[tuple[str, str]]:
         ("environment", spec.id),
         *([("shows", found.observation_space)] if found.observation_space else []),
         ("network gets", f"{what} {spec.obs_dtype} {list(spec.obs_shape)}, from {low:g} to {high:g}"),
-        ("actions", f"{spec.num_actions} {found.action_space}".rstrip()),
+        ("actions", f"{spec.actions} {found.action_space}".rstrip()),
         ("played", f"{found.steps} steps{frames}, at random"),
         ("rewards", f"from {lowest:g} to {highest:g}, as they are learned from"),
         ("ended", f"{found.terminated} times terminated, {found.truncated} times cut short"),

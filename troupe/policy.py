@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from common.config import Config
 from common.envs import EnvSpec
 from common.envs.base import clip_rewards
 from common.errors import ConfigError
+from common.spaces import packed
 from services.evaluator.evaluate import agent_of, config_of, open_checkpoint, spec_of
 
 
@@ -54,7 +56,7 @@ class Policy:
 
     Attributes:
         config: of the run.
-        spec: shape of an observation, number of actions.
+        spec: shape of an observation, what an action is.
     """
 
     def __init__(self, agent: Agent, config: Config, spec: EnvSpec, *, epsilon: float, seed: int) -> None:
@@ -80,18 +82,18 @@ class Policy:
                 raise ConfigError(f"reset: flags {list(flags.shape)} for {len(self._ended)} environments")
             self._ended |= flags
 
-    def act(
-        self, obs: np.ndarray, reward: float | Sequence[float] | np.ndarray | None = None
-    ) -> int | np.ndarray:
-        """The action for an observation, or actions for a batch of them, from 0 to `spec.num_actions - 1`.
+    def act(self, obs: np.ndarray, reward: float | Sequence[float] | np.ndarray | None = None) -> Any:
+        """The action for an observation, as its environment takes it, or actions for a batch of them.
 
         Args:
-            obs: `[*obs_shape]` or `[S, *obs_shape]`.
+            obs: `[*obs_shape]` or `[S, *obs_shape]`. Where the environment shows several parts, these, or a
+                list of what several environments show.
             reward: what the last action earned, unclipped: a number, or `[S]`. Policies with a memory need
                 it, but where episodes begin; others do not look at it.
 
         Returns:
-            An int for one observation, int64 `[S]` for a batch.
+            One action: an int, an array, or a nest of them. For a batch a list of them, or int64 `[S]` where
+            each is an int.
 
         Raises:
             ConfigError: shape, type, number or reward is not what the policy needs.
@@ -101,12 +103,12 @@ class Policy:
         inputs = self._inputs(array[None] if single else array, reward)
         act = self._agent.act(inputs, np.full(len(inputs.obs), self._epsilon, np.float32), self._rng)
         self._last, self._ended = (inputs, act), np.zeros(len(inputs.obs), bool)
-        return int(act.action[0]) if single else act.action.copy()
+        return self.spec.actions.native(act.action[0]) if single else self.spec.actions.natives(act.action)
 
     def _inputs(self, batch: np.ndarray, reward: float | Sequence[float] | np.ndarray | None) -> Inputs:
         size, memory_size = len(batch), self._agent.memory_size
         if self._last is None or (size != len(self._ended) and not memory_size):
-            return Inputs.start(batch, memory_size)
+            return Inputs.start(batch, memory_size, self.spec.actions)
         if size != len(self._ended):
             raise ConfigError(
                 f"{size} observations after {len(self._ended)}: call reset() where others' episodes begin"
@@ -125,8 +127,21 @@ class Policy:
         inputs, act = self._last
         return inputs.after(act, batch, clip_rewards(rewards, self.config.env.reward_clip), self._ended)
 
-    def _checked(self, obs: np.ndarray) -> np.ndarray:
-        array, spec = np.asarray(obs), self.spec
+    def _rows(self, obs: Any) -> Any:
+        """Packed, where they are the environment's own of several parts: one, or a list of them."""
+        leaves = self.spec.obs_leaves
+        if not leaves or isinstance(obs, np.ndarray):
+            return obs
+        try:
+            if isinstance(obs, list):
+                return np.stack([packed(leaves, each) for each in obs])
+            return packed(leaves, obs)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            message = f"an observation is not as {self.spec.id} shows it: {type(error).__name__}: {error}"
+            raise ConfigError(message) from None
+
+    def _checked(self, obs: Any) -> np.ndarray:
+        array, spec = np.asarray(self._rows(obs)), self.spec
         shape, dtype = array.shape, np.dtype(spec.obs_dtype)
         if spec.obs_shape not in (shape, shape[1:]) or not np.can_cast(array.dtype, dtype, "same_kind"):
             wanted = ", ".join(map(str, spec.obs_shape))

@@ -30,6 +30,13 @@ def make_agent(agent_config: AgentConfig, spec: EnvSpec, *, seed: int = 0, devic
             f"{agent_config.algorithm} does not read the instructions of {spec.id}: take agent.algorithm "
             f"{' or '.join(readers)}, or env.kwargs with instructions = false"
         )
+    if not spec.actions.count and not agent_config.takes_any_action:
+        takers = [name for name in ALGORITHMS if agent_model(name).takes_any_action]
+        bins = ", or --env.action_bins 11" if spec.actions.bounded == (True,) else ""
+        raise ConfigError(
+            f"{agent_config.algorithm} needs an action that is one choice of several, that of {spec.id} is "
+            f"{spec.actions}: take --agent.algorithm {' or '.join(takers)}{bins}"
+        )
     module = importlib.import_module(type(agent_config).__module__)
     if not hasattr(module, "make"):
         raise ConfigError(f"the module {module.__name__} has no function `make` that builds its agent")

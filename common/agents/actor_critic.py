@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
 import numpy as np
 import torch
 
 from common.agents.base import Act, Inputs
-from common.agents.fitting import body_options, suited
+from common.agents.fitting import RealsConfig, body_options, policy_distribution, policy_options, suited
 from common.agents.network import OwnLearning
-from common.agents.unroll_agent import Config, UnrollAgent
+from common.agents.unroll_agent import UnrollAgent, UnrollConfig
 from common.nets.actor_critic import ActorCritic
+
+if TYPE_CHECKING:
+    from common.envs import EnvSpec
+
+
+class PolicyConfig(UnrollConfig, RealsConfig, Protocol):
+    """Fields of an agent with a policy and a baseline."""
+
+
+Config = TypeVar("Config", bound=PolicyConfig)
 
 
 class ActorCriticAgent(UnrollAgent[Config, ActorCritic, OwnLearning]):
     """All of an `Agent` but how it learns: `update` and what that needs. See there for the contracts."""
 
+    def __init__(self, config: Config, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        self._policy = policy_distribution(config, spec)
+        super().__init__(config, spec, seed=seed, device=device)
+
+    @property
+    def behaviour_size(self) -> int:
+        """Parameters of the policy's distribution."""
+        return self._policy.size
+
     # ---------------------------------------------------------------- acting
 
     def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
-        """Every slot draws from the policy: the stored logits are those of what was done."""
+        """Every slot draws from the policy: the stored parameters are those of what was done."""
         return np.ones(len(indices), np.float32)
 
     @torch.inference_mode()
     def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
         """Actions drawn from the policy with chance `epsilon`, else its most likely ones."""
-        policy_logits, _, memory = self._forward(inputs)
-        logits = policy_logits[0].cpu().numpy()
-        # The largest of logits plus Gumbel noise is distributed as the softmax of the logits.
-        drawn = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
-        explores = rng.random(len(logits)) < epsilon
-        action = np.where(explores, drawn, logits.argmax(axis=1))
+        params, _, memory = self._forward(inputs)
+        behaviour = params[0].cpu().numpy()
+        action = self._policy.sample(behaviour, rng)
+        best = rng.random(len(behaviour)) >= epsilon
+        if best.any():
+            action[best] = self._policy.mode(behaviour[best])
         if not self.memory_size:
-            return Act(action, {"logits": logits})
-        return Act(action, {"logits": logits, "memory": inputs.memory}, memory.cpu().numpy())
+            return Act(action, {"behaviour": behaviour})
+        return Act(action, {"behaviour": behaviour, "memory": inputs.memory}, memory.cpu().numpy())
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:
@@ -45,6 +66,7 @@ class ActorCriticAgent(UnrollAgent[Config, ActorCritic, OwnLearning]):
         config, spec = self.config, self.spec
 
         def make(torso: str) -> ActorCritic:
-            return ActorCritic(spec.obs_shape, spec.num_actions, torso, **body_options(config, spec))
+            options = body_options(config, spec) | policy_options(config, self._policy, spec)
+            return ActorCritic(spec.obs_shape, spec.actions, torso, **options)
 
         return suited(config.torso, "shallow", spec, make)

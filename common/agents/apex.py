@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.agents.base import Update
-from common.agents.fitting import normalized_pixels, suited
+from common.agents.fitting import network_inputs, suited
 from common.agents.q_learning import TransitionAgent
 from common.agents.rmsprop import RMSProp
 from common.config.fields import PixelAgentConfig, Units, Widths, structural, tunable
@@ -103,8 +103,8 @@ class ApexAgent(TransitionAgent[ApexConfig]):
 
         def make(torso: str) -> QNetwork:
             units = config.hidden_units, config.mlp_units
-            pixels = normalized_pixels(config, spec)
-            return QNetwork(spec.obs_shape, spec.num_actions, torso, *units, config.dueling, pixels)
+            pixels = network_inputs(config, spec)
+            return QNetwork(spec.obs_shape, spec.actions.count, torso, *units, config.dueling, pixels)
 
         return suited(config.torso, "nature", spec, make)
 

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from common.data.schema import Chunk, FieldSpec
+from common.spaces import ActionSpec
+
+if TYPE_CHECKING:
+    from common.envs import EnvSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class Inputs:
     obs: np.ndarray
     """`[S, *obs_shape]`."""
     last_action: np.ndarray
-    """`[S]` int64, done just before; arbitrary where `first`."""
+    """`[S, *actions.shape]`, done just before; arbitrary where `first`."""
     last_reward: np.ndarray
     """`[S]` float32, got just before; arbitrary where `first`."""
     first: np.ndarray
@@ -30,12 +34,12 @@ class Inputs:
     """`[S, memory_size]` float32, the agent's recurrent state; only the agent knows what is in it."""
 
     @classmethod
-    def start(cls, obs: np.ndarray, memory_size: int) -> Inputs:
+    def start(cls, obs: np.ndarray, memory_size: int, actions: ActionSpec) -> Inputs:
         """Inputs of slots that all begin an episode at `obs` `[S, *obs_shape]`."""
         slots = len(obs)
         return cls(
             obs,
-            np.zeros(slots, np.int64),
+            actions.zeros(slots),
             np.zeros(slots, np.float32),
             np.ones(slots, bool),
             np.zeros((slots, memory_size), np.float32),
@@ -73,7 +77,7 @@ class Act:
     """Result of one batched forward over `S` slots."""
 
     action: np.ndarray
-    """`[S]` int64."""
+    """`[S, *actions.shape]`: rows of `common.spaces.ActionSpec`."""
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
     """What the agent's accumulator wants to know about each slot's step besides: arrays `[S, ...]`."""
     memory: np.ndarray | None = None
@@ -110,7 +114,7 @@ class Accumulator(Protocol):
 
     def add(
         self,
-        action: int,
+        action: int | list[float],
         reward: float,
         extras: Mapping[str, Any],
         next_obs: np.ndarray,
@@ -134,6 +138,8 @@ class Agent(Protocol):
     The generators of the process, torch's and numpy's, are left as they are: other agents live in it.
     """
 
+    spec: EnvSpec
+    """Of the environments that it is for."""
     fields: tuple[FieldSpec, ...]
     """What a chunk holds, and within which bounds `update` can learn from it."""
     item_steps: tuple[int, int]

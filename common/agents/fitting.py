@@ -13,7 +13,10 @@ from torch import nn
 
 from common.agents.tensors import tensors
 from common.errors import CheckpointError, ConfigError
+from common.nets.parts import PartInputs
 from common.nets.pixels import NormalizedPixels
+from common.rl.distributions import DeviationKind, Distribution, RealKind, distribution_of
+from common.rl.normalizers import Normalizer
 
 if TYPE_CHECKING:
     from common.envs import EnvSpec
@@ -26,6 +29,22 @@ class PixelConfig(Protocol):
 
     normalize_pixels: bool
     normalize_pixels_frames: int
+
+
+class RealsConfig(Protocol):
+    """Fields of `common.config.fields.PolicyConfig`."""
+
+    deviation_floor: float
+    deviation_start: float
+    deviation_of_input: bool
+
+    @property
+    def action_distribution(self) -> RealKind:
+        """Name of a distribution."""
+
+    @property
+    def deviation(self) -> DeviationKind:
+        """What makes a deviation of a parameter."""
 
 
 class BodyConfig(PixelConfig, Protocol):
@@ -53,9 +72,10 @@ def suited(torso: str, pixel_torso: str, spec: EnvSpec, make: Callable[[str], Ne
 
     Raises ConfigError where the observations are not for the torso.
     """
+    pixels = spec.pixels or any(leaf.picture for leaf in spec.obs_leaves)
     if torso == "auto":
-        torso = pixel_torso if spec.pixels else "mlp"
-    if torso == "mlp" and spec.pixels:
+        torso = pixel_torso if pixels else "mlp"
+    if torso == "mlp" and pixels:
         raise ConfigError(
             f"agent.torso 'mlp' does not suit {spec.id}: it would take its pictures as "
             f"{math.prod(spec.obs_shape):,} unrelated numbers; try --agent.torso {pixel_torso}, or a preset "
@@ -69,13 +89,32 @@ def suited(torso: str, pixel_torso: str, spec: EnvSpec, make: Callable[[str], Ne
         ) from None
 
 
-def normalized_pixels(config: PixelConfig, spec: EnvSpec) -> NormalizedPixels | None:
-    """What the network sees of pixels; None: these divided by 255, or there are none."""
+def policy_distribution(config: RealsConfig, spec: EnvSpec) -> Distribution:
+    """The distribution over actions; ConfigError where the configured one is not for them."""
+    try:
+        return distribution_of(
+            *(spec.actions, config.action_distribution, config.deviation),
+            *(config.deviation_floor, config.deviation_start),
+        )
+    except ValueError as error:
+        message = f"agent.action_distribution does not suit {spec.id}: {error}; take normal"
+        raise ConfigError(message) from None
+
+
+def network_inputs(
+    config: PixelConfig, spec: EnvSpec, *, vectors: bool = False
+) -> NormalizedPixels | Normalizer | PartInputs | None:
+    """What the network sees of observations; `vectors`: numbers are normalised; None: see `SequenceBody`."""
+    limit = config.normalize_pixels_frames
+    if spec.obs_leaves:
+        return PartInputs(spec.obs_leaves, pixels=config.normalize_pixels, limit=limit, vectors=vectors)
+    if vectors and not spec.pixels:
+        return Normalizer(spec.obs_shape, clip=10.0)
     if not (config.normalize_pixels and spec.pixels):
         return None
     *channels, height, width = spec.obs_shape[1:] if spec.stack else spec.obs_shape
     height -= bool(spec.instruction_words)  # the last row of pixels is words
-    return NormalizedPixels((*channels, height, width), spec.stack, config.normalize_pixels_frames)
+    return NormalizedPixels((*channels, height, width), spec.stack, limit)
 
 
 def body_options(config: BodyConfig, spec: EnvSpec) -> dict[str, Any]:
@@ -87,8 +126,15 @@ def body_options(config: BodyConfig, spec: EnvSpec) -> dict[str, Any]:
         "lstm_layers": config.lstm_layers,
         "see_last_step": config.see_last_step,
         "instruction_words": spec.instruction_words,
-        "inputs": normalized_pixels(config, spec),
+        "inputs": network_inputs(config, spec),
     }
+
+
+def policy_options(config: RealsConfig, policy: Distribution, spec: EnvSpec) -> dict[str, Any]:
+    """Arguments of an `ActorCritic` that follow from its distribution."""
+    chance = config.action_distribution != "tanh"
+    free = spec.actions.reals if chance and not config.deviation_of_input else 0
+    return {"policy_size": policy.size, "free": free}
 
 
 @contextlib.contextmanager

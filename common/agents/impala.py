@@ -16,7 +16,7 @@ from common.agents.tensors import module_arrays, tensors
 from common.agents.unroll_agent import Unrolls
 from common.config.fields import (
     Layers,
-    PixelAgentConfig,
+    PolicyConfig,
     StepCount,
     TableNeeds,
     Units,
@@ -30,7 +30,7 @@ from common.rl.policy_losses import Multiplier
 from common.rl.vtrace import VTrace, vtrace
 
 
-class ImpalaConfig(PixelAgentConfig):
+class ImpalaConfig(PolicyConfig):
     """Fields of `[agent]` for `algorithm = "impala"`; defaults are those of the paper's shallow network."""
 
     table = TableNeeds("queue", max_times_sampled=1)
@@ -106,7 +106,7 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         loss, measured = self._loss(unrolls, learning)
         norm = learning.step(loss)
         # After the step: the next update sees pixels as actors do with what is published now. Where they are
-        # behind, V-trace corrects for statistics as for weights: it has the logits that they acted by.
+        # behind, V-trace corrects for statistics as for weights: it has the policy that they acted by.
         self._net.observe(unrolls.obs[1:])
         metrics: dict[str, float] = {}
         if want_metrics:
@@ -117,15 +117,15 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
 
     def _loss(self, unrolls: Unrolls, learning: _Learning) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        logits, values, _ = self._net(
+        params, values, _ = self._net(
             unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
         )
-        logits = logits[:-1]
+        params = params[:-1]
         actions = unrolls.last_action[1:]
-        log_probs = policy.log_prob(logits, actions)
-        log_ratio = policy.log_prob(unrolls.logits, actions) - log_probs
+        log_probs = self._policy.log_prob(params, actions)
+        log_ratio = self._policy.log_prob(unrolls.behaviour, actions) - log_probs
         corrected = self._corrected(unrolls, -log_ratio.detach(), values.detach())
-        entropy = policy.entropy(logits)
+        entropy = self._policy.entropy(params)
         gradient = policy.policy_gradient(log_probs, corrected.advantages)
         baseline = 0.5 * (corrected.targets - values[:-1]).square()
         terms = gradient + config.baseline_cost * baseline + config.kl_cost * log_ratio

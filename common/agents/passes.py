@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.agents.fitting import body_options
+from common.agents.fitting import body_options, network_inputs
 from common.agents.network import descend
 from common.agents.tensors import below, module_arrays, prefixed, tensors
 from common.agents.unroll_agent import Unrolls
@@ -29,7 +29,6 @@ from common.config.fields import (
 from common.nets.recurrent import SequenceBody
 from common.nets.torsos import Activation, Style
 from common.rl import policy
-from common.rl.normalizers import Normalizer
 
 if TYPE_CHECKING:
     from common.envs import EnvSpec
@@ -108,9 +107,8 @@ class PassesConfig(PixelAgentConfig):
 
 def styled_body(config: PassesConfig, spec: EnvSpec) -> dict[str, Any]:
     """Arguments of a `SequenceBody` besides its shapes and torso."""
-    options = body_options(config, spec)
-    if config.normalize_vectors and not spec.pixels:
-        options["inputs"] = Normalizer(spec.obs_shape, clip=10.0)
+    inputs = network_inputs(config, spec, vectors=config.normalize_vectors)
+    options = body_options(config, spec) | {"inputs": inputs}
     return options | {"style": Style(config.activation, config.layer_norm, config.residual)}
 
 
@@ -146,7 +144,7 @@ class Steps:
         parts = {}
         for each in fields(self):
             part: Tensor = getattr(self, each.name)
-            none = part.new_zeros(self.action.numel(), 0)
+            none = part.new_zeros(self.last_reward.numel(), 0)
             parts[each.name] = none if each.name == "memory" else part.flatten(0, 1)[None]
         return type(self)(**parts)
 
@@ -327,7 +325,7 @@ class PassesLearning(Generic[Own]):
             steps = estimate(steps)
             terms = [
                 self._step(*loss(steps.columns(index)))
-                for index in self._minibatches.of_pass(epoch, *steps.action.shape)
+                for index in self._minibatches.of_pass(epoch, *steps.last_reward.shape)
             ]
             if self._config.learning_rate_schedule == "kl":
                 self.rate.follow_kl(torch.stack([each["behaviour_kl"] for each in terms]).mean().item())

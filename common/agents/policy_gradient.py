@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from common.agents.actor_critic import ActorCriticAgent
 from common.agents.base import Inputs, Update
-from common.agents.fitting import suited
+from common.agents.fitting import policy_options, suited
 from common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of, styled_body
 from common.agents.unroll_agent import Unrolls
-from common.config.fields import StepCount, structural, tunable
+from common.config.fields import PolicyConfig, StepCount, structural, tunable
 from common.nets.actor_critic import ActorCritic
 from common.rl import policy, policy_losses
 from common.rl.normalizers import Normalizer, normalized_advantages
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PolicyLoss = Literal["ppo", "vpg", "vtrace", "awr", "vmpo", "cloning", "positive_cloning"]
 
 
-class PolicyGradientConfig(PassesConfig):
+class PolicyGradientConfig(PassesConfig, PolicyConfig):
     """Fields of `[agent]` for `algorithm = "policy_gradient"`; defaults are PPO's."""
 
     algorithm: Literal["policy_gradient"] = structural(
@@ -100,7 +100,9 @@ class PolicyGradientConfig(PassesConfig):
     kl_mu_pi_target: float | None = tunable(
         None, "Most of it, held by adjusting the weight; none = fixed.", gt=0
     )
-    kl_reference_cost: float = tunable(0.0, "Weight of KL(uniform || pi).", ge=0)
+    kl_reference_cost: float = tunable(
+        0.0, "Weight of KL(uniform || pi); of real numbers, from the first policy.", ge=0
+    )
     kl_reference_target: float | None = tunable(
         None, "Most of it, held by adjusting the weight; none = fixed.", gt=0
     )
@@ -120,7 +122,7 @@ class PolicyGradientConfig(PassesConfig):
 
 MAX_LOG_RATIO = 20.0
 """Of the policy that learns to the one that acted: no policy has drawn what it calls less probable than that,
-and the exponential of what stands in a stranger's logits may be infinite."""
+and the exponential of what stands in a stranger's parameters may be infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class JudgedSteps(Steps):
     """Steps, and how well they went."""
 
     behaviour: Tensor
-    """Logits of the policy that acted."""
+    """Parameters of the policy that acted."""
     value: Tensor
     """Before this batch."""
     advantage: Tensor
@@ -192,11 +194,12 @@ class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
 
         def make(torso: str) -> ActorCritic:
             returns = Normalizer((), window=config.returns_window) if config.normalize_returns else None
+            options = styled_body(config, spec) | policy_options(config, self._policy, spec)
             return ActorCritic(
-                *(spec.obs_shape, spec.num_actions, torso),
+                *(spec.obs_shape, spec.actions, torso),
                 shared=config.shared_torso,
                 returns=returns,
-                **styled_body(config, spec),
+                **options,
             )
 
         return suited(config.torso, "shallow", spec, make)
@@ -224,20 +227,20 @@ class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
         return Update(priorities=None, metrics=learning.metrics(measured) if want_metrics else {})
 
     def _loss(self, steps: JudgedSteps, learning: Learning) -> tuple[Tensor, dict[str, Tensor]]:
-        logits, values = learning.forward(*steps.inputs)
-        log_probs = policy.log_prob(logits, steps.action)
-        log_ratio = log_probs - policy.log_prob(steps.behaviour, steps.action)
+        params, values = learning.forward(*steps.inputs)
+        log_probs = self._policy.log_prob(params, steps.action)
+        log_ratio = log_probs - self._policy.log_prob(steps.behaviour, steps.action)
         log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
         gradient = self._policy_loss(log_probs, log_ratio + steps.anchor, steps.advantage, learning)
         baseline = policy_losses.value_errors(
             values, steps.value, steps.target, self.config.value_clip, self._huber_delta
         ).mean()
-        uniform = torch.zeros_like(logits)
+        reference = torch.zeros_like(params)
         measured = {
-            "entropy": policy.entropy(logits).mean(),
-            "kl_pi_mu": policy.kl(logits, steps.behaviour).mean(),
-            "behaviour_kl": policy.kl(steps.behaviour, logits).mean(),
-            "kl_reference": policy.kl(uniform, logits).mean(),
+            "entropy": self._policy.entropy(params).mean(),
+            "kl_pi_mu": self._policy.kl(params, steps.behaviour).mean(),
+            "behaviour_kl": self._policy.kl(steps.behaviour, params).mean(),
+            "kl_reference": self._policy.kl(reference, params).mean(),
         }
         loss = gradient + self.config.baseline_cost * baseline
         for name, multiplier in learning.own.multipliers.items():
@@ -291,14 +294,14 @@ class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
         config, target = self.config, learning.own.target
         if previous is not None and not config.recompute_advantages:
             return previous
-        logits, values = learning.evaluated(unrolls)
+        params, values = learning.evaluated(unrolls)
         actions = unrolls.last_action[1:]
-        log_mu = policy.log_prob(unrolls.logits, actions)
+        log_mu = self._policy.log_prob(unrolls.behaviour, actions)
         anchor = torch.zeros_like(log_mu)
-        log_pi = policy.log_prob(logits[:-1], actions)
+        log_pi = self._policy.log_prob(params[:-1], actions)
         if target is not None:
             # V-trace then values the policy of the target network, towards which learning is held.
-            log_pi = policy.log_prob(learning.evaluated(unrolls, target)[0][:-1], actions)
+            log_pi = self._policy.log_prob(learning.evaluated(unrolls, target)[0][:-1], actions)
             anchor = (log_mu - log_pi).clamp(max=float(np.log(config.target_ratio_bar)))
         values = self._in_returns(values)
         advantages, targets = self._advantages(unrolls, log_pi - log_mu, values)
@@ -310,7 +313,7 @@ class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
             advantages = normalized_advantages(advantages)
         steps = JudgedSteps(
             **inputs_of(unrolls),
-            behaviour=unrolls.logits,
+            behaviour=unrolls.behaviour,
             value=values[:-1],
             advantage=advantages + config.advantage_offset,
             target=targets,

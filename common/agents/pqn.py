@@ -79,8 +79,6 @@ class PqnNetwork(RecurrentQNetwork):
 class PqnAgent(UnrollAgent[PqnConfig, PqnNetwork, PassesLearning[nn.Module]]):
     """Acts, stores and learns. See `common.agents.base.Agent` for the methods' contracts."""
 
-    by_policy = False
-
     # ---------------------------------------------------------------- acting
 
     def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
@@ -157,9 +155,7 @@ class PqnAgent(UnrollAgent[PqnConfig, PqnNetwork, PassesLearning[nn.Module]]):
         config, spec = self.config, self.spec
 
         def make(torso: str) -> PqnNetwork:
-            net = PqnNetwork(
-                spec.obs_shape, spec.num_actions, torso, head_units=0, **styled_body(config, spec)
-            )
+            net = PqnNetwork(spec.obs_shape, spec.actions, torso, head_units=0, **styled_body(config, spec))
             net.register_buffer("exploration", torch.tensor([config.epsilon_start], dtype=torch.float64))
             return net
 

@@ -124,9 +124,7 @@ class TransitionAgent(QAgent[OnTransitions, QNetwork]):
     def __init__(self, config: OnTransitions, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(config, spec, seed=seed, device=device)
         self.memory_size = 0
-        self.fields = n_step_fields(
-            spec.obs_shape, spec.obs_dtype, spec.stack, self.n_steps, spec.num_actions
-        )
+        self.fields = n_step_fields(spec.obs_shape, spec.obs_dtype, spec.stack, self.n_steps, spec.actions)
         self.item_steps = (1, 1)
 
     @property

@@ -122,7 +122,7 @@ class R2d2Agent(QAgent[R2d2Config, RecurrentQNetwork]):
         self._layout = Layout(config.burn_in_steps, config.sequence_steps, config.sequence_period_steps)
         self.memory_size = self._net.state_size
         self.fields = sequence_fields(
-            *(spec.obs_shape, spec.obs_dtype, spec.stack, spec.num_actions),
+            *(spec.obs_shape, spec.obs_dtype, spec.stack, spec.actions),
             *(config.sequence_period_steps, self.memory_size),
         )
         self.item_steps = (1, config.burn_in_steps + config.sequence_steps)
@@ -281,7 +281,7 @@ class R2d2Agent(QAgent[R2d2Config, RecurrentQNetwork]):
         def make(torso: str) -> RecurrentQNetwork:
             options = body_options(config, spec)
             return RecurrentQNetwork(
-                spec.obs_shape, spec.num_actions, torso, head_units=config.head_units, **options
+                spec.obs_shape, spec.actions, torso, head_units=config.head_units, **options
             )
 
         return suited(config.torso, "nature", spec, make)

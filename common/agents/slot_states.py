@@ -24,7 +24,7 @@ class Slots:
 
     def __init__(self, agent: Agent, obs: np.ndarray, chunk_steps: int) -> None:
         """Every slot begins at `obs` `[S, *obs_shape]`; none explores until `explore`."""
-        self.inputs = Inputs.start(obs, agent.memory_size)
+        self.inputs = Inputs.start(obs, agent.memory_size, agent.spec.actions)
         self.epsilons = np.zeros(len(obs), np.float32)
         self._agent = agent
         self._accumulators = [agent.accumulator(chunk_steps, slot / len(obs)) for slot in range(len(obs))]

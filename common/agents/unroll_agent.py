@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -44,13 +44,13 @@ class Unrolls(NamedTuple):
     obs: Tensor
     """`[T + 1, B, *obs_shape]`."""
     last_action: Tensor
-    """`[T + 1, B]` int64."""
+    """`[T + 1, B, *actions.shape]`, int64 or float."""
     last_reward: Tensor
     """`[T + 1, B]` float."""
     ended: Tensor
     """`[T + 1, B]` uint8: how the step that led to the observation ended the episode, if it did."""
-    logits: Tensor
-    """`[T, B, A]` of the behaviour policy; `[T, B, 0]` where there is none."""
+    behaviour: Tensor
+    """`[T, B, P]`, parameters of the policy that acted; P is 0 where there is none."""
     final_value: Tensor
     """`[T, B]`."""
     memory: Tensor
@@ -71,9 +71,6 @@ class Unrolls(NamedTuple):
 class UnrollAgent(NetworkAgent[Config, Network, OwnLearning]):
     """The part of an `Agent` that has nothing to do with what its network says; see there."""
 
-    by_policy: ClassVar[bool] = True
-    """It acts by a policy, whose logits are stored."""
-
     def __init__(self, config: Config, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(config, spec, seed=seed, device=device)
         self.memory_size = self._net.state_size
@@ -81,19 +78,24 @@ class UnrollAgent(NetworkAgent[Config, Network, OwnLearning]):
             spec.obs_shape,
             spec.obs_dtype,
             spec.stack,
-            spec.num_actions,
+            spec.actions,
+            self.behaviour_size,
             config.unroll_steps,
             self.memory_size,
-            policy=self.by_policy,
         )
         self.item_steps = (config.unroll_steps, config.unroll_steps)
+
+    @property
+    def behaviour_size(self) -> int:
+        """P: how many parameters of a policy `act` gives as `behaviour` of a step; 0: none."""
+        return 0
 
     def accumulator(self, chunk_steps: int, phase: float = 0.0) -> UnrollAccumulator:
         """An accumulator of unrolls for one slot; their length is `agent.unroll_steps`."""
         steps = self.config.unroll_steps
         # Where a policy is to be learned from by itself, all slots begin and end with it.
         skipped = int(phase * steps) if self.config.allowed_staleness is None else 0
-        return UnrollAccumulator(steps, self.spec.stack, self.memory_size, skipped)
+        return UnrollAccumulator(steps, self.spec.stack, self.memory_size, skipped, self.spec.actions)
 
     def _forward(self, inputs: Inputs) -> tuple[Tensor, ...]:
         """One step of the network: what it says, `[1, S, ...]`, and then the memory `[S, memory_size]`."""
@@ -109,17 +111,23 @@ class UnrollAgent(NetworkAgent[Config, Network, OwnLearning]):
         memory = torch.zeros(len(batch["action"]), 0, device=self._device)
         if self.memory_size:
             memory = self._to_device(join_memory(batch["memory"], self.memory_size))
-        action = data["action"].T.long()
-        logits = action.new_zeros((*action[1:].shape, 0), dtype=torch.float32)
+        behaviour = data["reward"].T[1:, :, None][..., :0]
+        if self.behaviour_size:
+            behaviour = data["behaviour"].transpose(0, 1)
         return Unrolls(
             self._observations(data),
-            action,
+            self._actions(data["action"]),
             data["reward"].T,
             data["ended"].T,
-            data["logits"].transpose(0, 1) if self.by_policy else logits,
+            behaviour,
             data["final_value"].T,
             memory,
         )
+
+    def _actions(self, stored: Tensor) -> Tensor:
+        """Actions `[T + 1, B, *actions.shape]` of `[B, T + 1, ...]` in the dtype of a row."""
+        rows = stored.transpose(0, 1)
+        return rows if self.spec.actions.reals else rows.long()
 
     def _observations(self, data: dict[str, Tensor]) -> Tensor:
         """Observations `[T + 1, B, *obs_shape]`; stacks are put together from single frames."""

@@ -11,9 +11,9 @@ The role says what may happen to a field after a run has begun:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from common.config.text import accepts_none, accepts_text
 
@@ -114,6 +114,9 @@ class AgentConfig(Section):
     reads_instructions: ClassVar[bool] = False
     """Whether its networks understand `EnvSpec.instruction_words`."""
 
+    takes_any_action: ClassVar[bool] = False
+    """Whether an action may be other than one choice of several, see `common.spaces.ActionSpec`."""
+
     algorithm: str = structural("apex", "Name of the algorithm, a key of the registry.")
 
     @property
@@ -136,6 +139,34 @@ class PixelAgentConfig(AgentConfig):
     normalize_pixels_frames: int = tunable(
         2_000_000, "Frames learned from after which mean and deviation stay as they are.", ge=1
     )
+
+
+class PolicyConfig(PixelAgentConfig):
+    """Base of the algorithms that learn a policy: how it draws the real numbers of an action."""
+
+    takes_any_action = True
+
+    action_distribution: Literal["normal", "tanh_normal", "tanh"] = structural(
+        "normal",
+        "Of an action's real numbers: normals, clipped to the bounds by the environment; normals squashed "
+        "into the bounds; squashed without chance, for cloning.",
+    )
+    deviation: Literal["softplus", "exp"] = structural(
+        "softplus", "What makes a deviation of a parameter; the largest exp is 10,000."
+    )
+    deviation_floor: float = structural(1e-3, "Least deviation, in halves of a number's range.", gt=0, lt=1)
+    deviation_start: float = structural(
+        1.0, "Deviation at the beginning, in halves of a number's range.", ge=0.01, le=100
+    )
+    deviation_of_input: bool = structural(
+        False, "Deviations depend on what the network sees; false: each is a parameter by itself."
+    )
+
+    @model_validator(mode="after")
+    def _starts_above_the_floor(self) -> Self:
+        if self.deviation_start <= self.deviation_floor:
+            raise ValueError("deviation_start should be more than deviation_floor")
+        return self
 
 
 class UntypedAgentConfig(AgentConfig):

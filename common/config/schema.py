@@ -108,6 +108,20 @@ class EnvConfig(Section):
     flatten: bool = structural(
         False, "Take pictures and grids of a `gym:` environment as one vector, for an MLP."
     )
+    action_bins: int = structural(
+        0,
+        "Values to which each real number of an action between two bounds is restricted, so that it is a "
+        "choice; 0 = none is.",
+        ge=0,
+        le=1 << 16,
+    )
+    action_bins_ratio: float = structural(
+        0.0,
+        "The largest of these values over the smallest, to either side of the middle, on a logarithmic "
+        "scale, with an odd number of bins; 0 = they are evenly spaced.",
+        ge=0,
+        le=1e9,
+    )
     kwargs: dict[str, Any] = structural(
         {}, "Further keyword arguments of `gymnasium.make`, or options of the family."
     )

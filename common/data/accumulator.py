@@ -7,13 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from common.data.schema import Chunk, FieldSpec
+from common.spaces import ActionSpec
 
 PRIORITY_FLOOR = 1e-6
 """Added to |TD error|, so that a perfectly predicted item can still be drawn."""
 
 
 def n_step_fields(
-    obs_shape: tuple[int, ...], obs_dtype: str, stack: int, n_steps: int, num_actions: int | None = None
+    obs_shape: tuple[int, ...], obs_dtype: str, stack: int, n_steps: int, actions: ActionSpec | None = None
 ) -> tuple[FieldSpec, ...]:
     """Fields of an n-step item: everything that a Q-learning update needs, each observation stored once.
 
@@ -22,7 +23,7 @@ def n_step_fields(
       obs_dtype: numpy name of its dtype.
       stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
       n_steps: steps over which rewards are summed.
-      num_actions: how many there are; None where that is not known.
+      actions: what is chosen, one of several; None where that is not known.
 
     Returns:
       `obs`: an item sees `stack - 1 + 1 + n` single frames (or `1 + n` whole observations), so that the
@@ -36,7 +37,7 @@ def n_step_fields(
         obs = FieldSpec("obs", obs_dtype, obs_shape, before=0, after=n_steps)
     return (
         obs,
-        FieldSpec("action", "int32", (), bounds=None if num_actions is None else (0, num_actions - 1)),
+        FieldSpec("action", "int32", (), bounds=None if actions is None else actions.limits),
         FieldSpec("reward", "float32", ()),
         FieldSpec("discount", "float32", (), bounds=(0, 1)),
         FieldSpec("bootstrap_steps", "uint8", (), bounds=(1, n_steps)),

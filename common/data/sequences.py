@@ -9,6 +9,7 @@ import numpy as np
 
 from common.data.schema import Chunk, FieldSpec
 from common.data.unrolls import RUNNING, TERMINATED, TRUNCATED, split_memory
+from common.spaces import ActionSpec
 
 Priority = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
 """Priority of a sequence, from the rewards, the values of the actions taken, and the best values of what
@@ -54,7 +55,7 @@ def sequence_fields(
     obs_shape: tuple[int, ...],
     obs_dtype: str,
     stack: int,
-    num_actions: int,
+    actions: ActionSpec,
     period: int,
     memory_size: int,
 ) -> tuple[FieldSpec, ...]:
@@ -64,7 +65,7 @@ def sequence_fields(
       obs_shape: shape of one whole observation; `(stack, H, W)` when `stack` is not 0.
       obs_dtype: numpy name of its dtype.
       stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
-      num_actions: how many there are.
+      actions: what is chosen, one of several.
       period: steps between the beginnings of two sequences.
       memory_size: width of the agent's recurrent state.
 
@@ -81,7 +82,7 @@ def sequence_fields(
         obs = FieldSpec("obs", obs_dtype, obs_shape, after=1, compress=len(obs_shape) > 1)
     return (
         obs,
-        FieldSpec("action", "int32", (), before=1, bounds=(0, num_actions - 1)),
+        FieldSpec("action", "int32", (), before=1, bounds=actions.limits),
         FieldSpec("reward", "float32", (), before=1),
         FieldSpec("ended", "uint8", (), before=1, bounds=(RUNNING, TRUNCATED)),
         FieldSpec("memory", "float32", (-(-memory_size // period),), after=period - 1),
@@ -91,7 +92,7 @@ def sequence_fields(
 class _Row(NamedTuple):
     """A step, and what was known when it was chosen."""
 
-    action: int = 0
+    action: int | list[float] = 0
     reward: float = 0.0
     ended: int = TERMINATED
     taken: float = 0.0
@@ -133,7 +134,7 @@ class SequenceAccumulator:
 
     def add(
         self,
-        action: int,
+        action: int | list[float],
         reward: float,
         extras: Mapping[str, Any],
         next_obs: np.ndarray,

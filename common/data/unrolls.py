@@ -8,20 +8,22 @@ from typing import Any
 import numpy as np
 
 from common.data.schema import Chunk, FieldSpec
+from common.spaces import ActionSpec
 
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
 """Values of the field `ended`."""
+Row = tuple[int | list[float], float, int]
+"""Action, reward and ending of a step."""
 
 
 def unroll_fields(
     obs_shape: tuple[int, ...],
     obs_dtype: str,
     stack: int,
-    num_actions: int,
+    actions: ActionSpec,
+    policy_size: int,
     unroll_steps: int,
     memory_size: int,
-    *,
-    policy: bool = True,
 ) -> tuple[FieldSpec, ...]:
     """Fields of an unroll of T steps, in which episodes may end and begin; each observation stored once.
 
@@ -29,19 +31,19 @@ def unroll_fields(
       obs_shape: shape of one whole observation; `(stack, H, W)` when `stack` is not 0.
       obs_dtype: numpy name of its dtype.
       stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
-      num_actions: A.
+      actions: what is chosen.
+      policy_size: P, parameters of the distribution that it is drawn from; 0 where it is not.
       unroll_steps: T.
       memory_size: width of the agent's recurrent state.
-      policy: the agent acts by a policy, whose logits are stored.
 
     Returns:
-      `obs` of the T steps and of the one after them; `action` int32, `reward` float32 and `ended` uint8 of
-      the step before the first and of the T steps, so that entry t led to observation t; `logits` float32
-      `[T, A]` of the behaviour policy (with `policy`); `final_value` float32 `[T]`, the value of the last
-      observation of an episode that step t truncated; `frames` uint8 `[T + 1]` (with `stack`), how many
+      `obs` of the T steps and of the one after them; `action` int32 or float32, `reward` float32 and `ended`
+      uint8 of the step before the first and of the T steps, so that entry t led to observation t; `behaviour`
+      float32 `[T, P]`, parameters of the policy that acted; `final_value` float32 `[T]`, the value of the
+      last observation of an episode that step t truncated; `frames` uint8 `[T + 1]` (with `stack`), how many
       newest frames of the stack are real, the others being zeros; `memory` (with `memory_size`), the state
-      before the first step: replay knows entries of steps only, so it is
-      spread over them (`join_memory` undoes that).
+      before the first step: replay knows entries of steps only, so it is spread over them (`join_memory`
+      undoes that).
     """
     if stack:
         obs = FieldSpec("obs", obs_dtype, obs_shape[1:], before=stack - 1, after=1, compress=True)
@@ -49,10 +51,10 @@ def unroll_fields(
         obs = FieldSpec("obs", obs_dtype, obs_shape, after=1, compress=len(obs_shape) > 1)
     fields = [
         obs,
-        FieldSpec("action", "int32", (), before=1, bounds=(0, num_actions - 1)),
+        FieldSpec("action", actions.stored_dtype, actions.shape, before=1, bounds=actions.limits),
         FieldSpec("reward", "float32", (), before=1),
         FieldSpec("ended", "uint8", (), before=1, bounds=(RUNNING, TRUNCATED)),
-        *([FieldSpec("logits", "float32", (num_actions,))] if policy else []),
+        *([FieldSpec("behaviour", "float32", (policy_size,))] if policy_size else []),
         FieldSpec("final_value", "float32", ()),
     ]
     if stack:
@@ -82,7 +84,14 @@ class UnrollAccumulator:
     can describe: padded with zeros (a new game), or going on (a lost life).
     """
 
-    def __init__(self, unroll_steps: int, stack: int, memory_size: int, skipped_steps: int = 0) -> None:
+    def __init__(
+        self,
+        unroll_steps: int,
+        stack: int,
+        memory_size: int,
+        skipped_steps: int = 0,
+        actions: ActionSpec | None = None,
+    ) -> None:
         """Begin with the first episode.
 
         Args:
@@ -91,6 +100,7 @@ class UnrollAccumulator:
           memory_size: width of the agent's recurrent state.
           skipped_steps: the first unroll begins after so many steps, fewer than T. Slots that step together
             and skip different numbers do not complete their unrolls all at once.
+          actions: what is chosen; None: one choice of several.
         """
         if not 0 <= skipped_steps < unroll_steps:
             raise ValueError("unroll_steps must be at least 1, and more than skipped_steps")
@@ -98,7 +108,10 @@ class UnrollAccumulator:
         self._steps = unroll_steps
         self._stack = stack
         self._memory_size = memory_size
-        self._before: tuple[int, float, int] = (0, 0.0, TERMINATED)
+        actions = actions or ActionSpec.discrete(1)
+        self._action_dtype = actions.stored_dtype
+        self._none: Row = (actions.zeros(1)[0].tolist(), 0.0, TERMINATED)
+        self._before = self._none
         self._frames: list[np.ndarray] = []
         self._forget()
 
@@ -106,8 +119,8 @@ class UnrollAccumulator:
         """Nothing links what comes to what was."""
         self._frames = []
         self._real: list[int] = []
-        self._rows: list[tuple[int, float, int]] = []  # action, reward and ending
-        self._logits: list[np.ndarray] = []
+        self._rows: list[Row] = []
+        self._behaviour: list[np.ndarray] = []
         self._final_values: list[float] = []
         self._memory = np.zeros(self._memory_size, np.float32)
         self._version = 0
@@ -115,7 +128,7 @@ class UnrollAccumulator:
     def start(self, obs: np.ndarray) -> None:
         """Begins an episode at `obs`, which takes the place of the observation after the last step."""
         if not self._frames:
-            self._before = (0, 0.0, TERMINATED)
+            self._before = self._none
             self._frames = [frame.copy() for frame in obs] if self._stack else [obs.copy()]
             self._real = [self._stack]  # the whole stack is stored, zeros and all
             return
@@ -125,7 +138,7 @@ class UnrollAccumulator:
 
     def add(
         self,
-        action: int,
+        action: int | list[float],
         reward: float,
         extras: Mapping[str, Any],
         next_obs: np.ndarray,
@@ -142,7 +155,7 @@ class UnrollAccumulator:
         Args:
           action: what was done at the newest observation.
           reward: what it earned.
-          extras: `logits` `[A]` of the policy that chose, if one did; `memory` `[memory_size]` from before.
+          extras: `behaviour` `[P]` of the policy that chose, if any; `memory` `[memory_size]` from before.
           next_obs: the observation that followed. Copied.
           terminated: the episode ended and nothing follows.
           truncated: the episode was cut; `final_value` is the value of `next_obs`.
@@ -154,8 +167,8 @@ class UnrollAccumulator:
             self._version = version
             self._memory = np.array(extras["memory"]) if self._memory_size else self._memory
         self._rows.append((action, reward, TERMINATED if terminated else TRUNCATED if truncated else RUNNING))
-        if "logits" in extras:
-            self._logits.append(extras["logits"])
+        if "behaviour" in extras:
+            self._behaviour.append(extras["behaviour"])
         self._final_values.append(final_value if truncated and not terminated else 0.0)
         self._frames.append((next_obs[-1] if self._stack else next_obs).copy())
         self._real.append(min(self._stack, self._real[-1] + 1))
@@ -179,13 +192,13 @@ class UnrollAccumulator:
         rows = [self._before, *self._rows]
         fields = {
             "obs": np.stack(self._frames),
-            "action": np.asarray([row[0] for row in rows], np.int32),
+            "action": np.asarray([row[0] for row in rows], self._action_dtype),
             "reward": np.asarray([row[1] for row in rows], np.float32),
             "ended": np.asarray([row[2] for row in rows], np.uint8),
             "final_value": np.asarray(self._final_values, np.float32),
         }
-        if self._logits:
-            fields["logits"] = np.stack(self._logits).astype(np.float32, copy=False)
+        if self._behaviour:
+            fields["behaviour"] = np.stack(self._behaviour).astype(np.float32, copy=False)
         if self._stack:
             fields["frames"] = np.asarray(self._real, np.uint8)
         if self._memory_size:

@@ -40,6 +40,7 @@ from common.envs.calls import RESET, STEP, Calls
 from common.envs.spectator import NoPictureError
 from common.errors import ConfigError
 from common.installation import install_command
+from common.spaces import ActionSpec
 
 if TYPE_CHECKING:
     from common.config.schema import EnvConfig
@@ -77,7 +78,7 @@ def make_spec(config: EnvConfig) -> EnvSpec:
         id=config.id,
         obs_shape=(stack, *channels, size, size),
         obs_dtype="uint8",
-        num_actions=len(actions),
+        actions=ActionSpec.discrete(len(actions)),
         stack=stack,
         frames_per_step=config.frame_skip,
         pixels=True,

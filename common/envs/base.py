@@ -20,6 +20,7 @@ import numpy as np
 from common.envs.calls import Calls
 from common.envs.returned import BadReturn
 from common.errors import ConfigError, TroupeError
+from common.spaces import ActionSpec, Leaf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,21 +48,24 @@ class EnvSpec:
         id: the configured id, with its family prefix, for example `atari:pong`.
         obs_shape: shape of one whole observation; stacked pixels are `(stack, height, width)`.
         obs_dtype: numpy dtype name of the observation, `uint8` for pixels and `float32` otherwise.
-        num_actions: number of discrete actions.
+        actions: what an action is.
         stack: number of frames in an observation, 0 where frames are not stacked.
         frames_per_step: emulator frames that one agent step takes.
         pixels: whether observations are images.
+        obs_leaves: the parts of an observation that is more than one array of numbers: it is uint8 `[bytes]`,
+            see `common.spaces.packed`. Empty for others.
         instruction_words: words of an instruction in the last row of pixels (`common.data.instructions`).
     """
 
     id: str
     obs_shape: tuple[int, ...]
     obs_dtype: str
-    num_actions: int
+    actions: ActionSpec
     stack: int
     frames_per_step: int
     pixels: bool
     instruction_words: int = 0
+    obs_leaves: tuple[Leaf, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class VectorEnv(abc.ABC):
 
     @abc.abstractmethod
     def step(self, actions: np.ndarray) -> Step:
-        """Apply int64 `actions` `[S]`, one per slot."""
+        """Apply `actions` `[S, *spec.actions.shape]`, one per slot."""
 
     @abc.abstractmethod
     def render_frame(self, slot: int) -> np.ndarray:

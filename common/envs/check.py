@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
+
 from common.envs import calls
 from common.envs.base import EnvSpec
 from common.errors import ConfigError, MissingEngineError, TroupeError
@@ -156,4 +158,4 @@ def _findings(found: dict[str, Any]) -> Findings:
     episodes = [(score, steps) for score, steps in found.pop("episodes")]
     observed, rewarded = tuple(found.pop("observation_range")), tuple(found.pop("reward_range"))
     ranges: dict[str, Any] = {"observation_range": observed, "reward_range": rewarded}
-    return Findings(spec=EnvSpec(**spec), episodes=episodes, **ranges, **found)
+    return Findings(spec=TypeAdapter(EnvSpec).validate_python(spec), episodes=episodes, **ranges, **found)

@@ -22,6 +22,7 @@ from common.data.instructions import MAX_WORDS, with_instruction, word_ids
 from common.envs.base import EnvSpec, VectorEnv, options, slot_seeds
 from common.envs.slots import SlotVector
 from common.errors import ConfigError, MissingEngineError
+from common.spaces import ActionSpec
 
 if TYPE_CHECKING:
     from common.config.schema import EnvConfig
@@ -106,7 +107,7 @@ def make_spec(config: EnvConfig) -> EnvSpec:
         id=config.id,
         obs_shape=(3, chosen["height"] + bool(words), chosen["width"]),
         obs_dtype="uint8",
-        num_actions=len(ACTIONS),
+        actions=ActionSpec.discrete(len(ACTIONS)),
         stack=0,
         frames_per_step=config.frame_skip,
         pixels=True,

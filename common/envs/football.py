@@ -16,6 +16,7 @@ from common.envs.base import EnvSpec, VectorEnv, options
 from common.envs.pixels import push_frame
 from common.envs.slots import SlotVector
 from common.errors import ConfigError, MissingEngineError
+from common.spaces import ActionSpec
 
 if TYPE_CHECKING:
     from common.config.schema import EnvConfig
@@ -45,7 +46,7 @@ def make_spec(config: EnvConfig) -> EnvSpec:
         id=config.id,
         obs_shape=(config.frame_stack, PLANES, chosen["height"], chosen["width"]),
         obs_dtype="uint8",
-        num_actions=NUM_ACTIONS,
+        actions=ActionSpec.discrete(NUM_ACTIONS),
         stack=config.frame_stack,
         frames_per_step=1,
         pixels=True,

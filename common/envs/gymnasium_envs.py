@@ -1,4 +1,4 @@
-"""Any Gymnasium environment with discrete actions: `gym:CartPole-v1`, or a stranger's `package.module:Id-v0`.
+"""Any Gymnasium environment: `gym:CartPole-v1`, or a stranger's `package.module:Id-v0`.
 
 Pictures go through grey, resize and stack; everything else becomes a flat float32 vector. What only looks
 like a picture is refused, for little would learn from it as a vector, unless `env.flatten` says so.
@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common.envs.base import EnvSpec, VectorEnv, slot_seeds
+from common.envs.gymnasium_spaces import action_spec, observation_leaves, stored_dtype
 from common.envs.names import own_name
 from common.envs.pixels import FrameProcessor, Layout, layout_of, looks_like_picture, push_frame
-from common.envs.returned import BadReturn, check_observation, reset_result, step_result
+from common.envs.returned import BadReturn, check_finite, check_observation, reset_result, step_result
 from common.envs.slots import SlotVector
 from common.envs.spectator import NoPictureError
 from common.errors import ConfigError
 from common.installation import import_module, install_command
+from common.spaces import Leaf, packed, unpacked
 
 if TYPE_CHECKING:
     from common.config.schema import EnvConfig
@@ -36,7 +38,9 @@ PREFIX = "gym:"
 
 def settings(spec: EnvSpec) -> set[str]:
     """Fields of `[env]` that mean something here, besides those that all families know."""
-    return {"kwargs", "flatten"} | ({"frame_size", "grayscale", "frame_stack"} if spec.pixels else set())
+    return {"kwargs", "flatten", "action_bins", "action_bins_ratio"} | (
+        {"frame_size", "grayscale", "frame_stack"} if spec.pixels else set()
+    )
 
 
 def make_spec(config: EnvConfig) -> EnvSpec:
@@ -97,7 +101,6 @@ class _Slot:
     def _build(self) -> None:
         self.env = _make_env(self._config, render=self._render)
         self._mode = getattr(self.env, "render_mode", None)
-        self._first_action = int(self.env.action_space.start)
         self._space = self.env.observation_space  # through all wrappers, which takes a while
         self._shape, self._dtype = getattr(self._space, "shape", None), getattr(self._space, "dtype", None)
 
@@ -108,10 +111,10 @@ class _Slot:
         self.obs = np.zeros(self._spec.obs_shape, self._spec.obs_dtype)
         return self._observe(raw)
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool]:
+    def step(self, action: int | list[float]) -> tuple[np.ndarray, float, bool, bool]:
         """Next observation, raw reward, terminated, truncated; does not reset."""
         try:
-            result = self.env.step(self._first_action + action)
+            result = self.env.step(self._spec.actions.native(action))
         except ValueError as error:
             raise _unpacking_error(error) or error from None
         raw, reward, terminated, truncated = step_result(result)
@@ -122,9 +125,17 @@ class _Slot:
             check_observation(self._space, raw)
         if self._frames is not None:
             self.obs = push_frame(self.obs, self._frames(raw))
+        elif self._spec.obs_leaves:
+            self.obs = self._packed(raw)
         else:
-            self.obs = _flat(self._space, raw)
+            self.obs = _flat(self._space, raw, self._spec.obs_dtype)
         return self.obs
+
+    def _packed(self, raw: Any) -> np.ndarray:
+        row = packed(self._spec.obs_leaves, raw)
+        for array in unpacked(self._spec.obs_leaves, row):
+            check_finite(array)
+        return row
 
     def rebuild(self, seed: int) -> None:
         """Throw the environment away and make a new one."""
@@ -169,26 +180,29 @@ def _unpacking_error(error: ValueError) -> BadReturn | None:
 
 
 def _spec_of(config: EnvConfig, env: Any) -> EnvSpec:
-    gym = _import_gymnasium()
-    if not isinstance(env.action_space, gym.spaces.Discrete):
-        raise ConfigError(
-            f"{config.id} has actions of {env.action_space}: only discrete actions are supported"
-        )
+    actions = action_spec(config.id, env.action_space, config.action_bins, config.action_bins_ratio)
     space = env.observation_space
     pixels = _layout(config, space) is not None
-    if pixels:
+    parts = _parts(config, space)
+    dtype = "uint8"
+    if parts:
+        shape: tuple[int, ...] = (sum(leaf.nbytes for leaf in parts),)
+    elif pixels:
         frame_shape = FrameProcessor(config.frame_size, grayscale=config.grayscale).frame_shape
-        shape: tuple[int, ...] = (config.frame_stack, *frame_shape)
+        shape = (config.frame_stack, *frame_shape)
     else:
         shape = (_flat_size(config, space),)
+        box = hasattr(space, "low")
+        dtype = stored_dtype(space.dtype) if box else "float32"
     return EnvSpec(
         id=config.id,
         obs_shape=shape,
-        obs_dtype="uint8" if pixels else "float32",
-        num_actions=int(env.action_space.n),
+        obs_dtype=dtype,
+        actions=actions,
         stack=config.frame_stack if pixels else 0,
         frames_per_step=1,
         pixels=pixels,
+        obs_leaves=parts,
     )
 
 
@@ -213,8 +227,8 @@ def _unfit_pictures(space: Any, name: str = "") -> Iterator[tuple[str, str]]:
     if parts is not None:
         for key, part in parts.items() if hasattr(parts, "items") else enumerate(parts):
             yield from _unfit_pictures(part, f"{name or ' in its observation'}[{key!r}]")
-    elif name and looks_like_picture(space):
-        yield name, "beside other things"
+    elif name and looks_like_picture(space) and space.dtype != np.uint8:
+        yield name, f"of {space.dtype}, not uint8, beside other things"
     else:
         try:
             layout_of(space)
@@ -231,10 +245,21 @@ def _flat_size(config: EnvConfig, space: Any) -> int:
         raise ConfigError(message) from error
 
 
-def _flat(space: Any, raw: Any) -> np.ndarray:
-    """One observation as a float32 vector; one-hot for discrete spaces, concatenated for dictionaries."""
+def _parts(config: EnvConfig, space: Any) -> tuple[Leaf, ...]:
+    """The parts of an observation that is no Box; ConfigError where one has no use."""
+    if config.flatten:
+        return ()
+    try:
+        return observation_leaves(space)
+    except ValueError as error:
+        message = f"{config.id} has observations {space} that no network here can take: {error}; wrap it"
+        raise ConfigError(message) from None
+
+
+def _flat(space: Any, raw: Any, dtype: str) -> np.ndarray:
+    """One observation as a vector; with `env.flatten` one-hot for discrete spaces, dictionaries joined."""
     if isinstance(raw, np.ndarray) and raw.dtype != np.object_ and hasattr(space, "low"):
-        return raw.astype(np.float32).reshape(-1)
+        return raw.astype(dtype).reshape(-1)
     return _import_gymnasium().spaces.flatten(space, raw).astype(np.float32)
 
 

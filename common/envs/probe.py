@@ -70,7 +70,7 @@ def _play(vector: base.VectorEnv, steps: int, seconds: float, seed: int) -> dict
     terminated = truncated = 0
     games: list[base.Episode] = []
     while rounds * vector.num_slots < steps and time.perf_counter() - began_s < seconds:
-        step = vector.step(rng.integers(vector.spec.num_actions, size=vector.num_slots))
+        step = vector.step(vector.spec.actions.random(rng, vector.num_slots))
         rounds += 1
         rewards.append(step.reward)
         low, high = min(low, step.obs.min()), max(high, step.obs.max())

@@ -44,8 +44,8 @@ class Slot(Protocol):
     def reset(self, seed: int | None = None) -> np.ndarray:
         """First observation of a new episode; the first one after building is seeded in any case."""
 
-    def step(self, action: int) -> Outcome:
-        """One action; does not reset."""
+    def step(self, action: Any) -> Outcome:
+        """One row of actions, a list or an int; does not reset."""
 
     def rebuild(self, seed: int) -> None:
         """Throw the environment away and make a new one."""
@@ -122,7 +122,7 @@ class SlotVector(VectorEnv):
         step.truncated[step.discarded] = False
         return step
 
-    def _outcomes(self, actions: list[int]) -> list[Outcome | BaseException]:
+    def _outcomes(self, actions: list[Any]) -> list[Outcome | BaseException]:
         """What each copy returned, or the exception that it raised."""
         calls, steps = self.calls, self._games.steps.tolist()
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from common.nets.heads import PolicyHead
 from common.nets.recurrent import SequenceBody
 from common.rl.normalizers import Normalizer
+from common.spaces import ActionSpec
 
 SHALLOW = {"shallow": "small"}
 """The shallow network of Espeholt et al. 2018 (figure 3, left) has the convolutions of Mnih et al. 2013."""
@@ -20,8 +21,10 @@ class ActorCritic(SequenceBody):
 
     Args:
       obs_shape: shape of one observation.
-      num_actions: A.
+      actions: what is chosen.
       torso: of a `SequenceBody`, or `shallow`.
+      policy_size: P, parameters of a policy's distribution.
+      free: how many of these are the same for every input, see `PolicyHead`.
       shared: one body for both; else the baseline has one of its own, and the memory is that of both.
       returns: statistics of returns: the baseline's values are in their units; None: values are returns.
       body: further arguments of a `SequenceBody`.
@@ -30,37 +33,40 @@ class ActorCritic(SequenceBody):
     def __init__(
         self,
         obs_shape: tuple[int, ...],
-        num_actions: int,
+        actions: ActionSpec,
         torso: str,
         *,
+        policy_size: int,
+        free: int = 0,
         shared: bool = True,
         returns: Normalizer | None = None,
         **body: Any,
     ) -> None:
         torso = SHALLOW.get(torso, torso)
-        super().__init__(obs_shape, num_actions, torso, **body)
+        super().__init__(obs_shape, actions, torso, **body)
         self.returns = returns
-        self.head = PolicyHead(self.features, num_actions)
+        self.head = PolicyHead(self.features, policy_size, free)
         self.critic: SequenceBody | None = None
         self._policy_state_size = self.state_size
         if not shared:  # its inputs are those of the policy
-            self.critic = SequenceBody(obs_shape, num_actions, torso, **{**body, "inputs": None})
+            self.critic = SequenceBody(obs_shape, actions, torso, **body)
+            self.critic.inputs = None
             self.state_size += self.critic.state_size
 
     def forward(
         self, obs: Tensor, last_action: Tensor, last_reward: Tensor, first: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Arguments as `remember`; logits `[T, B, A]`, values `[T, B]`, the memory after the last step."""
+        """Arguments as `remember`; parameters `[T, B, P]`, values `[T, B]`, memory after the last step."""
         last = (last_action, last_reward, first)
         if self.critic is None:
             features, state = self.remember(obs, *last, state)
-            logits, values = self.head(features)
-            return logits, values, state
+            params, values = self.head(features)
+            return params, values, state
         seen = self.seen(obs)
         own, its = state.split((self._policy_state_size, self.critic.state_size), dim=1)
         features, own = self.remember_seen(seen, *last, own)
         theirs, its = self.critic.remember_seen(seen, *last, its)
-        return self.head.policy(features), self.head.value(theirs), torch.cat([own, its], dim=1)
+        return self.head.params(features), self.head.value(theirs), torch.cat([own, its], dim=1)
 
     @torch.no_grad()
     def observe_returns(self, returns: Tensor) -> None:

@@ -36,17 +36,31 @@ class DuelingHead(nn.Module):
 
 
 class PolicyHead(nn.Module):
-    """Logits of a policy over discrete actions, and the baseline, straight from the features."""
+    """Parameters of a policy's distribution over actions, and the baseline, straight from the features.
 
-    def __init__(self, features: int, num_actions: int) -> None:
+    Args:
+      features: width of the input.
+      size: P.
+      free: how many of the parameters, the last ones, are the same for every input.
+    """
+
+    def __init__(self, features: int, size: int, free: int = 0) -> None:
         super().__init__()
-        # A small gain: the first policy is nearly uniform.
-        self.policy = orthogonal(nn.Linear(features, num_actions), gain=0.01)
+        # A small gain: the first policy is nearly that of zeros, which is uniform over choices.
+        self.policy = orthogonal(nn.Linear(features, size - free), gain=0.01)
+        self.free = nn.Parameter(torch.zeros(free)) if free else None
         self.baseline = orthogonal(nn.Linear(features, 1), gain=1.0)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps `[..., features]` to logits `[..., A]` and values `[...]`."""
-        return self.policy(features), self.value(features)
+        """Maps `[..., features]` to parameters `[..., P]` and values `[...]`."""
+        return self.params(features), self.value(features)
+
+    def params(self, features: Tensor) -> Tensor:
+        """Maps `[..., features]` to parameters `[..., P]`."""
+        params: Tensor = self.policy(features)
+        if self.free is None:
+            return params
+        return torch.cat([params, self.free.expand(*params.shape[:-1], -1)], dim=-1)
 
     def value(self, features: Tensor) -> Tensor:
         """Maps `[..., features]` to values `[...]`."""

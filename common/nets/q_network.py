@@ -8,9 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from common.nets.heads import DuelingHead, dueling_q
+from common.nets.parts import PartInputs, PartsTorso
 from common.nets.pixels import NormalizedPixels, ScaledPixels
 from common.nets.recurrent import SequenceBody
 from common.nets.torsos import PixelTorso, VectorTorso, orthogonal
+from common.rl.normalizers import Normalizer
+from common.spaces import ActionSpec
 
 
 class QNetwork(nn.Module):
@@ -23,7 +26,7 @@ class QNetwork(nn.Module):
       hidden_units: width of each head's hidden layer.
       mlp_units: widths of the `mlp` torso.
       dueling: separate value and advantage streams.
-      inputs: what a pixel torso sees of pixels; None: these divided by 255.
+      inputs: what the torso sees of pixels or of several parts; None: pixels divided by 255.
     """
 
     def __init__(
@@ -34,12 +37,14 @@ class QNetwork(nn.Module):
         hidden_units: int,
         mlp_units: tuple[int, ...],
         dueling: bool,
-        inputs: NormalizedPixels | None = None,
+        inputs: NormalizedPixels | Normalizer | PartInputs | None = None,
     ) -> None:
         super().__init__()
-        self.inputs = None if torso == "mlp" else inputs or ScaledPixels()
-        self.torso: PixelTorso | VectorTorso
-        if torso == "mlp":
+        self.inputs: nn.Module | None = inputs if torso == "mlp" else inputs or ScaledPixels()
+        self.torso: PixelTorso | VectorTorso | PartsTorso
+        if isinstance(inputs, PartInputs):
+            self.torso = PartsTorso(inputs, torso, hidden_units, mlp_units)
+        elif torso == "mlp":
             self.torso = VectorTorso(obs_shape, mlp_units)
         else:
             self.torso = PixelTorso(torso, obs_shape)
@@ -64,7 +69,7 @@ class QNetwork(nn.Module):
     def observe(self, obs: Tensor) -> None:
         """Takes observations `[B, *obs_shape]` into the pixels' statistics."""
         if self.inputs is not None:
-            self.inputs.observe(obs)
+            self.inputs.observe(obs)  # type: ignore[operator]
 
 
 class RecurrentQNetwork(SequenceBody):
@@ -74,13 +79,13 @@ class RecurrentQNetwork(SequenceBody):
     """
 
     def __init__(
-        self, obs_shape: tuple[int, ...], num_actions: int, torso: str, *, head_units: int, **body: Any
+        self, obs_shape: tuple[int, ...], actions: ActionSpec, torso: str, *, head_units: int, **body: Any
     ) -> None:
-        super().__init__(obs_shape, num_actions, torso, **body)
+        super().__init__(obs_shape, actions, torso, **body)
         self.head = (
-            DuelingHead(self.features, num_actions, head_units)
+            DuelingHead(self.features, actions.count, head_units)
             if head_units
-            else orthogonal(nn.Linear(self.features, num_actions), gain=1.0)
+            else orthogonal(nn.Linear(self.features, actions.count), gain=1.0)
         )
 
     def forward(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from common.nets.language import InstructionEncoder, split_instruction
+from common.nets.parts import PartInputs, PartsTorso
 from common.nets.pixels import NormalizedPixels, ScaledPixels
 from common.nets.torsos import PLAIN, Projected, Style, make_torso
 from common.rl.normalizers import Normalizer
+from common.spaces import ActionSpec, runs
 
 
 class LstmCore(nn.Module):
@@ -58,21 +61,36 @@ class LstmCore(nn.Module):
         return torch.stack([hidden, cell]).permute(2, 0, 1, 3).flatten(1)
 
 
-def last_step(last_action: Tensor, last_reward: Tensor, first: Tensor, num_actions: int) -> Tensor:
+def last_step(last_action: Tensor, last_reward: Tensor, first: Tensor, actions: ActionSpec) -> Tensor:
     """What the agent did and got just before, as features: one-hot action, and reward clipped to [-1, 1].
 
     Args:
-      last_action: `[...]` int64.
+      last_action: `[..., *actions.shape]`; real numbers stay as they are, but are clipped too.
       last_reward: `[...]` float.
       first: `[...]` bool; where an episode begins there was no last step, and all features are 0.
-      num_actions: A.
+      actions: what is chosen, of E numbers when encoded.
 
     Returns:
-      `[..., A + 1]` float. Espeholt et al. 2018, figure 3.
+      `[..., E + 1]` float. Espeholt et al. 2018, figure 3.
     """
-    actions = torch.nn.functional.one_hot(last_action, num_actions).to(torch.float32)
-    features = torch.cat([actions, last_reward.clamp(-1.0, 1.0).unsqueeze(-1)], dim=-1)
+    features = torch.cat(
+        [*_encoded(last_action, actions), last_reward.clamp(-1.0, 1.0).unsqueeze(-1)], dim=-1
+    )
     return features * (~first).to(torch.float32).unsqueeze(-1)
+
+
+def _encoded(rows: Tensor, actions: ActionSpec) -> Iterator[Tensor]:
+    """Features of actions, part by part."""
+    if actions.count:
+        yield one_hot(rows, actions.count).to(torch.float32)
+        return
+    begin = 0
+    for numbers, count in runs(actions.choices):
+        chosen = rows[..., begin : begin + numbers].long().clamp(0, count - 1)
+        yield one_hot(chosen, count).flatten(-2).to(torch.float32)
+        begin += numbers
+    if actions.reals:
+        yield rows[..., begin:].clamp(-1.0, 1.0)
 
 
 class SequenceBody(nn.Module):
@@ -80,7 +98,7 @@ class SequenceBody(nn.Module):
 
     Args:
       obs_shape: shape of one observation, `(C, H, W)` for pixels.
-      num_actions: A.
+      actions: what is chosen.
       torso: `mlp`, or a name of `common.nets.torsos.PIXEL_TORSOS`.
       hidden_units: width of the layer that follows a pixel torso.
       mlp_units: widths of the `mlp` torso.
@@ -89,13 +107,14 @@ class SequenceBody(nn.Module):
       see_last_step: feed the last action and the clipped last reward beside the observation.
       instruction_words: words of an instruction in the last row of pixels; 0: there is none.
       inputs: what the torso sees of observations; None: pixels divided by 255, vectors as they are.
+        Of observations of several parts: what makes numbers of them.
       style: of the torso's layers.
     """
 
     def __init__(
         self,
         obs_shape: tuple[int, ...],
-        num_actions: int,
+        actions: ActionSpec,
         torso: str,
         *,
         hidden_units: int = 256,
@@ -104,7 +123,7 @@ class SequenceBody(nn.Module):
         lstm_layers: int = 1,
         see_last_step: bool = True,
         instruction_words: int = 0,
-        inputs: NormalizedPixels | Normalizer | None = None,
+        inputs: NormalizedPixels | Normalizer | PartInputs | None = None,
         style: Style = PLAIN,
     ) -> None:
         super().__init__()
@@ -113,11 +132,14 @@ class SequenceBody(nn.Module):
         if self.instructions is not None:
             obs_shape = (*obs_shape[:-2], obs_shape[-2] - 1, obs_shape[-1])
         self.inputs = inputs if torso == "mlp" else inputs or ScaledPixels()
-        base = make_torso(torso, obs_shape, mlp_units, style)
-        self.torso = base if torso == "mlp" else Projected(base, hidden_units, style)
-        self.num_actions = num_actions
+        if isinstance(inputs, PartInputs):
+            self.torso: nn.Module = PartsTorso(inputs, torso, hidden_units, mlp_units, style)
+        else:
+            base = make_torso(torso, obs_shape, mlp_units, style)
+            self.torso = base if torso == "mlp" else Projected(base, hidden_units, style)
+        self.actions = actions
         self.see_last_step = see_last_step
-        features = int(self.torso.features) + (num_actions + 1 if see_last_step else 0)  # type: ignore[arg-type]
+        features = int(self.torso.features) + (actions.encoded_size + 1 if see_last_step else 0)  # type: ignore[arg-type]
         features += self.instructions.features if self.instructions is not None else 0
         self.core = LstmCore(features, lstm_units, lstm_layers) if lstm_units else None
         self.state_size = self.core.state_size if self.core else 0
@@ -130,7 +152,7 @@ class SequenceBody(nn.Module):
 
         Args:
           obs: `[T, B, *obs_shape]`, or images that `seen` made of pixels.
-          last_action: `[T, B]` int64, done just before each observation.
+          last_action: `[T, B, *actions.shape]`, done just before each observation.
           last_reward: `[T, B]` float, got just before it.
           first: `[T, B]` bool, an episode begins with this observation.
           state: `[B, state_size]` float, the memory before the first step.
@@ -166,7 +188,7 @@ class SequenceBody(nn.Module):
         """`remember` of what `seen` gave, and of features of `words` `[T, B, ...]` if there are any."""
         parts = [self.torso(seen.flatten(0, 1)).unflatten(0, first.shape), *words]
         if self.see_last_step:
-            parts.append(last_step(last_action, last_reward, first, self.num_actions))
+            parts.append(last_step(last_action, last_reward, first, self.actions))
         features = torch.cat(parts, dim=-1)
         if self.core is not None:
             features, state = self.core(features, first, state)

@@ -137,8 +137,9 @@ class CentralActing:
 
     def _step(self, answer: Answer, actions: np.ndarray) -> None:
         group, timing = self._groups[answer.group], self.timing
-        if len(actions) != len(group.slots):
-            raise PeerError(f"the learner chose {len(actions)} actions for {len(group.slots)} slots")
+        fault = group.env.spec.actions.fault(actions, len(group.slots))
+        if fault:
+            raise PeerError(f"the learner chose {fault}: it should be actions of {len(group.slots)} slots")
         self.version = answer.version
         began_s = time.perf_counter()
         step = group.env.step(actions)

@@ -83,9 +83,11 @@ def play(
     if recorder is not None:
         recorder.begin(vector.steps_per_s)
     try:
-        inputs = Inputs.start(vector.reset(), agent.memory_size)  # of the busy slots only
+        inputs = Inputs.start(
+            vector.reset(), agent.memory_size, vector.spec.actions
+        )  # of the busy slots only
         acting = list(range(slots))
-        actions = np.zeros(slots, np.int64)
+        actions = vector.spec.actions.zeros(slots)
         while busy := [slot for slot in range(slots) if len(games[slot]) < quotas[slot]]:
             if should_stop():
                 return None
@@ -94,7 +96,7 @@ def play(
                     recorder.add(vector.render_frame(0))
                 except NoPictureError as error:
                     recorder.missing, recorder = str(error), None
-            # Slots whose games are over are stepped with action 0, but no longer cost a forward pass.
+            # Slots whose games are over are stepped with zeros, but no longer cost a forward pass.
             actions[:] = 0
             if len(busy) < len(acting):
                 inputs = inputs.rows([acting.index(slot) for slot in busy])

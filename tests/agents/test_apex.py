@@ -8,10 +8,11 @@ from common.data.accumulator import PRIORITY_FLOOR
 from common.envs import EnvSpec
 from common.errors import CheckpointError, ConfigError
 from common.rl.replay import importance_weights
+from common.spaces import ActionSpec
 
-VECTOR = EnvSpec("test:vector", (3,), "float32", 4, 0, 1, False)
-PIXELS = EnvSpec("test:pixels", (4, 84, 84), "uint8", 6, 4, 4, True)
-COLOURS = EnvSpec("test:colours", (4, 3, 84, 84), "uint8", 6, 4, 4, True)
+VECTOR = EnvSpec("test:vector", (3,), "float32", ActionSpec.discrete(4), 0, 1, False)
+PIXELS = EnvSpec("test:pixels", (4, 84, 84), "uint8", ActionSpec.discrete(6), 4, 4, True)
+COLOURS = EnvSpec("test:colours", (4, 3, 84, 84), "uint8", ActionSpec.discrete(6), 4, 4, True)
 
 
 def batch_of(rng, spec, size, n=3):
@@ -20,7 +21,7 @@ def batch_of(rng, spec, size, n=3):
     steps = rng.integers(1, n + 1, (size, 1)).astype(np.uint8)
     return {
         "obs": obs,
-        "action": rng.integers(0, spec.num_actions, (size, 1)).astype(np.int32),
+        "action": rng.integers(0, spec.actions.count, (size, 1)).astype(np.int32),
         "reward": rng.normal(size=(size, 1)).astype(np.float32),
         "discount": np.where(rng.random((size, 1)) < 0.2, 0.0, 0.99**steps).astype(np.float32),
         "bootstrap_steps": steps,
@@ -117,7 +118,7 @@ def test_exploration_ladder():
 def test_acting_explores_as_often_as_told():
     agent = make_agent(ApexConfig(hidden_units=8, mlp_units=(8,)), VECTOR, seed=0)
     rng = np.random.default_rng(0)
-    inputs = Inputs.start(np.tile(rng.normal(size=(1, 3)).astype(np.float32), (4000, 1)), 0)
+    inputs = Inputs.start(np.tile(rng.normal(size=(1, 3)).astype(np.float32), (4000, 1)), 0, VECTOR.actions)
     epsilon = np.repeat(np.array([0.0, 0.5], np.float32), 2000)
     act = agent.act(inputs, epsilon, rng)
     greedy = act.action[0]
@@ -152,12 +153,16 @@ def test_parameters_of_another_network_are_refused():
     with pytest.raises(ConfigError, match="do not fit"):
         small.load_params(make_agent(ApexConfig(hidden_units=9, mlp_units=(8,)), VECTOR, seed=0).params())
     with pytest.raises(ConfigError, match="torso"):
-        make_agent(ApexConfig(torso="nature"), EnvSpec("x", (4, 20, 20), "uint8", 2, 4, 1, True), seed=0)
+        make_agent(
+            ApexConfig(torso="nature"),
+            EnvSpec("x", (4, 20, 20), "uint8", ActionSpec.discrete(2), 4, 1, True),
+            seed=0,
+        )
 
 
 def test_learns_a_chain():
     """Five states in a row, reward only at the right end: the greedy policy must walk right everywhere."""
-    spec = EnvSpec("test:chain", (5,), "float32", 2, 0, 1, False)
+    spec = EnvSpec("test:chain", (5,), "float32", ActionSpec.discrete(2), 0, 1, False)
     config = ApexConfig(
         hidden_units=32, mlp_units=(32,), optimizer="adam", learning_rate=3e-3, gamma=0.9, n_steps=1,
         target_update_period_updates=50,
@@ -170,10 +175,10 @@ def test_learns_a_chain():
         accumulator, state = agent.accumulator(8), 2
         accumulator.start(eye[state])
         for t in range(20):
-            act = agent.act(Inputs.start(eye[state][None], 0), np.ones(1, np.float32), rng)
+            act = agent.act(Inputs.start(eye[state][None], 0, spec.actions), np.ones(1, np.float32), rng)
             state = min(4, state + 1) if act.action[0] else max(0, state - 1)
             done, cut = state == 4, t == 19
-            final = float(agent.values(Inputs.start(eye[state][None], 0))[0])
+            final = float(agent.values(Inputs.start(eye[state][None], 0, spec.actions))[0])
             for chunk in accumulator.add(
                 int(act.action[0]), float(done), act.extras_by_slot()[0], eye[state],
                 done, cut and not done, final,
@@ -190,8 +195,12 @@ def test_learns_a_chain():
         agent.update(
             batch, importance_weights(np.full(32, 1 / len(items)), 1 / len(items), 0.4), want_metrics=False
         )
-    assert agent.act(Inputs.start(eye[:4], 0), np.zeros(4, np.float32), rng).action.tolist() == [1, 1, 1, 1]
-    np.testing.assert_allclose(agent.values(Inputs.start(eye[:4], 0)), [0.729, 0.81, 0.9, 1.0], atol=0.08)
+    assert agent.act(
+        Inputs.start(eye[:4], 0, spec.actions), np.zeros(4, np.float32), rng
+    ).action.tolist() == [1, 1, 1, 1]
+    np.testing.assert_allclose(
+        agent.values(Inputs.start(eye[:4], 0, spec.actions)), [0.729, 0.81, 0.9, 1.0], atol=0.08
+    )
 
 
 def test_the_target_takes_statistics_over_with_its_weights_and_not_before():

@@ -8,11 +8,12 @@ from common.config.schema import EnvConfig
 from common.data.schema import check_chunk
 from common.envs import EnvSpec, make_vector
 from common.errors import CheckpointError, ConfigError
+from common.spaces import ActionSpec
 from services.actor.local_inference import Rollout
 from tests.agents.in_process import evaluate, learn_through_a_queue, stacked_fields
 from tests.rl import oracles
 
-VECTOR = EnvSpec("test:vector", (3,), "float32", 4, 0, 1, False)
+VECTOR = EnvSpec("test:vector", (3,), "float32", ActionSpec.discrete(4), 0, 1, False)
 SMALL = {"mlp_units": (8,), "hidden_units": 8, "unroll_steps": 5}
 CARTPOLE = EnvConfig(id="gym:CartPole-v1", reward_clip="none")
 
@@ -33,7 +34,7 @@ def random_batch(rng, agent, size):
     batch = {}
     for field in agent.fields:
         batch[field.name] = rng.normal(size=(size, field.entries(steps), *field.shape)).astype(field.dtype)
-    batch["action"] = rng.integers(0, spec.num_actions, batch["action"].shape).astype(np.int32)
+    batch["action"] = rng.integers(0, spec.actions.count, batch["action"].shape).astype(np.int32)
     batch["ended"] = rng.choice([0, 1, 2], batch["ended"].shape, p=[0.6, 0.2, 0.2]).astype(np.uint8)
     return batch
 
@@ -59,7 +60,7 @@ def test_learner_computes_the_very_policy_that_acted(env_id, lstm):
             unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
         )
     assert logits.std() > 0.01
-    np.testing.assert_allclose(logits[:-1].numpy(), unrolls.logits.numpy(), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(logits[:-1].numpy(), unrolls.behaviour.numpy(), rtol=1e-3, atol=1e-4)
 
 
 def test_truncated_episodes_bring_the_value_of_their_last_observation():
@@ -72,7 +73,7 @@ def test_truncated_episodes_bring_the_value_of_their_last_observation():
             episode, time = divmod(unroll * 5 + t + 1, 3)
             want = 0.0
             if time == 0:
-                inputs = Inputs.start(np.array([[episode - 1, 3]], np.float32), 0)
+                inputs = Inputs.start(np.array([[episode - 1, 3]], np.float32), 0, agent.spec.actions)
                 want = agent.values(inputs)[0]
             assert batch["final_value"][unroll, t] == pytest.approx(want, rel=1e-5)
 
@@ -101,7 +102,7 @@ def test_loss_by_hand(reduction, lstm):
     def taken(x):
         return np.take_along_axis(log_softmax(x), action[..., None].astype(int), -1)[..., 0]
 
-    log_pi, log_mu = taken(logits), taken(batch["logits"].transpose(1, 0, 2).astype(float))
+    log_pi, log_mu = taken(logits), taken(batch["behaviour"].transpose(1, 0, 2).astype(float))
     following = np.where(ended == 2, batch["final_value"].T, values[1:])
     sequence = {
         "rewards": 5 * np.tanh(reward / 5) * np.where(reward < 0, 0.3, 1.0), "values": values[:-1],
@@ -154,9 +155,9 @@ def test_acting_draws_from_the_policy():
     with torch.no_grad():
         agent._net.head.policy.bias.copy_(torch.tensor([0.0, 1.0, 2.0, -1.0]))
     rng = np.random.default_rng(0)
-    inputs = Inputs.start(np.zeros((20_000, 3), np.float32), 0)
+    inputs = Inputs.start(np.zeros((20_000, 3), np.float32), 0, agent.spec.actions)
     act = agent.act(inputs, agent.slot_epsilons(list(range(20_000)), 20_000), rng)
-    p = np.exp(act.extras["logits"][0]) / np.exp(act.extras["logits"][0]).sum()
+    p = np.exp(act.extras["behaviour"][0]) / np.exp(act.extras["behaviour"][0]).sum()
     np.testing.assert_allclose(np.bincount(act.action, minlength=4) / 20_000, p, atol=0.015)
     assert (agent.act(inputs, np.zeros(20_000, np.float32), rng).action == 2).all()
 

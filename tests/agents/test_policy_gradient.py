@@ -48,7 +48,7 @@ class ByHand:
         self.logits, values = logits.double().numpy()[:-1], values.double().numpy()
         action, self.reward, ended = (batch[name].T[1:] for name in ("action", "reward", "ended"))
         self.action = action[..., None].astype(int)
-        self.mu = batch["logits"].transpose(1, 0, 2).astype(float)
+        self.mu = batch["behaviour"].transpose(1, 0, 2).astype(float)
         self.log_pi, self.log_mu = self.taken(self.logits), self.taken(self.mu)
         self.values = values[:-1]
         self.sequence = {
@@ -156,7 +156,7 @@ def test_a_target_network_is_what_the_ratio_is_clipped_round():
 def test_each_pass_takes_every_step_once(mode, memory):
     agent = agent_of(epochs=3, minibatch_steps=15, batch_mode=mode, lstm_units=memory)
     batch = random_batch(np.random.default_rng(0), agent, 12)
-    batch["logits"][...] = np.arange(12 * 5 * 4).reshape(12, 5, 4)  # names each step
+    batch["behaviour"][...] = np.arange(12 * 5 * 4).reshape(12, 5, 4)  # names each step
     seen = []
     agent._loss = lambda steps, learning: seen.append(steps) or measured_kl(agent, 0.0)
     updated(agent, batch)

@@ -45,7 +45,7 @@ def targets_of(q, batch, gamma, lambda_, scale):
 def test_loss_by_hand(memory):
     agent = agent_of(lstm_units=memory, gamma=0.9, lambda_=0.7, reward_scale=0.5, epochs=1, minibatch_steps=0)
     batch = random_batch(np.random.default_rng(0), agent, 6)
-    assert "logits" not in batch, "nothing is stored that is not learned from"
+    assert "behaviour" not in batch, "nothing is stored that is not learned from"
     targets, taken = targets_of(q_of(agent, batch), batch, 0.9, 0.7, 0.5)
     got = agent.update(batch, np.ones(6, np.float32)).metrics
     assert got["learner/loss"] == pytest.approx((0.5 * (targets - taken) ** 2).mean(), rel=1e-4)

@@ -10,11 +10,12 @@ from common.data.accumulator import PRIORITY_FLOOR
 from common.data.schema import check_chunk
 from common.envs import EnvSpec, make_vector
 from common.errors import CheckpointError, ConfigError
+from common.spaces import ActionSpec
 from services.actor.local_inference import Rollout
 from tests.agents.in_process import evaluate
 from tests.agents.replayed import batch_of, learn_by_replay, windows
 
-VECTOR = EnvSpec("test:vector", (3,), "float32", 4, 0, 1, False)
+VECTOR = EnvSpec("test:vector", (3,), "float32", ActionSpec.discrete(4), 0, 1, False)
 SMALL = {
     "mlp_units": (5,), "hidden_units": 8, "lstm_units": 6, "head_units": 4,
     "sequence_steps": 6, "burn_in_steps": 4, "sequence_period_steps": 3, "n_steps": 3, "gamma": 0.9,
@@ -32,7 +33,7 @@ def hand_made(rng, agent):
     items, begins = [], []
     for starts, length, begin, end in rows:
         cut = {f.name: rng.normal(size=(f.entries(length), *f.shape)).astype(f.dtype) for f in agent.fields}
-        cut["action"] = rng.integers(0, agent.spec.num_actions, length + 1).astype(np.int32)
+        cut["action"] = rng.integers(0, agent.spec.actions.count, length + 1).astype(np.int32)
         cut["ended"][:] = 0
         cut["ended"][0] = 1 if starts else 0
         cut["ended"][length] = end
@@ -56,7 +57,7 @@ class ByHand:
         hidden, cell = state[:units], state[units:]
         found = []
         for t in range(length + 1):
-            before = np.zeros(self.spec.num_actions + 1)
+            before = np.zeros(self.spec.actions.count + 1)
             if t == 0 and cut["ended"][0]:
                 hidden, cell = np.zeros(units), np.zeros(units)
             else:
@@ -250,7 +251,9 @@ def test_exploration_ladder_and_actions():
         agent.slot_epsilons([0, 1, 255], 256), [0.4, 0.4 ** (1 + 7 / 255), 0.4**8], rtol=1e-5
     )
     rng = np.random.default_rng(0)
-    inputs = Inputs.start(np.tile(rng.normal(size=(1, 3)).astype(np.float32), (4000, 1)), agent.memory_size)
+    inputs = Inputs.start(
+        np.tile(rng.normal(size=(1, 3)).astype(np.float32), (4000, 1)), agent.memory_size, agent.spec.actions
+    )
     act = agent.act(inputs, np.repeat(np.array([0.0, 0.5], np.float32), 2000), rng)
     assert (act.action[:2000] == act.action[0]).all()
     assert np.mean(act.action[2000:] != act.action[0]) == pytest.approx(0.5 * 3 / 4, abs=0.05)

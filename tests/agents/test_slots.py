@@ -16,6 +16,7 @@ from common.config.schema import EnvConfig
 from common.data.schema import Chunk
 from common.envs import make_vector
 from common.envs.transfer import pack_start, pack_step, unpack_start, unpack_step
+from common.spaces import ActionSpec
 from services.actor.local_inference import Rollout
 
 SLOTS, STEPS, SEED = 3, 60, 5
@@ -88,8 +89,8 @@ def test_slots_that_step_together_complete_their_unrolls_one_after_the_other(
 
 
 def test_a_batch_of_several_groups_is_taken_apart_again() -> None:
-    first = Inputs.start(np.arange(4.0).reshape(2, 2), 3)
-    second = Inputs.start(np.arange(6.0).reshape(3, 2), 3)
+    first = Inputs.start(np.arange(4.0).reshape(2, 2), 3, ActionSpec.discrete(2))
+    second = Inputs.start(np.arange(6.0).reshape(3, 2), 3, ActionSpec.discrete(2))
     joined = Inputs.joined([first, second])
     assert joined.obs.shape == (5, 2)
     assert joined.memory.shape == (5, 3)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from common.data.schema import check_chunk
 from common.data.sequences import Layout, SequenceAccumulator, sequence_fields
 from common.data.unrolls import join_memory
+from common.spaces import ActionSpec
 
 MEMORY, STACK = 5, 3
 
@@ -78,7 +79,9 @@ def test_sequences_hold_every_step_as_it_was_seen_and_never_cross_episodes(
 ):
     depth = STACK if stack else 0
     accumulator = SequenceAccumulator(layout, chunk_steps, depth, MEMORY, telling)
-    specs = sequence_fields((STACK, 2) if stack else (2,), "float32", depth, 3, layout.period, MEMORY)
+    specs = sequence_fields(
+        (STACK, 2) if stack else (2,), "float32", depth, ActionSpec.discrete(3), layout.period, MEMORY
+    )
     times_learned = {}
     begins = {}
     for episode, cut, length, priority in items(play(accumulator, lengths, depth, truncated), specs):
@@ -127,7 +130,7 @@ def test_a_chunk_holds_several_sequences_and_stores_their_steps_once():
 
 
 def test_flush_gives_what_is_complete_and_the_episode_goes_on():
-    specs, got = sequence_fields((2,), "float32", 0, 3, 2, MEMORY), []
+    specs, got = sequence_fields((2,), "float32", 0, ActionSpec.discrete(3), 2, MEMORY), []
     for flushes in (False, True):
         accumulator, episode, chunks = (
             SequenceAccumulator(Layout(2, 4, 2), 100, 0, MEMORY, telling), Episode(0, 15, 0, False), []

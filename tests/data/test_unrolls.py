@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from common.data.schema import check_chunk
 from common.data.unrolls import UnrollAccumulator, join_memory, split_memory, unroll_fields
+from common.spaces import ActionSpec
 
 ACTIONS, STACK = 3, 4
 
@@ -39,7 +40,7 @@ def play(rng, accumulator, stack, steps, end=0.3, discard_at=()):
     before = (0, 0.0, 1)
     for t in range(steps):
         obs = game.obs.copy()
-        extras = {"logits": rng.normal(size=ACTIONS).astype(np.float32), "memory": rng.normal(size=5)}
+        extras = {"behaviour": rng.normal(size=ACTIONS).astype(np.float32), "memory": rng.normal(size=5)}
         ending = int(rng.choice([0, 1, 2], p=[1 - end, end / 2, end / 2]))
         action, reward, final = int(rng.integers(ACTIONS)), float(rng.normal()), float(rng.normal())
         seen.append((obs, before, extras, final if ending == 2 else 0.0))
@@ -81,7 +82,9 @@ def test_unrolls_hold_every_step_as_it_was_seen(length, skipped, steps, stack, e
     accumulator = UnrollAccumulator(length, STACK if stack else 0, 5, skipped)
     chunks, seen = play(rng, accumulator, stack, steps, end)
     shape = (STACK, 2, 2) if stack else (2, 2)
-    specs = unroll_fields(shape, "uint8", STACK if stack else 0, ACTIONS, length, 5)
+    specs = unroll_fields(
+        shape, "uint8", STACK if stack else 0, ActionSpec.discrete(ACTIONS), ACTIONS, length, 5
+    )
     assert len(chunks) == max(0, steps - skipped) // length
     for index, chunk in enumerate(chunks):
         check_chunk(chunk, specs)
@@ -97,7 +100,7 @@ def test_unrolls_hold_every_step_as_it_was_seen(length, skipped, steps, stack, e
             assert chunk.fields["reward"][t] == np.float32(reward)
             assert chunk.fields["ended"][t] == ended
             if t < length:
-                np.testing.assert_array_equal(chunk.fields["logits"][t], extras["logits"])
+                np.testing.assert_array_equal(chunk.fields["behaviour"][t], extras["behaviour"])
                 assert chunk.fields["final_value"][t] == np.float32(final)
 
 
@@ -122,7 +125,7 @@ def test_buffers_of_the_environment_are_copied():
     obs = np.zeros(2, np.float32)
     accumulator.start(obs)
     obs[:] = 5
-    accumulator.add(0, 0.0, {"logits": np.zeros(2)}, obs, False, False)
+    accumulator.add(0, 0.0, {"behaviour": np.zeros(2)}, obs, False, False)
     obs[:] = 9
     (chunk,) = accumulator.flush()
     assert chunk.fields["obs"][:, 0].tolist() == [0.0, 5.0]

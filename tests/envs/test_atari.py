@@ -37,7 +37,7 @@ def test_bit_identical_to_gymnasium_wrappers(game: str, gym_id: str) -> None:
     games = 0
     for _ in range(500):
         np.testing.assert_array_equal(obs, np.stack(expected))
-        actions = rng.integers(0, env.spec.num_actions, 2)
+        actions = rng.integers(0, env.spec.actions.count, 2)
         step = env.step(actions)
         obs = step.obs
         for i, reference in enumerate(references):
@@ -56,9 +56,9 @@ def test_bit_identical_to_gymnasium_wrappers(game: str, gym_id: str) -> None:
 
 
 def test_spec_of_action_sets() -> None:
-    assert make_spec(config("pong")).num_actions == 6
+    assert make_spec(config("pong")).actions.count == 6
     spec = make_spec(config("pong", full_action_space=True, frame_skip=3, frame_stack=2, frame_size=64))
-    assert (spec.num_actions, spec.frames_per_step, spec.obs_shape) == (18, 3, (2, 64, 64))
+    assert (spec.actions.count, spec.frames_per_step, spec.obs_shape) == (18, 3, (2, 64, 64))
     env = make_vector(config("pong", full_action_space=True), 2, seed=1)
     assert env.reset().shape == (2, 4, 84, 84)
     env.step(np.array([17, 16]))
@@ -68,7 +68,7 @@ def play(env_config: EnvConfig, steps: int, *, evaluation: bool = False, slots: 
     env = make_vector(env_config, slots, seed=11, evaluation=evaluation)
     env.reset()
     rng = np.random.default_rng(0)
-    return [env.step(rng.integers(0, env.spec.num_actions, slots)) for _ in range(steps)]
+    return [env.step(rng.integers(0, env.spec.actions.count, slots)) for _ in range(steps)]
 
 
 def test_lost_lives_terminate_but_the_game_goes_on() -> None:

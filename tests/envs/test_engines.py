@@ -113,7 +113,7 @@ def config_of(preset, **overrides):
 def test_a_lab_observation_is_the_picture_and_the_instruction():
     env = make_vector(config_of("dmlab-impala-paper").env, 2, 1)
     assert env.spec.obs_shape == (3, 73, 96)
-    assert (env.spec.num_actions, env.spec.frames_per_step, env.spec.instruction_words) == (9, 4, 16)
+    assert (env.spec.actions.count, env.spec.frames_per_step, env.spec.instruction_words) == (9, 4, 16)
     obs = env.reset()
     assert obs.shape == (2, 3, 73, 96)
     assert obs[0, :, 5, 7].tolist() == [1, 2, 1]
@@ -246,7 +246,7 @@ def test_instructions_change_what_the_network_says():
     obs = np.full((3, *spec.obs_shape), 7, np.uint8)
     for slot, text in enumerate(("go left", "go right", "go left")):
         obs[slot, 0, -1, :32] = word_ids(text).view(np.uint8)
-    values = agent.values(Inputs.start(obs, agent.memory_size))
+    values = agent.values(Inputs.start(obs, agent.memory_size, spec.actions))
     assert values[0] == pytest.approx(values[2])
     assert values[0] != pytest.approx(values[1])
 

@@ -53,8 +53,12 @@ def test_every_layout_of_a_picture_becomes_the_same_frame(kwargs: dict[str, obje
         ({"shape": (10, 10, 4), "dtype": "bool", "high": 1}, "neither 1 nor 3 colours", "400"),
         ({"shape": (4, 84, 84)}, "neither 1 nor 3 colours", "28,224"),
         ({"shape": (40, 48, 3), "dtype": "float32", "high": 1000}, "go from 0 to 1000", "5,760"),
-        ({"nested": "dict"}, r"observation\['camera'\] beside other things", "5,763"),
-        ({"nested": "tuple"}, r"observation\[1\] beside other things", "5,763"),
+        (
+            {"nested": "dict", "dtype": "float32", "high": 1.0},
+            r"observation\['camera'\] of float32, not uint8",
+            "5,763",
+        ),
+        ({"nested": "tuple", "shape": (9, 9, 3)}, r"observation\[1\] of 9 x 9, under 32", "246"),
     ],
     ids=str,
 )
@@ -67,11 +71,9 @@ def test_other_pictures_are_vectors_only_where_that_is_wanted(
         error.value
     )
     spec = make_spec(config(flatten=True, **kwargs))
-    assert (spec.obs_shape, spec.obs_dtype, spec.pixels) == (
-        (int(numbers.replace(",", "")),),
-        "float32",
-        False,
-    )
+    assert (spec.obs_shape, spec.pixels) == ((int(numbers.replace(",", "")),), False)
+    whole = "nested" not in kwargs and "float" not in str(kwargs.get("dtype"))
+    assert spec.obs_dtype == ("uint8" if whole else "float32")
     env = make_vector(config(flatten=True, **kwargs), 2, 1)
     assert env.reset().shape == (2, *spec.obs_shape)
 

@@ -13,7 +13,7 @@ def returns_of(policy, seed=0, steps=200):
     env, games = make_vector(config, 4, seed), []
     obs = env.reset()
     assert env.spec.obs_shape == (4,)
-    assert env.spec.num_actions == 3
+    assert env.spec.actions.count == 3
     cues = obs[:, :3].argmax(axis=1)
     seen = [[row] for row in obs]
     for _ in range(steps):

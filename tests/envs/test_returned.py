@@ -10,6 +10,7 @@ from common.config.schema import EnvConfig
 from common.envs import EnvSpec, VectorEnv, make_vector
 from common.envs.returned import BadReturn, check_observation
 from common.envs.slots import SlotVector
+from common.spaces import ActionSpec
 from tests.envs import broken
 
 BROKEN = "tests.envs.broken:Broken-v0"
@@ -154,7 +155,7 @@ class ChangingSlot:
 
 @pytest.mark.parametrize("then", [np.zeros(3, np.float32), np.zeros(2, np.float64)])
 def test_every_family_is_held_to_what_it_announced(then: np.ndarray) -> None:
-    spec = EnvSpec("other:thing", (2,), "float32", 2, 0, 1, False)
+    spec = EnvSpec("other:thing", (2,), "float32", ActionSpec.discrete(2), 0, 1, False)
     slots = [ChangingSlot(np.zeros(2, np.float32)), ChangingSlot(then)]
     env = SlotVector(EnvConfig(id="other:thing"), spec, slots, 1, 1, evaluation=False)
     env.reset()

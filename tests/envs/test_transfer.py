@@ -18,7 +18,7 @@ def check_steps(env: VectorEnv, steps: int) -> tuple[int, int]:
     there = unpack_start(pack_start(obs), env.num_slots, spec)
     ended = discarded = 0
     for _ in range(steps):
-        step = env.step(rng.integers(0, spec.num_actions, env.num_slots))
+        step = env.step(rng.integers(0, spec.actions.count, env.num_slots))
         arrays = pack_step(step, spec.stack)
         if spec.stack:
             assert arrays["obs"].shape == (env.num_slots, *spec.obs_shape[1:])

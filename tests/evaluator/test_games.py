@@ -5,10 +5,13 @@ import pytest
 
 from common.agents import Act, make_agent
 from common.config import EnvConfig, load_config
-from common.envs import Episode, Step, make_spec
+from common.envs import EnvSpec, Episode, Step, make_spec
 from common.runtime.video import Recorder
+from common.spaces import ActionSpec
 from services.evaluator import games
 from services.evaluator.games import play
+
+SPEC = EnvSpec("test:fake", (1,), "float32", ActionSpec.discrete(2), 0, 1, False)
 
 
 class FakeAgent:
@@ -35,6 +38,7 @@ class FakeVector:
     def __init__(self, config, num_slots, seed, threads=1, *, evaluation=False):
         assert evaluation
         self.num_slots = num_slots
+        self.spec = SPEC
         self.time = np.zeros(num_slots, int)
         self.closed = False
         FakeVector.last = self

@@ -29,7 +29,8 @@ def played(config, agent, slots, steps):
     """Greedy play as an actor does it: observations, the rewards and ends that led there, what was done."""
     vector = make_vector(config.env, slots, 5)
     obs = vector.reset()
-    inputs, reward, ended = Inputs.start(obs, agent.memory_size), np.zeros(slots), np.zeros(slots, bool)
+    inputs = Inputs.start(obs, agent.memory_size, agent.spec.actions)
+    reward, ended = np.zeros(slots), np.zeros(slots, bool)
     for _ in range(steps):
         act = agent.act(inputs, np.zeros(slots, np.float32), np.random.default_rng(0))
         yield obs, reward, ended, act

@@ -41,6 +41,7 @@ SPEC = make_spec(ENV)
 class CountingAgent:
     """Actions are always 1; the memory counts the steps since it was forgotten."""
 
+    spec = SPEC
     memory_size = 1
     fields = n_step_fields(SPEC.obs_shape, SPEC.obs_dtype, 0, 1)
 

@@ -46,9 +46,10 @@ class Actions(Body, kw_only=True):
 
     Attributes:
         version: of the parameters that chose
-        actions: [S], one a row
+        actions: one a row: int64 [S] where each is one choice, [S, N] of several; with real numbers
+            float32 [S, N], choices first
     """
 
     TYPE: ClassVar[str] = "ACTIONS"
     version: types.Version
-    actions: types.Int64s
+    actions: types.AnyArray

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from common.agents.base import Update
-from common.agents.fitting import normalized_pixels, suited
+from common.agents.fitting import network_inputs, suited
 from common.agents.q_learning import TransitionAgent
 from common.data.accumulator import PRIORITY_FLOOR
 from common.nets.q_network import QNetwork
@@ -104,8 +104,8 @@ class MunchausenAgent(TransitionAgent[MunchausenConfig]):
 
         def make(torso: str) -> QNetwork:
             units = config.hidden_units, config.mlp_units
-            pixels = normalized_pixels(config, spec)
-            return QNetwork(spec.obs_shape, spec.num_actions, torso, *units, False, pixels)
+            pixels = network_inputs(config, spec)
+            return QNetwork(spec.obs_shape, spec.actions.count, torso, *units, False, pixels)
 
         return suited(config.torso, "nature", spec, make)
 

@@ -1,0 +1,146 @@
+"""Observations of several parts: each has an encoder of its own, and one layer joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from common.nets.pixels import NormalizedPixels, ScaledPixels
+from common.nets.torsos import PLAIN, PixelTorso, Projected, ResidualTorso, Style, VectorTorso
+from common.rl.normalizers import Normalizer
+from common.spaces import Leaf
+
+_LARGEST = 1e9
+
+
+class PartInputs(nn.Module):
+    """From packed bytes to numbers: choices one-hot, pictures scaled or normalised, numbers likewise.
+
+    Args:
+      leaves: the parts, see `common.spaces.packed`.
+      pixels: normalise pixels by position, see `NormalizedPixels`; else they are divided by 255.
+      limit: frames after which that stays as it is.
+      vectors: normalise real numbers, see `Normalizer`.
+    """
+
+    def __init__(
+        self,
+        leaves: tuple[Leaf, ...],
+        *,
+        pixels: bool = True,
+        limit: int | None = None,
+        vectors: bool = False,
+    ) -> None:
+        super().__init__()
+        self.leaves = leaves
+        self.widths = tuple(sum(leaf.choices) or leaf.size for leaf in leaves)
+        self._ends = [leaf.nbytes for leaf in leaves]
+        self.scales = nn.ModuleList()
+        for leaf in leaves:
+            if leaf.picture:
+                shape = image_shape(leaf)
+                self.scales.append(NormalizedPixels(shape, 0, limit) if pixels else ScaledPixels())
+            else:
+                vector = vectors and not leaf.choices
+                self.scales.append(Normalizer((leaf.size,), clip=10.0) if vector else nn.Identity())
+
+    def forward(self, obs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Maps uint8 `[B, bytes]` to floats `[B, sum of widths]`; floats stay as they are."""
+        if obs.is_floating_point():
+            return obs
+        parts = zip(self.leaves, self._arrays(obs), self.scales, strict=True)
+        return torch.cat([self._numbers(leaf, array, scale) for leaf, array, scale in parts], 1).to(dtype)
+
+    def observe(self, obs: Tensor, counts: Tensor | None = None) -> None:
+        """Takes packed observations `[..., bytes]`, where `counts` `[...]`, into the statistics."""
+        if not any(isinstance(scale, Normalizer) for scale in self.scales):
+            return
+        rows = (obs if counts is None else obs[counts]).reshape(-1, obs.shape[-1])
+        for array, scale in zip(self._arrays(rows), self.scales, strict=True):
+            if isinstance(scale, Normalizer):
+                scale.observe(array)
+
+    def _arrays(self, obs: Tensor) -> Iterator[Tensor]:
+        """Each part of `[B, bytes]`: images `[B, C, H, W]`, rows `[B, size]` of the others, without NaN."""
+        for leaf, part in zip(self.leaves, obs.split(self._ends, dim=1), strict=True):
+            dtype = getattr(torch, leaf.dtype)
+            # A copy begins where every dtype may.
+            array = part.clone(memory_format=torch.contiguous_format).view(dtype)
+            if leaf.picture:
+                images = array.view(-1, *leaf.shape)
+                yield images.movedim(-1, 1) if leaf.picture == "hwc" else images.view(-1, *image_shape(leaf))
+            elif array.is_floating_point():
+                yield array.float().nan_to_num(0.0, _LARGEST, -_LARGEST).clamp(-_LARGEST, _LARGEST)
+            else:
+                yield array
+
+    def _numbers(self, leaf: Leaf, array: Tensor, scale: nn.Module) -> Tensor:
+        if not leaf.choices:
+            numbers: Tensor = scale(array)
+            return numbers.to(torch.float32).flatten(1)
+        places = array.long() - torch.tensor(leaf.start, device=array.device)
+        most = max(leaf.choices)
+        hot = one_hot(places.clamp(0, most - 1), most).to(torch.float32)
+        if min(leaf.choices) == most:
+            return hot.flatten(1)
+        return torch.cat([hot[:, place, :count] for place, count in enumerate(leaf.choices)], dim=1)
+
+
+class PartsTorso(nn.Module):
+    """An encoder for each part, and layers that join what they give.
+
+    Pictures: the torso of this name, and a layer of `hidden_units`. Others: a layer of the first of
+    `mlp_units`. The rest of `mlp_units`, the last at least, are layers on all of them together.
+
+    Args:
+      inputs: gives what this is given.
+      kind: a name of `common.nets.torsos.PIXEL_TORSOS`; anything where there is no picture.
+      hidden_units: see above.
+      mlp_units: see above.
+      style: of all layers.
+    """
+
+    def __init__(
+        self,
+        inputs: PartInputs,
+        kind: str,
+        hidden_units: int,
+        mlp_units: tuple[int, ...],
+        style: Style = PLAIN,
+    ) -> None:
+        super().__init__()
+        self._leaves, self._widths = inputs.leaves, inputs.widths
+        self.encoders = nn.ModuleList()
+        for leaf, width in zip(inputs.leaves, inputs.widths, strict=True):
+            if leaf.picture:
+                shape = image_shape(leaf)
+                plain = kind in PixelTorso.LAYERS
+                torso = PixelTorso(kind, shape, style) if plain else ResidualTorso(kind, shape)
+                self.encoders.append(Projected(torso, hidden_units, style))
+            else:
+                self.encoders.append(VectorTorso((width,), mlp_units[:1], style))
+        found = sum(int(encoder.features) for encoder in self.encoders)  # type: ignore[arg-type, misc]
+        self.joined = VectorTorso((found,), mlp_units[1:] or mlp_units[-1:], style)
+        self.features = self.joined.features
+
+    def forward(self, seen: Tensor) -> Tensor:
+        """Maps what `PartInputs` gives, `[B, sum of widths]`, to `[B, features]`."""
+        found = []
+        for leaf, part, encoder in zip(
+            self._leaves, seen.split(list(self._widths), dim=1), self.encoders, strict=True
+        ):
+            found.append(encoder(part.reshape(-1, *image_shape(leaf)) if leaf.picture else part))
+        return self.joined(torch.cat(found, dim=1))
+
+
+def image_shape(leaf: Leaf) -> tuple[int, int, int]:
+    """`(C, H, W)` of a picture."""
+    match leaf.picture:
+        case "hwc":
+            return leaf.shape[2], leaf.shape[0], leaf.shape[1]
+        case "chw":
+            return leaf.shape[0], leaf.shape[1], leaf.shape[2]
+    return (1, leaf.shape[0], leaf.shape[1])
