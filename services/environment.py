@@ -9,6 +9,7 @@ import time
 from common.config import Loaded
 from common.envs import check_settings
 from common.envs.check import Findings, check
+from common.spaces import Leaf
 
 SECONDS = 20.0
 """Of playing at most, where somebody asks."""
@@ -32,11 +33,15 @@ def _rows(found: Findings) -> list[tuple[str, str]]:
     low, high = found.observation_range
     lowest, highest = found.reward_range
     frames = f", of {spec.frames_per_step} frames each" if spec.frames_per_step > 1 else ""
-    what = "pictures" if spec.pixels else "numbers"
+    gets = f"{spec.obs_dtype} {list(spec.obs_shape)}, from {low:g} to {high:g}"
+    if spec.obs_leaves:
+        gets = ", ".join(_part(leaf) for leaf in spec.obs_leaves)
+    else:
+        gets = f"{'pictures' if spec.pixels else 'numbers'} {gets}"
     rows = [
         ("environment", spec.id),
         *([("shows", found.observation_space)] if found.observation_space else []),
-        ("network gets", f"{what} {spec.obs_dtype} {list(spec.obs_shape)}, from {low:g} to {high:g}"),
+        ("network gets", gets),
         ("actions", f"{spec.actions} {found.action_space}".rstrip()),
         ("played", f"{found.steps} steps{frames}, at random"),
         ("rewards", f"from {lowest:g} to {highest:g}, as they are learned from"),
@@ -50,6 +55,17 @@ def _rows(found: Findings) -> list[tuple[str, str]]:
     if found.objections == []:
         rows.append(("gymnasium", "its checker is content"))
     return rows
+
+
+def _part(leaf: Leaf) -> str:
+    """Return a part of an observation in a few words."""
+    name = ".".join(map(str, leaf.path))
+    if leaf.choices:
+        many = len(leaf.choices)
+        what = f"{many} symbols" if many > 1 else f"a symbol of {leaf.choices[0]}"
+    else:
+        what = f"{'a picture' if leaf.picture else 'numbers'} {leaf.dtype} {list(leaf.shape)}"
+    return f"{name}: {what}" if name else what
 
 
 def failures_of(found: Findings) -> str:

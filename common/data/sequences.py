@@ -79,7 +79,8 @@ def sequence_fields(
     if stack:
         obs = FieldSpec("obs", obs_dtype, obs_shape[1:], before=stack - 1, after=1, compress=True)
     else:
-        obs = FieldSpec("obs", obs_dtype, obs_shape, after=1, compress=len(obs_shape) > 1)
+        compress = len(obs_shape) > 1 or obs_dtype == "uint8"  # several parts are bytes
+        obs = FieldSpec("obs", obs_dtype, obs_shape, after=1, compress=compress)
     return (
         obs,
         FieldSpec("action", "int32", (), before=1, bounds=actions.limits),

@@ -48,7 +48,8 @@ def unroll_fields(
     if stack:
         obs = FieldSpec("obs", obs_dtype, obs_shape[1:], before=stack - 1, after=1, compress=True)
     else:
-        obs = FieldSpec("obs", obs_dtype, obs_shape, after=1, compress=len(obs_shape) > 1)
+        compress = len(obs_shape) > 1 or obs_dtype == "uint8"  # several parts are bytes
+        obs = FieldSpec("obs", obs_dtype, obs_shape, after=1, compress=compress)
     fields = [
         obs,
         FieldSpec("action", actions.stored_dtype, actions.shape, before=1, bounds=actions.limits),

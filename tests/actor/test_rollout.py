@@ -8,7 +8,7 @@ import pytest
 from common.agents import Act, Inputs
 from common.config.schema import EnvConfig
 from common.data.schema import Chunk, check_chunk
-from common.envs import Step, VectorEnv, make_vector
+from common.envs import Step, VectorEnv, make_spec, make_vector
 from services.actor.local_inference import Rollout
 from services.actor.timing import TimingReports
 
@@ -44,6 +44,7 @@ class RecordingAccumulator:
 class CountingAgent:
     """Actions are always 1; the memory counts the steps of the episode."""
 
+    spec = make_spec(EnvConfig(id=COUNTING))
     memory_size = 1
 
     def __init__(self) -> None:

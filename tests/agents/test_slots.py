@@ -17,6 +17,8 @@ from common.data.schema import Chunk
 from common.envs import make_vector
 from common.envs.transfer import pack_start, pack_step, unpack_start, unpack_step
 from common.spaces import ActionSpec
+from common.wire.codec import decode, encode
+from common.wire.inference.messages import Actions
 from services.actor.local_inference import Rollout
 
 SLOTS, STEPS, SEED = 3, 60, 5
@@ -33,6 +35,11 @@ ENVS = {
     "vectors": EnvConfig(id="gym:CartPole-v1", max_episode_frames=15),
     "failures": EnvConfig(id="tests.envs.counting:Counting-v0", kwargs={"length": 9, "fail_at": (1, 4)}),
     "stacks": EnvConfig(id="tests.envs.counting:Colour-v0", frame_size=36),
+}
+SPACES = {
+    "numbers and choices": EnvConfig(id="tests.envs.matching:Match-v0", kwargs={"actions": "tuple"}),
+    "unbounded numbers": EnvConfig(id="tests.envs.matching:Match-v0", kwargs={"actions": "dict"}),
+    "several parts": EnvConfig(id="tests.envs.matching:Read-v0"),
 }
 
 
@@ -51,7 +58,9 @@ def in_two(agent: Agent, env: EnvConfig) -> list[Chunk]:
     slots.explore([0, 1, 2], 4)
     for _ in range(STEPS):
         act = agent.act(slots.inputs, slots.epsilons, rng)
-        arrays = pack_step(vector.step(act.action), vector.spec.stack)
+        told = Actions.of(decode(encode(Actions(version=3, actions=act.action).message(1)))).actions
+        assert vector.spec.actions.fault(told, SLOTS) == ""
+        arrays = pack_step(vector.step(told), vector.spec.stack)
         sent = {name: array.copy() for name, array in arrays.items()}
         chunks += slots.take(act, unpack_step(sent, slots.inputs.obs, vector.spec), 3)
     return chunks + slots.flush()
@@ -62,9 +71,18 @@ def in_two(agent: Agent, env: EnvConfig) -> list[Chunk]:
 def test_both_make_the_same_chunks(name: str, env: str) -> None:
     if env == "stacks":
         pytest.importorskip("cv2")
-    spec = make_vector(ENVS[env], 1, 1).spec
-    agent = make_agent(AGENTS[name], spec, seed=2)
-    one, two = in_one(agent, ENVS[env]), in_two(agent, ENVS[env])
+    check_same_chunks(name, ENVS[env])
+
+
+@pytest.mark.parametrize("env", SPACES)
+@pytest.mark.parametrize("name", ["impala", "impala with memory"])
+def test_both_make_the_same_chunks_of_every_space(name: str, env: str) -> None:
+    check_same_chunks(name, SPACES[env])
+
+
+def check_same_chunks(name: str, env: EnvConfig) -> None:
+    agent = make_agent(AGENTS[name], make_vector(env, 1, 1).spec, seed=2)
+    one, two = in_one(agent, env), in_two(agent, env)
     assert len(one) == len(two) > 3
     for a, b in zip(one, two, strict=True):
         assert a.version == b.version
