@@ -52,7 +52,7 @@ def exponential_weights(advantages: Tensor, temperature: float, max_weight: floa
 
 def top_half(advantages: Tensor) -> Tensor:
     """Bool, true for the better half of all steps (Song et al. 2020, section 3.1); ties may add to it."""
-    return advantages >= advantages.flatten().median()
+    return advantages >= advantages.flatten().quantile(0.5)
 
 
 def vmpo_loss(

@@ -66,6 +66,14 @@ def test_vmpo_clones_the_better_half_by_softmax_weights():
     assert temperature.grad.item() == pytest.approx(0.1 - divergence)
 
 
+def test_the_better_half_is_half():
+    advantages = torch.tensor([[3.0, -1.0, 2.0, 0.5], [4.0, -7.0, 1.0, 9.0]])
+    assert policy_losses.top_half(advantages).tolist() == [
+        [True, False, True, False],
+        [True, False, False, True],
+    ]
+
+
 def test_divergence_by_hand():
     rng = np.random.default_rng(2)
     one, other = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3, 4))

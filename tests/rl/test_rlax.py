@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.rl import policy, returns, sequences
+from common.rl import policy, policy_losses, returns, sequences
 from common.rl.vtrace import vtrace
 from tests.rl import oracles
 
@@ -85,3 +85,50 @@ def test_entropy():
     logits = np.random.default_rng(0).normal(size=(4, 6))
     want = rlax.softmax().entropy(jax.numpy.asarray(logits))
     np.testing.assert_allclose(policy.entropy(torch.from_numpy(logits)), want, rtol=1e-6)
+
+
+def test_clipped_surrogate():
+    rng = np.random.default_rng(1)
+    log_ratio, advantages = rng.normal(size=(2, 50)) * 0.4
+    got = policy_losses.clipped_surrogate(torch.from_numpy(log_ratio), torch.from_numpy(advantages), 0.2)
+    want = rlax.clipped_surrogate_pg_loss(jax.numpy.exp(log_ratio), jax.numpy.asarray(advantages), 0.2)
+    np.testing.assert_allclose(got.mean(), want, rtol=1e-6)
+
+
+def test_vmpo():
+    rng = np.random.default_rng(2)
+    log_probs, advantages = -rng.random(40), rng.normal(size=40)
+    got = policy_losses.vmpo_loss(
+        torch.from_numpy(log_probs),
+        torch.from_numpy(advantages),
+        torch.tensor(0.7, dtype=torch.float64),
+        0.1,
+    )
+    ones, constraint = np.ones(40), rlax.LagrangePenalty(jax.numpy.asarray(0.7), jax.numpy.asarray(0.1))
+    temperature_loss, weights, _ = rlax.vmpo_compute_weights_and_temperature_loss(
+        *map(jax.numpy.asarray, (advantages, ones, ones)), constraint, lambda x: x, 0.5
+    )
+    np.testing.assert_allclose(got[0], -(np.asarray(weights) * log_probs).sum(), rtol=1e-6)
+    np.testing.assert_allclose(got[1], temperature_loss, rtol=1e-6)
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.65, 1.0])
+def test_targets_of_pqn_are_those_of_q_lambda(s, lambda_):
+    rng = np.random.default_rng(3)
+    q, actions = rng.normal(size=(STEPS + 1, BATCH, 4)), rng.integers(0, 4, (STEPS, BATCH))
+    rewards, discounts, continues = tensors(s, "rewards", "discounts", "continues")
+    best = torch.from_numpy(q[1:].max(-1))
+    got = sequences.lambda_returns(rewards, discounts, best, continues, lambda_).numpy()
+    for b in range(BATCH):
+        want = rlax.q_lambda(
+            column(q[:-1], b), column(actions, b), column(s["rewards"], b), column(s["discounts"], b),
+            column(q[1:], b), lambda_,
+        )  # fmt: skip
+        taken = np.take_along_axis(q[:-1, b], actions[:, b, None], -1)[:, 0]
+        np.testing.assert_allclose(got[:, b] - taken, want, rtol=1e-6, atol=1e-9)
+
+
+def test_divergence():
+    logits, others = np.random.default_rng(4).normal(size=(2, 4, 6))
+    want = rlax.categorical_kl_divergence(*map(jax.numpy.asarray, (logits, others)))
+    np.testing.assert_allclose(policy.kl(*map(torch.from_numpy, (logits, others))), want, rtol=1e-6)
