@@ -123,6 +123,20 @@ def test_losses_that_weigh_the_log_likelihood(loss):
     )
 
 
+def test_the_baseline_learns_normalised_returns():
+    agent = agent_of(**ONE_STEP, gamma=0.9, lambda_=0.8, normalize_returns=True)
+    batch = random_batch(np.random.default_rng(0), agent, 6)
+    batch["reward"] = 20 * batch["reward"] + 50
+    by = ByHand(agent, batch)
+    targets = oracles.lambda_return(by.sequence, 0.8)
+    got = updated(agent, batch)
+    # Values and targets are both in units of the new deviation, so their means cancel.
+    want = 0.5 * (((targets - by.values) / targets.std()) ** 2).mean()
+    assert got["learner/baseline_loss"] == pytest.approx(want, rel=1e-3)
+    statistics = agent.params()["returns.mean"], agent.params()["returns.variance"]
+    np.testing.assert_allclose(statistics, [[targets.mean()], [targets.var()]], rtol=1e-4)
+
+
 def test_a_target_network_is_what_the_ratio_is_clipped_round():
     """IMPACT: min(mu/target, bar) pi/mu, with V-trace for the target's policy."""
     agent = agent_of(

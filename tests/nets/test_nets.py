@@ -10,6 +10,7 @@ from common.nets.language import InstructionEncoder
 from common.nets.q_network import QNetwork
 from common.nets.recurrent import LstmCore, last_step
 from common.nets.torsos import PIXEL_TORSOS, lecun_normal, make_torso
+from common.rl.normalizers import Normalizer
 
 
 @pytest.mark.parametrize(
@@ -163,3 +164,18 @@ def test_the_last_step_can_be_hidden():
         one = net(obs, zeros.long(), zeros, first, state)[1]
         other = net(obs, zeros.long() + 3, zeros + 1, first, state)[1]
         assert torch.equal(one, other) != sees
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_new_statistics_of_returns_leave_what_the_baseline_predicts(shared):
+    torch.manual_seed(0)
+    net = ActorCritic((3,), 2, "mlp", shared=shared, see_last_step=False, returns=Normalizer(()))
+    inputs = (torch.randn(1, 50, 3), torch.zeros(1, 50, dtype=torch.int64), torch.zeros(1, 50))
+    inputs = (*inputs, torch.zeros(1, 50, dtype=torch.bool), torch.zeros(50, 0))
+    for batch in (torch.randn(40) * 30 + 700, torch.randn(200) * 0.1 - 5):
+        before = net(*inputs)[1]
+        predicted = net.returns.inverse(before)
+        net.observe_returns(batch)
+        after = net(*inputs)[1]
+        assert (after - before).abs().max() > 1
+        torch.testing.assert_close(net.returns.inverse(after), predicted, rtol=1e-3, atol=1e-3)
