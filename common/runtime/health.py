@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import Metric
 
 STALE_AFTER_S = 120.0
 """A main loop that has not reported for so long counts as stuck."""
 
 _lock = threading.Lock()
 _values: dict[str, float] = {}
+_families: Sequence[Metric] = ()
 _reported_at: float | None = None
 
 
-def report(metrics: Mapping[str, float] | None = None) -> None:
-    """Say that the main loop is alive, with its newest values by name."""
-    global _reported_at
+def report(metrics: Mapping[str, float] | None = None, families: Sequence[Metric] | None = None) -> None:
+    """Say that the main loop is alive, with its newest values by name, and those that have labels."""
+    global _reported_at, _families
     with _lock:
         _values.update(metrics or {})
+        if families is not None:
+            _families = families
         _reported_at = time.monotonic()
 
 
@@ -29,6 +34,12 @@ def values() -> dict[str, float]:
     """The newest value of everything that was reported."""
     with _lock:
         return dict(_values)
+
+
+def families() -> Sequence[Metric]:
+    """What was last reported with labels."""
+    with _lock:
+        return _families
 
 
 def ready() -> tuple[bool, str]:

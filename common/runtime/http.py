@@ -97,50 +97,23 @@ class StatusServer:
 
 
 class _Collector:
-    """Shows to Prometheus what the process has reported.
-
-    A name that ends in ``_total`` is a counter. Labels may stand behind, as in ``replay/items{table="a"}``.
-    ``NAME_bucket{le="..."}``, ``NAME_count`` and ``NAME_sum`` make a histogram.
-    """
+    """Shows to Prometheus what the process has reported. A name that ends in ``_total`` is a counter."""
 
     def __init__(self, service: str) -> None:
         self._service = service
 
     def collect(self) -> Iterable[Metric]:
-        values = health.values()
-        names = {_split(full)[0] for full in values}
-        families: dict[str, Metric] = {}
-        for full, value in sorted(values.items(), key=_order):
-            name, labels = _split(full)
-            family, kind = name, "gauge"
-            stem, _, suffix = name.rpartition("_")
-            if suffix == "total":
-                family, kind = stem, "counter"
-            elif suffix in _PARTS and (suffix == "bucket" or f"{stem}_bucket" in names):
-                family, kind = stem, "histogram"
-            metric = families.get(family)
-            if metric is None:
-                text = f"last value of {name}" if kind != "histogram" else f"distribution of {family}"
-                metric = families[family] = Metric(prometheus_name(family), text, kind)
-            metric.add_sample(prometheus_name(name), {"service": self._service, **labels}, float(value))
-        yield from families.values()
-
-
-_PARTS = ("bucket", "count", "sum")
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
-
-
-def _split(full: str) -> tuple[str, dict[str, str]]:
-    """`replay/items{table="a"}` as a name and labels."""
-    name, _, labels = full.partition("{")
-    return name, dict(_LABEL.findall(labels))
-
-
-def _order(entry: tuple[str, float]) -> tuple[str, list[str], float]:
-    """By name and labels; the buckets of a histogram in the order of their bounds."""
-    name, labels = _split(entry[0])
-    bound = float(labels.pop("le", "0"))
-    return name, list(labels.values()), bound
+        for name, value in sorted(health.values().items()):
+            stem = name.removesuffix("_total")
+            kind = "gauge" if stem == name else "counter"
+            metric = Metric(prometheus_name(stem), f"last value of {name}", kind)
+            metric.add_sample(prometheus_name(name), {"service": self._service}, float(value))
+            yield metric
+        for family in health.families():
+            metric = Metric(family.name, family.documentation, family.type)
+            for sample in family.samples:
+                metric.add_sample(sample.name, {"service": self._service, **sample.labels}, sample.value)
+            yield metric
 
 
 def prometheus_name(name: str) -> str:

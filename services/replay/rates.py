@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
 from common.data.replay import Replay
 from common.data.table import Table
 from common.wire import messages
 from common.wire.codec import WireError, encode
-from services.replay.requests import Requests
+from services.replay.requests import RequestHandlers
 
 PERIOD_S = 1.0
 
@@ -25,10 +28,10 @@ DROPPED = (
 """Counters of what was not done, or not for long."""
 
 
-class Meter:
+class Rates:
     """Turns what a shard has done into numbers, once a second."""
 
-    def __init__(self, replay: Replay, requests: Requests) -> None:
+    def __init__(self, replay: Replay, requests: RequestHandlers) -> None:
         self._replay = replay
         self._requests = requests
         self._start_s = self._last_s = time.monotonic()
@@ -60,7 +63,7 @@ class Meter:
         }
 
     def details(self) -> dict[str, float]:
-        """Everything else, by table, for Prometheus."""
+        """More numbers about the whole, for Prometheus."""
         replay, requests = self._replay, self._requests
         values: dict[str, float] = {
             "replay/chunks": replay.store.chunks if replay.store else 0,
@@ -71,22 +74,32 @@ class Meter:
             "replay/waits_total": requests.waits,
             "replay/unsent_answers_total": requests.server.unsent,
         }
-        values |= {f"replay/{name}_total": getattr(replay.counters, name) for name in DROPPED}
-        for kind, count in requests.server.rejections.by_kind.items():
-            values[f'replay/rejected_total{{kind="{kind}"}}'] = count
-        for name, table in replay.tables.items():
-            by_table = {
-                "table_items": table.size,
-                "table_capacity": table.config.capacity,
-                "table_inserted_total": table.limiter.inserted,
-                "table_sampled_total": table.limiter.sampled,
-                "table_inserts_per_s": self._rates[name, "inserted"],
-                "table_samples_per_s": self._rates[name, "sampled"],
-                "table_samples_per_insert": table.limiter.current,
-                "table_blocked_inserts_s_total": requests.blocked_s(name),
+        values["replay/failed_handshakes_total"] = sum(requests.server.handshakes.values())
+        return values | {f"replay/{name}_total": getattr(replay.counters, name) for name in DROPPED}
+
+    def families(self) -> list[Metric]:
+        """What has labels, for Prometheus: numbers by table, and messages refused by kind."""
+        rejected = CounterMetricFamily("troupe_replay_rejected", "messages refused", labels=["kind"])
+        for kind, count in self._requests.server.rejections.by_kind.items():
+            rejected.add_metric([kind], count)
+        by_name: dict[str, Metric] = {}
+        for table_name, table in self._replay.tables.items():
+            values = {
+                "items": table.size,
+                "capacity": table.config.capacity,
+                "inserted_total": table.limiter.inserted,
+                "sampled_total": table.limiter.sampled,
+                "inserts_per_s": self._rates[table_name, "inserted"],
+                "samples_per_s": self._rates[table_name, "sampled"],
+                "samples_per_insert": table.limiter.current,
+                "blocked_inserts_s_total": self._requests.blocked_s(table_name),
             }
-            values |= {f'replay/{key}{{table="{name}"}}': value for key, value in by_table.items()}
-        return values | requests.statistics.metrics()
+            for name, value in values.items():
+                kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                stem = "troupe_replay_table_" + name.removesuffix("_total")
+                family = by_name.setdefault(name, kind(stem, f"{name} of the table", labels=["table"]))
+                family.add_metric([table_name], value)
+        return [rejected, *by_name.values(), *self._requests.statistics.families()]
 
     def status(self) -> dict[str, Any]:
         """Everything, for people and scripts."""

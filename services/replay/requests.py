@@ -48,7 +48,7 @@ class Parked:
     deadline_s: float
 
 
-class Requests:
+class RequestHandlers:
     """Serves one message at a time and never waits.
 
     Attributes:

@@ -10,8 +10,8 @@ from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from common.wire import sockets
 from common.wire.control.client import ControlClient
 from common.wire.member import new_incarnation
-from services.replay.rates import Meter, fitting
-from services.replay.requests import Requests
+from services.replay.rates import Rates, fitting
+from services.replay.requests import RequestHandlers
 from services.replay.snapshots import Snapshots
 
 _log = logging.getLogger(__name__)
@@ -41,10 +41,10 @@ class ReplayService:
         self._replay = replay
         self._stop = stop
         self._control = control
-        self._requests = Requests(
+        self._requests = RequestHandlers(
             replay, socket, new_incarnation(), self._status, Snapshots(replay, snapshots)
         )
-        self._meter = Meter(replay, self._requests)
+        self._rates = Rates(replay, self._requests)
         self._server = self._requests.server
         self._end: Deadline | None = None
         self._server.open(stop.fileno())
@@ -55,7 +55,7 @@ class ReplayService:
         while not self._done():
             self._server.turn(POLL_S, BURST)
             self._requests.advance()
-            if self._meter.due():
+            if self._rates.due():
                 self._report()
             watchdog.beat()
         watchdog.close()
@@ -77,11 +77,10 @@ class ReplayService:
 
     def _report(self) -> None:
         self._requests.snapshots.announce()
-        metrics = self._meter.metrics()
-        handshakes = {"replay/failed_handshakes_total": float(sum(self._server.handshakes.values()))}
-        health.report(metrics | self._meter.details() | handshakes)
+        metrics = self._rates.metrics()
+        health.report(metrics | self._rates.details(), self._rates.families())
         if self._control is not None:
             self._control.send_telemetry(metrics)
 
     def _status(self) -> dict:
-        return fitting({**self._meter.status(), "failed_handshakes": sum(self._server.handshakes.values())})
+        return fitting({**self._rates.status(), "failed_handshakes": sum(self._server.handshakes.values())})

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 
 from common.data.replay import Replay
 from common.data.sample import Sample
@@ -41,18 +43,10 @@ class Histogram:
         self.counts += np.bincount(at, minlength=len(self.counts))
         self.sum += float(values.sum())
 
-    def metrics(self, name: str, labels: str) -> dict[str, float]:
-        """The values that Prometheus expects of a histogram."""
-        cumulative = np.cumsum(self.counts).tolist()
+    def buckets(self) -> list[tuple[str, float]]:
+        """Bounds and cumulative counts, as Prometheus has them."""
         bounds = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
-        values = {
-            f'{name}_bucket{{{labels},le="{bound}"}}': float(count)
-            for bound, count in zip(bounds, cumulative, strict=True)
-        }
-        return values | {
-            f"{name}_count{{{labels}}}": float(cumulative[-1]),
-            f"{name}_sum{{{labels}}}": self.sum,
-        }
+        return list(zip(bounds, np.cumsum(self.counts).astype(float).tolist(), strict=True))
 
 
 class Statistics:
@@ -90,16 +84,24 @@ class Statistics:
             self._staleness[share.table].observe(np.maximum(stale, 0).astype(np.float64))
             at += share.count
 
-    def metrics(self) -> dict[str, float]:
+    def families(self) -> list[Metric]:
         """Histograms and quantiles of every table, for Prometheus."""
-        values: dict[str, float] = {}
+        prefix, by_table = "troupe_replay_", ["table"]
+        ages = HistogramMetricFamily(
+            f"{prefix}sampled_age_s", "seconds since sampled items came", labels=by_table
+        )
+        staleness = HistogramMetricFamily(
+            f"{prefix}sampled_staleness", "versions since sampled items were made", labels=by_table
+        )
+        priorities = GaugeMetricFamily(
+            f"{prefix}priority", "quantiles of the priorities", labels=[*by_table, "quantile"]
+        )
         for name, table in self._replay.tables.items():
-            label = f'table="{name}"'
-            values |= self._ages[name].metrics("replay/sampled_age_s", label)
-            values |= self._staleness[name].metrics("replay/sampled_staleness", label)
+            for family, histogram in ((ages, self._ages[name]), (staleness, self._staleness[name])):
+                family.add_metric([name], histogram.buckets(), histogram.sum)
             for quantile, value in _quantiles(table.priorities(self._some(table))).items():
-                values[f'replay/priority{{{label},quantile="{quantile}"}}'] = value
-        return values
+                priorities.add_metric([name, quantile], value)
+        return [ages, staleness, priorities]
 
     def quantiles(self, name: str) -> dict[str, dict[str, float]]:
         """Quantiles of the priorities, ages (in seconds) and staleness (in versions) of the items."""

@@ -10,24 +10,23 @@ import pytest
 import zmq
 from rich.console import Console
 
-from common.data.replay import Replay
 from common.data.table_config import MAX_TABLES, check_tables, parse_table
 from common.errors import ConfigError
 from common.wire import messages
 from common.wire.codec import Message, WireError, encode
 from common.wire.rejections import MAX_CHARS, MAX_PEERS, Rejections, peer_name
 from services.replay import statistics
-from services.replay.rates import Meter, fitting
-from services.replay.requests import Requests
+from services.replay.rates import Rates, fitting
+from services.replay.requests import RequestHandlers
 from services.replay.statistics import AGE_BOUNDS_S, STALENESS_BOUNDS, Histogram, Statistics
 from services.replay.status_page import print_page
-from tests.data.test_replay import BUDGET, Items, make_insert
+from tests.data.replays import Items, make_insert, open_tables
 from tests.replay import processes
 
 
 def filled(folder, *texts, chunks=20):
     """Every chunk has one more step of version; priorities are 1, 2, 3, ..."""
-    replay = Replay(folder, [parse_table(text) for text in texts], budget_bytes=BUDGET, seed=0)
+    replay = open_tables(folder, *texts)
     for number in range(chunks):
         insert = make_insert(number + 1, number * 4, 4, range(4), [1] * 4, np.arange(4) + 1.0 + 4 * number)
         insert.version = number
@@ -36,17 +35,19 @@ def filled(folder, *texts, chunks=20):
     return replay
 
 
+def shown(families):
+    """A function that finds what Prometheus is told, by name and labels."""
+    samples = [sample for family in families for sample in family.samples]
+    values = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples}
+    return lambda name, **labels: values[f"troupe_replay_{name}", *sorted(labels.items())]
+
+
 def test_histograms_count_as_prometheus_expects():
     histogram = Histogram((1.0, 10.0))
     histogram.observe(np.array([0.5, 1.0, 5.0, 100.0]))
     histogram.observe(np.array([10.0]))
-    assert histogram.metrics("x", 'table="a"') == {
-        'x_bucket{table="a",le="1"}': 2,
-        'x_bucket{table="a",le="10"}': 4,
-        'x_bucket{table="a",le="+Inf"}': 5,
-        'x_count{table="a"}': 5,
-        'x_sum{table="a"}': 116.5,
-    }
+    assert histogram.buckets() == [("1", 2), ("10", 4), ("+Inf", 5)]
+    assert histogram.sum == 116.5
 
 
 def test_ages_staleness_and_priorities(tmp_path):
@@ -55,15 +56,16 @@ def test_ages_staleness_and_priorities(tmp_path):
     assert statistics.newest_version == 39
     replay.store.times_s[:] = time.time() - 50
     statistics.sampled(replay.sample({"b": 8, "a": 64}))
-    values = statistics.metrics()
-    assert values['replay/sampled_age_s_count{table="a"}'] == 64
-    assert values['replay/sampled_age_s_bucket{table="b",le="30"}'] == 0
-    assert values['replay/sampled_age_s_bucket{table="b",le="100"}'] == 8
-    assert values['replay/sampled_staleness_bucket{table="b",le="1"}'] == 8, "the newest two chunks"
-    assert values['replay/sampled_staleness_bucket{table="a",le="1"}'] < 64
-    assert values['replay/priority{table="a",quantile="0"}'] == 1
-    assert values['replay/priority{table="a",quantile="0.5"}'] == pytest.approx(80.5)
-    assert values['replay/priority{table="a",quantile="1"}'] == 160
+    told = shown(statistics.families())
+    assert told("sampled_age_s_count", table="a") == 64
+    assert told("sampled_age_s_sum", table="a") == pytest.approx(64 * 50, rel=0.1)
+    assert told("sampled_age_s_bucket", table="b", le="30") == 0
+    assert told("sampled_age_s_bucket", table="b", le="100") == 8
+    assert told("sampled_staleness_bucket", table="b", le="1") == 8, "the newest two chunks"
+    assert told("sampled_staleness_bucket", table="a", le="1") < 64
+    assert told("priority", table="a", quantile="0") == 1
+    assert told("priority", table="a", quantile="0.5") == pytest.approx(80.5)
+    assert told("priority", table="a", quantile="1") == 160
     quantiles = statistics.quantiles("a")
     assert quantiles["age_s"]["0.5"] == pytest.approx(50, abs=5)
     assert quantiles["staleness"]["1"] == 39
@@ -131,8 +133,8 @@ def test_bad_messages_are_counted_by_peer_of_so_many_peers():
 def test_every_value_has_its_place_on_the_page(tmp_path, context):
     replay = filled(tmp_path, "a:capacity=30")
     socket = context.socket(zmq.ROUTER)
-    requests = Requests(replay, socket, 1, dict)
-    status = Meter(replay, requests).status() | {"failed_handshakes": 2}
+    requests = RequestHandlers(replay, socket, 1, dict)
+    status = Rates(replay, requests).status() | {"failed_handshakes": 2}
     for number in range(3):
         requests.server.rejections.count(b"actor-0-1f" if number else b"\0\1\2\3\4", "bad_field")
     status |= requests.server.rejections.status()
@@ -158,9 +160,10 @@ def test_every_value_has_its_place_on_the_page(tmp_path, context):
         assert file.getvalue().count("5.0 / 83.3 / 118.3 min") == 3, lines
         assert all(line[:1].strip() or set(line.split()) <= set(several) for line in lines), "nothing wraps"
         assert lines[1].endswith("GiB") or lines[1].endswith("MiB"), lines
-    details = Meter(replay, requests).details()
-    assert details['replay/rejected_total{kind="bad_field"}'] == 3
-    assert details['replay/table_items{table="a"}'] == 30
+    told = shown(Rates(replay, requests).families())
+    assert told("rejected_total", kind="bad_field") == 3
+    assert told("table_items", table="a") == 30
+    assert told("table_inserted_total", table="a") == 20 * 4
     socket.close(0)
 
 
@@ -169,10 +172,10 @@ def test_the_status_of_as_many_tables_as_there_may_be_fits_in_a_message(tmp_path
     options = "capacity=5,samples_per_insert=0.33333,samples_per_insert_error=1"
     replay = filled(tmp_path, *(f"{name}:{options}" for name in names[:-1]))
     socket = context.socket(zmq.ROUTER)
-    requests = Requests(replay, socket, 1, dict)
+    requests = RequestHandlers(replay, socket, 1, dict)
     requests.grant_credit()
     assert len(requests.paused) == MAX_TABLES
-    meter = Meter(replay, requests)
+    meter = Rates(replay, requests)
     few = fitting(meter.status() | {"tables": dict(list(meter.status()["tables"].items())[:8])})
     assert all(table["quantiles"] for table in few["tables"].values())
     status = fitting(meter.status())

@@ -5,6 +5,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from common.errors import ConfigError
 from common.runtime import health
@@ -55,14 +56,19 @@ def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch):
 
 def test_labels_and_histograms(monkeypatch):
     monkeypatch.setattr(health, "_values", {})
-    buckets = {
-        f'age_s_bucket{{table="a",le="{bound}"}}': n for bound, n in (("10", 3), ("3", 1), ("+Inf", 4))
-    }
-    health.report({"items": 5, 'items{table="a"}': 2, "free_count": 1, 'lost_total{kind="x"}': 7})
-    health.report({**buckets, 'age_s_count{table="a"}': 4, 'age_s_sum{table="a"}': 30.5})
+    monkeypatch.setattr(health, "_families", ())
+    items = GaugeMetricFamily("troupe_items_by_table", "items", labels=["table"])
+    items.add_metric(['a "b" c'], 2)
+    lost = CounterMetricFamily("troupe_lost", "lost", labels=["kind"])
+    lost.add_metric(["x"], 7)
+    ages = HistogramMetricFamily("troupe_age_s", "ages", labels=["table"])
+    ages.add_metric(["a"], [("3", 1), ("10", 3), ("+Inf", 4)], 30.5)
+    health.report({"items": 5, "free_count": 1}, [items, lost, ages])
     server = StatusServer("replay", 0)
     try:
         lines = get(server, "/metrics")[1].splitlines()
+        health.report({"items": 6})  # what has labels stays as it was
+        later = get(server, "/metrics")[1].splitlines()
     finally:
         server.close()
     assert "# TYPE troupe_age_s histogram" in lines
@@ -72,10 +78,13 @@ def test_labels_and_histograms(monkeypatch):
     ]
     assert at == sorted(at)
     assert 'troupe_age_s_sum{service="replay",table="a"} 30.5' in lines
-    assert 'troupe_items{service="replay",table="a"} 2.0' in lines
+    assert 'troupe_age_s_count{service="replay",table="a"} 4.0' in lines
+    assert 'troupe_items_by_table{service="replay",table="a \\"b\\" c"} 2.0' in lines
     assert 'troupe_items{service="replay"} 5.0' in lines
     assert 'troupe_lost_total{kind="x",service="replay"} 7.0' in lines
+    assert "# TYPE troupe_lost_total counter" in lines
     assert "# TYPE troupe_free_count gauge" in lines
+    assert 'troupe_lost_total{kind="x",service="replay"} 7.0' in later
 
 
 def test_health_follows_the_reports(monkeypatch):
