@@ -47,7 +47,7 @@ def parser(description: str | None, seconds: float = 10.0) -> argparse.ArgumentP
 
 
 def report(bench: str, figures: dict[str, float | int | str]) -> None:
-    """Prints the JSON line that every benchmark ends with."""
+    """Print the JSON line that every benchmark ends with."""
     print(json.dumps({"bench": bench, "cpu": cpu_name(), "commit": commit(), **figures}), flush=True)
 
 

@@ -17,7 +17,7 @@ def read_curve(run_dir: Path, name: str, x: str) -> tuple[list[float], list[floa
 
 
 def draw(run_dirs: list[Path], out: Path, title: str) -> None:
-    """Draws return against environment steps and against wall-clock minutes, one colour per run."""
+    """Draw return against environment steps and against wall-clock minutes, one colour per run."""
     import matplotlib
 
     matplotlib.use("Agg")

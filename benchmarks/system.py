@@ -49,7 +49,7 @@ def cpu_seconds(launcher: int) -> Counter[str]:
 
 
 def wait_for_updates(run_dir: Path, process: subprocess.Popen[bytes]) -> None:
-    """Waits until learning has begun."""
+    """Wait until learning has begun."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.5)

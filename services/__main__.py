@@ -24,11 +24,11 @@ if _IN_MAIN_THREAD:
 
 from common import installation
 from common.config import Loaded, load_layers, preset_names, preset_summary
-from common.config.arguments import parse_with_fields
+from common.config.field_options import parse_with_fields
 from common.errors import ConfigError, MissingEngineError
-from common.runtime.arguments import Parser, integer
-from common.runtime.files import looking_into, run_config
+from common.runtime.files import readable, run_config
 from common.runtime.lifecycle import run_main
+from common.runtime.parser import Parser, integer
 
 if _IN_MAIN_THREAD:
     signal.signal(signal.SIGINT, _former_handler)
@@ -329,7 +329,7 @@ def _wrapped(text: str) -> str:
 
 def _load(source: str | None, sweep: Path | None, overrides: dict[str, str]) -> Loaded:
     if source is not None:
-        with looking_into(Path(source)):
+        with readable(Path(source)):
             is_run = Path(source).is_dir()
         if is_run:
             return load_layers(None, sweep, overrides, os.environ, run_config=run_config(Path(source)))

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
+import pkgutil
+from pathlib import Path
+from typing import Any
 
 import argcomplete
 
 from common.config import preset_names
 from common.config.schema import SECTIONS
 
-_FIELDS = ("train", "resume", "learner")
+_FIELDS = ("train", "resume", "learner", "env check")
 _OPTIONS = {
     "train": ("--run-dir", "--seed", "--total-steps", "--no-progress", "--sweep", "--keys"),
     "resume": ("--total-steps", "--no-progress", "--sweep", "--keys"),
-    "eval": ("--episodes", "--seed", "--epsilon", "--video", "--json"),
+    "eval": ("--episodes", "--seed", "--epsilon", "--video", "--json", "--modules"),
+    "env check": ("--steps", "--json", "--sweep"),
     "learner": ("--run-dir", "--resume", "--keys", "--insecure"),
-    "actor": ("--learner", "--name", "--slots", "--relay", "--keys"),
+    "actor": ("--learner", "--name", "--slots", "--relay", "--keys", "--modules"),
     "replay serve": ("--learner", "--bind", "--data-dir", "--table", "--restore", "--keys"),
     "replay status": ("--json", "--keys"),
     "replay snapshot": ("--keys",),
-    "evaluator": ("--learner", "--keys"),
+    "evaluator": ("--learner", "--keys", "--modules"),
 }
+
+
+_WORDS = {"config": ("show", "validate", "explain"), "keys": ("new", "check")}
 
 
 def complete(commands: dict[str, str]) -> None:
@@ -30,22 +39,56 @@ def complete(commands: dict[str, str]) -> None:
     """
     parser = argparse.ArgumentParser(prog="troupe")
     chosen = parser.add_subparsers()
-    fields = [f"--{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields]
     for name, does in commands.items():
         command = chosen.add_parser(name, help=does)
-        if name in ("train", "learner"):
-            command.add_argument("preset", choices=preset_names())
-        elif name in ("config", "keys", "env"):
-            words = {"config": ["show", "validate", "explain"], "keys": ["new", "check"], "env": ["check"]}
-            command.add_argument("word", choices=words[name])
-        elif name == "replay":
-            inner = command.add_subparsers()
-            for path in filter(lambda path: path.startswith("replay "), _OPTIONS):
-                word = inner.add_parser(path.partition(" ")[2])
-                for option in _OPTIONS[path]:
-                    word.add_argument(option)
-        elif name in ("resume", "eval"):
-            command.add_argument("run")
-        for option in (*_OPTIONS.get(name, ()), *(fields if name in _FIELDS else ())):
-            command.add_argument(option)
+        inner = [path for path in _OPTIONS if path.startswith(f"{name} ")]
+        if inner:
+            below = command.add_subparsers()
+            for path in inner:
+                _add_words(below.add_parser(path.partition(" ")[2]), path)
+        else:
+            _add_words(command, name)
     argcomplete.autocomplete(parser)
+
+
+def _add_words(command: argparse.ArgumentParser, path: str) -> None:
+    """What may stand behind one command."""
+    if path in ("train", "learner"):
+        command.add_argument("preset", choices=preset_names())
+    elif path in _WORDS:
+        command.add_argument("word", choices=_WORDS[path])
+    elif path in ("resume", "eval"):
+        command.add_argument("run")
+    elif path == "env check":
+        _complete_by(command.add_argument("id"), _environments)
+    for option in _OPTIONS.get(path, ()):
+        action = command.add_argument(option)
+        if option == "--modules":
+            _complete_by(action, _modules)
+    if path in _FIELDS:
+        for section, model in SECTIONS.items():
+            for name in model.model_fields:
+                command.add_argument(f"--{section}.{name}")
+
+
+def _complete_by(action: argparse.Action, completer: Any) -> None:
+    action.completer = completer  # type: ignore[attr-defined]
+
+
+def _environments(**_: Any) -> list[str]:
+    """Ids of the environments that are installed, without those that a module of the user's registers."""
+    found = []
+    atari = importlib.util.find_spec("ale_py")
+    if atari and atari.origin:
+        found += [f"atari:{path.stem}" for path in Path(atari.origin).parent.glob("roms/*.bin")]
+    if importlib.util.find_spec("gymnasium"):
+        import gymnasium
+
+        found += [f"gym:{name}" for name in gymnasium.registry if "/" not in name]
+    return found
+
+
+def _modules(**_: Any) -> list[str]:
+    """Modules of the user's own: in the folder where the command is typed, and in those of PYTHONPATH."""
+    folders = [".", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return sorted({module.name for module in pkgutil.iter_modules(folders)})

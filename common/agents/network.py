@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from common.agents.fitting import checkpoint_of, load_parameters
-from common.agents.tensors import below, load_optimizer, module_arrays, optimizer_arrays, prefixed, tensors
+from common.agents.tensors import (
+    below,
+    load_optimizer,
+    module_arrays,
+    optimizer_arrays,
+    prefixed,
+    shared_tensor,
+    tensors,
+)
 from common.errors import ConfigError
 from common.memory import memory_limit_bytes
 
@@ -163,4 +171,4 @@ class NetworkAgent(ABC, Generic[Config, Network, OwnLearning]):
                 learning.updates = int(meta["updates"])
 
     def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return shared_tensor(array).to(self._device, non_blocking=True)

@@ -33,7 +33,7 @@ from common.rl import policy
 if TYPE_CHECKING:
     from common.envs import EnvSpec
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _TRIALS = 3
 _WORTH = 0.9
@@ -250,7 +250,7 @@ def faster_dtype(wanted: str, device: torch.device, step: Callable[[torch.dtype]
         seconds[dtype] = min(times)
     exact, short = seconds[torch.float32], seconds[torch.bfloat16]
     chosen = torch.bfloat16 if short < _WORTH * exact else torch.float32
-    log.info(
+    _log.info(
         "learning computes in %s: a minibatch takes %.1f ms in float32 and %.1f ms in bfloat16",
         *(str(chosen).removeprefix("torch."), 1000 * exact, 1000 * short),
     )

@@ -20,7 +20,7 @@ from common.agents.unroll_agent import UnrollAgent, Unrolls
 from common.config.fields import StepCount, Units, structural, tunable
 from common.nets.q_network import RecurrentQNetwork
 from common.rl import policy
-from common.rl.replay import annealed
+from common.rl.importance import annealed
 from common.rl.sequences import lambda_returns
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-# Batches and parameters are views of received messages, which are read-only; no agent writes to them.
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+def shared_tensor(array: np.ndarray) -> Tensor:
+    """A tensor in the array's own memory, which may be read-only not to be written to."""
+    # `from_numpy` warns of memory that must not be written to, which nobody does.
+    return torch.from_dlpack(array)
 
 
 def module_arrays(module: nn.Module) -> dict[str, np.ndarray]:

@@ -424,7 +424,7 @@ class Config(Section):
 
 
 def _check_table(agent: AgentConfig, replay: ReplayConfig) -> None:
-    """Raises ValueError where the algorithm cannot learn from the table `default`, or would wait for ever."""
+    """Raise ValueError where the algorithm cannot learn from the table `default`, or would wait for ever."""
     algorithm, needs, table = agent.algorithm, agent.table, replay.table()
     if table is None:
         raise ValueError(f"replay.tables has no table `default`, into which {algorithm} inserts")

@@ -83,7 +83,7 @@ class NStepAccumulator:
         )
 
     def start(self, obs: np.ndarray) -> None:
-        """Begins an episode at `obs`; steps of an unfinished one are forgotten (`flush` keeps them)."""
+        """Begin an episode at `obs`; steps of an unfinished one are forgotten (`flush` keeps them)."""
         self._frames = [frame.copy() for frame in obs] if self._stack else [obs.copy()]
         for kept in self._per_step:
             kept.clear()
@@ -99,7 +99,7 @@ class NStepAccumulator:
         final_value: float = 0.0,
         version: int = 0,
     ) -> list[Chunk]:
-        """Appends one step and returns the chunks that it completed.
+        """Append one step and return the chunks that it completed.
 
         Args:
           action: what was done at the newest observation, a number (or any array, if its dtype is stored).
@@ -133,18 +133,18 @@ class NStepAccumulator:
         return []
 
     def discard(self) -> list[Chunk]:
-        """Returns the items that are complete; `start` forgets the rest."""
+        """Return the items that are complete; `start` forgets the rest."""
         return self.flush()
 
     def flush(self) -> list[Chunk]:
-        """Returns the items that are complete now; the newest `n` steps of the episode stay behind."""
+        """Return the items that are complete now; the newest `n` steps of the episode stay behind."""
         ready = len(self._actions) - self._n
         return [self._cut(ready)] if ready > 0 else []
 
     def _cut(
         self, steps: int, bootstrap: float = 0.0, ended: bool = False, terminated: bool = False
     ) -> Chunk:
-        """Makes a chunk of the first `steps` steps and forgets them."""
+        """Make a chunk of the first `steps` steps and forget them."""
         n, known = self._n, len(self._actions)
         windows = np.minimum(n, known - np.arange(steps))
         rewards = np.zeros(steps + n, np.float64)

@@ -35,6 +35,8 @@ class Limiter:
         """Why ``batch_size`` of the ``items`` present may not be sampled now; None if they may."""
         if items < self.min_items:
             return f"min size: {items} of {self.min_items} items"
+        # As it would be with this batch. For writers it is as it is now: what they have sent is stored all
+        # the same, so the surplus may exceed the error by what they have credit for.
         ratio = self.samples_per_insert
         if ratio > 0 and self._surplus() - batch_size < -self.error:
             return f"samples per insert: {self.current:.3g} would exceed {ratio:.3g}; waits for inserts"
@@ -55,12 +57,16 @@ class Limiter:
 
     def impossible(self, batch_size: int) -> str | None:
         """Why a batch of this size could wait for ever, both sides blocked; None if it cannot."""
+        # Samples wait below a surplus of `batch_size - error`, writers pause above one of `error`: where the
+        # first is the larger, both stand still in between.
         if self.samples_per_insert > 0 and 2 * self.error < batch_size:
             return f"a batch of {batch_size} is more than twice the limiter's error of {self.error:g} samples"
         return None
 
     def forgive(self) -> None:
         """Start to count from here, after a change of the limits."""
+        # The totals are of the table's whole life: a new ratio would ask at once for all the samples that it
+        # would have brought since the first item.
         self.base = self.samples_per_insert * max(self.inserted - self.min_items, 0) - self.sampled
 
     def _surplus(self) -> float:

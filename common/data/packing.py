@@ -100,7 +100,7 @@ class Packer:
 
 
 def check_blocks(blocks: NDArray[np.uint8], lengths: NDArray[np.uint32], entry_bytes: int) -> None:
-    """Raises PackingError unless ``blocks`` are ``len(lengths)`` blocks that unpack to ``entry_bytes`` each.
+    """Raise PackingError unless ``blocks`` are ``len(lengths)`` blocks that unpack to ``entry_bytes`` each.
 
     The sizes are checked against the blocks one by one, what they unpack to as a whole.
     """

@@ -207,6 +207,10 @@ class Replay:
 
     def _store(self, store: ChunkStore, starts: list[int], insert: Insert, counts: Mapping[str, int]) -> None:
         """Write what is checked and has a place, whole."""
+        # In this order, for a process may die anywhere: entries, items, the commit that makes both exist, and
+        # the producer's number at last. Killed before the commit, nothing is there and the insert comes
+        # again; killed after it, `Producers.restore` finds the chunk, and the repeated insert is known for
+        # one.
         count, queued = sum(counts.values()), sum(n for name, n in counts.items() if self._is_queue(name))
         row, commit = store.write(starts, insert.payloads, count, queued)
         for name, items in insert.items.items():

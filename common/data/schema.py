@@ -157,7 +157,7 @@ def _items_with_arrays(items: Items) -> Items:
 
 
 def check_chunk(chunk: Chunk, specs: Sequence[FieldSpec]) -> None:
-    """Raises ConfigError if ``chunk`` does not have exactly the arrays that ``specs`` describe."""
+    """Raise ConfigError if ``chunk`` does not have exactly the arrays that ``specs`` describe."""
     names = {spec.name for spec in specs}
     if set(chunk.fields) != names:
         raise ConfigError(f"the chunk has fields {sorted(chunk.fields)}, the specs say {sorted(names)}")

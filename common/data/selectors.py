@@ -159,6 +159,8 @@ class _Arrival(Selector):
     ordered = True
 
     def __init__(self, capacity: int) -> None:
+        # Twice the capacity: at least half of a full queue is holes, so closing them costs each deletion
+        # little. A power of two: positions wrap by a mask.
         size = 1 << max(int(2 * capacity - 1).bit_length(), 1)
         self._queue = np.zeros(size, np.int64)
         self._mask = size - 1
@@ -212,6 +214,7 @@ class Fifo(_Arrival):
         found: list[Slots] = []
         missing, at, leading_holes = count, self._tail, True
         while missing > 0 and at < self._head:
+            # Many at a time, however few are wanted: there may be long runs of holes.
             positions = np.arange(at, min(at + max(missing, 256), self._head))
             slots, alive = self._alive(positions)
             if leading_holes:  # nobody needs to look at them again

@@ -44,6 +44,8 @@ class Layout(NamedTuple):
           starts: `[B]` bool, whether an episode begins with the first step. It may do so with several
             sequences of one episode: which one it is follows from the length.
         """
+        # Of those that begin with the episode, sequence k ends `k * period` steps beyond the first one; the
+        # last of an episode ends earlier, hence rounded up.
         beyond = np.maximum(0, lengths.astype(np.int64) - self.steps)
         burned = -(-beyond // self.period) * self.period
         missing = np.where(starts, np.maximum(0, self.burn_in - burned), 0)
@@ -129,7 +131,7 @@ class SequenceAccumulator:
         self._next = 0  # the first sequence that has not been handed out
 
     def start(self, obs: np.ndarray) -> None:
-        """Begins an episode at `obs`; what is left of an unfinished one is forgotten."""
+        """Begin an episode at `obs`; what is left of an unfinished one is forgotten."""
         self._forget()
         self._frames = [frame.copy() for frame in obs] if self._stack else [obs.copy()]
 
@@ -144,7 +146,7 @@ class SequenceAccumulator:
         final_value: float = 0.0,
         version: int = 0,
     ) -> list[Chunk]:
-        """Appends one step and returns the chunks that it completed.
+        """Append one step and return the chunks that it completed.
 
         Args:
           action: what was done at the newest observation.
@@ -159,6 +161,8 @@ class SequenceAccumulator:
 
         After `terminated` or `truncated` call `start` before the next `add`.
         """
+        # Where a sequence begins (`Layout.begin`), and only there, the memory is stored; at step 0 it is
+        # empty.
         now = self._known
         if now and (now + self._layout.burn_in) % self._layout.period == 0:
             self._memories[now] = np.array(extras["memory"], np.float32)
@@ -172,13 +176,13 @@ class SequenceAccumulator:
         return [self._cut(complete)] if complete == self._per_chunk else []
 
     def discard(self) -> list[Chunk]:
-        """Returns the sequences that are complete and forgets the rest."""
+        """Return the sequences that are complete and forget the rest."""
         done = self.flush()
         self._forget()
         return done
 
     def flush(self) -> list[Chunk]:
-        """Returns the sequences that are complete now; the episode may go on."""
+        """Return the sequences that are complete now; the episode may go on."""
         complete = self._complete(self._known - 1)
         return [self._cut(complete)] if complete else []
 
@@ -193,19 +197,22 @@ class SequenceAccumulator:
 
     def _last(self, bootstrap: float) -> list[Chunk]:
         """The chunk at the end of an episode: whole sequences, and a shorter one for the rest."""
+        # The value of what follows is known here, so the newest sequence need not wait for the next step.
         complete = self._complete(self._known)
         last = self._next + complete
         whole = last > 0 and self._layout.end(last - 1) == self._known
         return [self._cut(complete + (not whole), bootstrap)]
 
     def _cut(self, count: int, bootstrap: float = 0.0) -> Chunk:
-        """Makes a chunk of the next `count` sequences, and forgets what no later one needs."""
+        """Make a chunk of the next `count` sequences, and forget what no later one needs."""
         layout, origin, rows = self._layout, self._origin, self._rows[1:]
         which = range(self._next, self._next + count)
         begins = np.array([layout.begin(k) for k in which])
         ends = np.array([min(layout.end(k), self._known) for k in which])
         steps = int(ends[-1]) - origin
         kept = self._rows[: steps + 1]
+        # Each row has the best value at the observation that it acted on: that of what followed it is the
+        # next's.
         best = np.array([*(row.best for row in rows[1:]), bootstrap], np.float32)
         taken = np.array([row.taken for row in rows], np.float32)
         rewards = np.array([row.reward for row in rows], np.float32)
@@ -240,7 +247,7 @@ class SequenceAccumulator:
         return entries
 
     def _forget_before(self, step: int) -> None:
-        """Forgets the steps of the episode before `step`, but for what led to its observation."""
+        """Forget the steps of the episode before `step`, but for what led to its observation."""
         gone = min(step, self._known) - self._origin
         del self._rows[:gone]
         del self._frames[:gone]

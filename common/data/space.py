@@ -28,6 +28,7 @@ class Space:
     Attributes:
         limits: units of each lane in use at present, the point where its positions wrap.
         budget_bytes: what the lanes may grow to, all together.
+        live_bytes: of the chunks that are there.
         ceilings: units that each lane may grow to at present, at most what its storage has room for.
     """
 
@@ -74,7 +75,7 @@ class Space:
         self._kept: set[int] = set()
         self._let_go: list[tuple[int, int]] = []  # a heap of births and rows, some of which have left
         self._live = 0
-        self._live_bytes = 0
+        self.live_bytes = 0
         self._credit = 0
         self._hopeless: list[int] | None = (
             None  # a size for which there was no gap, and nothing has gone since
@@ -88,13 +89,10 @@ class Space:
         """Bytes that the lanes have grown to."""
         return self._bytes(self.limits)
 
-    @property
-    def live_bytes(self) -> int:
-        """Bytes of the chunks that are there."""
-        return self._live_bytes
-
     def restore(self, rows: NDArray[np.int64], limits: Sequence[int]) -> None:
         """Continue with chunks that are there already, oldest first."""
+        # Rows are positions along the first lane, and every lane has the same order: one list serves them
+        # all.
         order = np.concatenate([[self._end], np.sort(rows), [self._end]]).astype(np.int32)
         self._next[order[:-1]] = order[1:]
         self._previous[order[1:]] = order[:-1]
@@ -106,7 +104,7 @@ class Space:
             ends = (self._starts[rows] + self._counts[rows]).max(axis=0)
             self.limits = [max(limit, int(end)) for limit, end in zip(limits, ends, strict=True)]
             self._cursor = int(rows[-1])
-            self._live_bytes = self._bytes(self._counts[rows].sum(axis=0).tolist())
+            self.live_bytes = self._bytes(self._counts[rows].sum(axis=0).tolist())
 
     def place(self, counts: Sequence[int]) -> list[int] | None:
         """Where a chunk of ``counts`` units would go; None where ``oldest()`` has to go first.
@@ -116,6 +114,7 @@ class Space:
         if not self._live:
             return self._place_first(counts)
         starts = self._search(counts)
+        # The search may have ended for want of credit, not of room: to grow drops nothing, so it goes first.
         if starts is None and self._may_grow(counts, self.limits):
             self._cursor = int(self._previous[self._end])
             starts = self._place_here(counts)
@@ -125,6 +124,8 @@ class Space:
 
     def _search(self, counts: Sequence[int], *, everywhere: bool = False) -> list[int] | None:
         """A place behind the cursor, or behind one of the chunks that follow, as far as the credit goes."""
+        # In a full store whose old chunks stay, each insert would look at all of them. Every chunk that goes
+        # pays for a few looks instead, so that an insert costs the same on average whatever lives.
         for _ in range(self._live + 1):
             starts = self._place_here(counts)
             if starts is not None:
@@ -159,6 +160,8 @@ class Space:
 
     def oldest(self) -> int | None:
         """The row of the oldest chunk that may go; None where all are kept."""
+        # Those that were kept came back out of their order: a heap has them, and births compare across both.
+        # What has left in another way is still in the heap, with a birth that its row no longer has.
         row = next(iter(self._ages), None)
         while self._let_go and self._births[self._let_go[0][1]] != self._let_go[0][0]:
             heapq.heappop(self._let_go)
@@ -177,7 +180,7 @@ class Space:
         self._births[row] = self._born
         self._ages[row] = None
         self._live += 1
-        self._live_bytes += self._bytes(counts)
+        self.live_bytes += self._bytes(counts)
         self.limits = [max(n, s + c) for n, s, c in zip(self.limits, starts, counts, strict=True)]
 
     def keep(self, row: int) -> None:
@@ -213,7 +216,7 @@ class Space:
         self._kept.discard(row)
         self._hopeless = None
         self._live -= 1
-        self._live_bytes -= self._bytes(self._counts[row].tolist())
+        self.live_bytes -= self._bytes(self._counts[row].tolist())
         return before
 
     # ---------------------------------------------------------------- one place
@@ -242,9 +245,11 @@ class Space:
             return begins
         front_fits = _fits([0] * len(counts), counts, self._starts[int(self._next[self._end])].tolist())
         used = self.used_bytes
+        # Lanes that have grown stay so, on the disk and in the page cache: they stop as soon as there is room
+        # to spare at the front. Earlier than that, going there would drop what lives.
         if self._may_grow(counts, begins):
-            roomy = self._live_bytes * self.SLACK <= used * (self.SLACK - 1) and front_fits
-            holes = self._credit > 0 and self._live_bytes * 4 <= used * 3
+            roomy = self.live_bytes * self.SLACK <= used * (self.SLACK - 1) and front_fits
+            holes = self._credit > 0 and self.live_bytes * 4 <= used * 3
             if not roomy and not holes:
                 return begins
         self._cursor = self._end

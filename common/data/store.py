@@ -122,6 +122,8 @@ class ChunkStore:
     def _restore(self) -> None:
         """Find the chunks that a former process has left."""
         rows = self._live_rows(int(self._header[1]))
+        # Rows ascend along the first lane, and so does every other lane: neighbours are all there is to
+        # compare.
         ends = self._records["starts"][rows] + self._records["counts"][rows]
         if np.any(ends[:-1] > self._records["starts"][rows][1:]):
             raise ConfigError("the files hold chunks that overlap: restore them or use another folder")
@@ -221,6 +223,8 @@ class ChunkStore:
         """
         row = starts[0]
         commit = int(self._header[0]) + 1
+        # Before anything of the chunk: a process that dies half-way has used the number up, so that items
+        # which it has left in a table never match a later chunk in this row.
         self._header[0] = commit
         counts = self._counts(payloads)
         for name, column in self.columns.items():
@@ -229,7 +233,7 @@ class ChunkStore:
         record = self._records[row]
         record["starts"], record["counts"] = starts, counts
         self.space.take(starts, counts)
-        self._header[1:] = self.space.limits
+        self._header[1:] = self.space.limits  # before the commit: a restart looks at no row beyond them
         self.references[row] = items
         self.keep(np.array([row]), queued)
         return row, commit

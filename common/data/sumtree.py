@@ -41,6 +41,7 @@ class SumTree:
         """Set the weights of ``slots [n]``, finite, not negative; where one is repeated the last counts."""
         self._flat[slots] = weights
         rows = np.asarray(slots) // WIDTH
+        # Of few, summing a row twice costs less than finding out that it is there twice.
         if len(rows) > 32:
             rows = np.flatnonzero(np.bincount(rows, minlength=1)) if _dense(rows) else np.unique(rows)
         self._sums[rows] = self._leaves[rows].sum(axis=1)
@@ -50,11 +51,14 @@ class SumTree:
 
         A slot whose weight is zero is never returned. Raises ValueError if every weight is zero.
         """
+        # The last bound, not `total`: that one is summed in another order and rounds to another number, so
+        # a point near 1 could lie behind every bound.
         bounds = np.cumsum(self._sums)
         total = bounds[-1]
         if not total > 0:
             raise ValueError("every weight is zero")
         values = points * total
+        # "right" here and "<=" below: what weighs nothing has the bound of what is before it, and is skipped.
         rows = np.searchsorted(bounds, values, side="right")
         # Rounding may put a value at the very end, or in a row of zeros behind it.
         last = int(np.searchsorted(bounds, total, side="left"))

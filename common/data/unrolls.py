@@ -111,6 +111,7 @@ class UnrollAccumulator:
         self._memory_size = memory_size
         actions = actions or ActionSpec.discrete(1)
         self._action_dtype = actions.stored_dtype
+        # As if an episode had just ended: whoever learns takes the memory before the first step for empty.
         self._none: Row = (actions.zeros(1)[0].tolist(), 0.0, TERMINATED)
         self._before = self._none
         self._frames: list[np.ndarray] = []
@@ -127,13 +128,16 @@ class UnrollAccumulator:
         self._version = 0
 
     def start(self, obs: np.ndarray) -> None:
-        """Begins an episode at `obs`, which takes the place of the observation after the last step."""
+        """Begin an episode at `obs`, which takes the place of the observation after the last step."""
         if not self._frames:
             self._before = self._none
             self._frames = [frame.copy() for frame in obs] if self._stack else [obs.copy()]
             self._real = [self._stack]  # the whole stack is stored, zeros and all
             return
+        # Nothing is done at the last observation of an episode, and `final_value` holds what it was worth: so
+        # T steps need T + 1 observations, however many episodes they are of.
         self._frames[-1] = (obs[-1] if self._stack else obs).copy()
+        # A lost life goes on with the stack that `add` has counted; a new game comes with zeros.
         if self._stack and not obs[:-1].any():
             self._real[-1] = 1
 
@@ -148,7 +152,7 @@ class UnrollAccumulator:
         final_value: float = 0.0,
         version: int = 0,
     ) -> list[Chunk]:
-        """Appends one step and returns the unroll that the step before it completed, if any.
+        """Append one step and return the unroll that the step before it completed, if any.
 
         An unroll ends with the observation *after* its last step. Where that step ended the episode, this is
         the first one of the next, which `start` brings: so an unroll is handed out one step later.
@@ -176,7 +180,7 @@ class UnrollAccumulator:
         return done
 
     def discard(self) -> list[Chunk]:
-        """Hands out a complete unroll and forgets a running one: its length is fixed."""
+        """Hand out a complete unroll and forget a running one: its length is fixed."""
         done = self.flush()
         self._forget()
         return done
@@ -209,7 +213,7 @@ class UnrollAccumulator:
             steps=steps,
             offsets=np.zeros(1, np.int32),
             lengths=np.full(1, steps, np.int32),
-            priorities=np.ones(1),
+            priorities=np.ones(1),  # a queue goes by age
             version=self._version,
         )
         self._go_on()
@@ -217,6 +221,7 @@ class UnrollAccumulator:
 
     def _go_on(self) -> None:
         """Begin the next unroll with the observation that the last one ended with."""
+        # Two unrolls share it: the first needs its value, the second acts on it.
         kept = self._stacked_tail() if self._stack else self._frames[-1:]
         before = self._rows[-1]
         self._forget()
@@ -224,6 +229,7 @@ class UnrollAccumulator:
 
     def _stacked_tail(self) -> list[np.ndarray]:
         """The newest stack as it was seen: with zeros in the place of frames of another episode."""
+        # The first stack of an unroll is read as it stands: where the agent saw zeros, zeros have to be.
         newest = self._frames[-self._stack :]
         missing = self._stack - self._real[-1]
         return [np.zeros_like(newest[0])] * missing + newest[missing:]

@@ -70,7 +70,7 @@ COMMON_SETTINGS = {"id", "reward_clip", "max_episode_frames", "check_timeout_s"}
 
 
 def check_settings(config: EnvConfig, spec: EnvSpec, given: Iterable[str]) -> None:
-    """Raises ConfigError where a field of `[env]` that somebody has `given` means nothing to the family."""
+    """Raise ConfigError where a field of `[env]` that somebody has `given` means nothing to the family."""
     known = COMMON_SETTINGS | _family(config.id).settings(spec)
     strange = [name for name in given if name not in known]
     if strange:

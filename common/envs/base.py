@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from common.config.schema import EnvConfig
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 KEPT_FAILURES = 100
 MAX_FAILURES_IN_A_ROW = 8
@@ -203,7 +203,7 @@ class Rebuilder:
         pause_s = 0.0
         if self.failures_in_a_row > 1:
             pause_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (self.failures_in_a_row - 2))
-        log.warning("%s; its episode is discarded, rebuilding in %.1f s", failure, pause_s)
+        _log.warning("%s; its episode is discarded, rebuilding in %.1f s", failure, pause_s)
         if pause_s:
             self._sleep(pause_s)
 

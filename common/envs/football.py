@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common.envs.base import EnvSpec, VectorEnv, options
-from common.envs.pixels import push_frame
+from common.envs.pictures import push_frame
 from common.envs.slots import SlotVector
 from common.errors import ConfigError, MissingEngineError
 from common.spaces import ActionSpec

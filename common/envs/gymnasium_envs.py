@@ -18,7 +18,7 @@ import numpy as np
 from common.envs.base import EnvSpec, VectorEnv, slot_seeds
 from common.envs.gymnasium_spaces import action_spec, observation_leaves, stored_dtype
 from common.envs.names import own_name
-from common.envs.pixels import FrameProcessor, Layout, layout_of, looks_like_picture, push_frame
+from common.envs.pictures import FrameProcessor, Layout, layout_of, looks_like_picture, push_frame
 from common.envs.returned import BadReturn, check_finite, check_observation, reset_result, step_result
 from common.envs.slots import SlotVector
 from common.envs.spectator import NoPictureError
@@ -29,7 +29,7 @@ from common.spaces import Leaf, packed, unpacked
 if TYPE_CHECKING:
     from common.config.schema import EnvConfig
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _USUAL_STEPS_PER_S = 30
 
@@ -142,7 +142,7 @@ class _Slot:
         try:
             self.env.close()
         except Exception as error:
-            log.debug("closing a failed %s also failed: %s", self._config.id, error)
+            _log.debug("closing a failed %s also failed: %s", self._config.id, error)
         self._build()
         self._seed = seed
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from common.envs.pixels import layout_of
+from common.envs.pictures import layout_of
 from common.errors import ConfigError
 from common.spaces import ActionSpec, Leaf, Path
 

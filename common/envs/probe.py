@@ -27,7 +27,7 @@ MAX_FAILURES = 0.1
 
 
 def main() -> None:
-    """Does as it is told, and writes what it found."""
+    """Do as it is told, and write what it found."""
     task, result = json.load(sys.stdin), Path(sys.argv[1])
     # As patient as a training, but there is nothing to wait for between two failures.
     base.BACKOFF_MAX_S = 0.0

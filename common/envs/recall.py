@@ -45,7 +45,7 @@ class RecallEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Draws a cue and shows it."""
+        """Draw a cue and show it."""
         super().reset(seed=seed)
         self._cue, self._time = int(self.np_random.integers(self._cues)), 0
         return self._obs(), {}

@@ -44,7 +44,7 @@ def reset_result(result: Any) -> Any:
 
 
 def check_observation(space: Any, raw: Any) -> None:
-    """Raises BadReturn where `raw` has not the shape of the Gymnasium space, or a type that loses something.
+    """Raise BadReturn where `raw` has not the shape of the Gymnasium space, or a type that loses something.
 
     A float64 where float32 was announced loses nothing that matters; a float where uint8 was announced does.
     Bounds are not looked at.
@@ -67,13 +67,13 @@ def check_observation(space: Any, raw: Any) -> None:
 
 
 def check_array(obs: Any, like: np.ndarray) -> None:
-    """Raises BadReturn where an observation, as the agent gets it, has another shape or type than `like`."""
+    """Raise BadReturn where an observation, as the agent gets it, has another shape or type than `like`."""
     if not isinstance(obs, np.ndarray) or (obs.shape, obs.dtype) != (like.shape, like.dtype):
         raise BadReturn(f"returned an observation {_shown(obs)} instead of {_kind(like)}")
 
 
 def check_finite(obs: np.ndarray) -> None:
-    """Raises BadReturn where a float observation holds NaN or an infinite value."""
+    """Raise BadReturn where a float observation holds NaN or an infinite value."""
     if not_finite(obs[None]):
         raise finite_error(obs)
 

@@ -70,7 +70,7 @@ class ActorCritic(SequenceBody):
 
     @torch.no_grad()
     def observe_returns(self, returns: Tensor) -> None:
-        """Takes in returns, and changes the baseline so that what it predicts stays as it is (PopArt).
+        """Take in returns, and change the baseline so that what it predicts stays as it is (PopArt).
 
         Van Hasselt et al. 2016, equation 9: the weights of its last layer are scaled back.
         """

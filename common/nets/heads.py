@@ -30,7 +30,7 @@ class DuelingHead(nn.Module):
         self.value = orthogonal(nn.Linear(hidden_units, 1), gain=1.0)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Maps `[..., features]` to Q values `[..., A]`."""
+        """Map `[..., features]` to Q values `[..., A]`."""
         left, right = torch.relu(self.hidden(features)).chunk(2, dim=-1)
         return dueling_q(self.value(right), self.advantage(left))
 
@@ -52,16 +52,16 @@ class PolicyHead(nn.Module):
         self.baseline = orthogonal(nn.Linear(features, 1), gain=1.0)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps `[..., features]` to parameters `[..., P]` and values `[...]`."""
+        """Map `[..., features]` to parameters `[..., P]` and values `[...]`."""
         return self.params(features), self.value(features)
 
     def params(self, features: Tensor) -> Tensor:
-        """Maps `[..., features]` to parameters `[..., P]`."""
+        """Map `[..., features]` to parameters `[..., P]`."""
         params: Tensor = self.policy(features)
         if self.free is None:
             return params
         return torch.cat([params, self.free.expand(*params.shape[:-1], -1)], dim=-1)
 
     def value(self, features: Tensor) -> Tensor:
-        """Maps `[..., features]` to values `[...]`."""
+        """Map `[..., features]` to values `[...]`."""
         return self.baseline(features).squeeze(-1)

@@ -9,7 +9,7 @@ from common.data.instructions import HASH_BUCKETS
 
 
 def split_instruction(obs: Tensor, words: int) -> tuple[Tensor, Tensor]:
-    """Takes `[B, C, H + 1, W]` apart: picture `[B, C, H, W]`, and int64 ids `[B, words]`, -1 for none."""
+    """Take `[B, C, H + 1, W]` apart: picture `[B, C, H, W]`, and int64 ids `[B, words]`, -1 for none."""
     low, high = obs[:, 0, -1, : 2 * words].view(len(obs), words, 2).to(torch.int64).unbind(-1)
     ids = low + 256 * high
     return obs[:, :, :-1], torch.where(ids < 1 << 15, ids, ids - (1 << 16))
@@ -31,7 +31,7 @@ class InstructionEncoder(nn.Module):
         self.features = units
 
     def forward(self, words: Tensor) -> Tensor:
-        """Maps ids `[B, W]`, -1 behind the last word, to `[B, units]`; zeros where there are no words."""
+        """Map ids `[B, W]`, -1 behind the last word, to `[B, units]`; zeros where there are no words."""
         # Few instructions are in use at a time: each is read once, wherever it stands in the batch.
         words, places = torch.unique(words, dim=0, return_inverse=True)
         lengths = (words >= 0).sum(dim=1)

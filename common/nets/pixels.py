@@ -21,7 +21,7 @@ class ScaledPixels(nn.Module):
     """Pixels divided by 255."""
 
     def forward(self, obs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Maps uint8 `[B, ..., H, W]` to images `[B, C, H, W]` in [0, 1]; images stay as they are."""
+        """Map uint8 `[B, ..., H, W]` to images `[B, C, H, W]` in [0, 1]; images stay as they are."""
         if obs.is_floating_point():
             return obs
         return as_images(obs).to(dtype, memory_format=torch.channels_last).mul_(1.0 / 255.0)
@@ -50,7 +50,7 @@ class NormalizedPixels(Normalizer):
         self._stack = stack
 
     def forward(self, obs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Maps uint8 `[B, ..., H, W]` to images `[B, C, H, W]`; the axes between are channels.
+        """Map uint8 `[B, ..., H, W]` to images `[B, C, H, W]`; the axes between are channels.
 
         Images, which are floats, have been here before, and stay as they are.
         """
@@ -71,7 +71,7 @@ class NormalizedPixels(Normalizer):
         return images
 
     def observe(self, obs: Tensor, counts: Tensor | None = None) -> None:
-        """Takes in the newest frames of observations `[..., *obs_shape]`, of those where `counts` `[...]`.
+        """Take in the newest frames of observations `[..., *obs_shape]`, of those where `counts` `[...]`.
 
         Only the newest: older places hold the same frames once more, and padding.
         """

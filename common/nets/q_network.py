@@ -58,7 +58,7 @@ class QNetwork(nn.Module):
         self.value = orthogonal(nn.Linear(hidden_units, 1), gain=1.0) if dueling else None
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Maps observations `[B, *obs_shape]` to Q values `[B, A]` float32."""
+        """Map observations `[B, *obs_shape]` to Q values `[B, A]` float32."""
         seen = obs if self.inputs is None else self.inputs(obs)
         hidden = torch.relu(self.hidden(self.torso(seen)))
         if self.value is None:
@@ -67,7 +67,7 @@ class QNetwork(nn.Module):
         return dueling_q(self.value(right), self.advantage(left))
 
     def observe(self, obs: Tensor) -> None:
-        """Takes observations `[B, *obs_shape]` into the pixels' statistics."""
+        """Take observations `[B, *obs_shape]` into the pixels' statistics."""
         if self.inputs is not None:
             self.inputs.observe(obs)  # type: ignore[operator]
 

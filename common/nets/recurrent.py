@@ -31,7 +31,7 @@ class LstmCore(nn.Module):
         self.state_size = 2 * layers * units
 
     def forward(self, inputs: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Runs through a sequence.
+        """Run through a sequence.
 
         Args:
           inputs: `[T, B, features]` float.
@@ -148,7 +148,7 @@ class SequenceBody(nn.Module):
     def remember(
         self, obs: Tensor, last_action: Tensor, last_reward: Tensor, first: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Runs through a sequence, or one step of it.
+        """Run through a sequence, or one step of it.
 
         Args:
           obs: `[T, B, *obs_shape]`, or images that `seen` made of pixels.
@@ -195,7 +195,7 @@ class SequenceBody(nn.Module):
         return features, state
 
     def observe(self, obs: Tensor, counts: Tensor | None = None) -> None:
-        """Takes observations `[T, B, *obs_shape]`, where `counts` `[T, B]`, into the inputs' statistics."""
+        """Take observations `[T, B, *obs_shape]`, where `counts` `[T, B]`, into the inputs' statistics."""
         if self.inputs is not None:
             rows = obs[..., :-1, :] if self.instruction_words else obs
             self.inputs.observe(rows, counts)

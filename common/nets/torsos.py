@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 
 def orthogonal(module: nn.Module, gain: float = math.sqrt(2.0)) -> nn.Module:
-    """Initialises a layer's weight orthogonally and its bias with zeros, and returns it."""
+    """Initialise a layer's weight orthogonally and its bias with zeros, and return it."""
     nn.init.orthogonal_(module.weight, gain)  # type: ignore[arg-type]
     nn.init.zeros_(module.bias)  # type: ignore[arg-type]
     return module
 
 
 def lecun_normal(module: nn.Module) -> nn.Module:
-    """Initialises a layer's weight with variance 1 / fan-in, truncated at two deviations, its bias with 0."""
+    """Initialise a layer's weight with variance 1 / fan-in, truncated at two deviations, its bias with 0."""
     weight: Tensor = module.weight  # type: ignore[assignment]
     # A normal that is truncated at two deviations has 0.8796 times the deviation that it was asked for.
     deviation = 1.0 / math.sqrt(weight[0].numel()) / 0.87962566103423978
@@ -84,7 +84,7 @@ class PixelTorso(nn.Module):
         self.features = channels * height * width
 
     def forward(self, images: Tensor) -> Tensor:
-        """Maps `[B, C, H, W]` to `[B, features]`."""
+        """Map `[B, C, H, W]` to `[B, features]`."""
         return _features(self.convolutions(images))
 
 
@@ -97,7 +97,7 @@ class ResidualBlock(nn.Module):
         self.second = lecun_normal(nn.Conv2d(channels, channels, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keeps the shape `[B, C, H, W]`."""
+        """Keep the shape `[B, C, H, W]`."""
         return x + self.second(torch.relu(self.first(torch.relu(x))))
 
 
@@ -128,7 +128,7 @@ class ResidualTorso(nn.Module):
         self.features = channels * height * width
 
     def forward(self, images: Tensor) -> Tensor:
-        """Maps `[B, C, H, W]` to `[B, features]`."""
+        """Map `[B, C, H, W]` to `[B, features]`."""
         return _features(torch.relu(self.sections(images)))
 
 
@@ -147,7 +147,7 @@ class VectorTorso(nn.Module):
         self.features = width
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Maps `[B, *obs_shape]` to `[B, features]`."""
+        """Map `[B, *obs_shape]` to `[B, features]`."""
         return self.layers(obs.to(torch.float32))
 
 
@@ -155,7 +155,7 @@ class Residual(nn.Sequential):
     """`x + layers(x)`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keeps the shape."""
+        """Keep the shape."""
         return x + super().forward(x)
 
 
@@ -170,7 +170,7 @@ class Projected(nn.Module):
         self.features = units
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Maps `[B, *obs_shape]` to `[B, units]`."""
+        """Map `[B, *obs_shape]` to `[B, units]`."""
         return self.after(self.project(self.torso(obs)))
 
 

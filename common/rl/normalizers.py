@@ -62,7 +62,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, samples: Tensor) -> None:
-        """Takes in samples `[..., *shape]` of any dtype, unless frozen."""
+        """Take in samples `[..., *shape]` of any dtype, unless frozen."""
         rows = samples.reshape(-1, self.mean.numel())
         if not len(rows) or self.frozen:
             return
@@ -78,6 +78,7 @@ class RunningMoments(nn.Module):
         total = int(self.count) + len(rows)
         share = len(rows) / max(len(rows), min(total, self._window or total))
         step = near + first - self.mean
+        # Of a mixture: the mean of both variances, and what the means lie apart.
         self.variance += share * (variance - self.variance + (1.0 - share) * step.square())
         self.mean += share * step
         self.count.fill_(total)
@@ -111,12 +112,12 @@ class Normalizer(RunningMoments):
         return (self.variance + self._floor**2).sqrt()
 
     def forward(self, samples: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Maps `[..., *shape]` to floats of the same shape."""
+        """Map `[..., *shape]` to floats of the same shape."""
         mean, scale = self._of_a_sample(self.mean), self._of_a_sample(1.0 / self.deviation)
         return ((samples.to(torch.float32) - mean) * scale).clamp(-self._clip, self._clip).to(dtype)
 
     def observe(self, samples: Tensor, counts: Tensor | None = None) -> None:
-        """Takes in samples `[..., *shape]`, of them those where `counts` bool `[...]`."""
+        """Take in samples `[..., *shape]`, of them those where `counts` bool `[...]`."""
         self.update(samples if counts is None else samples[counts])
 
     def inverse(self, normalized: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ def weighted_log_likelihood(log_probs: Tensor, weights: Tensor) -> Tensor:
 
 def exponential_weights(advantages: Tensor, temperature: float, max_weight: float) -> Tensor:
     """`min(exp(A / temperature), max_weight)` (AWR: Peng et al. 2019, section 5)."""
+    # Clipped before the exponential, which overflows beyond 88 in float32.
     return (advantages / temperature).clamp(max=math.log(max_weight)).exp()
 
 
@@ -73,6 +74,7 @@ def vmpo_loss(
     scaled = advantages[best].detach() / temperature
     weights = torch.softmax(scaled.detach(), dim=0)
     policy_loss = -(weights * log_probs[best]).sum()
+    # The derivative by the temperature is `epsilon - KL(weights || uniform)`.
     log_mean = torch.logsumexp(scaled, dim=0) - math.log(len(scaled))
     return policy_loss, temperature * (epsilon + log_mean)
 

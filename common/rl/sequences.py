@@ -50,6 +50,7 @@ def lambda_returns(
     Sutton and Barto 2018, equation 12.20. `lambda_` 0 is one step, 1 all steps up to the sequence's end.
     Returns `[T, B]`, for `[T, B]` arguments as in the module's docstring.
     """
+    # Behind the last step of an episode or of the sequence there is a value and no return: lambda is 0 there.
     mixed = lambda_ * continues
     mixed = torch.cat([mixed[:-1], torch.zeros_like(mixed[-1:])])
     return backward_sum(rewards + discounts * (1.0 - mixed) * next_values, discounts * mixed)
@@ -83,6 +84,9 @@ def n_step_returns(
     """
     if n_steps < 1:
         raise ValueError("n_steps should be at least 1")
+    # After round k `returns` are those of k steps, made of the k - 1 steps of the step that follows. Where
+    # none does, every round takes the same value, which is how windows end early; a termination has the
+    # discount 0.
     goes_on = torch.cat([continues[:-1], torch.zeros_like(continues[-1:])]).bool()
     following = next_values
     returns = rewards
@@ -121,6 +125,7 @@ def n_step_q_targets(
     bootstrap = double_q_value(q_next_online, q_next_target)
     if rescaling_epsilon is None:
         return n_step_returns(rewards, discounts, bootstrap, continues, n_steps)
+    # Rewards add up on their own scale: the bootstrap is brought back to it, and the sum rescaled again.
     bootstrap = signed_parabolic(bootstrap, rescaling_epsilon)
     targets = n_step_returns(rewards, discounts, bootstrap, continues, n_steps)
     return signed_hyperbolic(targets, rescaling_epsilon)

@@ -53,6 +53,8 @@ def vtrace(
       pg_rho_bar: clips the weight of the policy gradient; None: no clip.
       lambda_: further shortens the trace; 1 is the paper.
     """
+    # What sums up backwards is `vs - V` (remark 1). A discount of 0 ends it at a termination, `continues` at
+    # a truncation, whose own difference still counts its `next_values`.
     rhos = log_rhos.exp()
     deltas = _clipped(rhos, rho_bar) * (rewards + discounts * next_values - values)
     traces = lambda_ * _clipped(rhos, c_bar) * discounts * continues

@@ -66,14 +66,14 @@ class BatchQueue(Generic[Payload]):
         return sum(len(waiting) for waiting in self._callers.values())
 
     def put(self, caller: Hashable, rows: int, payload: Payload) -> None:
-        """Adds a request. Raises BatchError for one that could never be part of a batch."""
+        """Add a request. Raises BatchError for one that could never be part of a batch."""
         if not 0 < rows <= self._max:
             raise BatchError(f"a request of {rows} rows, a batch takes from 1 to {self._max}")
         self._callers.setdefault(caller, deque()).append(Request(caller, rows, payload, self._clock()))
         self.rows += rows
 
     def drop(self, caller: Hashable) -> list[Request[Payload]]:
-        """Forgets what a caller wanted, for it has gone; returns it."""
+        """Forget what a caller wanted, who has gone, and return it."""
         dropped = list(self._callers.pop(caller, ()))
         self.rows -= sum(request.rows for request in dropped)
         return dropped

@@ -45,7 +45,7 @@ def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def looking_into(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
     """Around every look at what a user's path is: one that may not be looked at is a mistake like any other.
 
     `Path.exists` and its relatives say False for what is not there, but raise for what is behind a directory
@@ -100,7 +100,7 @@ def read_status(run_dir: Path) -> dict[str, Any]:
 def run_config(run_dir: Path) -> Path:
     """The complete configuration of a run; ConfigError where there is none."""
     file = run_dir / CONFIG_FILE
-    with looking_into(run_dir):
+    with readable(run_dir):
         if not file.is_file():
             what = "has no config.toml" if run_dir.is_dir() else "does not exist"
             raise ConfigError(f"{run_dir} is not a run directory: it {what}")

@@ -12,7 +12,7 @@ _LARGEST_KEPT_BYTES = 1 << 30
 
 
 def keep_freed_memory() -> bool:
-    """Lets freed memory stay with the process; False where the C library cannot be told so.
+    """Let freed memory stay with the process; False where the C library cannot be told so.
 
     By default, every array above 32 MiB comes fresh from the kernel and goes back to it, so each update of a
     convolutional network faults its activations in again page by page: a quarter of IMPALA's time on Pong.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from common.runtime.arguments import integer
 from common.runtime.lifecycle import enable_stack_dumps
 from common.runtime.logging import add_logging_arguments, setup_logging
+from common.runtime.parser import integer
 
 FIELDS_AT_LEARNER = "fields of the run are given to its learner, which tells the others"
 """Where a service that is no learner gets its configuration."""

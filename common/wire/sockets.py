@@ -200,11 +200,6 @@ def peer_key(frame: zmq.Frame) -> PeerKey:
     return PeerKey(role, public)
 
 
-def peer_role(frame: zmq.Frame) -> str:
-    """The role whose key the sender of this frame has shown; empty on a socket without keys."""
-    return peer_key(frame).role
-
-
 def receive(socket: Socket, limits: Limits = DEFAULT) -> Message | None:
     """Receive and decode one message on a DEALER or SUB; None where none is waiting. Raises `WireError`."""
     frames = receive_frames(socket)

@@ -18,7 +18,7 @@ from common.wire.sockets import WaitLog, reachable_endpoint
 from services.actor.acting import ROUND_S, Place
 from services.actor.timing import Timing
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 HOLD_S = 0.05
 """Longest wait for the learner to permit more steps before the actor looks at everything else."""
@@ -89,7 +89,7 @@ class CentralActing:
         for slots, env in zip(parts, self._envs, strict=True):
             self._groups.append(Group(slots, env, env.reset(welcome.seed(control.incarnation, slots[0]))))
         self._begin_all()
-        log.info(
+        _log.info(
             "%s asks the learner at %s for actions, in groups of %s slots",
             *(self._place.name, self._endpoint(welcome), "+".join(str(len(part)) for part in parts)),
         )
@@ -156,7 +156,7 @@ class CentralActing:
     def _say_who_waits(self) -> None:
         self._wait_log = self._wait_log or WaitLog()
         if self._wait_log.due():
-            log.info(
+            _log.info(
                 "%s waits for the learner's actions since %.0f s (%s)",
                 *(self._place.name, self._wait_log.waited_s, self._asking.wait_reason or "no answer"),
             )

@@ -21,7 +21,7 @@ from common.wire.sockets import WaitLog, reachable_endpoint
 from services.actor.acting import Place
 from services.actor.timing import Blocked, Timing
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 3.0
 PUMP_MS = 50
@@ -125,7 +125,7 @@ class LocalActing:
         self._outbox = Outbox(self._replay)
         self._take_slots(welcome)
         threads = torch.get_num_threads()
-        log.info("%s runs the network itself, with %d torch threads", self._place.name, threads)
+        _log.info("%s runs the network itself, with %d torch threads", self._place.name, threads)
 
     def _take_slots(self, welcome: Welcome) -> None:
         if self._env.num_slots != len(welcome.slots):
@@ -180,7 +180,7 @@ class LocalActing:
         now_s = time.monotonic()
         self._held_since_s = self._held_since_s or now_s
         if now_s - self._held_since_s > HELD_LIMIT_S:
-            log.info("%s acts on with version %d: no newer one came", self._place.name, self.version)
+            _log.info("%s acts on with version %d: no newer one came", self._place.name, self.version)
             self._pace.release()
         params = self._control.params_if_newer(self.version)
         if params is not None:
@@ -194,7 +194,7 @@ class LocalActing:
         self._wait_log = self._wait_log or WaitLog()
         if self._wait_log.due():
             reason = self._outbox.reason
-            log.info(
+            _log.info(
                 "%s waits for replay since %.0f s (%s)", self._place.name, self._wait_log.waited_s, reason
             )
 
@@ -227,7 +227,7 @@ class LocalActing:
         lost = self._outbox.finish(FLUSH_TIMEOUT_S)
         if lost:
             reason = self._outbox.reason
-            log.info("%s ends with %d chunks that replay did not take (%s)", self._place.name, lost, reason)
+            _log.info("%s ends with %d chunks that replay did not take (%s)", self._place.name, lost, reason)
 
     def close(self) -> None:
         """Close environments and connections."""

@@ -18,7 +18,7 @@ from services.actor.acting import Acting, Place
 from services.actor.timing import TimingReports
 from services.actor.watch import EnvWatch
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 STALL_LIMIT_S = 60.0
 MAX_GAMES = 2000
@@ -84,7 +84,7 @@ class ActorService:
                 self._keep_in_touch()
             acting.finish()
             self._report()
-            log.info("%s ends after %d steps", self._name, acting.timing.steps)
+            _log.info("%s ends after %d steps", self._name, acting.timing.steps)
             reason = "stopped" if self._stop else "the run is done"
         except Stopped:
             reason = "stopped"
@@ -149,7 +149,7 @@ class ActorService:
         self._joins = self._control.joins
         self._slots = welcome.slots
         self._acting.begin(self._control, welcome)
-        log.info(
+        _log.info(
             "%s acts in %d slots of %d, incarnation %x",
             *(self._name, len(self._slots), welcome.total_slots, self._control.incarnation),
         )
@@ -166,7 +166,7 @@ class ActorService:
                 )
             if wait_log.due():
                 waits_for = self._acting.waits_for
-                log.info("%s waits for the first %s since %.0f s", self._name, waits_for, wait_log.waited_s)
+                _log.info("%s waits for the first %s since %.0f s", self._name, waits_for, wait_log.waited_s)
             time.sleep(0.02)
 
     # -- in every round --
@@ -207,5 +207,5 @@ class ActorService:
             raise PeerError(f"the learner is back with inference.mode {mode}: start {self._name} again")
         before, self._slots = self._slots, welcome.slots
         if before != self._slots:
-            log.info("%s now has slots %s instead of %s", self._name, self._slots, before)
+            _log.info("%s now has slots %s instead of %s", self._name, self._slots, before)
         self._acting.rejoin(welcome, before)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from common.envs import VectorEnv
 from common.runtime.lifecycle import INTERNAL_ERROR
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 PERIOD_S = 0.5
 ENDS_AFTER = 6
@@ -96,7 +96,7 @@ class EnvWatch:
                 text = f"{env.spec.id} hangs {call}, for {now_s:.0f} s"
                 if before_s < self._stall_s <= now_s:
                     self._hangs += 1
-                    log.warning("%s; after %.0f s the actor ends", text, ENDS_AFTER * self._stall_s)
+                    _log.warning("%s; after %.0f s the actor ends", text, ENDS_AFTER * self._stall_s)
                 if max(0.0, before_s) // self._stall_s < now_s // self._stall_s:
                     found.append(text)
                 if now_s >= ENDS_AFTER * self._stall_s:

@@ -13,9 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from common.errors import ConfigError
 from common.installation import install_command
 from common.permits import add_module_argument, permitted_config
-from common.runtime.arguments import Parser, real
 from common.runtime.lifecycle import StopSignal, run_main
 from common.runtime.malloc import keep_freed_memory
+from common.runtime.parser import Parser, real
 from common.runtime.startup import FIELDS_AT_LEARNER, add_service_arguments, begin
 from common.wire.security.key_options import add_key_arguments, make_security
 

@@ -19,10 +19,10 @@ from common.envs import EnvSpec, Episode, make_spec
 from common.errors import CheckpointError, ConfigError
 from common.installation import install_command
 from common.permits import add_module_argument, permitted_config
-from common.runtime.arguments import Parser, integer, real
 from common.runtime.checkpoint import Checkpoint, load_checkpoint, load_newest
-from common.runtime.files import looking_into
+from common.runtime.files import readable
 from common.runtime.logging import warnings_shown
+from common.runtime.parser import Parser, integer, real
 from common.runtime.video import ENCODERS, Recorder, check_film_path
 from common.stats import ci95, human_normalized
 from services.evaluator.games import Result, play
@@ -98,7 +98,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         ConfigError: there is nothing of the kind at `path`.
         CheckpointError: it is damaged.
     """
-    with looking_into(path):
+    with readable(path):
         if not path.is_dir():
             raise ConfigError(f"{path} is not a directory: give a run directory or a checkpoint directory")
         if (path / "checkpoints").is_dir():

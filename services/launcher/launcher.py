@@ -27,7 +27,7 @@ from common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
 from services.launcher.curves import chart, drawable
 from services.launcher.panel import LivePanel, lost_terminal_tolerated
 from services.launcher.processes import child_specs, replay_endpoints
-from services.launcher.progress import Estimator, ServiceView, Snapshot, plain_line, snapshot_of
+from services.launcher.progress import Estimator, RunView, ServiceView, plain_line, run_view
 from services.launcher.refill import Refill
 from services.launcher.supervisor import Child, ChildSpec, stop
 from services.launcher.workspace import (
@@ -140,7 +140,7 @@ class _Launcher:
         name = config.run.name or run_dir.name
         title = f"troupe  {name}  {config.env.id}"
         self._panel = LivePanel(title, self._footer()) if progress else None
-        self._view = Snapshot(config.run.total_steps)
+        self._view = RunView(config.run.total_steps)
 
     def run(self) -> int:
         """Start, watch, stop; returns the exit code."""
@@ -221,7 +221,7 @@ class _Launcher:
         if "steps" not in status:  # the learner is not up yet
             status = {"steps": saved_steps(self._run_dir)}
         steps = int(status["steps"])
-        self._view = snapshot_of(
+        self._view = run_view(
             status,
             total_steps=config.run.total_steps,
             services=[self._usage.view(child) for child in self._children],
@@ -351,7 +351,7 @@ class _SayHandler(logging.Handler):
         self._say(f"{time.strftime('%H:%M:%S')} {record.getMessage()}")
 
 
-def _curve(view: Snapshot) -> list[str]:
+def _curve(view: RunView) -> list[str]:
     """The returns of evaluations over the run, or of training where there were too few."""
     width = min(60, shutil.get_terminal_size().columns - _CHART_MARGIN)
     if width < _CHART_MARGIN or not drawable():

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
 from services.launcher.curves import drawable, sparkline
-from services.launcher.progress import Snapshot, duration, verdict
+from services.launcher.progress import RunView, duration, verdict
 
 _SPARKLINE_WIDTH = 22  # two of them fit into 80 columns
 _STATE_STYLES = {"running": "green", "done": "cyan", "failed": "bold red", "stopped": "dim"}
@@ -52,7 +52,7 @@ class LivePanel:
         with lost_terminal_tolerated():
             self._live.start()
 
-    def show(self, view: Snapshot) -> None:
+    def show(self, view: RunView) -> None:
         """Draw a snapshot."""
         with lost_terminal_tolerated():
             self._live.update(render(view, self._title, self.footer), refresh=True)
@@ -92,7 +92,7 @@ def _restore(attributes: list[Any] | None) -> None:
             termios.tcsetattr(0, termios.TCSANOW, attributes)
 
 
-def render(view: Snapshot, title: str, footer: str) -> Panel:
+def render(view: RunView, title: str, footer: str) -> Panel:
     """Build the panel of one snapshot."""
     parts: list[RenderableType] = [_progress(view), Text(), _figures(view), Text(), _services(view), Text()]
     if returns := _returns(view):
@@ -105,7 +105,7 @@ def render(view: Snapshot, title: str, footer: str) -> Panel:
     return Panel(Group(*parts), title=Text(title, style="bold"), title_align="left", border_style="blue")
 
 
-def _progress(view: Snapshot) -> Table:
+def _progress(view: RunView) -> Table:
     eta = "--:--:--" if view.eta_s is None else duration(view.eta_s)
     counts = f"{view.steps:,} / {view.total_steps:,} steps  {view.share:.1%}  {view.frames:,} frames"
     table = Table.grid(expand=True)  # two rows: beside the text the bar has no room on 80 columns
@@ -114,7 +114,7 @@ def _progress(view: Snapshot) -> Table:
     return table
 
 
-def _figures(view: Snapshot) -> Table:
+def _figures(view: RunView) -> Table:
     metrics = view.metrics
 
     def value(name: str, form: str, unit: str = "") -> str:
@@ -139,7 +139,7 @@ def _figures(view: Snapshot) -> Table:
     return table
 
 
-def _returns(view: Snapshot) -> Text | None:
+def _returns(view: RunView) -> Text | None:
     """The curves so far; None where there are none."""
     if not drawable():
         return None
@@ -152,7 +152,7 @@ def _returns(view: Snapshot) -> Text | None:
     return text if text else None
 
 
-def _services(view: Snapshot) -> Table:
+def _services(view: RunView) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name, side in (("service", "left"), ("state", "left"), ("cpu", "right"), ("memory", "right")):
         table.add_column(name, justify="right" if side == "right" else "left", no_wrap=True)

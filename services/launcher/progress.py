@@ -28,7 +28,7 @@ class ServiceView:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class RunView:
     """The run at one moment: the learner's status file, the processes, and rates measured here."""
 
     total_steps: int
@@ -98,12 +98,12 @@ class Estimator:
         return (total_steps - steps) * (now - then) / (steps - before)
 
 
-def snapshot_of(status: dict[str, Any], **values: Any) -> Snapshot:
+def run_view(status: dict[str, Any], **values: Any) -> RunView:
     """Combine the learner's status (possibly empty) with what the launcher knows."""
     counters: dict[str, Any] = {name: int(status.get(name, 0)) for name in ("steps", "frames", "updates")}
     metrics = {k: float(v) for k, v in status.get("metrics", {}).items() if isinstance(v, int | float)}
     counters["version"] = int(status.get("version", -1))
-    return Snapshot(
+    return RunView(
         **counters,
         note=str(status.get("note", "")),
         actors=sum(peer["role"] == "actor" for peer in status["peers"]) if "peers" in status else None,
@@ -121,7 +121,7 @@ def trouble_of(environments: dict[str, Any]) -> str:
     return f"{counted}, the last: {environments.get('last', '')}" if counted else ""
 
 
-def verdict(view: Snapshot) -> tuple[str, str]:
+def verdict(view: RunView) -> tuple[str, str]:
     """Say what limits the run, and what would help (empty: nothing, or it will pass)."""
     if any(s.name == "learner" and s.state in ("done", "stopped") for s in view.services):
         left = [s.name for s in view.services if s.state == "running"]
@@ -163,7 +163,7 @@ def verdict(view: Snapshot) -> tuple[str, str]:
     return f"bottleneck: learner ({waits})", "a smaller network or batch, or a GPU, would help"
 
 
-def plain_line(view: Snapshot) -> str:
+def plain_line(view: RunView) -> str:
     """The run in one log line."""
     metrics = view.metrics
     parts = [f"steps {view.steps:,}/{view.total_steps:,} ({view.share:.1%})", f"frames {view.frames:,}"]
@@ -193,5 +193,5 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-def _cores(view: Snapshot, kind: str) -> float:
+def _cores(view: RunView, kind: str) -> float:
     return sum(service.cpu for service in view.services if service.name.split("-")[0] == kind)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.config import Loaded, check_resumable, load_layers, read_config
 from common.errors import ConfigError
-from common.runtime.files import CONFIG_FILE, looking_into, run_config
+from common.runtime.files import CONFIG_FILE, readable, run_config
 
 if TYPE_CHECKING:
     from common.config import Config
@@ -108,7 +108,7 @@ def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
 
 def _check_unused(run_dir: Path) -> None:
     """Refuse a directory that holds something; what a start that failed at once leaves behind is nothing."""
-    with looking_into(run_dir):
+    with readable(run_dir):
         has_run = (run_dir / CONFIG_FILE).exists()
         has_files = run_dir.is_dir() and any(
             path.is_file() and path.name not in (".lock", "launcher.log") for path in run_dir.rglob("*")

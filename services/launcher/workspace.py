@@ -21,7 +21,7 @@ import psutil
 from common.errors import CheckpointError, ConfigError
 from common.installation import install_command
 from common.runtime.checkpoint import check, newest_first, steps_of
-from common.runtime.files import CONFIG_FILE, STATUS_FILE, looking_into, make_directory
+from common.runtime.files import CONFIG_FILE, STATUS_FILE, make_directory, readable
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[None]:
         ConfigError: it holds a run (or none, to resume), is in use, or cannot be written.
         CheckpointError: there is nothing to resume from.
     """
-    with looking_into(run_dir):
+    with readable(run_dir):
         has_run = (run_dir / CONFIG_FILE).exists()
     if resume and not has_run:
         raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG_FILE}")
@@ -184,7 +184,7 @@ def named_events(run_dir: Path, private: Path) -> Path:
 
 def has_checkpoint(run_dir: Path) -> bool:
     """Whether there is a checkpoint to try."""
-    with looking_into(run_dir / "checkpoints"):
+    with readable(run_dir / "checkpoints"):
         return next(newest_first(run_dir / "checkpoints"), None) is not None
 
 

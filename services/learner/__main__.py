@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.config.arguments import parse_with_fields
+from common.config.field_options import parse_with_fields
 from common.errors import ConfigError
 from common.runtime import StopSignal, run_main
-from common.runtime.arguments import Parser, real
 from common.runtime.checkpoint import newest_first
-from common.runtime.files import atomic_write, looking_into, make_directory
+from common.runtime.files import atomic_write, make_directory, readable
 from common.runtime.malloc import keep_freed_memory
+from common.runtime.parser import Parser, real
 from common.runtime.startup import add_service_arguments, begin
 from common.wire.security.key_options import add_key_arguments
 
@@ -67,7 +67,7 @@ def run_config(
     from common.envs import check_settings, make_spec
 
     file = run_dir / "config.toml"
-    with looking_into(run_dir):
+    with readable(run_dir):
         exists = file.exists()
     if preset is None:
         if not exists:
@@ -104,7 +104,7 @@ def _changed_config(file: Path, preset: str, overrides: dict[str, str]) -> Confi
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the learner until the run is complete or it is told to stop; returns the exit code."""
+    """Run the learner until the run is complete or it is told to stop, and return the exit code."""
 
     def body() -> None:
         args, fields = parse_with_fields(parser(), sys.argv[1:] if argv is None else argv)

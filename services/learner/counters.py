@@ -31,7 +31,7 @@ class RunCounters:
         return {**self.budget.to_meta(), "updates": self.updates, "version": self.version}
 
     def load_meta(self, meta: dict[str, Any]) -> None:
-        """Takes over what `to_meta` gave."""
+        """Take over what `to_meta` gave."""
         self.budget.load_meta(meta)
         self.updates = int(meta["updates"])
         self.version = int(meta["version"])

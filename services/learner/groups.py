@@ -19,7 +19,7 @@ from common.errors import RefusedError
 from common.wire import messages
 from common.wire.control.roster import ranges
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 Key = tuple[int, int]
 """Incarnation of the actor, and which of its groups."""
@@ -149,7 +149,7 @@ class Groups:
         gone = [g for g in self._groups.values() if not leases.get(g.key[0], set()).issuperset(g.indices)]
         for group in gone:
             del self._groups[group.key]
-            log.info("slots %s are no longer those of actor %x", ranges(sorted(group.indices)), group.key[0])
+            _log.info("slots %s are no longer those of actor %x", ranges(sorted(group.indices)), group.key[0])
         return gone
 
     def all(self) -> list[Group]:

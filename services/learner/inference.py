@@ -30,7 +30,7 @@ from common.wire.replay.sharded import ShardedReplayClient
 from common.wire.server import Envelope, Server
 from services.learner.groups import Group, Groups, Key
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 LIMITS = Limits(arrays=16, array_bytes=1 << 28, total_bytes=1 << 28)
 SWEEP_S = 0.5
@@ -212,7 +212,9 @@ class CentralInference:
             self._put(group.slots.flush())
         lost = self._outbox.finish(FLUSH_TIMEOUT_S)
         if lost:
-            log.info("inference ends with %d chunks that replay did not take (%s)", lost, self._outbox.reason)
+            _log.info(
+                "inference ends with %d chunks that replay did not take (%s)", lost, self._outbox.reason
+            )
 
     def _turn(self, until_s: float) -> None:
         """Sleep until there is something to do, and take in what has come."""
@@ -239,7 +241,7 @@ class CentralInference:
         self._blocked_at_s = now_s
         if self._wait_log.due():
             waited_s, reason = self._wait_log.waited_s, self._outbox.reason
-            log.info(
+            _log.info(
                 "the actors, and inference for them, wait for replay since %.0f s (%s)", waited_s, reason
             )
         return True
@@ -327,7 +329,7 @@ class CentralInference:
         """Have those act on that waited for parameters, if these are new enough or none came for long."""
         for key, (group, since_s) in list(self._held.items()):
             if group.pace is not None and time.monotonic() - since_s > HELD_LIMIT_S:
-                log.info("actor %x acts on with version %d: no newer one came", key[0], self._version)
+                _log.info("actor %x acts on with version %d: no newer one came", key[0], self._version)
                 group.pace.release()
             if not group.holds(self._version):
                 del self._held[key]

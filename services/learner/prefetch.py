@@ -62,11 +62,11 @@ class Prefetcher:
         self.waited_s = 0.0
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Sends what priorities are left and ends the thread."""
+        """Send what priorities are left and end the thread."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -84,7 +84,7 @@ class Prefetcher:
             self.waited_s += time.monotonic() - began
 
     def put_priorities(self, batch: SampleBatch, priorities: np.ndarray | None) -> None:
-        """Sends new priorities `[B]` float64 of a batch's items, if any, back to its shard; never blocks.
+        """Send new priorities `[B]` float64 of a batch's items, if any, back to its shard; never blocks.
 
         The batch is done with: its fields are written over by later ones.
         """

@@ -19,7 +19,7 @@ from services.learner.counters import RunCounters
 from services.learner.films import FilmWriter
 from services.learner.troubles import Troubles
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 STATUS_PERIOD_S = 1.0
 RATE_WINDOW_S = 30.0
@@ -68,14 +68,14 @@ class Reporter:
         self.evaluated_version = -1
 
     def note(self, source: str, metrics: dict[str, float]) -> None:
-        """Keeps values until the next row is due."""
+        """Keep values until the next row is due."""
         self._newest[source].update(metrics)
         for name, value in metrics.items():
             if name.startswith(SHARDED):
                 self._of_shards[name][source] = value
 
     def collect(self, telemetry: Telemetry) -> None:
-        """Takes in one message of a service, which the control server has checked."""
+        """Take in one message of a service, which the control server has checked."""
         metrics = telemetry.metrics
         games = telemetry.fields.get("episodes", [])
         if telemetry.role != "evaluator":
@@ -89,14 +89,14 @@ class Reporter:
             self.evaluated_version = max(self.evaluated_version, version)
             if games:
                 self.writer.add_evaluation(version, games, **self._counts())
-            log.info("evaluation of version %d: return %.2f", version, metrics[EVALUATION_RETURN])
+            _log.info("evaluation of version %d: return %.2f", version, metrics[EVALUATION_RETURN])
         self.note(telemetry.source, {k: v for k, v in metrics.items() if k not in immediate})
         video = telemetry.blobs.get("video")
         if video is not None:
             self.films.put(telemetry.source, video, telemetry.blobs.get("mp4"), self._counters.steps)
 
     def tick(self, control: ControlServer, waited_s: float, note: str = "", force: bool = False) -> None:
-        """Writes what is due. `waited_s` is how long the learner has waited for batches in all."""
+        """Write what is due. `waited_s` is how long the learner has waited for batches in all."""
         now = time.monotonic()
         if force or now >= self._next_status:
             self._next_status = now + STATUS_PERIOD_S
@@ -107,7 +107,7 @@ class Reporter:
             self._write_rows()
 
     def close(self) -> None:
-        """Writes the rest and closes the files."""
+        """Write the rest and close the files."""
         self._write_rows()
         self.films.close()
         self.writer.close()
@@ -182,4 +182,4 @@ class Reporter:
         try:
             write_status(self._run_dir, status)
         except OSError as error:
-            log.warning("cannot write the status into %s: %s", self._run_dir, error)
+            _log.warning("cannot write the status into %s: %s", self._run_dir, error)

@@ -22,7 +22,7 @@ from common.config import Config, structural_hash, to_toml
 from common.data.schema import FieldSpec, compressed_if
 from common.envs import make_spec
 from common.errors import CheckpointError, TroupeError
-from common.rl.replay import annealed
+from common.rl.importance import annealed
 from common.runtime import Deadline, StopSignal
 from common.runtime.checkpoint import CheckpointWriter, load_newest
 from common.runtime.logging import Throttle
@@ -39,7 +39,7 @@ from services.learner.prefetch import Prefetcher
 from services.learner.reporter import Reporter
 from services.learner.usable import UsableItems
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 METRICS_PERIOD_UPDATES = 20
 """Scalars of an update are read this often: reading one from a GPU waits for everything before it."""
@@ -190,7 +190,7 @@ class Learner:
                     self._say_who_waits()
                 else:
                     self._learn(batch)
-                self._keep_house()
+                self._housekeeping()
             if self._complete():
                 self._learn_the_rest()
                 self._finish()
@@ -204,7 +204,7 @@ class Learner:
         return self.counters.steps >= self.config.run.total_steps
 
     def _learn_the_rest(self) -> None:
-        """Takes what a queue still holds: each of its items was meant to be learned from once.
+        """Take what a queue still holds: each of its items was meant to be learned from once.
 
         What fills no batch, and unrolls that are not complete, are left: they count as steps all the same.
         """
@@ -217,7 +217,7 @@ class Learner:
             if batch is not None:
                 self._learn(batch)
                 quiet = Deadline(QUIET_S)
-            self._keep_house()
+            self._housekeeping()
 
     def _learn(self, sample: SampleBatch) -> None:
         """One update, its priorities, and every so often a new parameter version."""
@@ -259,15 +259,15 @@ class Learner:
             self._publish()
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
-        """Notices a loss or a gradient that is not finite, up to METRICS_PERIOD_UPDATES late."""
-        self._refuse_nonsense([name for name, value in metrics.items() if not np.isfinite(value)])
+        """Notice a loss or a gradient that is not finite, up to METRICS_PERIOD_UPDATES late."""
+        self._raise_if_diverged([name for name, value in metrics.items() if not np.isfinite(value)])
 
     def _check_weights(self, arrays: dict[str, np.ndarray]) -> None:
         """Before they reach actors or the disk: what a bad update leaves in the weights is NaN."""
-        self._refuse_nonsense([name for name, array in arrays.items() if np.isnan(array).any()])
+        self._raise_if_diverged([name for name, array in arrays.items() if np.isnan(array).any()])
 
-    def _refuse_nonsense(self, bad: list[str]) -> None:
-        """Stops where any of these is not finite."""
+    def _raise_if_diverged(self, bad: list[str]) -> None:
+        """Stop where any of these is not finite."""
         if bad:
             raise DivergedError(
                 f"{', '.join(bad[:3])} not finite at update {self.counters.updates}: resume from the last "
@@ -282,7 +282,7 @@ class Learner:
         if self.inference is not None:
             self.inference.offer(self.counters.version, params)
 
-    def _keep_house(self) -> None:
+    def _housekeeping(self) -> None:
         """What has to be done now and then, between two updates."""
         self._collect()
         self.control.set_state(updates=self.counters.updates)
@@ -294,7 +294,7 @@ class Learner:
             self._begin_checkpoint()
 
     def _collect(self, limit_s: float = COLLECT_S) -> None:
-        """Takes in what the services have sent, for at most `limit_s`: they cannot keep the learner."""
+        """Take in what the services have sent, for at most `limit_s`: they cannot keep the learner."""
         deadline = Deadline(limit_s)
         with contextlib.suppress(queue.Empty):
             while not deadline.expired:
@@ -305,10 +305,10 @@ class Learner:
 
     def _say_who_waits(self) -> None:
         if self._throttle("wait"):
-            log.info("learner waits for batches: %s", self.prefetch.wait_reason)
+            _log.info("learner waits for batches: %s", self.prefetch.wait_reason)
 
     def _finish(self) -> None:
-        """Publishes the last parameters and waits, within a limit, until they have been evaluated."""
+        """Publish the last parameters and wait, within a limit, until they have been evaluated."""
         self._publish()
         # The status first: who sees a service leave looks there for whether that is in order.
         self.reporter.tick(self.control, self.prefetch.waited_s, note="complete", force=True)
@@ -322,8 +322,8 @@ class Learner:
             self.stop.wait(0.05)
 
     def _stay_for_latecomers(self) -> None:
-        """Answers for a while: services that start together with this one would wait for a learner."""
-        log.info(
+        """Answer for a while: services that start together with this one would wait for a learner."""
+        _log.info(
             "the run is complete at %d steps; telling whoever comes for %.0f s",
             self.counters.steps,
             self._linger_s,
@@ -342,11 +342,11 @@ class Learner:
             joined = here
             limit = deadline if joined else start
             if limit.expired:
-                log.warning("the last evaluation did not come within %.0f s", limit.elapsed_s)
+                _log.warning("the last evaluation did not come within %.0f s", limit.elapsed_s)
                 return
             note = "last evaluation" if joined else "waiting for the evaluator to start"
             if self._throttle(note):
-                log.info("%s, for at most %.0f s", note, limit.remaining_s)
+                _log.info("%s, for at most %.0f s", note, limit.remaining_s)
             self._collect()
             self.reporter.tick(self.control, self.prefetch.waited_s, note=note)
             self.stop.wait(0.1)
@@ -354,15 +354,15 @@ class Learner:
     # ------------------------------------------------------------ checkpoints
 
     def _checkpoint(self) -> None:
-        """Saves the run and waits, within a limit, until it is on the disk."""
+        """Save the run and wait, within a limit, until it is on the disk."""
         deadline = Deadline(CHECKPOINT_S)
         if self._writer.wait(deadline.remaining_s):
             self._begin_checkpoint()
         if not self._writer.wait(deadline.remaining_s):
-            log.error("the checkpoint is not on the disk after %.0f s: going on without it", CHECKPOINT_S)
+            _log.error("the checkpoint is not on the disk after %.0f s: going on without it", CHECKPOINT_S)
 
     def _begin_checkpoint(self) -> None:
-        """Saves the run unless nothing has happened since: copies of one state would push out others.
+        """Save the run unless nothing has happened since: copies of one state would push out others.
 
         Here only the copy is made; the disk is left to the writer, which must have nothing to do.
         """
@@ -383,7 +383,7 @@ class Learner:
 
         def written(path: Path) -> None:
             self._saved = reached
-            log.info("checkpoint %s (%d updates)", path.name, reached[1])
+            _log.info("checkpoint %s (%d updates)", path.name, reached[1])
 
         self._writer.begin(arrays, meta, written)
 
@@ -400,7 +400,7 @@ class Learner:
             raise CheckpointError(f"{path} does not say in meta.json how far the run was") from None
         self._saved = (self.counters.steps, self.counters.updates)
         self.run_id = str(meta.get("run", ""))
-        log.info(
+        _log.info(
             "resumed from %s: %d steps, %d updates", path.name, self.counters.steps, self.counters.updates
         )
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import zmq
 
 from common.errors import ConfigError
-from common.runtime.arguments import Parser
 from common.runtime.lifecycle import StopSignal, run_main
+from common.runtime.parser import Parser
 from common.runtime.startup import begin
 from common.wire.replay.client import ReplayClient
 from common.wire.security.key_options import add_key_arguments, make_security

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.data.table_config import TableConfig, check_tables, parse_table, table_meanings
 from common.errors import ConfigError
-from common.runtime.arguments import Parser, integer, real
+from common.runtime.parser import Parser, integer, real
 from common.runtime.startup import FIELDS_AT_LEARNER, add_service_arguments
 from common.wire.security.key_options import add_key_arguments
 

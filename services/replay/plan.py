@@ -68,7 +68,7 @@ def _size(size_bytes: int) -> str:
 
 
 def check_room(folder: Path, table: TableConfig, obs_bytes: int) -> None:
-    """Raises ConfigError where a full table could not be kept on this machine, over all its shards.
+    """Raise ConfigError where a full table could not be kept on this machine, over all its shards.
 
     `obs_bytes` is what one step's observation takes at least: 0 where it is compressed. Every item of a table
     that keeps what it has begins at a step of its own.

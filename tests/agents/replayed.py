@@ -4,7 +4,7 @@ import numpy as np
 
 from common.agents import make_agent
 from common.envs import make_vector
-from common.rl.replay import annealed, importance_weights
+from common.rl.importance import annealed, importance_weights
 from services.actor.local_inference import Rollout
 
 

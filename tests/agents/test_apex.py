@@ -7,7 +7,7 @@ from common.agents.apex import ApexConfig
 from common.data.accumulator import PRIORITY_FLOOR
 from common.envs import EnvSpec
 from common.errors import CheckpointError, ConfigError
-from common.rl.replay import importance_weights
+from common.rl.importance import importance_weights
 from common.spaces import ActionSpec
 
 VECTOR = EnvSpec("test:vector", (3,), "float32", ActionSpec.discrete(4), 0, 1, False)

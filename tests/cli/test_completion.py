@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from services import completion
 from services.__main__ import main
+
+ROOT = Path(__file__).parents[2]
 
 
 def offered(tmp_path, line):
@@ -15,6 +18,8 @@ def offered(tmp_path, line):
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
     asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "_ARGCOMPLETE_IFS": "\n"}
     code = "import sys; sys.modules['torch'] = None; from services.__main__ import main; main()"
+    asked["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(tmp_path)])
+    (tmp_path / "mine_too.py").touch()
     subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, timeout=60, check=True)
     return {word.strip() for word in answer.read_text().split("\n")}
 
@@ -29,6 +34,11 @@ def offered(tmp_path, line):
         ("troupe config ex", {"explain"}),
         ("troupe replay sn", {"snapshot"}),
         ("troupe replay serve --dat", {"--data-dir"}),
+        ("troupe env check atari:pon", {"atari:pong"}),
+        ("troupe env check gym:CartPole-v", {"gym:CartPole-v0", "gym:CartPole-v1"}),
+        ("troupe env check gym:CartPole-v1 --env.rew", {"--env.reward_clip"}),
+        ("troupe actor --mod", {"--modules"}),
+        ("troupe eval runs/x --modules mine", {"mine_too"}),
     ],
 )
 def test_what_may_stand_here_is_offered(tmp_path, line, words):

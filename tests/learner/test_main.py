@@ -1,7 +1,7 @@
 import pytest
 
 from common.config import load_config
-from common.config.arguments import parse_with_fields
+from common.config.field_options import parse_with_fields
 from common.errors import ConfigError
 from services.learner.__main__ import parser, run_config
 

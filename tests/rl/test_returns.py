@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.rl import returns
-from common.rl.replay import annealed, importance_weights
+from common.rl.importance import annealed, importance_weights
 
 
 def test_double_q_target_by_hand():

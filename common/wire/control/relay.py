@@ -67,7 +67,7 @@ class HostRelay:
         self._client: sockets.Socket | None = None
         # Who waits for a newer version: its request, the version that it has, and which we had when it asked.
         self._waiting: dict[bytes, tuple[int, int, int]] = {}
-        self._unanswered = False
+        self._in_flight = False
         self._shunned_until_s = 0.0
         self._elect()
 
@@ -119,17 +119,17 @@ class HostRelay:
     def ask(self, version: int, request_id: int) -> bool:
         """Ask the relay for parameters newer than `version`; False where the learner has to be asked."""
         now_s = time.monotonic()
-        if self._unanswered:
-            self._unanswered = False
+        if self._in_flight:
+            self._in_flight = False
             _log.info("%s: the relay of this host does not answer: asking the learner", self._name)
             self._avoid(now_s + _SHUN_S)
         if self._client is None or now_s < self._shunned_until_s:
             return False
         question = messages.ParamsGet(version=version).message(request_id)
-        self._unanswered = sockets.send(self._client, question)
-        if not self._unanswered:  # nobody is there, or not yet
+        self._in_flight = sockets.send(self._client, question)
+        if not self._in_flight:  # nobody is there, or not yet
             self._avoid(now_s + _ABSENT_S)
-        return self._unanswered
+        return self._in_flight
 
     def _avoid(self, until_s: float) -> None:
         """Ask the learner for a while, and take over if the lock is free."""
@@ -142,7 +142,7 @@ class HostRelay:
             return None
         message = sockets.receive(self._client)
         if message is not None:
-            self._unanswered = False
+            self._in_flight = False
         return message
 
     # -- as the relay --

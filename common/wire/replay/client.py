@@ -374,9 +374,9 @@ class ReplayClient(Sampler):
         return heard
 
     def _look_after(self) -> None:
-        """Have the connection kept alive, and everything that is unanswered sent again over a new one."""
-        unanswered = len(self._inserts) + len(self._requests) + self._question
-        waiting = unanswered > 0 or self._session is None or not self._credit
+        """Have the connection kept alive, and everything that is pending sent again over a new one."""
+        pending = len(self._inserts) + len(self._requests) + self._question
+        waiting = pending > 0 or self._session is None or not self._credit
         asking = not self._credit or self._inserts_put_off or self._requests.overdue(SAMPLE_PATIENCE_S)
         self._pings.send(self._link, asking=asking)
         if self._link.maintain(waiting=waiting):

@@ -18,7 +18,7 @@ from common.data.packing import Packer, PackingError, pack_entries, unpack_frame
 from common.data.sample import Sample, Share
 from common.data.schema import MAX_FIELD_BYTES, Chunk, FieldSpec, Items, check_chunk
 from common.errors import ConfigError
-from common.rl.replay import importance_weights
+from common.rl.importance import importance_weights
 from common.wire import messages, types
 from common.wire.body import Array, Body
 from common.wire.codec import DTYPES, Dtype, Message, WireError

@@ -28,7 +28,7 @@ def importance_weights(probabilities: np.ndarray, min_probability: float, expone
 
 
 def annealed(start: float, final: float, done: float, period: float) -> float:
-    """Moves linearly from `start` to `final` while `done` goes from 0 to `period`, if that is not 0."""
+    """Move linearly from `start` to `final` while `done` goes from 0 to `period`, if that is not 0."""
     if period <= 0:
         return start
     return start + (final - start) * min(1.0, done / period)

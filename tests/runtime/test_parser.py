@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 from common.errors import ConfigError
-from common.runtime.arguments import Parser, integer, real
+from common.runtime.parser import Parser, integer, real
 
 WRONG = [
     ("learner", "--log-level info", "required: --run-dir"),
