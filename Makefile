@@ -51,7 +51,8 @@ train: setup ## learn Atari Pong on this machine (TensorBoard on port 6006; Ctrl
 	$(BIN)/troupe train pong-apex $(ARGS)
 
 test: setup lint ## everything that CI checks
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --cov --cov-report= $(ARGS)
+	@echo "covered: $$($(BIN)/coverage report --format=total) % of all lines, without the processes that tests start"
 
 test-deploy: setup $(DEPLOY_VENV)/.installed ## what is under deploy/: Terraform against a stand-in for AWS, Packer, boot, containers
 	@for tool in terraform packer docker chromium; do command -v $$tool >/dev/null || \
@@ -122,4 +123,4 @@ scale: ## change the number of actor processes in AWS: make scale ACTORS=192
 	$(TERRAFORM) apply $(TF_ARGS)
 
 clean: ## remove .venv and caches (runs stay)
-	rm -rf $(VENV) $(DEPLOY_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+	rm -rf $(VENV) $(DEPLOY_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .import_linter_cache build *.egg-info

@@ -3,6 +3,9 @@
 from pathlib import Path
 
 import pytest
+import zmq
+
+from tests.data import replays
 
 SECOND_TRY = {
     *("actor", "cli", "evaluator", "examples", "front_door"),
@@ -18,3 +21,18 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in folders):
             item.add_marker(mark)
+
+
+@pytest.fixture
+def context():
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture(autouse=True)
+def _closed_replays():
+    """What a test has opened is closed after it."""
+    yield
+    for replay in list(replays.OPENED):
+        replay.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,8 +21,8 @@ from common.wire.control.server import ControlServer
 from services.actor.service import ActorService
 from services.learner import inference as module
 from services.learner.inference import CentralInference
+from tests.harness import PATIENCE_S, InThread, bind, until
 from tests.learner.test_inference import FakeReplay, check_consecutive
-from tests.wire import conftest
 
 OVERRIDES = {
     "env.id": "tests.envs.counting:Counting-v0",
@@ -36,10 +35,6 @@ OVERRIDES = {
     "inference.timeout_ms": "1",
     "net.connect_timeout_s": "60",
 }
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    return conftest.until(condition, 60.0)
 
 
 class Learner:
@@ -72,7 +67,7 @@ class Learner:
         self.inference.endpoint = "tcp://127.0.0.1:*"
         self.inference.start()
         self.control.inference_endpoint = self.inference.endpoint
-        conftest.bind(self.control.start)
+        bind(self.control.start)
         self.offer(1)
 
     def offer(self, version: int) -> None:
@@ -85,26 +80,10 @@ class Learner:
         self.inference.stop()
 
 
-class Running:
-    """An actor in a thread of this process."""
-
-    def __init__(self, context: zmq.Context, learner: Learner, name: str = "actor-0") -> None:
-        self.stop = StopSignal()
-        self.error: BaseException | None = None
-        endpoint = learner.control.control_endpoint
-        self.service = ActorService(context, endpoint, name, self.stop, modules=["tests.envs"])
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.service.run()
-        except BaseException as error:
-            self.error = error
-
-    def join(self) -> None:
-        self.thread.join(60)
-        assert not self.thread.is_alive()
+def run_actor(context: zmq.Context, learner: Learner, name: str = "actor-0") -> InThread:
+    stop = StopSignal()
+    endpoint = learner.control.control_endpoint
+    return InThread(ActorService(context, endpoint, name, stop, modules=["tests.envs"]), stop)
 
 
 @pytest.fixture
@@ -121,8 +100,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     for one in running:
         one.stop() if isinstance(one, Learner) else one.stop.set()
     for one in running:
-        if isinstance(one, Running):
-            one.join()
+        if isinstance(one, InThread):
+            one.wait(PATIENCE_S)
     context.destroy(linger=0)
 
 
@@ -132,13 +111,12 @@ def config_of(**more: str) -> Config:
 
 def test_acts_until_the_run_is_done(start: Callable[..., Any]) -> None:
     learner = start(Learner, config_of())
-    actor = start(Running, learner)
+    actor = start(run_actor, learner)
     until(lambda: len(learner.chunks) > 20)
     learner.offer(7)
     until(lambda: learner.chunks[-1].version == 7)
     learner.control.set_state(updates=1, stopping=True)
     actor.join()
-    assert actor.error is None
     until(lambda: not learner.control.peers())  # it said BYE
     reports = []
     while not learner.control.telemetry.empty():
@@ -171,7 +149,7 @@ def check_windows(chunks: list[Chunk]) -> set[int]:
 @pytest.mark.parametrize("slots", [3, 1])  # in two groups as before, and in one
 def test_begins_again_with_a_restarted_learner_in_fewer_slots(start: Callable[..., Any], slots: int) -> None:
     first = start(Learner, config_of())
-    actor = start(Running, first)
+    actor = start(run_actor, first)
     until(lambda: len(first.chunks) > 5)
     where = first.control.control_endpoint
     first.stop()
@@ -181,27 +159,24 @@ def test_begins_again_with_a_restarted_learner_in_fewer_slots(start: Callable[..
     assert [peer["slots"] for peer in second.control.peers()] == [list(range(slots))]
     check_windows(first.chunks)
     assert len(check_windows(second.chunks)) == slots
-    actor.stop.set()
-    actor.join()
-    assert actor.error is None
+    actor.end()
 
 
 def test_says_that_the_learner_has_come_back_in_another_mode(start: Callable[..., Any]) -> None:
     first = start(Learner, config_of())
-    actor = start(Running, first)
+    actor = start(run_actor, first)
     until(lambda: first.chunks)
     where = first.control.control_endpoint
     first.stop()
     start(Learner, config_of(inference__mode="local"), where)
-    actor.join()
-    assert isinstance(actor.error, PeerError)
-    assert "inference.mode local" in str(actor.error)
+    with pytest.raises(PeerError, match=r"inference\.mode local"):
+        actor.join()
 
 
 def test_two_actors_share_the_slots_and_the_batches(start: Callable[..., Any]) -> None:
     learner = start(Learner, config_of(actor__processes="2", inference__min_batch="10"))
     for number in range(2):
-        start(Running, learner, f"actor-{number}")
+        start(run_actor, learner, f"actor-{number}")
     until(lambda: len(check_windows(learner.chunks)) == 10)
     assert sorted(s for peer in learner.control.peers() for s in peer["slots"]) == list(range(10))
 

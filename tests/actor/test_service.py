@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -26,6 +25,7 @@ from common.wire.replay import sharded
 from services.actor import service as module
 from services.actor.service import ActorService
 from services.actor.timing import Timing
+from tests.harness import InThread, bind, until
 
 OVERRIDES = {
     "env.id": "gym:CartPole-v1",
@@ -72,13 +72,6 @@ Replay: TypeAlias = type[FakeReplay]
 
 
 @pytest.fixture
-def context() -> Iterator[Context]:
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
-
-@pytest.fixture
 def replay(monkeypatch: pytest.MonkeyPatch) -> Replay:
     FakeReplay.chunks = []
     FakeReplay.closed_for_inserts = False
@@ -116,32 +109,9 @@ def publish(server: ControlServer, version: int = 0) -> None:
     server.publish(version, make_agent(config.agent, make_spec(config.env), seed=version).params())
 
 
-class Running:
-    """An actor in a thread of this process."""
-
-    def __init__(self, context: Context, server: ControlServer, name: str = "actor-0", **kwargs: Any) -> None:
-        self.stop = StopSignal()
-        self.error: BaseException | None = None
-        self.service = ActorService(context, server.control_endpoint, name, self.stop, **kwargs)
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.service.run()
-        except BaseException as error:
-            self.error = error
-
-    def join(self) -> None:
-        self.thread.join(60)
-        assert not self.thread.is_alive()
-
-
-def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.01)
+def run_actor(context: Context, server: ControlServer, name: str = "actor-0", **kwargs: Any) -> InThread:
+    stop = StopSignal()
+    return InThread(ActorService(context, server.control_endpoint, name, stop, **kwargs), stop)
 
 
 def reports(server: ControlServer) -> list[Telemetry]:
@@ -159,13 +129,12 @@ def _shard_for_actors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_acts_until_the_run_is_done(context: Context, control: ControlServer, replay: Replay) -> None:
     publish(control)
-    actor = Running(context, control)
-    wait_for(lambda: len(replay.chunks) > 20)
+    actor = run_actor(context, control)
+    until(lambda: len(replay.chunks) > 20)
     assert [peer["slots"] for peer in control.peers()] == [[0, 1, 2, 3]]
     control.set_state(stopping=True)
     actor.join()
-    assert actor.error is None
-    wait_for(lambda: not control.peers())  # it said BYE
+    until(lambda: not control.peers())  # it said BYE
     config = load_config(overrides=OVERRIDES)
     agent = make_agent(config.agent, make_spec(config.env))
     for chunk in replay.chunks:
@@ -179,12 +148,10 @@ def test_acts_until_the_run_is_done(context: Context, control: ControlServer, re
 
 def test_stop_signal_flushes_first(context: Context, control: ControlServer, replay: Replay) -> None:
     publish(control)
-    actor = Running(context, control, slots=2)
-    wait_for(lambda: replay.chunks)
-    actor.stop.set()
-    actor.join()
-    assert actor.error is None
-    wait_for(lambda: not control.peers())  # it said BYE, after its last report
+    actor = run_actor(context, control, slots=2)
+    until(lambda: replay.chunks)
+    actor.end()
+    until(lambda: not control.peers())  # it said BYE, after its last report
     steps = reports(control)[-1].metrics["actor/steps"]
     # Only the n newest steps of each running episode cannot be inserted.
     assert steps - 2 * 3 <= sum(chunk.steps for chunk in replay.chunks) <= steps
@@ -192,40 +159,37 @@ def test_stop_signal_flushes_first(context: Context, control: ControlServer, rep
 
 def test_takes_newer_parameters(context: Context, control: ControlServer, replay: Replay) -> None:
     publish(control, 0)
-    actor = Running(context, control)
-    wait_for(lambda: replay.chunks)
+    actor = run_actor(context, control)
+    until(lambda: replay.chunks)
     publish(control, 7)
-    wait_for(lambda: replay.chunks[-1].version == 7)
-    wait_for(lambda: any(r.metrics["params/staleness"] == 0 for r in reports(control)))
-    actor.stop.set()
-    actor.join()
+    until(lambda: replay.chunks[-1].version == 7)
+    until(lambda: any(r.metrics["params/staleness"] == 0 for r in reports(control)))
+    actor.end()
 
 
 def test_two_actors_share_the_slots(context: Context, control: ControlServer, replay: Replay) -> None:
     publish(control)
-    actors = [Running(context, control, f"actor-{i}") for i in range(2)]
-    wait_for(lambda: sorted(s for peer in control.peers() for s in peer["slots"]) == list(range(8)))
-    wait_for(lambda: all(hasattr(getattr(a.service, "_acting", None), "rollout") for a in actors))
+    actors = [run_actor(context, control, f"actor-{i}") for i in range(2)]
+    until(lambda: sorted(s for peer in control.peers() for s in peer["slots"]) == list(range(8)))
+    until(lambda: all(hasattr(getattr(a.service, "_acting", None), "rollout") for a in actors))
     ladders = np.concatenate([a.service._acting.rollout.epsilons for a in actors])
     assert len(np.unique(ladders)) == 8
     for actor in actors:
         actor.stop.set()
     for actor in actors:
         actor.join()
-        assert actor.error is None
 
 
 def test_pauses_without_credit(context: Context, control: ControlServer, replay: Replay) -> None:
     publish(control)
     replay.closed_for_inserts = True
-    actor = Running(context, control)
-    wait_for(lambda: any(r.metrics["actor/insert_blocked_s"] > 0.3 for r in reports(control)))
+    actor = run_actor(context, control)
+    until(lambda: any(r.metrics["actor/insert_blocked_s"] > 0.3 for r in reports(control)))
     paused_at = reports_after(control, 0.3)[-1].metrics["actor/steps"]
     assert reports_after(control, 0.3)[-1].metrics["actor/steps"] == paused_at
     replay.closed_for_inserts = False
-    wait_for(lambda: any(r.metrics["actor/steps"] > paused_at for r in reports(control)))
-    actor.stop.set()
-    actor.join()
+    until(lambda: any(r.metrics["actor/steps"] > paused_at for r in reports(control)))
+    actor.end()
 
 
 def reports_after(server: ControlServer, seconds: float) -> list[Telemetry]:
@@ -233,21 +197,12 @@ def reports_after(server: ControlServer, seconds: float) -> list[Telemetry]:
     return reports(server)
 
 
-def starts(server: ControlServer) -> bool:
-    """Start `server`; False while the port is still being closed, which libzmq does in the background."""
-    try:
-        server.start()
-    except ConfigError:
-        return False
-    return True
-
-
 def test_follows_a_restarted_learner_to_other_slots(
     context: Context, control: ControlServer, replay: Replay
 ) -> None:
     publish(control)
-    actor = Running(context, control)
-    wait_for(lambda: replay.chunks)
+    actor = run_actor(context, control)
+    until(lambda: replay.chunks)
     endpoint = control.control_endpoint
     control.stop()
     config = load_config(overrides=OVERRIDES)
@@ -261,16 +216,14 @@ def test_follows_a_restarted_learner_to_other_slots(
         heartbeat_s=0.1,
         liveness_s=60.0,
     )
-    wait_for(lambda: starts(again))
+    bind(again.start)
     publish(again, 1)
-    wait_for(lambda: any(peer["slots"] == [0, 1, 2] for peer in again.peers()))
-    wait_for(lambda: actor.service._acting.rollout.env.num_slots == 3)
+    until(lambda: any(peer["slots"] == [0, 1, 2] for peer in again.peers()))
+    until(lambda: actor.service._acting.rollout.env.num_slots == 3)
     before = actor.service._acting.rollout.timing.steps
-    wait_for(lambda: actor.service._acting.rollout.timing.steps > before + 30)
-    wait_for(lambda: replay.chunks[-1].version == 1)
-    actor.stop.set()
-    actor.join()
-    assert actor.error is None
+    until(lambda: actor.service._acting.rollout.timing.steps > before + 30)
+    until(lambda: replay.chunks[-1].version == 1)
+    actor.end()
     again.stop()
 
 
@@ -280,11 +233,9 @@ def test_an_actor_that_is_restarted_does_not_play_the_same_games_again(
     def first_obs(control: ControlServer) -> bytes:
         """Where the first game of a new actor process begins."""
         replay.chunks.clear()
-        actor = Running(context, control)
-        wait_for(lambda: replay.chunks)
-        actor.stop.set()
-        actor.join()
-        assert actor.error is None
+        actor = run_actor(context, control)
+        until(lambda: replay.chunks)
+        actor.end()
         return replay.chunks[0].fields["obs"][0].tobytes()
 
     publish(control)
@@ -297,10 +248,9 @@ def test_an_actor_that_is_restarted_does_not_play_the_same_games_again(
 
 
 def test_no_parameters_is_one_line(context: Context, control: ControlServer, replay: Replay) -> None:
-    actor = Running(context, control)
-    actor.join()
-    assert isinstance(actor.error, PeerError)
-    assert "no parameters" in str(actor.error)
+    actor = run_actor(context, control)
+    with pytest.raises(PeerError, match="no parameters"):
+        actor.join()
 
 
 def test_no_learner_is_one_line(context: Context, replay: Replay) -> None:
@@ -354,10 +304,9 @@ def test_a_module_that_nobody_has_permitted_here_is_not_imported(
     agent = config.agent.model_copy(update={"algorithm": algorithm})
     server = server_of(context, config.model_copy(update={"agent": agent}))
     try:
-        actor = Running(context, server)
-        actor.thread.join(60)
-        assert isinstance(actor.error, ConfigError)
-        assert f"runs the module {module}" in str(actor.error)
+        actor = run_actor(context, server)
+        with pytest.raises(ConfigError, match=f"runs the module {module}"):
+            actor.join()
         assert module not in sys.modules
         words = [sys.executable, "-m", "services.evaluator", "--learner", server.control_endpoint]
         evaluator = subprocess.run(words, capture_output=True, text=True, timeout=120)

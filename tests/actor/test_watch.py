@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from common.config.schema import EnvConfig
 from common.envs import VectorEnv, make_vector
 from services.actor.watch import EnvWatch
+from tests.harness import until
 
 BROKEN = "tests.envs.broken:Broken-v0"
 Reports = list[tuple[dict[str, float], dict[str, str]]]
@@ -36,13 +36,6 @@ def watch() -> Iterator[Callable[[VectorEnv, float], tuple[EnvWatch, Reports]]]:
     yield watch
     for each in watches:
         each.close()
-
-
-def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never happened"
-        time.sleep(0.02)
 
 
 def test_failures_are_counted_and_the_last_is_told(

@@ -13,10 +13,9 @@ from common.data.arena import Arena
 from common.data.columns import Payload
 from common.data.inserts import Insert
 from common.data.packing import pack_entries, unpack_frame
-from common.data.replay import Replay
 from common.data.schema import FieldSpec, Items
-from common.data.table import TableConfig
 from common.errors import ConfigError
+from tests.data.replays import open_replay
 
 FRAME = (24, 24)
 SPECS = (
@@ -49,7 +48,7 @@ def insert(sequence, steps, lengths):
 
 
 def fill(folder, *, capacity=1000, chunks=5, lengths=(1,)):
-    replay = Replay(folder, [TableConfig(capacity=capacity)], budget_bytes=1 << 22, seed=0)
+    replay = open_replay(folder, capacity, 1 << 22)
     for sequence in range(1, chunks + 1):
         replay.insert(insert(sequence, 8, lengths))
     return replay

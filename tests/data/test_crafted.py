@@ -8,7 +8,7 @@ import pytest
 from common.data.snapshot import MANIFEST_FILE, restore_snapshot
 from common.data.store import SIGNATURE_FILE
 from common.errors import CheckpointError, ConfigError
-from tests.data.test_replay import open_replay, simple
+from tests.data.replays import open_replay, simple
 
 DEEP = "[" * 100_000
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from common.data import producers as module
 from common.data.inserts import GapError, RefusedError
 from common.data.producers import Producers
-from tests.data.test_replay import contents, open_replay, simple
+from tests.data.replays import contents, open_replay, simple
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["stored", "refused", "left out", "reopened"]), st.integers(1, 100)),

@@ -10,16 +10,14 @@ from hypothesis import strategies as st
 
 from common.data import producers as producers_module
 from common.data.inserts import HeldError
-from common.data.replay import Replay
-from common.data.table_config import parse_table
-from tests.data.test_replay import check_windows, simple
-from tests.data.test_tables import first_steps, several
+from tests.data import replays
+from tests.data.replays import check_windows, first_steps, several, simple
 
 TABLES = ("default:capacity=400", "queue:limiter=queue,capacity=300")
 
 
 def open_tables(folder, budget, *texts):
-    return Replay(folder, [parse_table(text) for text in texts or TABLES], budget_bytes=budget, seed=0)
+    return replays.open_tables(folder, *(texts or TABLES), budget=budget)
 
 
 OPERATION = st.one_of(

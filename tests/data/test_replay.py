@@ -10,84 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.data.columns import Payload
-from common.data.inserts import GapError, Insert, RefusedError
-from common.data.packing import pack_entries, unpack_frame
+from common.data.inserts import GapError, RefusedError
 from common.data.producers import MAX_PRODUCERS
-from common.data.replay import Replay
-from common.data.schema import FieldSpec, Items
+from common.data.schema import FieldSpec
 from common.data.table import TableConfig
 from common.errors import ConfigError
-
-FRAME = (6, 5)
-SPECS = (
-    FieldSpec("obs", "uint8", FRAME, before=3, after=2, compress=True),
-    FieldSpec("raw", "int32", (2,), before=1),
-    FieldSpec("action", "int64", ()),
+from tests.data.replays import (
+    BUDGET,
+    FRAME,
+    SPECS,
+    check_windows,
+    contents,
+    make_insert,
+    open_replay,
+    open_tables,
+    simple,
 )
-BUDGET = 1 << 24
-
-
-def open_replay(folder, capacity=50, budget=BUDGET, **options):
-    return Replay(folder, [TableConfig(capacity=capacity, **options)], budget_bytes=budget, seed=0)
-
-
-def entry(number):
-    """The frame of one global entry number."""
-    return ((number * 7 + np.arange(30)) % 256).astype(np.uint8).reshape(FRAME)
-
-
-def make_insert(
-    sequence, start, steps, offsets, lengths, priorities, *, incarnation=9, table="default", specs=SPECS
-):
-    """A chunk whose entries tell their global number: step i of the chunk is number start + i."""
-    obs = np.stack([entry(start + i) for i in range(-3, steps + 2)])
-    raw = np.stack([np.full(2, start + i, np.int32) for i in range(-1, steps)])
-    payloads = {
-        "obs": Payload(*pack_entries(obs)),
-        "raw": Payload(raw),
-        "action": Payload(np.arange(start, start + steps, dtype=np.int64)),
-    }
-    items = Items(np.array(offsets, np.int32), np.array(lengths, np.int32), np.array(priorities, np.float64))
-    return Insert(incarnation, sequence, sequence, specs, payloads, steps, 4, {table: items})
-
-
-def simple(sequence, start, count, priority=1.0):
-    return make_insert(sequence, start, count, range(count), [1] * count, [priority] * count)
-
-
-def check_windows(sample):
-    """Every window of the sample is what its first step says."""
-    longest = int(sample.lengths.max())
-    count = len(sample.ids)
-    obs = unpack_frame(sample.arrays["obs"].data, (count, 3 + longest + 2, *FRAME), "uint8")
-    assert sample.arrays["raw"].shape == (count, 1 + longest, 2)
-    for row in range(count):
-        start, length = int(sample.arrays["action"][row, 0]), int(sample.lengths[row])
-        for field, before, after in (("obs", 3, 2), ("raw", 1, 0), ("action", 0, 0)):
-            window = obs[row] if field == "obs" else sample.arrays[field][row]
-            for i in range(before + longest + after):
-                number = start - before + min(i, before + length + after - 1)
-                expected = {"obs": entry(number), "raw": [number, number], "action": number}[field]
-                assert np.array_equal(window[i], expected)
-
-
-def contents(replay):
-    """Id -> (first step, length, raw priority) of every item."""
-    table = replay.tables["default"]
-    slots = table.filled()
-    items = table.items(slots)
-    if not len(slots):
-        return {}
-    arrays = replay.store.gather(
-        items["row"].astype(np.int64), items["offset"].astype(np.int64), items["length"].astype(np.int64)
-    )
-    starts = arrays["action"][:, 0]
-    priorities = table.priorities(slots)
-    return {
-        int(i): (int(s), int(n), float(p))
-        for i, s, n, p in zip(items["id"], starts, items["length"], priorities, strict=True)
-    }
-
 
 CHUNK = st.tuples(st.integers(1, 12), st.integers(1, 8), st.floats(0, 10))
 OPERATION = st.one_of(
@@ -396,9 +334,9 @@ def test_a_full_disk_evicts_instead_of_growing(tmp_path, monkeypatch):
 
 def test_a_folder_with_other_fields_than_those_wanted_is_refused(tmp_path):
     table = TableConfig(capacity=10)
-    first = Replay(tmp_path, [table], budget_bytes=1 << 22, specs=SPECS)
+    first = open_tables(tmp_path, table, specs=SPECS)
     first.insert(make_insert(1, 0, 3, [0], [1], [1.0]))
     first.close()
-    Replay(tmp_path, [table], budget_bytes=1 << 22, specs=SPECS).close()
+    open_tables(tmp_path, table, specs=SPECS).close()
     with pytest.raises(ConfigError, match="holds items with other fields"):
-        Replay(tmp_path, [table], budget_bytes=1 << 22, specs=SPECS[:1])
+        open_tables(tmp_path, table, specs=SPECS[:1])

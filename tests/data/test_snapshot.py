@@ -14,21 +14,20 @@ from fsspec.implementations.memory import MemoryFileSystem
 from common.data import snapshot as snapshots
 from common.data.destinations import open_destination
 from common.data.inserts import HeldError
-from common.data.replay import Replay
 from common.data.snapshot import MANIFEST_FILE, Snapshot, restore_snapshot
 from common.data.table_config import parse_table
 from common.errors import CheckpointError, ConfigError
 from common.installation import install_command
 from services.replay.folder import clear
 from services.replay.snapshots import Snapshots
-from tests.data.test_replay import BUDGET, check_windows, contents, simple
-from tests.data.test_tables import check_everything, first_steps, several
+from tests.data import replays
+from tests.data.replays import BUDGET, check_everything, check_windows, contents, first_steps, several, simple
 
 TABLES = ("default:capacity=300", "best:capacity=20,remover=lowest", "queue:limiter=queue,capacity=1000")
 
 
 def open_tables(folder, *texts, budget=BUDGET):
-    return Replay(folder, [parse_table(text) for text in texts or TABLES], budget_bytes=budget, seed=0)
+    return replays.open_tables(folder, *(texts or TABLES), budget=budget)
 
 
 def fill(replay, chunks=50, first=1):

@@ -7,36 +7,20 @@ from hypothesis import strategies as st
 
 from common.data import inserts
 from common.data.inserts import HeldError, RefusedError
-from common.data.replay import Replay
+from common.data.schema import Items
 from common.data.table import MAX_PRIORITY
 from common.data.table_config import STEEPEST, TableConfig, parse_table
 from common.errors import ConfigError
-from tests.data.test_replay import BUDGET, Items, check_windows, make_insert, simple
-
-
-def open_tables(folder, *texts, budget=BUDGET, seed=0):
-    return Replay(folder, [parse_table(text) for text in texts], budget_bytes=budget, seed=seed)
-
-
-def first_steps(replay, name):
-    """First step -> id of every item of a table, oldest first."""
-    table = replay.tables[name]
-    slots = table.filled()
-    items = table.items(slots)
-    if not len(slots):
-        return {}
-    arrays = replay.store.gather(
-        items["row"].astype(np.int64), items["offset"].astype(np.int64), items["length"].astype(np.int64)
-    )
-    starts = arrays["action"][:, 0]
-    return dict(sorted(zip(starts.tolist(), items["id"].tolist(), strict=True)))
-
-
-def several(sequence, start, count, *tables, priority=1.0):
-    """A chunk with one item per step for each of the tables."""
-    insert = simple(sequence, start, count, priority)
-    insert.items = dict.fromkeys(tables, insert.items["default"])
-    return insert
+from tests.data.replays import (
+    BUDGET,
+    check_everything,
+    check_windows,
+    first_steps,
+    make_insert,
+    open_tables,
+    several,
+    simple,
+)
 
 
 def test_tables_share_chunks_without_copies(tmp_path):
@@ -92,7 +76,7 @@ def test_every_kind_of_table_keeps_its_items_whole(tmp_path_factory, tables, ope
     budget = 6000 if small else BUDGET
 
     def reopen():
-        return Replay(folder, configs, budget_bytes=budget, seed=1)
+        return open_tables(folder, *configs, budget=budget, seed=1)
 
     replay = reopen()
     rng = np.random.default_rng(0)
@@ -138,25 +122,6 @@ def test_every_kind_of_table_keeps_its_items_whole(tmp_path_factory, tables, ope
             assert (replay.store.chunks if replay.store else 0) == chunks
         check_everything(replay)
     replay.close()
-
-
-def check_everything(replay):
-    """References, sizes and windows agree."""
-    if replay.store is None:
-        return
-    references = np.zeros_like(replay.store.references)
-    for name, table in replay.tables.items():
-        slots = table.filled()
-        assert table.size == len(slots) <= table.config.slots
-        items = table.items(slots)
-        np.add.at(references, items["row"], 1)
-        assert np.array_equal(replay.store.commits[items["row"]], items["commit"])
-        if table.config.max_times_sampled:
-            assert np.all(items["sampled"] < table.config.max_times_sampled)
-        assert len(first_steps(replay, name)) == len(slots), "an item shows the data of another"
-    live = np.flatnonzero(replay.store.commits)
-    assert np.array_equal(np.flatnonzero(references), live), "a chunk without items, or items without one"
-    assert np.array_equal(references, replay.store.references)
 
 
 @pytest.mark.parametrize(
@@ -415,11 +380,8 @@ def test_two_tables_of_one_name_are_refused(tmp_path):
 def test_what_could_never_fit_is_refused_at_the_first_insert(tmp_path):
     def first(folder, capacity, *, must_fit=True):
         table = TableConfig(capacity=capacity)
-        replay = Replay(tmp_path / folder, [table], budget_bytes=1 << 20, must_fit=must_fit, seed=0)
-        try:
-            return replay.insert(simple(1, 0, 4))
-        finally:
-            replay.close()
+        replay = open_tables(tmp_path / folder, table, budget=1 << 20, must_fit=must_fit)
+        return replay.insert(simple(1, 0, 4))
 
     # Four items of 72 bytes that are not compressed.
     assert first("a", (1 << 20) * 4 // 72)

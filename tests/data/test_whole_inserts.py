@@ -14,10 +14,9 @@ import pytest
 import common.data
 from common.data import producers
 from common.data.changes import TornStateError
-from common.data.replay import Replay
 from common.data.schema import Items
 from common.data.table import TableConfig
-from tests.data.test_replay import make_insert
+from tests.data.replays import make_insert, open_tables
 
 TABLES = (
     TableConfig(capacity=12),
@@ -67,7 +66,7 @@ class FailingAt:
 
 
 def open_replay(folder, budget_bytes):
-    return Replay(folder, TABLES, budget_bytes=budget_bytes, seed=0)
+    return open_tables(folder, *TABLES, budget=budget_bytes)
 
 
 def chunk(sequence, tables):
@@ -198,7 +197,7 @@ def test_an_insert_that_memory_does_not_suffice_for_is_refused_before_anything_c
 
 def insert_without_memory(tmp_path):
     table = TableConfig(capacity=1 << 20)
-    replay = Replay(tmp_path, [table], budget_bytes=1 << 20, seed=0)
+    replay = open_tables(tmp_path, table, budget=1 << 20)
     assert replay.insert(chunk(1, ["default"]))
     before = stored(replay)
     limit, most = resource.getrlimit(resource.RLIMIT_AS)

@@ -20,8 +20,8 @@ from common.wire.control.client import ControlClient, new_incarnation
 from common.wire.replay.client import ReplayClient
 from common.wire.security.keys import load_keys, make_keys
 from common.wire.sockets import Security
+from tests.harness import until
 from tests.replay import processes
-from tests.wire.conftest import until
 
 CHAOS = bool(os.environ.get("TROUPE_CHAOS"))
 MESSAGES = int(os.environ.get("TROUPE_FUZZ_MESSAGES", "10_000_000" if CHAOS else "100_000"))

@@ -26,13 +26,7 @@ from common.wire.security.keys import load_keys, make_keys
 from common.wire.sockets import Security
 from services.learner import inference as module
 from services.learner.inference import CentralInference
-from tests.wire import conftest
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """With patience for busy machines."""
-    return conftest.until(condition, 60.0)
-
+from tests.harness import until
 
 ENV = EnvConfig(id="tests.envs.counting:Counting-v0", kwargs={"length": 7, "signed": True})
 SPEC = make_spec(ENV)

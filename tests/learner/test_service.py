@@ -16,6 +16,7 @@ from common.wire.control.client import ControlClient, new_incarnation
 from common.wire.control.server import Telemetry
 from services.learner import service
 from services.learner.service import DivergedError, Learner
+from tests.harness import InThread
 
 OVERRIDES = {
     "net.liveness_s": "5",
@@ -30,19 +31,10 @@ def make_config(tmp_path, **more):
     return load_config("cartpole-apex", None, {**OVERRIDES, **addresses, **more}, {})
 
 
-class Running:
-    """A learner in a thread of this process, without replay: enough for everything but updates."""
-
-    def __init__(self, config, run_dir, resume=False, **more):
-        self.stop = StopSignal()
-        self.learner = Learner(config, run_dir, resume=resume, stop=self.stop, **more)
-        self.thread = threading.Thread(target=self.learner.run)
-        self.thread.start()
-
-    def end(self):
-        self.stop.set()
-        self.thread.join(90)
-        assert not self.thread.is_alive()
+def run_learner(config, run_dir, resume=False, **more):
+    """A learner in a thread, without replay: enough for everything but updates."""
+    stop = StopSignal()
+    return InThread(Learner(config, run_dir, resume=resume, stop=stop, **more), stop)
 
 
 def report(config, metrics, fields=None, steps=0):
@@ -70,7 +62,7 @@ def report(config, metrics, fields=None, steps=0):
 
 def test_what_is_stopped_is_what_is_resumed(tmp_path):
     config = make_config(tmp_path)
-    running = Running(config, tmp_path)
+    running = run_learner(config, tmp_path)
     params = report(config, {}, steps=320)
     report(config, {}, {"episodes": [[20.0, 20]]}, steps=100)
     running.end()
@@ -78,8 +70,8 @@ def test_what_is_stopped_is_what_is_resumed(tmp_path):
     saved = load_newest(tmp_path / "checkpoints")
     assert status["steps"] == saved.meta["steps"] == 420
 
-    again = Running(config, tmp_path, resume=True)
-    assert again.learner.counters.steps == 420
+    again = run_learner(config, tmp_path, resume=True)
+    assert again.service.counters.steps == 420
     resumed = report(config, {}, steps=5)
     again.end()
     assert resumed.params["hidden.weight"].tolist() == params.params["hidden.weight"].tolist()
@@ -88,16 +80,15 @@ def test_what_is_stopped_is_what_is_resumed(tmp_path):
 
 def test_a_complete_run_ends_by_itself(tmp_path):
     config = make_config(tmp_path, **{"run.total_steps": "50", "evaluator.enabled": "false"})
-    running = Running(config, tmp_path)
+    running = run_learner(config, tmp_path)
     report(config, {}, steps=60)
-    running.thread.join(60)
-    assert not running.thread.is_alive()
+    running.join()
     assert load_newest(tmp_path / "checkpoints").meta["steps"] == 60
 
 
 def test_the_end_waits_for_an_evaluator_that_is_starting(tmp_path):
     config = make_config(tmp_path, **{"run.total_steps": "50"})
-    running = Running(config, tmp_path)
+    running = run_learner(config, tmp_path)
     report(config, {}, steps=60)
 
     def told():
@@ -106,7 +97,7 @@ def test_the_end_waits_for_an_evaluator_that_is_starting(tmp_path):
 
     deadline_s = time.monotonic() + 60
     while told() != "waiting for the evaluator to start":
-        assert running.thread.is_alive()
+        assert running.alive
         assert time.monotonic() < deadline_s, told()
         time.sleep(0.05)
     context = zmq.Context()
@@ -117,30 +108,27 @@ def test_the_end_waits_for_an_evaluator_that_is_starting(tmp_path):
         client.join(60.0)
         version = client.wait_params(60.0).version
         assert client.send_telemetry({"eval/episode_return": 3.0, "eval/version": float(version)})
-        running.thread.join(60)
-        assert not running.thread.is_alive()
+        running.join()
     finally:
         client.close()
         context.destroy(linger=0)
-    assert running.learner.reporter.evaluated_version == version
+    assert running.service.reporter.evaluated_version == version
 
 
 def test_the_end_does_not_wait_for_ever_for_an_evaluator(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "EVALUATOR_START_S", 0.5)
     config = make_config(tmp_path, **{"run.total_steps": "50"})
-    running = Running(config, tmp_path)
+    running = run_learner(config, tmp_path)
     report(config, {}, steps=60)
-    running.thread.join(60)
-    assert not running.thread.is_alive()
+    running.join()
 
 
 def test_a_run_that_is_complete_already_says_so_to_whoever_comes(tmp_path):
     config = make_config(tmp_path, **{"run.total_steps": "50", "evaluator.enabled": "false"})
-    first = Running(config, tmp_path, linger_s=600.0)  # says nothing to a run that only becomes complete
+    first = run_learner(config, tmp_path, linger_s=600.0)  # says nothing to a run that only becomes complete
     report(config, {}, steps=60)
-    first.thread.join(60)
-    assert not first.thread.is_alive()
-    again = Running(config, tmp_path, resume=True, linger_s=600.0)
+    first.join()
+    again = run_learner(config, tmp_path, resume=True, linger_s=600.0)
     context = zmq.Context()
     client = ControlClient(
         context, config.net.control, role="actor", name="late", incarnation=new_incarnation(), slots_wanted=1
@@ -156,14 +144,13 @@ def test_a_run_that_is_complete_already_says_so_to_whoever_comes(tmp_path):
         client.close()
         context.destroy(linger=0)
     again.end()  # does not wait for the rest of the time
-    at_once = Running(config, tmp_path, resume=True)
-    at_once.thread.join(60)
-    assert not at_once.thread.is_alive()
+    at_once = run_learner(config, tmp_path, resume=True)
+    at_once.join()
 
 
 def test_nonsense_from_a_service_does_not_stop_the_learner(tmp_path):
     config = make_config(tmp_path)
-    running = Running(config, tmp_path)
+    running = run_learner(config, tmp_path)
     report(config, {}, {"episodes": [{}]})
     report(config, {}, steps=20)
     running.end()
@@ -171,9 +158,9 @@ def test_nonsense_from_a_service_does_not_stop_the_learner(tmp_path):
 
 
 def test_a_flood_of_reports_neither_keeps_the_learner_nor_its_end(tmp_path):
-    running = Running(make_config(tmp_path), tmp_path)
+    running = run_learner(make_config(tmp_path), tmp_path)
     ended = threading.Event()
-    reports = running.learner.control.telemetry
+    reports = running.service.control.telemetry
 
     def flood():
         episodes = {"episodes": [[1.0, 2]] * 1000}
@@ -195,8 +182,7 @@ def test_a_flood_of_reports_neither_keeps_the_learner_nor_its_end(tmp_path):
         while (later := status()) <= first and time.monotonic() < deadline_s:
             time.sleep(0.05)
         running.stop.set()
-        running.thread.join(60)
-        ended_in_time = not running.thread.is_alive()
+        ended_in_time = running.wait(60)
     finally:
         ended.set()
         flooding.join()
@@ -226,14 +212,14 @@ def test_divergence_stops_before_it_is_saved_or_published(tmp_path):
 
 def test_an_idle_learner_pushes_no_checkpoint_out(tmp_path):
     config = make_config(tmp_path, **{"learner.checkpoint_period_s": "1", "learner.keep_checkpoints": "2"})
-    first = Running(config, tmp_path)
+    first = run_learner(config, tmp_path)
     report(config, {}, steps=20)
     first.end()
     saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
     assert len(saved) == 2  # of the start, and of the stop
-    idle = Running(config, tmp_path, resume=True)
+    idle = run_learner(config, tmp_path, resume=True)
     for _ in range(3):
-        idle.learner._next_checkpoint = 0.0
+        idle.service._next_checkpoint = 0.0
         time.sleep(0.5)
     idle.end()
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == saved
@@ -265,8 +251,8 @@ def begun(run_dir):
 
 def test_training_goes_on_while_a_slow_disk_writes(tmp_path, monkeypatch):
     config = make_config(tmp_path)
-    running = Running(config, tmp_path)
-    learner, folder = running.learner, tmp_path / "checkpoints"
+    running = run_learner(config, tmp_path)
+    learner, folder = running.service, tmp_path / "checkpoints"
     try:
         before = report(config, {}, steps=20)
         begun(tmp_path)
@@ -282,8 +268,7 @@ def test_training_goes_on_while_a_slow_disk_writes(tmp_path, monkeypatch):
             time.sleep(0.05)
         assert len(list(folder.glob("step-*"))) == 1
         running.stop.set()
-        running.thread.join(0.5)
-        assert running.thread.is_alive(), "it did not wait for what is being written"
+        assert not running.wait(0.5), "it did not wait for what is being written"
         disk.go_on.set()
     finally:
         running.end()
@@ -295,9 +280,9 @@ def test_training_goes_on_while_a_slow_disk_writes(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_hangs_cannot_keep_a_learner_that_stops(tmp_path, monkeypatch, caplog):
-    running = Running(make_config(tmp_path), tmp_path)
+    running = run_learner(make_config(tmp_path), tmp_path)
     first = begun(tmp_path)
-    report(running.learner.config, {}, steps=20)
+    report(running.service.config, {}, steps=20)
     disk = SlowDisk(monkeypatch)
     monkeypatch.setattr(service, "CHECKPOINT_S", 0.5)
     try:
@@ -306,13 +291,13 @@ def test_a_disk_that_hangs_cannot_keep_a_learner_that_stops(tmp_path, monkeypatc
         assert load_newest(tmp_path / "checkpoints").path == first
     finally:
         disk.go_on.set()
-    assert running.learner._writer.wait(60)
+    assert running.service._writer.wait(60)
 
 
 def test_resuming_needs_a_matching_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint"):
         Learner(make_config(tmp_path), tmp_path, resume=True, stop=StopSignal())
-    Running(make_config(tmp_path), tmp_path).end()
+    run_learner(make_config(tmp_path), tmp_path).end()
     with pytest.raises(CheckpointError, match="structural"):
         Learner(make_config(tmp_path, **{"agent.gamma": "0.5"}), tmp_path, resume=True, stop=StopSignal())
 

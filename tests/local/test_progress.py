@@ -16,11 +16,11 @@ from services.launcher import launcher, panel, progress
 from services.launcher.panel import LivePanel, render
 from services.launcher.progress import (
     Estimator,
+    RunView,
     ServiceView,
-    Snapshot,
     duration,
     plain_line,
-    snapshot_of,
+    run_view,
     verdict,
 )
 
@@ -57,7 +57,7 @@ RETURNS = {
 
 def view(status=STATUS, services=SERVICES, **values):
     options = {"min_items": 5_000, "capacity_items": 200_000, "cores": 2, "elapsed_s": 60.0} | values
-    return snapshot_of(status, total_steps=1_000_000, services=services, **options)
+    return run_view(status, total_steps=1_000_000, services=services, **options)
 
 
 def changed(**metrics):
@@ -212,7 +212,7 @@ def test_duration():
 
 
 def test_share_of_an_overshot_run():
-    assert Snapshot(10, steps=12).share == 1.0
+    assert RunView(10, steps=12).share == 1.0
 
 
 def test_troubles_of_environments_are_in_panel_and_line():
@@ -255,9 +255,9 @@ def test_ctrl_c_does_not_move_the_panel():
     """The terminal would show it as ^C behind the last line, and so push what is drawn next one line down."""
     code = (
         "import time; from services.launcher.panel import LivePanel\n"
-        "from services.launcher.progress import Snapshot\n"
+        "from services.launcher.progress import RunView\n"
         "panel = LivePanel('t', 'f'); panel.start()\n"
-        "try: panel.show(Snapshot(10)); panel.say('ready'); time.sleep(60)\n"
+        "try: panel.show(RunView(10)); panel.say('ready'); time.sleep(60)\n"
         "except KeyboardInterrupt: panel.say('stopping'); panel.stop()\n"
     )
     pid, terminal = pty.fork()

@@ -6,90 +6,23 @@ import numpy as np
 import pytest
 
 from common.data.changes import TornStateError
-from common.data.replay import Replay
-from common.data.table_config import parse_table
 from common.errors import AuthError, ConfigError
 from common.wire import messages, sockets
-from common.wire.codec import Message, decode
+from common.wire.codec import Message
 from common.wire.replay.client import ReplayRefusedError
 from common.wire.replay.codec import encode_insert, infer_specs
 from common.wire.replay.errors import refusal
 from common.wire.replay.pending import Inserts
-from services.replay.requests import Requests
-from tests.data.test_replay import BUDGET, make_insert
+from tests.harness import PATIENCE_S
 from tests.replay import processes
-
-PATIENCE_S = 60.0
-
-
-class Shard:
-    """A queue behind a socket. It serves a message when it is told to."""
-
-    def __init__(self, folder, context, endpoint):
-        self.router = sockets.make_router(context, endpoint)
-        self.replay = Replay(
-            folder, [parse_table("default:limiter=queue,capacity=9")], budget_bytes=BUDGET, seed=0
-        )
-        self.filled = 0
-        self.restart(1)
-
-    def restart(self, session):
-        """Forget what a process would forget."""
-        self.requests = Requests(self.replay, self.router, session, lambda: {"session": session})
-
-    def fill(self, count):
-        """Put rollouts of versions 0, 1, 2, ... in the queue."""
-        for _ in range(count):
-            insert = make_insert(self.filled + 1, 0, 4, [0], [4], [1.0])
-            insert.version, self.filled = self.filled, self.filled + 1
-            self.replay.insert(insert)
-
-    def take(self, client=None, kind=None):
-        """The next message (of a kind: others are served), which is not served. The client goes on."""
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            frames = sockets.receive_frames(self.router)
-            if frames is None:
-                client.poll(5) if client else time.sleep(0.005)
-                continue
-            taken = frames[0].bytes, decode(frames[1:])
-            if kind in (None, taken[1].type):
-                return taken
-            self.requests.serve(*taken)
-        raise AssertionError(f"no {kind} came")
-
-    def serve_all(self):
-        """Serve what has come."""
-        while (frames := sockets.receive_frames(self.router)) is not None:
-            self.requests.serve(frames[0].bytes, decode(frames[1:]))
-        self.requests.advance()
-
-    def serve_until(self, client, condition):
-        """Serve and let the client go on."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline
-            client.poll(5)
-            self.serve_all()
-
-    def versions(self, client, count):
-        """Of the next batches that the client gets."""
-        seen = []
-        deadline = time.monotonic() + PATIENCE_S
-        while len(seen) < count and time.monotonic() < deadline:
-            batch = client.receive(0.005)
-            if batch is not None:
-                seen.append(int(batch.versions[0]))
-            self.serve_all()
-        return seen
+from tests.replay.stepped import SteppedShard
 
 
 @pytest.fixture
 def shard(tmp_path, context):
-    shard = Shard(tmp_path / "data", context, f"ipc://{tmp_path}/shard")
+    shard = SteppedShard(tmp_path / "data", context, f"ipc://{tmp_path}/shard")
     yield shard
-    shard.router.close(0)
-    shard.replay.close()
+    shard.close()
 
 
 @pytest.fixture

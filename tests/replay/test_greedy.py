@@ -6,23 +6,21 @@ import numpy as np
 import pytest
 
 from common.data import producers
-from common.data.replay import Replay
-from common.data.table_config import parse_table
 from common.wire import messages, sockets
 from common.wire.codec import Message
 from common.wire.server import Envelope
 from services.replay import requests, unread
 from services.replay.unread import UnreadBatches
-from tests.data.test_replay import BUDGET, make_insert
-from tests.replay.test_client import PATIENCE_S, Shard
+from tests.data.replays import make_insert, open_replay
+from tests.harness import PATIENCE_S
+from tests.replay.stepped import SteppedShard
 
 
 @pytest.fixture
 def shard(tmp_path, context):
-    shard = Shard(tmp_path / "data", context, "tcp://127.0.0.1:*")
+    shard = SteppedShard(tmp_path / "data", context, "tcp://127.0.0.1:*")
     yield shard
-    shard.router.close(0)
-    shard.replay.close()
+    shard.close()
 
 
 @pytest.fixture
@@ -91,7 +89,7 @@ def test_a_client_that_is_refused_asks_again_later(shard, client, monkeypatch):
 
 def test_credit_says_why_the_inserts_of_a_new_producer_wait(tmp_path, context, monkeypatch):
     monkeypatch.setattr(producers, "MAX_PRODUCERS", 1)
-    shard = Shard(tmp_path / "one", context, "tcp://127.0.0.1:*")
+    shard = SteppedShard(tmp_path / "one", context, "tcp://127.0.0.1:*")
     shard.fill(1)
     late = make_insert(1, 0, 4, [0], [4], [1.0], incarnation=8)
     assert not shard.requests._store(b"late", late)
@@ -100,15 +98,14 @@ def test_credit_says_why_the_inserts_of_a_new_producer_wait(tmp_path, context, m
         answer = shard.requests._credit(Envelope(b"late"), messages.CreditQuestion(incarnation=incarnation))
         assert answer.credit > 0
         assert answer.reason == reason
-    shard.router.close(0)
-    shard.replay.close()
+    shard.close()
 
 
 def test_who_does_not_read_gets_no_more_and_others_do(tmp_path, context, shard, stranger, monkeypatch):
     monkeypatch.setattr(unread, "MAX_UNREAD_BYTES", 1 << 23)
     monkeypatch.setattr(requests, "PARK_S", 0.05)
-    replay = Replay(tmp_path / "large", [parse_table("default:capacity=100")], budget_bytes=BUDGET, seed=0)
-    shard.requests = requests.Requests(replay, shard.router, 1, dict)
+    replay = open_replay(tmp_path / "large", 100)
+    shard.requests = requests.RequestHandlers(replay, shard.router, 1, dict)
     replay.insert(make_insert(1, 0, 4, range(4), [1] * 4, np.ones(4)))
     asked, rows = 60, 1 << 16
     lazy, eager = stranger(b"lazy", hwm=1), stranger(b"eager")

@@ -9,7 +9,7 @@ from common.data.schema import FieldSpec, Items
 from common.wire import messages
 from common.wire.codec import Message, WireError, decode, encode
 from common.wire.replay.codec import decode_batch, decode_insert
-from tests.data.test_replay import make_insert, open_replay, simple
+from tests.data.replays import make_insert, open_replay, simple
 
 BLOCK = np.frombuffer(b"\1\0\0\0x", np.uint8)  # says that it is one byte, which unpacks to whatever it should
 

@@ -4,8 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from common.runtime import StopSignal
 from common.wire.control.server import ControlServer
 from common.wire.replay.client import ReplayRefusedError
 from services.learner.service import Learner
+from tests.harness import InThread, until
 from tests.replay import processes
 
 CONFIG = {"replay": {"capacity_items": 1000, "min_items": 10}, "run": {"seed": 1}}
@@ -55,13 +54,6 @@ def learner(context, tmp_path):
 def member(server, tmp_path):
     """A function that starts a shard as part of the learner's run."""
     return lambda *options, **more: server("--learner", f"ipc://{tmp_path}/control", *options, **more)
-
-
-def wait_for(condition, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def stopped(process):
@@ -171,66 +163,50 @@ def test_items_of_no_run_are_adopted_only_on_request(learner, member, server, cl
     assert client(member("--adopt")).status(60)["restored_items"] == 30
 
 
-class Running:
+def run_learner(tmp_path, run_dir, *, resume=False):
     """A real learner in a thread, in `run_dir`."""
-
-    def __init__(self, tmp_path, run_dir, *, resume=False):
-        addresses = {f"net.{name}": f"ipc://{tmp_path}/{name}" for name in ("control", "announce")}
-        small = {"agent.mlp_units": "[8]", "agent.hidden_units": "8", "net.heartbeat_s": "0.2"}
-        run_dir.mkdir(exist_ok=True)
-        self.stop = StopSignal()
-        config = load_config("cartpole-apex", None, {**small, **addresses}, {})
-        self.learner = Learner(config, run_dir, resume=resume, stop=self.stop)
-        self.failure = None
-        self.thread = threading.Thread(target=self.run, daemon=True)
-        self.thread.start()
-
-    def run(self):
-        try:
-            self.learner.run()
-        except Exception as error:
-            self.failure = error
-
-    def end(self):
-        self.stop.set()
-        self.thread.join(90)
-        assert not self.thread.is_alive()
+    addresses = {f"net.{name}": f"ipc://{tmp_path}/{name}" for name in ("control", "announce")}
+    small = {"agent.mlp_units": "[8]", "agent.hidden_units": "8", "net.heartbeat_s": "0.2"}
+    run_dir.mkdir(exist_ok=True)
+    stop = StopSignal()
+    config = load_config("cartpole-apex", None, {**small, **addresses}, {})
+    return InThread(Learner(config, run_dir, resume=resume, stop=stop), stop)
 
 
 def test_a_learner_on_another_machine_goes_on_with_the_run(member, server, client, tmp_path):
     """All that it has of the run is the checkpoints."""
-    running = Running(tmp_path, tmp_path / "here")
-    actor = client(member(), specs=running.learner.agent.fields)
-    wait_for(lambda: actor.insert(learnable(actor.specs, 30)))
+    running = run_learner(tmp_path, tmp_path / "here")
+    actor = client(member(), specs=running.service.agent.fields)
+    until(lambda: actor.insert(learnable(actor.specs, 30)))
     assert actor.flush(60)
     running.end()
     assert stopped(server.process) == 0
     shutil.copytree(tmp_path / "here" / "checkpoints", tmp_path / "there" / "checkpoints")
-    replacement = Running(tmp_path, tmp_path / "there", resume=True)
-    assert replacement.learner.run_id == running.learner.run_id
+    replacement = run_learner(tmp_path, tmp_path / "there", resume=True)
+    assert replacement.service.run_id == running.service.run_id
     assert client(member()).status(60)["restored_items"] == 30
     replacement.end()
     assert stopped(server.process) == 0
     signature = json.loads((tmp_path / "data" / "signature.json").read_text())
-    assert signature["layout"]["run"] == running.learner.run_id
+    assert signature["layout"]["run"] == running.service.run_id
 
-    anew = Running(tmp_path, tmp_path / "anew")
+    anew = run_learner(tmp_path, tmp_path / "anew")
     run = "--learner", f"ipc://{tmp_path}/control", "--data-dir", tmp_path / "data"
-    assert f"this is run {anew.learner.run_id}" in refusal(tmp_path, *run)
+    assert f"this is run {anew.service.run_id}" in refusal(tmp_path, *run)
     anew.end()
 
 
 def test_whoever_inserts_first_does_not_choose_the_fields(member, server, client, tmp_path):
-    running = Running(tmp_path, tmp_path / "run")
+    running = run_learner(tmp_path, tmp_path / "run")
     endpoint = member()
-    stranger, actor = client(endpoint), client(endpoint, specs=running.learner.agent.fields)
+    stranger, actor = client(endpoint), client(endpoint, specs=running.service.agent.fields)
     processes.insert(stranger, 0)
     with pytest.raises(ConfigError, match="this server stores"):
         stranger.flush(60)
     items = learnable(actor.specs, 10)
-    wait_for(lambda: actor.insert(items))
+    until(lambda: actor.insert(items))
     assert actor.flush(60)
-    wait_for(lambda: actor.insert(learnable(actor.specs, 10, length=2)))
+    until(lambda: actor.insert(learnable(actor.specs, 10, length=2)))
     with pytest.raises(ReplayRefusedError, match="1 to 1 steps"):
         actor.flush(60)
     running.end()

@@ -8,45 +8,15 @@ import numpy as np
 import pytest
 import zmq
 
-from common.data.replay import Replay
-from common.data.table import TableConfig
-from common.runtime.lifecycle import StopSignal
-from common.wire import messages, sockets
+from common.wire import messages
 from common.wire.codec import Message, decode, encode
 from common.wire.replay import files as replay_files
 from common.wire.replay.client import ReplayClient
-from services.replay.service import ReplayService
+from tests.harness import Shard
 from tests.replay import processes
-
-
-@pytest.fixture
-def context():
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
 
 ENOUGH = 2000 if os.environ.get("TROUPE_CHAOS") else 20
 """Batches that have to be overwritten before they are read, and batches that have to be read."""
-
-
-class Shard:
-    """A shard in a thread of this process, over the folder of a former one if there was any."""
-
-    def __init__(self, context, folder, endpoint, capacity=100):
-        table = TableConfig(capacity=capacity)
-        self.replay = Replay(folder, [table], budget_bytes=1 << 26, seed=1)
-        self.router = sockets.make_router(context, endpoint)
-        self.stop_signal = StopSignal()
-        service = ReplayService(self.replay, self.router, self.stop_signal)
-        self.thread = threading.Thread(target=service.run)
-        self.thread.start()
-
-    def stop(self):
-        self.stop_signal.set()
-        self.thread.join(60)
-        self.router.close(linger=0)
-        self.replay.close()
 
 
 @pytest.fixture
@@ -55,11 +25,11 @@ def server(tmp_path, context):
     endpoint = f"ipc://{tmp_path}/replay"
 
     def make(**options):
-        make.shard = Shard(context, tmp_path / "data", endpoint, **options)
+        make.shard = Shard(context, tmp_path / "data", endpoint, **{"capacity": 100, **options})
         return endpoint
 
     yield make
-    make.shard.stop()
+    make.shard.end()
 
 
 @pytest.fixture
@@ -127,7 +97,7 @@ def test_a_restarted_shard_is_mapped_anew(server, client, tmp_path, empty):
         processes.check(learner.sample(64))
     before = learner.counters["mapped_batches"]
     assert before > 0
-    server.shard.stop()
+    server.shard.end()
     if empty:
         for file in (tmp_path / "data").iterdir():
             file.unlink()

@@ -1,56 +1,23 @@
 """Several shards as one: what is sampled, with which probabilities, and what happens when one dies."""
 
 import logging
-import threading
 import time
 
 import numpy as np
 import pytest
-import zmq
 
-from common.data.replay import Replay
 from common.data.schema import Chunk
-from common.data.table import TableConfig
 from common.errors import PeerError
-from common.runtime.lifecycle import StopSignal
-from common.wire import link, sockets
+from common.wire import link
 from common.wire.codec import WireError
 from common.wire.replay import batch_reader, sharded
 from common.wire.replay.client import ReplayClient
 from common.wire.replay.codec import encode_insert, infer_specs
 from common.wire.replay.sharded import ShardedReplayClient
 from services.learner.prefetch import Prefetcher
-from services.replay.service import ReplayService
+from tests.harness import Shard
 
-
-class Shard:
-    """A shard in a thread of this process."""
-
-    def __init__(self, context, folder, endpoint, min_items=1):
-        table = TableConfig(capacity=10_000, priority_exponent=0.7, min_items=min_items)
-        self.endpoint = endpoint
-        self.replay = Replay(folder, [table], budget_bytes=1 << 26, seed=1)
-        self.router = sockets.make_router(context, endpoint)
-        self.stop_signal = StopSignal()
-        self.thread = threading.Thread(target=ReplayService(self.replay, self.router, self.stop_signal).run)
-        self.thread.start()
-
-    @property
-    def table(self):
-        return self.replay.tables["default"]
-
-    def stop(self):
-        self.stop_signal.set()
-        self.thread.join(60)
-        self.router.close(linger=0)
-        self.replay.close()
-
-
-@pytest.fixture
-def context():
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
+TABLE = {"capacity": 10_000, "priority_exponent": 0.7}
 
 
 @pytest.fixture
@@ -59,13 +26,14 @@ def start(context, tmp_path):
 
     def make(name, **options):
         if name in running:
-            running[name].stop()
-        running[name] = Shard(context, tmp_path / name, f"ipc://{tmp_path}/{name}.socket", **options)
+            running[name].end()
+        endpoint = f"ipc://{tmp_path}/{name}.socket"
+        running[name] = Shard(context, tmp_path / name, endpoint, **TABLE, **options)
         return running[name]
 
     yield make
     for shard in running.values():
-        shard.stop()
+        shard.end()
 
 
 @pytest.fixture
@@ -194,7 +162,7 @@ def test_inserts_survive_a_shard_that_leaves_and_returns(start, connect):
 
     insert(6)
     assert client.flush(60)
-    shards[0].stop()
+    shards[0].end()
     while client.outstanding < 3:  # of the first, which does not answer
         insert(1)
         client.poll(20)
@@ -279,13 +247,13 @@ def test_a_shard_dies_and_returns(context, start, connect):
     assert set(batches(20)) == set(client.shards)
     while last[0].table_items != 100:  # one of them may seem lost for a moment where everything is slow
         batches(1)
-    shards[1].stop()
+    shards[1].end()
     # Those on their way are asked for again. Until then the figures are those of both.
     deadline = time.monotonic() + 60
     while shards[1].endpoint in batches(5) or last[0].table_items != 50:
         assert time.monotonic() < deadline
     np.testing.assert_allclose(last[0].probabilities, 1 / 50)
-    shards[1] = Shard(context, shards[1].replay.folder, shards[1].endpoint)
+    shards[1] = Shard(context, shards[1].replay.folder, shards[1].endpoint, **TABLE)
     try:
         deadline = time.monotonic() + 60
         while shards[1].endpoint not in batches(5):
@@ -294,7 +262,7 @@ def test_a_shard_dies_and_returns(context, start, connect):
             assert time.monotonic() < deadline
             batches(1)
     finally:
-        shards[1].stop()
+        shards[1].end()
     # The list of the run may forget a shard for good, and get another one.
     third = start("c")
     fill(context, third, np.full(50, 1), np.ones(50))

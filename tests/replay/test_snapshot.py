@@ -12,7 +12,7 @@ from common.data.snapshot import Snapshot
 from common.data.table_config import TableConfig
 from common.errors import ConfigError
 from services.replay.snapshots import Snapshots
-from tests.data.test_replay import BUDGET, simple
+from tests.data.replays import BUDGET, simple
 from tests.replay import processes
 
 RUN = [sys.executable, "-m", "services.replay"]

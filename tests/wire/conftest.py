@@ -1,49 +1,12 @@
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import zmq
 
-from common.errors import ConfigError, PeerError
 from common.wire.control.client import ControlClient, new_incarnation
 from common.wire.control.server import ControlServer
-
-LOOPBACK = "tcp://127.0.0.1:*"
-CONFIG = {"env": {"id": "atari:pong"}, "agent": {"n_steps": 3}, "net": {"control": "here"}}
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """Wait for something to become true; the test fails where it does not."""
-    deadline_s = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline_s, "it never happened"
-        time.sleep(0.005)
-    return value
-
-
-def bind(start: Callable[[], Any]) -> None:
-    """Start a server where one has just stopped: ZeroMQ gives the port up in the background."""
-    deadline_s = time.monotonic() + 30
-    while True:
-        try:
-            return start()
-        except ConfigError:
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(0.02)
-
-
-def told_to_wait(client: ControlClient, reason: Callable[[], bool]) -> str:
-    """What a client says that tries to join, is told for a `reason` to wait, and gives up."""
-    with ThreadPoolExecutor() as pool:
-        joining = pool.submit(client.join, 600)
-        until(reason)
-        client.close()
-        with pytest.raises(PeerError) as caught:
-            joining.result(60)
-    return str(caught.value)
+from tests.harness import CONFIG, LOOPBACK, bind
 
 
 @pytest.fixture

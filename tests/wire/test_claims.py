@@ -18,7 +18,7 @@ from common.wire.replay.sharded import ShardedReplayClient
 from common.wire.security import claims
 from common.wire.security.keys import load_keys, make_keys
 from common.wire.sockets import Security
-from tests.wire.conftest import LOOPBACK, told_to_wait, until
+from tests.harness import LOOPBACK, told_to_wait, until
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 

@@ -12,7 +12,7 @@ from common.errors import ConfigError, PeerError
 from common.wire import sockets
 from common.wire.control.budget import StepBudget
 from common.wire.control.server import ControlServer
-from tests.wire.conftest import CONFIG, LOOPBACK, told_to_wait, until
+from tests.harness import CONFIG, LOOPBACK, told_to_wait, until
 
 
 def names(server) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from common.errors import PeerError
 from common.runtime.video import encode_gif
 from common.wire.control.budget import StepBudget
-from tests.wire.conftest import until
+from tests.harness import until
 
 WEIGHTS = {"w": np.arange(300_000, dtype=np.float32).reshape(300, 1000), "n": np.array(3, np.int64)}
 

@@ -17,7 +17,7 @@ from common.wire.security import handshakes, zap
 from common.wire.security.handshakes import HandshakeMonitor, greeted_by_curve
 from common.wire.security.keys import AllowList, load_keys, make_keys
 from common.wire.sockets import Security
-from tests.wire.conftest import LOOPBACK, until
+from tests.harness import LOOPBACK, until
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +242,7 @@ def test_the_role_of_a_key_comes_with_every_message(ctx, folder):
     dealer = sockets.make_dealer(ctx, endpoint, None, secured(folder, "evaluator").toward("learner"))
     until(lambda: sockets.send(dealer, Message(messages.HEARTBEAT)))
     frames = until(lambda: sockets.receive_frames(router))
-    assert sockets.peer_role(frames[0]) == "evaluator"
+    assert sockets.peer_key(frames[0]).role == "evaluator"
 
 
 # -- addresses, and the proof at start --

@@ -14,7 +14,7 @@ from common.wire import messages, sockets
 from common.wire.body import layout_of
 from common.wire.codec import Limits, Message, WireError, encode
 from common.wire.replay.client import ReplayClient
-from tests.wire.conftest import until
+from tests.harness import until
 
 QUIET = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -16,8 +16,8 @@ from common.wire.codec import Limits, Message, encode
 from common.wire.intake import CUT, Intake
 from common.wire.replay.client import ReplayClient
 from common.wire.security.keys import make_keys
+from tests.harness import LOOPBACK, until
 from tests.replay import processes
-from tests.wire.conftest import LOOPBACK, until
 from tests.wire.test_curve import secured
 from tests.wire.zmtp import RawPeer, frame
 

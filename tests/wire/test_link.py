@@ -16,7 +16,7 @@ from common.wire.codec import Message, WireError, decode
 from common.wire.link import RETRY_AUTH_S, SILENT_S, Link, Question
 from common.wire.security.keys import load_keys, make_keys
 from common.wire.sockets import Security
-from tests.wire.conftest import LOOPBACK, until
+from tests.harness import LOOPBACK, until
 
 LIVENESS_S = 10.0
 LARGE = 1 << 22

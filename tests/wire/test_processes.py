@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.wire.conftest import LOOPBACK, until
+from tests.harness import LOOPBACK, until
 
 ACTOR = """
 import sys, time, zmq

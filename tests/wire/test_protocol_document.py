@@ -2,7 +2,6 @@
 
 import json
 import re
-import threading
 from pathlib import Path
 
 import msgpack
@@ -10,15 +9,11 @@ import numpy as np
 import pytest
 import zmq
 
-from common.data.replay import Replay
-from common.data.table import TableConfig
-from common.runtime.lifecycle import StopSignal
 from common.wire import document, messages, sockets
 from common.wire.body import layout_of
 from common.wire.codec import PROTOCOL_VERSION, decode, encode
 from common.wire.security.keys import load_keys, make_keys
-from services.replay.service import ReplayService
-from tests.wire.conftest import LOOPBACK, until
+from tests.harness import LOOPBACK, Shard, until
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = (DOCS / "protocol.md").read_text()
@@ -87,20 +82,11 @@ def clients() -> dict:
 
 
 def test_the_replay_client_of_the_document_works(ctx, clients, tmp_path):
-    table = TableConfig(capacity=100)
-    replay = Replay(tmp_path, [table], budget_bytes=1 << 26, seed=1)
-    router = sockets.make_router(ctx, LOOPBACK)
-    stop = StopSignal()
-    service = ReplayService(replay, router, stop)
-    thread = threading.Thread(target=service.run)
-    thread.start()
+    shard = Shard(ctx, tmp_path, LOOPBACK, capacity=100)
     try:
-        status = clients["replay_client"](sockets.bound_endpoint(router))
+        status = clients["replay_client"](shard.endpoint)
     finally:
-        stop.set()
-        thread.join(60)
-        router.close(linger=0)
-        replay.close()
+        shard.end()
     assert status["tables"]["default"]["items"] == 3
     assert status["updated_priorities"] == 8
     assert status["rejected"] == {}
@@ -109,14 +95,14 @@ def test_the_replay_client_of_the_document_works(ctx, clients, tmp_path):
 def test_the_lines_about_keys_work(ctx, tmp_path):
     make_keys(tmp_path)
     router = sockets.make_router(ctx, LOOPBACK, sockets.Security(keys=load_keys(tmp_path, "replay")))
-    space = {"zmq": zmq}
+    space = {}
     exec(re.search(r"```py\n(.*?)```", DOCUMENT, re.DOTALL)[1], space)
     dealer = ctx.socket(zmq.DEALER)
     space["use_keys"](dealer, tmp_path / "replay.public", tmp_path / "actor.secret")
     dealer.connect(sockets.bound_endpoint(router))
     dealer.send(b"hello")
     assert router.poll(10_000)
-    assert sockets.peer_role(sockets.receive_frames(router)[0]) == "actor"
+    assert sockets.peer_key(sockets.receive_frames(router)[0]).role == "actor"
 
 
 def test_the_control_client_of_the_document_works(serve, clients):

@@ -19,7 +19,7 @@ from common.wire.control.params import encode_params
 from common.wire.control.relay import HostRelay
 from common.wire.control.server import ControlServer
 from common.wire.member import Member, Params
-from tests.wire.conftest import until
+from tests.harness import until
 
 LIMIT_S = 90.0
 

@@ -11,7 +11,7 @@ from common.wire import messages, sockets
 from common.wire.codec import Message, encode
 from common.wire.security.keys import load_keys, make_keys
 from common.wire.server import Server
-from tests.wire.conftest import LOOPBACK, until
+from tests.harness import LOOPBACK, until
 
 
 def refuse(envelope, body):

@@ -10,7 +10,7 @@ from common.errors import ConfigError
 from common.wire import sockets
 from common.wire.codec import Message, decode
 from common.wire.security.handshakes import HandshakeMonitor
-from tests.wire.conftest import LOOPBACK, until
+from tests.harness import LOOPBACK, until
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])

@@ -1,0 +1,118 @@
+"""What tests of several parts need to run services inside this process."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from common.data.replay import Replay
+from common.data.table_config import TableConfig
+from common.errors import ConfigError, PeerError
+from common.runtime.lifecycle import StopSignal
+from common.wire import sockets
+from common.wire.control.client import ControlClient
+from services.replay.service import ReplayService
+
+LOOPBACK = "tcp://127.0.0.1:*"
+CONFIG = {"env": {"id": "atari:pong"}, "agent": {"n_steps": 3}, "net": {"control": "here"}}
+PATIENCE_S = 60.0
+"""A busy machine gets so long for what takes a moment."""
+
+
+def until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
+    """Wait for something to become true, and return it; the test fails where it does not."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline_s, "it never happened"
+        time.sleep(0.005)
+    return value
+
+
+def bind(start: Callable[[], Any]) -> None:
+    """Start a server where one has just stopped: ZeroMQ gives the port up in the background."""
+
+    def started() -> bool:
+        try:
+            start()
+        except ConfigError:
+            return False
+        return True
+
+    until(started)
+
+
+def told_to_wait(client: ControlClient, reason: Callable[[], bool]) -> str:
+    """What a client says that tries to join, is told for a `reason` to wait, and gives up."""
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(client.join, 600)
+        until(reason)
+        client.close()
+        with pytest.raises(PeerError) as caught:
+            joining.result(60)
+    return str(caught.value)
+
+
+class InThread:
+    """A service whose `run` goes on in a thread until `stop` is set.
+
+    Attributes:
+        service: it.
+        error: what ended it, once something has; None for a good end.
+    """
+
+    def __init__(self, service: Any, stop: StopSignal) -> None:
+        self.service = service
+        self.stop = stop
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.service.run()
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it ends within the time."""
+        self._thread.join(timeout_s)
+        return not self.alive
+
+    def join(self, timeout_s: float = 90.0) -> None:
+        """Wait for its end; raises what ended it."""
+        assert self.wait(timeout_s), "it goes on"
+        if self.error is not None:
+            raise self.error
+
+    def end(self) -> None:
+        self.stop.set()
+        self.join()
+
+
+class Shard(InThread):
+    """A shard of one table, in a folder that may have been another's."""
+
+    def __init__(self, context: Any, folder: Any, endpoint: str, **table: Any) -> None:
+        self.replay = Replay(folder, [TableConfig(**table)], budget_bytes=1 << 26, seed=1)
+        self.router = sockets.make_router(context, endpoint)
+        self.endpoint = sockets.bound_endpoint(self.router)
+        stop = StopSignal()
+        super().__init__(ReplayService(self.replay, self.router, stop), stop)
+
+    @property
+    def table(self) -> Any:
+        return self.replay.tables["default"]
+
+    def end(self) -> None:
+        try:
+            super().end()
+        finally:
+            self.router.close(linger=0)
+            self.replay.close()
