@@ -31,7 +31,9 @@ def main() -> None:
     task, result = json.load(sys.stdin), Path(sys.argv[1])
     # As patient as a training, but there is nothing to wait for between two failures.
     base.BACKOFF_MAX_S = 0.0
-    base.log.setLevel(logging.ERROR)  # the last words of a crash are to be the environment's own
+    logging.getLogger(base.__name__).setLevel(
+        logging.ERROR
+    )  # the last words of a crash are to be the environment's own
     try:
         found = probe(EnvConfig.model_validate(task["env"]), **task["options"])
     except TroupeError as error:

@@ -82,7 +82,7 @@ class Rates:
         rejected = CounterMetricFamily("troupe_replay_rejected", "messages refused", labels=["kind"])
         for kind, count in self._requests.server.rejections.by_kind.items():
             rejected.add_metric([kind], count)
-        by_name: dict[str, Metric] = {}
+        by_name: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for table_name, table in self._replay.tables.items():
             values = {
                 "items": table.size,
@@ -95,9 +95,11 @@ class Rates:
                 "blocked_inserts_s_total": self._requests.blocked_s(table_name),
             }
             for name, value in values.items():
-                kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                family_class = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
                 stem = "troupe_replay_table_" + name.removesuffix("_total")
-                family = by_name.setdefault(name, kind(stem, f"{name} of the table", labels=["table"]))
+                family = by_name.setdefault(
+                    name, family_class(stem, f"{name} of the table", labels=["table"])
+                )
                 family.add_metric([table_name], value)
         return [rejected, *by_name.values(), *self._requests.statistics.families()]
 
