@@ -5,10 +5,11 @@ import time
 
 import numpy as np
 import pytest
+import zmq
 
 from common.data.schema import Chunk
 from common.errors import PeerError
-from common.wire import link
+from common.wire import link, sockets
 from common.wire.codec import WireError
 from common.wire.replay import batch_reader, sharded
 from common.wire.replay.client import ReplayClient
