@@ -15,7 +15,8 @@ from common.wire.codec import decode
 from common.wire.control.client import ControlClient, new_incarnation
 from common.wire.replay import sharded
 from common.wire.replay.codec import specs_to_wire
-from tests.replay.test_runs import Running, learnable, wait_for
+from tests.harness import until
+from tests.replay.test_runs import learnable, run_learner
 from tests.replay.test_sharded import connect, fill, start  # noqa: F401
 
 VALUE = (FieldSpec("value", "float64", ()),)
@@ -190,8 +191,8 @@ def test_alone_it_keeps_the_learner_waiting_and_is_used_when_it_is_right_again(
 
 def test_a_run_goes_on(context, server, client, misbehave, tmp_path, monkeypatch):
     monkeypatch.setattr(sharded, "FAULT_S", (0.01, 0.1))
-    running = Running(tmp_path, tmp_path / "run")
-    learner = running.learner
+    running = run_learner(tmp_path, tmp_path / "run")
+    learner = running.service
     specs = learner.agent.fields
     good = server("--learner", f"ipc://{tmp_path}/control")
     nan = spoilt(data=lambda body: {n: a * np.array(np.nan, a.dtype) if a.dtype.kind == "f" else a + 100
@@ -208,11 +209,11 @@ def test_a_run_goes_on(context, server, client, misbehave, tmp_path, monkeypatch
     try:
         member.join(60)
         for _ in range(20):
-            wait_for(lambda: actor.insert(learnable(specs, 64)))
+            until(lambda: actor.insert(learnable(specs, 64)))
         assert actor.flush(60)
         rounds = 2 * (len(ANSWERS) + 1)
-        wait_for(lambda: running.failure or (bad.asked > rounds and learner.counters.updates >= 50), 120)
+        until(lambda: running.error or (bad.asked > rounds and learner.counters.updates >= 50), 120)
     finally:
         running.end()
         member.close()
-    assert running.failure is None
+    assert running.error is None
