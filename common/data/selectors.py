@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -311,16 +311,22 @@ def _smallest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     return np.argpartition(values, count - 1)[:count]
 
 
-def make_selector(kind: str, capacity: int, exponent: float) -> Selector:
-    """The selector called ``kind``; ``exponent`` is for the prioritized one."""
-    if kind == "prioritized":
-        return Prioritized(capacity, exponent)
-    if kind in ("max_heap", "min_heap", "lowest"):
-        return Heap(capacity, largest=kind == "max_heap")
-    kinds: dict[str, Callable[[int], Selector]] = {
-        "uniform": Uniform,
-        "fifo": Fifo,
-        "lifo": Lifo,
-        "soft": Fifo,
-    }
-    return kinds[kind](capacity)
+SAMPLERS: Mapping[str, Callable[[int, float], Selector]] = {
+    "prioritized": Prioritized,
+    "uniform": lambda capacity, _: Uniform(capacity),
+    "fifo": lambda capacity, _: Fifo(capacity),
+    "lifo": lambda capacity, _: Lifo(capacity),
+    "max_heap": lambda capacity, _: Heap(capacity, largest=True),
+    "min_heap": lambda capacity, _: Heap(capacity, largest=False),
+}
+"""What may choose the items of a batch, by name: makes it for a capacity and a priority exponent."""
+
+REMOVERS: Mapping[str, Callable[[int, float], Selector]] = {
+    "fifo": SAMPLERS["fifo"],
+    "lifo": SAMPLERS["lifo"],
+    "uniform": SAMPLERS["uniform"],
+    "lowest": SAMPLERS["min_heap"],
+    "soft": SAMPLERS["fifo"],  # the oldest, too; the table removes less often
+    "prioritized": SAMPLERS["prioritized"],
+}
+"""What may choose the items that go when the table is full."""

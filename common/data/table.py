@@ -13,7 +13,7 @@ from common.data.changes import CHANGE
 from common.data.columns import MappedFile
 from common.data.counting import add_counts
 from common.data.limiter import Limiter
-from common.data.selectors import NO_SLOTS, Chosen, Selector, Slots, make_selector
+from common.data.selectors import NO_SLOTS, REMOVERS, SAMPLERS, Chosen, Selector, Slots
 from common.data.table_config import TableConfig
 from common.errors import ConfigError
 
@@ -60,8 +60,8 @@ class Table:
         self._header: NDArray[np.float64] = MappedFile(
             folder / f"{config.name}.header", "float64", (8,), sparse=False
         ).array
-        self.sampler: Selector = make_selector(config.sampler, capacity, config.priority_exponent)
-        self.remover: Selector = make_selector(config.remover, capacity, config.removal_exponent)
+        self.sampler: Selector = SAMPLERS[config.sampler](capacity, config.priority_exponent)
+        self.remover: Selector = REMOVERS[config.remover](capacity, config.removal_exponent)
         self.limiter = Limiter(
             config.min_items,
             config.samples_per_insert,

@@ -9,15 +9,14 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from common.data.limiter import auto_error
+from common.data.selectors import REMOVERS, SAMPLERS
 from common.errors import ConfigError
 
-SAMPLERS = ("prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap")
-REMOVERS = ("fifo", "lifo", "uniform", "lowest", "soft", "prioritized")
 LIMITERS = ("rate", "queue")
 
 RESERVED = ("chunks",)
@@ -223,7 +222,7 @@ def _check(where: str, table: TableConfig) -> None:
         raise ConfigError(f"{where}: a queue has no samples_per_insert")
 
 
-def _check_choice(where: str, key: str, value: str, choices: tuple[str, ...]) -> None:
+def _check_choice(where: str, key: str, value: str, choices: Collection[str]) -> None:
     if value not in choices:
         near = difflib.get_close_matches(value, choices, 1, cutoff=0.5)
         nearest = f"; nearest: {near[0]}" if near else ""

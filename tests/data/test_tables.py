@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from common.data import inserts
 from common.data.inserts import HeldError, RefusedError
 from common.data.schema import Items
+from common.data.selectors import REMOVERS, SAMPLERS
 from common.data.table import MAX_PRIORITY
 from common.data.table_config import STEEPEST, TableConfig, parse_table
 from common.errors import ConfigError
@@ -46,8 +47,8 @@ def test_tables_share_chunks_without_copies(tmp_path):
 
 SPECS_OF_TABLES = st.lists(
     st.tuples(
-        st.sampled_from(["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap"]),
-        st.sampled_from(["fifo", "lifo", "uniform", "lowest", "soft", "prioritized"]),
+        st.sampled_from(list(SAMPLERS)),
+        st.sampled_from(list(REMOVERS)),
         st.integers(0, 3),
         st.integers(8, 40),
     ),
@@ -179,7 +180,7 @@ def test_soft_limit_in_mid_life_survives_a_restart(tmp_path):
     assert open_tables(tmp_path, *texts).tables["default"].size == 120
 
 
-@pytest.mark.parametrize("sampler", ["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("times", [1, 3])
 def test_an_item_goes_after_so_many_samples(tmp_path, sampler, times):
     replay = open_tables(tmp_path, f"default:capacity=64,sampler={sampler},max_times_sampled={times}")
