@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +17,10 @@ MAX_FIELD_BYTES = 1 << 30
 
 LARGEST_FLOAT = 1e9
 """Floats beyond this size are not learned from: sums of their squares leave float32, as infinity does."""
+
+
+FIELD_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+"""What a field may be called: replay's files are called so too."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from common.data.columns import FULL, Column, Lane, MappedFile, Payload, file_error, make_column
 from common.data.counting import add_counts
 from common.data.fence import fence
-from common.data.schema import FieldSpec
+from common.data.schema import FIELD_NAME, MAX_FIELD_BYTES, FieldSpec
 from common.data.space import Space
 from common.errors import ConfigError
 
@@ -381,10 +381,17 @@ def load_signature(folder: Path) -> tuple[tuple[FieldSpec, ...], dict[str, Any]]
     if not path.exists():
         return None
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise ValueError("no ordinary file")
         content = json.loads(path.read_text())
         if content["format"] != FORMAT:
             raise ConfigError(f"{path} has format {content['format']}, this version reads {FORMAT}")
         specs = tuple(FieldSpec(**{**entry, "shape": tuple(entry["shape"])}) for entry in content["fields"])
+        for spec in specs:  # the folder may be somebody's snapshot, and a name is part of a file's
+            if not FIELD_NAME.fullmatch(spec.name):
+                raise ValueError(f"no field is called {spec.name[:64]!r}")
+            if np.dtype(spec.dtype).kind not in "biuf" or not 0 <= spec.entry_bytes <= MAX_FIELD_BYTES:
+                raise ValueError(f"field {spec.name} has no possible dtype or shape")
         layout = content["layout"]
         if not isinstance(layout, dict) or not isinstance(layout["tables"], dict):
             raise ValueError("no layout")

@@ -1,8 +1,9 @@
 """How much of what a peer sends this process keeps for it before there is a message to serve.
 
-libzmq bounds a frame (`ZMQ_MAXMSGSIZE`) and the whole messages that wait (`ZMQ_RCVHWM`), but not the frames
-of a message that never ends: those pile up until memory is gone. What it keeps of a connection can be worked
-out from outside: what TCP has received on it, less what is in the kernel still, less what the socket gave.
+libzmq bounds a frame (`ZMQ_MAXMSGSIZE`), but not the frames of a message that never ends: those pile up until
+memory is gone. Nor may it bound the whole messages that wait (`ZMQ_RCVHWM`; see `sockets._bind`). What it
+keeps of a connection can be worked out from outside: what TCP has received on it, less what is in the kernel
+still, less what the socket gave.
 """
 
 from __future__ import annotations

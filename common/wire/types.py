@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Meta
 
 from common import timing
+from common.data.schema import FIELD_NAME
 from common.data.table_config import MAX_TABLES
 from common.wire.body import Array
 from common.wire.codec import Dtype
@@ -42,7 +43,7 @@ Name = Annotated[str, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
 Endpoints = Annotated[list[Text], Meta(max_length=4096)]
 
-FieldName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,64}\Z")]
+FieldName = Annotated[str, Meta(pattern=rf"^{FIELD_NAME.pattern}\Z")]
 Shape = Annotated[list[Size], Meta(max_length=7)]
 FieldEntry = tuple[FieldName, Dtype, Shape, Size, Size, Literal["raw", "lz4"]]
 """Name, dtype, shape of one entry, entries before and after, codec."""

@@ -1,6 +1,7 @@
 """Files of a folder that were tampered with: one line, and no traceback."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -21,6 +22,32 @@ def test_a_crafted_signature_is_refused(tmp_path, text):
     replay.insert(simple(1, 0, 4))
     replay.close()
     (tmp_path / SIGNATURE_FILE).write_text(text)
+    with pytest.raises(ConfigError, match="damaged"):
+        open_replay(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"name": "../../x"}, {"name": "x/y"}, {"shape": [2**31 - 1, 2**31 - 1]}, {"dtype": "O"}, {"dtype": 7}],
+)
+def test_a_field_of_a_signature_is_one_that_the_wire_would_take(tmp_path, changes):
+    """A name is part of a file's: it made files outside of the folder."""
+    replay = open_replay(tmp_path / "a" / "data")
+    replay.insert(simple(1, 0, 4))
+    replay.close()
+    path = tmp_path / "a" / "data" / SIGNATURE_FILE
+    content = json.loads(path.read_text())
+    field = content["fields"][0]
+    entries = content["layout"]["entries"]
+    entries[changes.get("name", field["name"])] = entries.pop(field["name"])
+    path.write_text(json.dumps(content | {"fields": [field | changes, *content["fields"][1:]]}))
+    with pytest.raises(ConfigError, match="damaged"):
+        open_replay(tmp_path / "a" / "data")
+    assert [each.name for each in tmp_path.rglob("*") if each.parent != path.parent] == ["a", "data"]
+
+
+def test_a_signature_that_is_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / SIGNATURE_FILE)
     with pytest.raises(ConfigError, match="damaged"):
         open_replay(tmp_path)
 

@@ -65,6 +65,11 @@ class RawPeer:
         """Leave."""
         self.tcp.close()
 
+    def reset(self) -> None:
+        """Leave as who is cut off: the other end is told of an error (RST), not of an end."""
+        self.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.tcp.close()
+
     def _read(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
