@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 
@@ -142,9 +143,19 @@ def spec_of(checkpoint: Checkpoint) -> EnvSpec:
 
 
 def agent_of(checkpoint: Checkpoint, config: Config, spec: EnvSpec, device: str = "cpu") -> Agent:
-    """The agent of a checkpoint, ready to act."""
+    """The agent of a checkpoint, ready to act.
+
+    Raises:
+        CheckpointError: its arrays are not those of the network, or not finite.
+    """
     agent = make_agent(config.agent, spec, seed=config.run.seed, device=device)
     agent.load_state(checkpoint.arrays, _part(checkpoint, "agent"), to_learn=False)
+    for name, array in agent.params().items():
+        if not np.isfinite(array).all():  # it would play, at random
+            raise CheckpointError(
+                f"checkpoint {checkpoint.path}: the array {name} is not finite: training had diverged; "
+                "give an earlier checkpoint"
+            )
     return agent
 
 

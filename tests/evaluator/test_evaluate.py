@@ -3,13 +3,14 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from common.agents import make_agent
 from common.config import load_config
 from common.envs import make_spec
 from common.errors import CheckpointError, ConfigError
-from common.runtime.checkpoint import save_checkpoint
+from common.runtime.checkpoint import load_newest, save_checkpoint
 from services.evaluator import evaluate
 
 
@@ -110,3 +111,16 @@ def test_a_checkpoint_does_not_choose_what_is_imported(tmp_path):
     with pytest.raises(ConfigError, match=r"runs the module this.*--modules this"):
         evaluate.main([str(tmp_path)])
     assert "this" not in sys.modules
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_network_that_is_not_finite_does_not_play(run_dir, capsys, value):
+    good = load_newest(run_dir / "checkpoints")
+    arrays = {name: array.copy() for name, array in good.arrays.items()}
+    name = next(name for name in arrays if name.startswith("net/") and arrays[name].dtype == np.float32)
+    arrays[name].flat[-1] = value
+    save_checkpoint(run_dir / "checkpoints", arrays, {**good.meta, "steps": 300})
+    with pytest.raises(CheckpointError, match=f"array {name.removeprefix('net/')} is not finite"):
+        evaluate.main([str(run_dir)])
+    assert CheckpointError.exit_code == 5
+    assert "game" not in capsys.readouterr().out
