@@ -15,6 +15,7 @@ from typing import Any
 
 from common.errors import ConfigError, TroupeError
 from common.installation import install_command
+from common.runtime.logging import printable
 
 _log = logging.getLogger(__name__)
 
@@ -210,5 +211,5 @@ def _report_defect(error: Exception) -> int:
 
 
 def one_line(text: str) -> str:
-    """Join the lines of `text` into one."""
-    return " ".join(text.split())
+    """Join the lines of `text` into one, fit for a terminal whoever wrote them."""
+    return printable(" ".join(text.split()))

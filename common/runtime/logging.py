@@ -9,23 +9,45 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from common.errors import ConfigError
 
 _FORMAT = "%(asctime)s %(levelname)-7s {service}: %(message)s"
 _LEVELS = ("debug", "info", "warning", "error")
 
-# Names and reasons come from peers: a line break or a terminal's escape in them must not forge a line.
-_ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+MAX_PEER_CHARS = 400
+"""Of what a peer says, in a line for people."""
+
+
+def printable(text: str) -> str:
+    """Escape what is not printable: a line break or a terminal's escape in it must not forge a line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escape(ord(c)) for c in text)
+
+
+def peer_text(text: str) -> str:
+    """What a peer says, on one line, printable, of at most `MAX_PEER_CHARS`."""
+    line = printable(" ".join(text[: MAX_PEER_CHARS + 1].split()))
+    return line if len(line) <= MAX_PEER_CHARS else f"{line[: MAX_PEER_CHARS - 3]}..."
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 class OneLineFormatter(logging.Formatter):
     """A formatter whose messages stay within their line, whatever is in them; traces follow below."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line of a record, control characters escaped."""
-        record.message = record.message.translate(_ESCAPED)
+        """The line of a record, escaped: names and reasons in it come from peers."""
+        record.message = printable(record.message)
         return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """The lines of a trace, each escaped."""
+        return "\n".join(map(printable, super().formatException(ei).split("\n")))
 
 
 def setup_logging(service: str, path: str | Path | None = None, level: str = "info") -> None:
@@ -70,7 +92,7 @@ def warnings_shown(name: str) -> Iterator[None]:
     """For commands, which have no log: print what the logger `name` warns of, as `troupe: ...`, on stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.WARNING)
-    handler.setFormatter(logging.Formatter("troupe: %(message)s"))
+    handler.setFormatter(OneLineFormatter("troupe: %(message)s"))
     logger = logging.getLogger(name)
     logger.addHandler(handler)
     try:

@@ -23,8 +23,6 @@ from common.wire.security.handshakes import HandshakeMonitor
 
 _log = logging.getLogger(__name__)
 
-MAX_DETAIL_CHARS = 1000
-
 
 class Envelope(NamedTuple):
     """Whose message it is.
@@ -162,8 +160,7 @@ class Server:
     def refuse(self, envelope: Envelope, about: str, error: RefusedError) -> None:
         """Answer with ERROR, and count."""
         self.rejections.count(envelope.peer, error.kind, error.detail)
-        detail = error.detail[:MAX_DETAIL_CHARS]
-        body = messages.Error(kind=error.kind, detail=detail, about=about, **error.extra)  # type: ignore[arg-type]
+        body = messages.Error(kind=error.kind, detail=error.detail, about=about, **error.extra)  # type: ignore[arg-type]
         self.send(envelope.peer, body, envelope.number)
 
     def send(self, peer: bytes, body: Body, number: int = 0) -> bool:

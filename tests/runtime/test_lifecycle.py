@@ -118,6 +118,14 @@ def test_expected_errors_are_one_line(capsys, error, code):
     assert capsys.readouterr().err == "troupe: error: first second\n"
 
 
+def test_what_a_peer_says_does_not_reach_the_terminal_raw(capsys):
+    def body():
+        raise ConfigError("replay refused: \x1b[2J\x07\x9b1m \u202egone")
+
+    assert run_main(body) == 2
+    assert capsys.readouterr().err == "troupe: error: replay refused: \\x1b[2J\\x07\\x9b1m \\u202egone\n"
+
+
 def test_defects_keep_their_traceback(capsys):
     setup_logging("test")
     assert run_main(lambda: 1 // 0) == 70

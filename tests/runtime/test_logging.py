@@ -14,10 +14,11 @@ def test_what_a_peer_says_cannot_forge_a_line():
 
 def test_traces_keep_their_lines():
     try:
-        raise ValueError("two\nlines")
+        raise ValueError("two\nlines\x1b[2J")
     except ValueError as error:
         info = (ValueError, error, error.__traceback__)
     record = logging.LogRecord("x", logging.ERROR, "x", 1, "failed", (), info)
     first, *rest = OneLineFormatter("%(message)s").format(record).splitlines()
     assert first == "failed"
     assert len(rest) > 2
+    assert rest[-1] == "lines\\x1b[2J"

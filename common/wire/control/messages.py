@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
+from common.runtime.logging import peer_text
 from common.wire import types
 from common.wire.body import Body
 
@@ -57,7 +58,7 @@ class Hello(Body, kw_only=True):
     slots_wanted: Annotated[int, Meta(ge=0, le=types.MAX_PROCESS_SLOTS)] = 0
     slots_held: types.Slots = msgspec.field(default_factory=list)
     replay_endpoint: types.Text = ""
-    host: types.Text = ""
+    host: Annotated[str, Meta(max_length=255)] = ""
     pid: types.U64 = 0
     software: types.Text = ""
     run: types.Name = ""
@@ -131,6 +132,9 @@ class Heartbeat(Body, kw_only=True):
     steps_made: types.StepsMade = 0
     steps_limit: types.StepCount = 0
 
+    def __post_init__(self) -> None:
+        self.error = peer_text(self.error)
+
 
 class HeartbeatOk(State, kw_only=True):
     """Learner -> service.
@@ -197,6 +201,9 @@ class Bye(Body, kw_only=True):
     reason: types.Text = ""
     steps_made: types.StepsMade = 0
 
+    def __post_init__(self) -> None:
+        self.reason = peer_text(self.reason)
+
 
 class Announce(State, kw_only=True):
     """Learner -> everyone (PUB, one frame)."""
@@ -221,3 +228,6 @@ class Error(Body, kw_only=True):
     about: types.Name = ""
     expected: types.Number | UnsetType = UNSET
     config: dict[str, Any] | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        self.kind, self.detail = peer_text(self.kind), peer_text(self.detail)

@@ -454,7 +454,7 @@ class ReplayClient(Sampler):
         if asked and number != self._question:
             return  # the answer to a question that was sent twice
         if self._outlasts and not (inserted or asked):
-            self.fault = self.wait_reason = " ".join(str(failure).split())[:400]
+            self.fault = self.wait_reason = str(failure)
             self._requests.turn_down(number, pause_s=REFUSED_PAUSE_S)
             return
         if body.about == messages.SAMPLE:

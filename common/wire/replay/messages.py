@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from common.runtime.logging import peer_text
 from common.wire import types
 from common.wire.body import Body
 
@@ -106,6 +107,9 @@ class Credit(Body, kw_only=True):
     fields: types.Fields | UnsetType = UNSET
     files: dict[str, Any] | UnsetType = UNSET
 
+    def __post_init__(self) -> None:
+        self.reason = peer_text(self.reason)
+
 
 class Sample(Body, kw_only=True):
     """Learner -> replay.
@@ -198,6 +202,9 @@ class Wait(Body, kw_only=True):
     TYPE: ClassVar[str] = "WAIT"
     reason: types.Text = ""
 
+    def __post_init__(self) -> None:
+        self.reason = peer_text(self.reason)
+
 
 class Priorities(Body, kw_only=True):
     """Learner -> replay, not answered; unknown ids and invalid priorities are counted and skipped.
@@ -268,3 +275,6 @@ class SnapshotOk(Body, kw_only=True):
     bytes_done: types.U64
     items: types.U64
     detail: types.Text
+
+    def __post_init__(self) -> None:
+        self.detail = peer_text(self.detail)
