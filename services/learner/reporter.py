@@ -25,6 +25,8 @@ STATUS_PERIOD_S = 1.0
 RATE_WINDOW_S = 30.0
 SHARDED = ("replay/items", "replay/bytes", "replay/inserts_per_s", "replay/samples_per_s")
 """What the status shows as a sum over replay shards."""
+MAX_SHARDS = 1000
+"""Shards that are in it: those that have reported last."""
 LAST_EVALUATION = (EVALUATION_RETURN, "eval/human_normalized", "eval/version")
 """What a resumed run shows of the last evaluation before it, until there is a new one."""
 IMMEDIATE = ("eval/",)
@@ -71,8 +73,12 @@ class Reporter:
         """Keep values until the next row is due."""
         self._newest[source].update(metrics)
         for name, value in metrics.items():
-            if name.startswith(SHARDED):
-                self._of_shards[name][source] = value
+            if name in SHARDED:
+                values = self._of_shards[name]
+                values.pop(source, None)
+                values[source] = value
+                if len(values) > MAX_SHARDS:
+                    del values[next(iter(values))]
 
     def collect(self, telemetry: Telemetry) -> None:
         """Take in one message of a service, which the control server has checked."""

@@ -187,3 +187,11 @@ def test_a_resumed_run_knows_its_last_evaluation(tmp_path):
     metrics = json.loads((tmp_path / "status.json").read_text())["metrics"]
     assert (metrics["eval/episode_return"], metrics["eval/version"]) == (5.0, 12.0)
     assert again.evaluated_version == -1
+
+
+def test_the_sum_over_shards_does_not_grow_with_new_names(reporter, monkeypatch):
+    monkeypatch.setattr("services.learner.reporter.MAX_SHARDS", 2)
+    for source, items in (("a", 1.0), ("b", 10.0), ("a", 2.0), ("c", 100.0)):
+        reporter.note(source, {"replay/items": items, "replay/items_more": 1.0})
+    assert reporter._of_shards == {"replay/items": {"a": 2.0, "c": 100.0}}
+    reporter.close()

@@ -314,6 +314,14 @@ REPORTS = [  # role, metrics, fields, blobs
     ("actor", {"actor/" + "x" * 100: 1.0}, {}, {}),
     ("actor", {f"actor/{i}": 1.0 for i in range(1000)}, {}, {}),
     ("actor", {"actor/a\nb": 1.0}, {}, {}),
+    ("actor", {"actor/": 1.0}, {}, {}),
+    ("actor", {"actor//a": 1.0}, {}, {}),
+    ("actor", {"actor/../a": 1.0}, {}, {}),
+    ("actor", {"actor/a/": 1.0}, {}, {}),
+    ("actor", {"actor/a:b": 1.0}, {}, {}),
+    ("actor", {"actor/a": float("nan")}, {}, {}),
+    ("actor", {"actor/a": float("-inf")}, {}, {}),
+    ("replay", {"replay/items": 1e31}, {}, {}),
     ("actor", {}, {"episodes": [[1.0, 2]] * 5000}, {}),
     ("actor", {}, {"anything": 1}, {}),
     ("actor", {}, {"trouble": "x" * 501}, {}),
@@ -328,6 +336,11 @@ REPORTS = [  # role, metrics, fields, blobs
     ("actor", {"actor/steps": 10}, {"episodes": [{}]}, {}),
     ("actor", {"actor/steps": 10}, {"episodes": {"a": 1}}, {}),
     ("actor", {"actor/steps": 10}, {"episodes": [[float("nan"), 1.0]]}, {}),
+    ("actor", {}, {"episodes": [[1.0, -1]]}, {}),
+    ("actor", {}, {"episodes": [[1.0, 2.0**54]]}, {}),
+    ("actor", {}, {"episodes": [[1.0, float("nan")]]}, {}),
+    ("actor", {}, {"episodes": [[1e31, 1]]}, {}),
+    ("evaluator", {}, {"episodes": [[float("inf"), 1]]}, {}),
     ("evaluator", {"actor/steps": 1.0}, {}, {}),
     ("replay", {}, {"episodes": [[1.0, 2]]}, {}),
     ("evaluator", {}, {}, {"video": np.zeros((1, 131072, 1, 3), np.uint8)}),
@@ -382,6 +395,25 @@ def test_nobody_floods_the_learner_with_reports_and_films(serve, connect, secure
         again.send_telemetry({"actor/steps": 1.0})
     until(lambda: server.rejected()["too_many"] > rejected)
     assert evaluator.connected
+
+
+def test_a_role_does_not_fill_the_record_with_names(serve, connect, secured, monkeypatch):
+    monkeypatch.setattr(claims, "MAX_METRIC_NAMES", 5)
+    server = serve(security=secured("learner"))
+    evaluator = connect(server, "evaluator", security=secured("evaluator"))
+    evaluator.join(60)
+    seen = []
+    for first in (0, 3, 6):
+        evaluator.send_telemetry({f"eval/{first + i}": 1.0 for i in range(3)}, {}, {"episodes": [[1.0, 2]]})
+        report = server.telemetry.get(timeout=60)
+        assert report.fields == {"episodes": [[1.0, 2]]}  # what is known is taken all the same
+        seen += report.metrics
+    assert seen == [f"eval/{i}" for i in range(5)]
+    assert server.rejected() == {"too_many": 2}
+    actor = connect(server, "actor-0", security=secured("actor"))  # another role has names of its own
+    actor.join(60)
+    actor.send_telemetry({"actor/steps": 1.0})
+    assert server.telemetry.get(timeout=60).metrics == {"actor/steps": 1.0}
 
 
 def test_every_role_may_report_what_is_its_own(serve, connect, secured):

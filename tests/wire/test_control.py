@@ -9,7 +9,9 @@ import msgpack
 import pytest
 
 from common.errors import ConfigError, PeerError
-from common.wire import sockets
+from common.runtime.logging import MAX_PEER_CHARS
+from common.wire import messages, sockets
+from common.wire.codec import Message, WireError
 from common.wire.control.budget import StepBudget
 from common.wire.control.server import ControlServer
 from tests.harness import CONFIG, LOOPBACK, told_to_wait, until
@@ -258,3 +260,43 @@ def test_one_that_only_looks_is_no_news(serve, connect, caplog):
     lines = [record.getMessage() for record in caplog.records if record.name == "common.wire.control.server"]
     assert not any("viewer-0" in line for line in lines), lines
     assert sum("actor-0" in line for line in lines) == 2, lines
+
+
+def test_who_comes_and_goes_all_the_time_does_not_fill_the_log(serve, connect, caplog, monkeypatch):
+    monkeypatch.setattr("common.wire.control.server.NEWS_AT_ONCE", 3)
+    monkeypatch.setattr("common.wire.control.server.NEWS_PER_S", 0.0)
+    caplog.set_level(logging.INFO)
+    server = serve()
+    for _ in range(5):
+        client = connect(server, "actor-0")
+        client.join(60)
+        client.close("again")
+        until(lambda: not server.peers())
+    lines = [record.getMessage() for record in caplog.records if record.name == "common.wire.control.server"]
+    assert [("joins" in line, "leaves" in line, "too often" in line) for line in lines] == [
+        (True, False, False),
+        (False, True, False),
+        (True, False, False),
+        (False, False, True),
+    ]
+
+
+def test_a_peers_words_are_short_and_printable():
+    words = "a\x1b[2J\nb" + "x" * 4000
+    for body in (
+        messages.Error.of(messages.Error(kind="gap\x07").message()),
+        messages.Error.of(Message("ERROR", {"kind": "gap\x07", "detail": words}, {}, 1)),
+    ):
+        assert body.kind == "gap\\x07"
+    assert body.detail.startswith("a\\x1b[2J bxx")
+    reasons = [
+        messages.Bye.of(Message("BYE", {"reason": words}, {}, 1)).reason,
+        messages.Heartbeat.of(Message("HEARTBEAT", {"error": words}, {}, 1)).error,
+        messages.Wait.of(Message("WAIT", {"reason": words}, {}, 1)).reason,
+        messages.Credit.of(Message("CREDIT", {"reason": words, "credit": 1, "session": 1}, {}, 1)).reason,
+        body.detail,
+    ]
+    assert all(text.isprintable() and len(text) == MAX_PEER_CHARS for text in reasons)
+    hello = {"role": "actor", "name": "a", "incarnation": 1, "host": "h" * 256}
+    with pytest.raises(WireError, match=r"HELLO\.host"):
+        messages.Hello.of(Message("HELLO", hello, {}, 1))

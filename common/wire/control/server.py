@@ -18,6 +18,7 @@ import numpy as np
 import zmq
 
 from common.errors import RefusedError
+from common.runtime.logging import Throttle
 from common.wire import messages, sockets
 from common.wire.body import Body
 from common.wire.codec import encode
@@ -25,12 +26,15 @@ from common.wire.control.budget import StepBudget
 from common.wire.control.params import encode_params
 from common.wire.control.roster import Peer, Roster, ranges
 from common.wire.intake import Intake
+from common.wire.rejections import GARBAGE_LOG_PERIOD_S
 from common.wire.security import claims
 from common.wire.server import Envelope, Handler, Server
 from common.wire.types import FieldEntry, Tensor
 
 _log = logging.getLogger(__name__)
 
+NEWS_AT_ONCE, NEWS_PER_S = 512, 0.2
+"""Lines about who comes and goes, for each key."""
 _TELEMETRY_QUEUE = 10_000
 
 
@@ -114,6 +118,9 @@ class ControlServer:
             "stopping": False,
         }
         self._videos = claims.Allowance(claims.VIDEOS_AT_ONCE, claims.VIDEOS_PER_S)
+        self._metric_names = claims.MetricNames()
+        self._news: dict[str, claims.Allowance] = {}
+        self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
         self._params: tuple[list[Tensor], np.ndarray] | None = None
         self._server: Server | None = None
         self._announce_due = True
@@ -261,10 +268,8 @@ class ControlServer:
     def _expire(self) -> None:
         with self._changed:
             for peer in self._roster.expire(time.monotonic()):
-                _log.warning(
-                    "%s is silent for %.0f s: given up, slots %s are free",
-                    *(peer.name, self._liveness_s, ranges(peer.slots)),
-                )
+                line = "%s is silent for %.0f s: given up, slots %s are free"
+                self._tell(peer, logging.WARNING, line, peer.name, self._liveness_s, ranges(peer.slots))
                 self._changed.notify_all()
 
     def _heard(self, envelope: Envelope) -> None:
@@ -315,7 +320,7 @@ class ControlServer:
         fields, least, most = self._items if role == "replay" else ([], 0, 0)
         again = previous is not None and previous.incarnation == peer.incarnation
         how = " again" if again else ""
-        _log.log(_level(peer), "%s joins%s (%s, slots %s)", name, how, peer.host, ranges(peer.slots))
+        self._tell(peer, _level(peer), "%s joins%s (%s, slots %s)", name, how, peer.host, ranges(peer.slots))
         self._changed.notify_all()
         return messages.Welcome(
             config=self._config,
@@ -361,7 +366,13 @@ class ControlServer:
         claims.check_telemetry(peer.role, body.metrics, body.fields, body.blobs)
         if body.blobs and not self._videos.take():
             raise RefusedError(messages.TOO_MANY, "more films than a run may make")
-        report = Telemetry(peer.name, peer.role, peer.incarnation, body.metrics, body.fields, body.blobs)
+        metrics = self._metric_names.known(peer.role, body.metrics)
+        if self._server and (more := len(body.metrics) - len(metrics)):
+            detail = (
+                f"{more} metrics with names beyond {claims.MAX_METRIC_NAMES} of the role {peer.role} dropped"
+            )
+            self._server.rejections.count(peer.identity, messages.TOO_MANY, detail)
+        report = Telemetry(peer.name, peer.role, peer.incarnation, metrics, body.fields, body.blobs)
         try:
             self.telemetry.put_nowait(report)
         except queue.Full:
@@ -371,8 +382,18 @@ class ControlServer:
         claims.check_progress(peer.role, body.steps_made, 0)
         self._budget.report(peer.incarnation, body.steps_made)
         self._roster.leave(peer.identity)
-        _log.log(_level(peer), "%s leaves (%s)", peer.name, body.reason or "no reason given")
+        self._tell(peer, _level(peer), "%s leaves (%s)", peer.name, body.reason or "no reason given")
         self._changed.notify_all()
+
+    def _tell(self, peer: Peer, level: int, line: str, *words: object) -> None:
+        """Log what a peer does, up to so many lines of all with its key."""
+        if not _log.isEnabledFor(level):
+            return
+        news = self._news.setdefault(peer.key, claims.Allowance(NEWS_AT_ONCE, NEWS_PER_S))
+        if news.take():
+            _log.log(level, line, *words)
+        elif self._throttle(peer.key):
+            _log.warning("services with the key of %s come and go too often to tell of each", peer.name)
 
 
 def _level(peer: Peer) -> int:

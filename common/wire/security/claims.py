@@ -7,7 +7,6 @@ makes it; without, whoever reaches a port may say any role, and the rules only k
 from __future__ import annotations
 
 import ipaddress
-import math
 import os
 import re
 import stat
@@ -25,10 +24,14 @@ from common.wire import messages
 
 MAX_METRICS = 256
 """Metrics of one report."""
+MAX_METRIC_NAMES = 512
+"""Different names of metrics that all services of a role report in a run. Troupe's own are a few dozen."""
+MAX_VALUE = 1e30
+"""Of a metric, or a return: what curves can show, and sums of it are finite."""
 MAX_EPISODES = 4096
 """Games of one report."""
 MAX_VERSION = 2**53
-"""Numbers above this cannot be told apart as floats."""
+"""Numbers above this cannot be told apart as floats. Steps of a game have the same bound."""
 REPORTS_AT_ONCE, REPORTS_PER_S = 512, 50.0
 """Reports of one service."""
 VIDEOS_AT_ONCE, VIDEOS_PER_S = 4, 1 / 60
@@ -53,6 +56,11 @@ class Claim:
     roles: tuple[str, ...]
     rule: str
 
+
+_METRICS_RULE = (
+    f"{MAX_METRICS} metrics a report, whose values are within 10^30; names of letters, digits, `_`, `-`, and "
+    f"`/` or `.` between them; {MAX_METRIC_NAMES} names of all with the role, others are dropped"
+)
 
 CLAIMS: dict[str, Claim] = {
     "HELLO role": Claim(messages.ROLES, "that of the key; `viewer` with any key"),
@@ -86,10 +94,12 @@ CLAIMS: dict[str, Claim] = {
         ("actor", "replay", "evaluator"),
         f"{REPORTS_AT_ONCE} reports at once and {REPORTS_PER_S:.0f} a second of each service",
     ),
-    "TELEMETRY actor/*, params/staleness": Claim(("actor",), f"{MAX_METRICS} metrics a report"),
-    "TELEMETRY replay/*": Claim(("replay",), f"{MAX_METRICS} metrics a report"),
-    "TELEMETRY eval/*": Claim(("evaluator",), f"{MAX_METRICS} metrics a report"),
-    "TELEMETRY episodes": Claim(("actor", "evaluator"), f"{MAX_EPISODES:,} games a report"),
+    "TELEMETRY actor/*, params/staleness": Claim(("actor",), _METRICS_RULE),
+    "TELEMETRY replay/*": Claim(("replay",), _METRICS_RULE),
+    "TELEMETRY eval/*": Claim(("evaluator",), _METRICS_RULE),
+    "TELEMETRY episodes": Claim(
+        ("actor", "evaluator"), f"{MAX_EPISODES:,} games a report; returns within 10^30, at most 2^53 steps"
+    ),
     "TELEMETRY trouble": Claim(("actor",), f"one line of at most {MAX_TROUBLE} characters"),
     "TELEMETRY video": Claim(
         ("evaluator",),
@@ -99,7 +109,7 @@ CLAIMS: dict[str, Claim] = {
     ),
 }
 
-_METRIC = re.compile(r"[A-Za-z0-9_./:-]+")
+_METRIC = re.compile(r"[A-Za-z0-9_-]+([/.][A-Za-z0-9_-]+)*")
 _MAX_NAME = 64
 _OWN_NAME = re.compile(rf"({'|'.join(('learner', *messages.ROLES))})(-\d+)?")
 _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?):(\d{1,5})")
@@ -175,7 +185,8 @@ def check_telemetry(
     for name, value in metrics.items():
         if len(name) > _MAX_NAME or not _METRIC.fullmatch(name) or not name.startswith(_METRICS_OF[role]):
             raise _refusal(f"its role, {role}, does not report a metric {name[:_MAX_NAME]!r}")
-        if name == "eval/version" and not 0 <= value <= MAX_VERSION:
+        least, most = (0, MAX_VERSION) if name == "eval/version" else (-MAX_VALUE, MAX_VALUE)
+        if not least <= value <= most:  # nor NaN
             raise RefusedError("bad_field", f"TELEMETRY.metrics: {name} is {value}")
     for name in fields:
         if name == "trouble":
@@ -189,7 +200,9 @@ def check_telemetry(
         _check(role, "TELEMETRY episodes", "a report of episodes")
         episodes = fields[name]
         if not isinstance(episodes, list) or not all(_is_episode(episode) for episode in episodes):
-            raise RefusedError("bad_field", "TELEMETRY.fields: episodes is not a list of [return, steps]")
+            raise RefusedError(
+                "bad_field", "TELEMETRY.fields: episodes is not a list of [return, steps] within their bounds"
+            )
         if len(episodes) > MAX_EPISODES:
             raise _refusal(f"a report of {len(episodes)} episodes; at most {MAX_EPISODES}")
     for name, blob in blobs.items():
@@ -199,6 +212,22 @@ def check_telemetry(
         (_check_video if name == "video" else _check_mp4)(blob)
     if "mp4" in blobs and "video" not in blobs:
         raise _refusal("an MP4 without the GIF of the same film")
+
+
+class MetricNames:
+    """The names of metrics that the services of each role report: what is kept by name keeps its size."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._of: dict[str, set[str]] = {}
+
+    def known(self, role: str, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Those of a report whose names are known, or for which there is room."""
+        names = self._of.setdefault(role, set())
+        for name in metrics:
+            if len(names) < MAX_METRIC_NAMES:
+                names.add(name)
+        return {name: value for name, value in metrics.items() if name in names}
 
 
 class Allowance:
@@ -224,7 +253,9 @@ def _is_episode(value: Any) -> bool:
     return (
         isinstance(value, list | tuple)
         and len(value) == 2
-        and all(isinstance(x, int | float) and math.isfinite(x) for x in value)
+        and all(isinstance(x, int | float) for x in value)
+        and -MAX_VALUE <= value[0] <= MAX_VALUE  # nor NaN
+        and 0 <= value[1] <= MAX_VERSION
     )
 
 
