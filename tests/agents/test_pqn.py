@@ -70,7 +70,7 @@ def test_targets_are_those_of_the_network_before_all_passes():
 def test_actors_explore_as_the_schedule_of_the_learner_says():
     learner, actor = agent_of(epsilon_final=0.1, epsilon_share=0.5), agent_of(seed=1)
     batch, rng = random_batch(np.random.default_rng(0), learner, 6), np.random.default_rng(0)
-    inputs = Inputs.start(np.zeros((20_000, 3), np.float32), 0)
+    inputs = Inputs.start(np.zeros((20_000, 3), np.float32), 0, learner.spec.actions)
     best = learner.act(inputs, np.zeros(20_000, np.float32), rng).action[0]
     for progress, epsilon in ((0.0, 1.0), (0.25, 0.55), (0.5, 0.1), (1.0, 0.1)):
         got = learner.update(batch, np.ones(6, np.float32), progress=progress).metrics["learner/epsilon"]

@@ -11,6 +11,7 @@ from common.nets.q_network import QNetwork
 from common.nets.recurrent import LstmCore, last_step
 from common.nets.torsos import PIXEL_TORSOS, lecun_normal, make_torso
 from common.rl.normalizers import Normalizer
+from common.spaces import ActionSpec
 
 
 @pytest.mark.parametrize(
@@ -103,9 +104,8 @@ def test_no_gradient_crosses_the_beginning_of_an_episode():
 
 
 def test_last_step_features():
-    got = last_step(
-        torch.tensor([2, 0, 1]), torch.tensor([-7.0, 0.5, 3.0]), torch.tensor([False, False, True]), 3
-    )
+    first = torch.tensor([False, False, True])
+    got = last_step(torch.tensor([2, 0, 1]), torch.tensor([-7.0, 0.5, 3.0]), first, ActionSpec.discrete(3))
     assert got.tolist() == [[0, 0, 1, -1], [1, 0, 0, 0.5], [0, 0, 0, 0]]
 
 
@@ -138,7 +138,7 @@ def test_instruction_is_read_to_its_last_word_and_no_further():
 @pytest.mark.parametrize("lstm", [0, 16])
 def test_a_sequence_is_its_steps_one_after_the_other(torso, shape, lstm):
     torch.manual_seed(0)
-    net = ActorCritic(shape, 5, torso, hidden_units=32, lstm_units=lstm)
+    net = ActorCritic(shape, ActionSpec.discrete(5), torso, policy_size=5, hidden_units=32, lstm_units=lstm)
     steps, batch = 4, 3
     obs = torch.rand(steps, batch, *shape)
     if torso != "mlp":
@@ -160,7 +160,7 @@ def test_the_last_step_can_be_hidden():
     obs, zeros = torch.rand(1, 2, 6), torch.zeros(1, 2)
     first, state = torch.zeros(1, 2, dtype=torch.bool), torch.zeros(2, 0)
     for sees in (True, False):
-        net = ActorCritic((6,), 5, "mlp", see_last_step=sees)
+        net = ActorCritic((6,), ActionSpec.discrete(5), "mlp", policy_size=5, see_last_step=sees)
         one = net(obs, zeros.long(), zeros, first, state)[1]
         other = net(obs, zeros.long() + 3, zeros + 1, first, state)[1]
         assert torch.equal(one, other) != sees
@@ -169,7 +169,13 @@ def test_the_last_step_can_be_hidden():
 @pytest.mark.parametrize("shared", [True, False])
 def test_new_statistics_of_returns_leave_what_the_baseline_predicts(shared):
     torch.manual_seed(0)
-    net = ActorCritic((3,), 2, "mlp", shared=shared, see_last_step=False, returns=Normalizer(()))
+    net = ActorCritic(
+        *((3,), ActionSpec.discrete(2), "mlp"),
+        policy_size=2,
+        shared=shared,
+        see_last_step=False,
+        returns=Normalizer(()),
+    )
     inputs = (torch.randn(1, 50, 3), torch.zeros(1, 50, dtype=torch.int64), torch.zeros(1, 50))
     inputs = (*inputs, torch.zeros(1, 50, dtype=torch.bool), torch.zeros(50, 0))
     for batch in (torch.randn(40) * 30 + 700, torch.randn(200) * 0.1 - 5):
