@@ -48,7 +48,7 @@ endif
 	@touch $@
 
 train: setup ## learn Atari Pong on this machine (TensorBoard on port 6006; Ctrl-C stops, `.venv/bin/troupe resume RUN` continues)
-	$(BIN)/troupe train pong-apex $(ARGS)
+	$(BIN)/troupe train pong-ppo $(ARGS)
 
 test: setup lint ## everything that CI checks
 	$(BIN)/python -m pytest --cov --cov-report= $(ARGS)
