@@ -28,7 +28,7 @@ CHAOS := $(addprefix tests/,replay/test_death.py replay/test_same_host.py data/t
 # Several processes share the cores: numeric libraries must not take all of them each.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test test-deploy test-ec2 lint unit chaos format bench docs plan apply destroy scale clean
+.PHONY: help setup train test coverage test-deploy test-ec2 lint unit chaos format bench docs plan apply destroy scale clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ train: setup ## learn Atari Pong on this machine (TensorBoard on port 6006; Ctrl
 	$(BIN)/troupe train pong-ppo $(ARGS)
 
 test: setup lint ## everything that CI checks
+	$(BIN)/python -m pytest $(ARGS)
+
+coverage: setup ## the tests, half as long again, and the share of lines that they run
 	$(BIN)/python -m pytest --cov --cov-report= $(ARGS)
 	@echo "covered: $$($(BIN)/coverage report --format=total) % of all lines, without the processes that tests start"
 
