@@ -23,7 +23,7 @@ DEPLOY_VENV := .venv-deploy
 BENCHMARKS := $(filter-out __init__ common plot replay_rig replay_load replay_scale, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
 # Tests that are longer and rougher with TROUPE_CHAOS=1.
-CHAOS := $(addprefix tests/,replay/test_death.py replay/test_same_host.py data/test_arena.py fuzz)
+CHAOS := $(addprefix tests/,replay/test_death.py replay/test_same_host.py data/test_arena.py fuzz agents/test_action_spaces.py)
 
 # Several processes share the cores: numeric libraries must not take all of them each.
 export OMP_NUM_THREADS ?= 1
