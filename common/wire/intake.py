@@ -1,7 +1,7 @@
 """How much of what a peer sends this process keeps for it before there is a message to serve.
 
 libzmq bounds a frame (`ZMQ_MAXMSGSIZE`), but not the frames of a message that never ends: those pile up until
-memory is gone. Nor may it bound the whole messages that wait (`ZMQ_RCVHWM`; see `sockets._bind`). What it
+memory is gone. Nor may it bound the whole messages that wait (`ZMQ_RCVHWM`; see `make_router`). What it
 keeps of a connection can be worked out from outside: what TCP has received on it, less what is in the kernel
 still, less what the socket gave.
 """

@@ -65,6 +65,10 @@ def make_router(
     """Bind a ROUTER that reports unreachable peers instead of dropping their messages in silence."""
     socket = ctx.socket(zmq.ROUTER)
     _set_common(socket, max_message_bytes, hwm)
+    # No connection may have to wait until it is read: where one is reset meanwhile, the PING that comes next,
+    # from either side, fails an assertion of libzmq 4.3.5 (`!_io_error`), and so ends the process. What a
+    # connection may keep here is bounded in bytes instead, by `Intake`.
+    socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     # A peer that reconnects after a half-open connection must not be locked out by its own old identity.
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -291,7 +295,7 @@ def _set_common(socket: Socket, max_message_bytes: int, hwm: int) -> None:
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
     # The kernel notices a peer that is gone without a word. So would ZeroMQ's own heartbeats
     # (`ZMQ_HEARTBEAT_IVL`), but they end the process where a peer is reset of which nothing is read:
-    # see `_bind`.
+    # see `make_router`.
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
@@ -314,10 +318,6 @@ def _bind(ctx: Context, socket: Socket, endpoint: str, security: Security | None
     keys = security.keys if security and endpoint.startswith("tcp://") else None
     try:
         _check_endpoint(endpoint)
-        # No connection may have to wait until it is read: where one is reset meanwhile, the PING that comes
-        # next, from either side, fails an assertion of libzmq 4.3.5 (`!_io_error`), and so ends the process.
-        # What a connection may keep here is bounded in bytes instead, by `Intake`.
-        socket.setsockopt(zmq.RCVHWM, 0)
         if keys is not None:
             zap.protect(ctx, socket, keys)
         elif not _is_local(endpoint) and not (security and security.insecure):
