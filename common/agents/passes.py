@@ -227,7 +227,12 @@ class Minibatches:
         yield from self._order.tensor_split(max(1, round(columns / size)))
 
 
-def faster_dtype(wanted: str, device: torch.device, step: Callable[[torch.dtype], object]) -> torch.dtype:
+def faster_dtype(
+    wanted: str,
+    device: torch.device,
+    step: Callable[[torch.dtype], object],
+    clock: Callable[[], float] = time.perf_counter,
+) -> torch.dtype:
     """The number format to compute in: what was `wanted`, or for `auto` what a trial of `step` finds faster.
 
     Processors without units for bfloat16 emulate it, many times slower, and say nothing: so it is measured.
@@ -236,6 +241,7 @@ def faster_dtype(wanted: str, device: torch.device, step: Callable[[torch.dtype]
       wanted: a value of `agent.compute_dtype`.
       device: where it is computed. On a GPU `auto` is float32, which there may use the units for TF32.
       step: a minibatch forward and backward, with arithmetic in this format; it must change nothing.
+      clock: seconds since anything.
     """
     if wanted != "auto" or device.type != "cpu":
         return torch.bfloat16 if wanted == "bfloat16" else torch.float32
@@ -244,9 +250,9 @@ def faster_dtype(wanted: str, device: torch.device, step: Callable[[torch.dtype]
         step(dtype)  # the first time is slower: kernels are chosen, memory is taken
         times = []
         for _ in range(_TRIALS):
-            began_s = time.perf_counter()
+            began_s = clock()
             step(dtype)
-            times.append(time.perf_counter() - began_s)
+            times.append(clock() - began_s)
         seconds[dtype] = min(times)
     exact, short = seconds[torch.float32], seconds[torch.bfloat16]
     chosen = torch.bfloat16 if short < _WORTH * exact else torch.float32

@@ -1,7 +1,5 @@
 """The policy-gradient agent: its arithmetic against sums in numpy, its passes, and that every loss learns."""
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -264,13 +262,37 @@ def test_every_loss_gets_far_better_than_chance(name):
     assert cartpole(50_000, **LOSSES[name]) >= 100
 
 
-def test_bfloat16_is_chosen_where_it_is_faster_and_changes_little():
-    slow = {torch.float32: 0.02, torch.bfloat16: 0.001}
-    chosen = [
-        faster_dtype("auto", torch.device("cpu"), lambda dtype, times=times: time.sleep(times[dtype]))
-        for times in (slow, dict(zip(slow, reversed(slow.values()), strict=True)))
-    ]
-    assert chosen == [torch.bfloat16, torch.float32]
+class Clock:
+    """Moves with trial steps only: each takes the next time of its dtype, in the end the last one."""
+
+    def __init__(self, exact, short):
+        self.now_s = 0.0
+        self._steps_s = {torch.float32: exact, torch.bfloat16: short}
+
+    def __call__(self):
+        return self.now_s
+
+    def step(self, dtype):
+        steps_s = self._steps_s[dtype]
+        self.now_s += steps_s.pop(0) if len(steps_s) > 1 else steps_s[0]
+
+
+@pytest.mark.parametrize(
+    ("exact", "short", "chosen"),
+    [
+        ([0.020], [0.001], torch.bfloat16),
+        ([0.001], [0.020], torch.float32),
+        ([0.020], [0.019], torch.float32),  # hardly faster, and less exact
+        ([0.020], [9.0, 0.001], torch.bfloat16),  # the first step does not count
+        ([0.020], [9.0, 9.0, 0.001, 9.0], torch.bfloat16),  # nor do those that something else held up
+    ],
+)
+def test_bfloat16_is_chosen_where_a_trial_is_faster(exact, short, chosen):
+    clock = Clock(exact, short)
+    assert faster_dtype("auto", torch.device("cpu"), clock.step, clock) == chosen
+
+
+def test_bfloat16_changes_little():
     exact, short = (agent_of(**ONE_STEP, compute_dtype=dtype) for dtype in ("float32", "bfloat16"))
     batch = random_batch(np.random.default_rng(0), exact, 6)
     ours, theirs = updated(exact, batch), updated(short, batch)
