@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from common.agents.base import Update
-from common.agents.fitting import network_inputs, suited
-from common.agents.q_learning import TransitionAgent
+from common.agents.q_learning import TransitionAgent, Transitions
 from common.agents.rmsprop import RMSProp
 from common.config.fields import PixelAgentConfig, Units, Widths, structural, tunable
-from common.data.accumulator import PRIORITY_FLOOR
 from common.nets.q_network import QNetwork
 from common.rl import returns
 
@@ -59,54 +55,17 @@ class ApexAgent(TransitionAgent[ApexConfig]):
         """See the base class."""
         return self.config.n_steps
 
-    def update(
-        self,
-        batch: dict[str, np.ndarray],
-        weights: np.ndarray,
-        want_metrics: bool = True,
-        progress: float = 0.0,
-        lengths: np.ndarray | None = None,
-    ) -> Update:
-        """One step of double Q-learning on `[B]` items; new priorities are `|TD error|`."""
-        learning = self._start_learning()
-        data = {name: self._to_device(array) for name, array in batch.items()}
-        weight = self._to_device(weights)
-        obs, next_obs = self._observations(data)
-        target = self._target(data["reward"][:, 0], data["discount"][:, 0], next_obs, learning.target)
-        q = self._net(obs).gather(1, data["action"].long()).squeeze(1)
-        error = target - q
-        loss = (weight * returns.huber(error, self.config.huber_delta)).mean()
-        norm = learning.step(loss)
-        self._net.observe(obs)
-        metrics: dict[str, float] = {}
-        if want_metrics:
-            metrics = {
-                "learner/loss": loss.item(),
-                "learner/grad_norm": norm.item(),
-                "learner/q_mean": q.mean().item(),
-                "learner/td_error_mean": error.abs().mean().item(),
-            }
-        priorities = error.detach().abs().double().cpu().numpy() + PRIORITY_FLOOR
-        return Update(priorities=priorities, metrics=metrics)
+    @property
+    def dueling(self) -> bool:
+        """See the base class."""
+        return self.config.dueling
 
-    @torch.no_grad()
-    def _target(self, reward: Tensor, discount: Tensor, next_obs: Tensor, target: QNetwork) -> Tensor:
-        q_next = target(next_obs)
+    def _targets(self, transitions: Transitions, target: QNetwork) -> Tensor:
+        """Of double Q-learning, or of plain."""
+        outcome, next_q = (transitions.reward, transitions.discount), target(transitions.next_obs)
         if self.config.double:
-            return returns.double_q_target(reward, discount, self._net(next_obs), q_next)
-        return returns.q_target(reward, discount, q_next)
-
-    # --------------------------------------------------------------- helpers
-
-    def _network(self) -> QNetwork:
-        config, spec = self.config, self.spec
-
-        def make(torso: str) -> QNetwork:
-            units = config.hidden_units, config.mlp_units
-            pixels = network_inputs(config, spec)
-            return QNetwork(spec.obs_shape, spec.actions.count, torso, *units, config.dueling, pixels)
-
-        return suited(config.torso, "nature", spec, make)
+            return returns.double_q_target(*outcome, self._net(transitions.next_obs), next_q)
+        return returns.q_target(*outcome, next_q)
 
     def _optimizer(self) -> torch.optim.Optimizer:
         config, parameters = self.config, self._net.parameters()

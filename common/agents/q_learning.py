@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.agents.base import Act, Inputs
+from common.agents.base import Act, Inputs, Update
+from common.agents.fitting import PixelConfig, network_inputs, suited
 from common.agents.network import Learning, NetworkAgent, NetworkConfig
 from common.agents.tensors import below, module_arrays, prefixed, tensors
-from common.data.accumulator import NStepAccumulator, n_step_fields
+from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
 from common.nets.q_network import QNetwork
+from common.rl import returns
 
 if TYPE_CHECKING:
     from common.envs import EnvSpec
@@ -45,10 +47,17 @@ class QConfig(NetworkConfig, Protocol):
     target_update_period_updates: int
 
 
-class TransitionConfig(QConfig, Protocol):
+class TransitionConfig(QConfig, PixelConfig, Protocol):
     """Fields of one that learns from transitions."""
 
+    hidden_units: int
+    mlp_units: tuple[int, ...]
     gamma: float
+    huber_delta: float
+
+    @property
+    def torso(self) -> str:
+        """See `QNetwork`, or `auto`."""
 
 
 Config = TypeVar("Config", bound=QConfig)
@@ -118,8 +127,23 @@ class QAgent(NetworkAgent[Config, Network, TargetLearning[Network]]):
         )
 
 
+class Transitions(NamedTuple):
+    """A batch of n-step transitions, on the device."""
+
+    obs: Tensor
+    """`[B, *obs_shape]`."""
+    action: Tensor
+    """`[B]` int64."""
+    reward: Tensor
+    """`[B]` float32, the discounted sum of the n steps."""
+    discount: Tensor
+    """`[B]` float32, what the value of `next_obs` counts; 0 where the episode terminated."""
+    next_obs: Tensor
+    """`[B, *obs_shape]`, n steps later, or the episode's last."""
+
+
 class TransitionAgent(QAgent[OnTransitions, QNetwork]):
-    """All of an agent without memory on n-step transitions but how it learns."""
+    """All of an agent without memory on n-step transitions but its targets and its optimiser."""
 
     def __init__(self, config: OnTransitions, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(config, spec, seed=seed, device=device)
@@ -131,6 +155,11 @@ class TransitionAgent(QAgent[OnTransitions, QNetwork]):
     def n_steps(self) -> int:
         """Steps of reward before the bootstrap."""
         return 1
+
+    @property
+    def dueling(self) -> bool:
+        """Whether value and advantages have a stream each."""
+        return False
 
     @torch.inference_mode()
     def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
@@ -148,11 +177,56 @@ class TransitionAgent(QAgent[OnTransitions, QNetwork]):
         """An n-step accumulator for one slot."""
         return NStepAccumulator(self.n_steps, self.config.gamma, chunk_steps, self.spec.stack)
 
-    def _observations(self, data: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The steps' observations and the bootstraps', of windows `[B, stack - 1 + 1 + n, ...]` of items."""
+    def update(
+        self,
+        batch: dict[str, np.ndarray],
+        weights: np.ndarray,
+        want_metrics: bool = True,
+        progress: float = 0.0,
+        lengths: np.ndarray | None = None,
+    ) -> Update:
+        """One step of the chosen actions' Q towards their targets; new priorities are `|TD error|`."""
+        learning = self._start_learning()
+        transitions = self._transitions(batch)
+        with torch.no_grad():
+            target = self._targets(transitions, learning.target)
+        q = self._net(transitions.obs).gather(1, transitions.action[:, None]).squeeze(1)
+        error = target - q
+        loss = (self._to_device(weights) * returns.huber(error, self.config.huber_delta)).mean()
+        norm = learning.step(loss)
+        self._net.observe(transitions.obs)
+        metrics: dict[str, float] = {}
+        if want_metrics:
+            metrics = {
+                "learner/loss": loss.item(),
+                "learner/grad_norm": norm.item(),
+                "learner/q_mean": q.mean().item(),
+                "learner/td_error_mean": error.abs().mean().item(),
+            }
+        priorities = error.detach().abs().double().cpu().numpy() + PRIORITY_FLOOR
+        return Update(priorities=priorities, metrics=metrics)
+
+    @abstractmethod
+    def _targets(self, transitions: Transitions, target: QNetwork) -> Tensor:
+        """What the Q of the actions should be, `[B]`; no gradient flows through it."""
+
+    def _transitions(self, batch: dict[str, np.ndarray]) -> Transitions:
+        """The transitions of windows `[B, stack - 1 + 1 + n, ...]` of items."""
+        data = {name: self._to_device(array) for name, array in batch.items()}
         obs, bootstrap = data["obs"], data["bootstrap_steps"][:, 0].long()
+        outcome = data["action"][:, 0].long(), data["reward"][:, 0], data["discount"][:, 0]
         stack, rows = self.spec.stack, torch.arange(len(obs), device=obs.device)
         if not stack:
-            return obs[:, 0], obs[rows, bootstrap]
+            return Transitions(obs[:, 0], *outcome, obs[rows, bootstrap])
         places = bootstrap[:, None] + torch.arange(stack, device=obs.device)
-        return obs[:, :stack], obs[rows[:, None], places]
+        return Transitions(obs[:, :stack], *outcome, obs[rows[:, None], places])
+
+    def _network(self) -> QNetwork:
+        config, spec = self.config, self.spec
+
+        def make(torso: str) -> QNetwork:
+            units = config.hidden_units, config.mlp_units
+            pixels = network_inputs(config, spec)
+            return QNetwork(spec.obs_shape, spec.actions.count, torso, *units, self.dueling, pixels)
+
+        return suited(config.torso, "nature", spec, make)

@@ -25,8 +25,8 @@ HOLD_S = 0.05
 
 
 @dataclass
-class Group:
-    """Slots that step together; while the learner chooses for one group, another is stepped."""
+class EnvGroup:
+    """Environments that step together; while the learner chooses for one group, another is stepped."""
 
     slots: list[int]
     env: VectorEnv
@@ -44,7 +44,7 @@ class CentralActing:
         self._config = config
         self._place = place
         self._envs: list[VectorEnv] = []
-        self._groups: list[Group] = []
+        self._groups: list[EnvGroup] = []
         self._held: list[Answer] = []  # actions that the run has no steps for yet
         self._client: InferenceClient | None = None
         self._wait_log: WaitLog | None = None
@@ -87,7 +87,7 @@ class CentralActing:
         self.waits_for = f"actions (of {self._endpoint(welcome)})"
         self._groups = []
         for slots, env in zip(parts, self._envs, strict=True):
-            self._groups.append(Group(slots, env, env.reset(welcome.seed(control.incarnation, slots[0]))))
+            self._groups.append(EnvGroup(slots, env, env.reset(welcome.seed(control.incarnation, slots[0]))))
         self._begin_all()
         _log.info(
             "%s asks the learner at %s for actions, in groups of %s slots",

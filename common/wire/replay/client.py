@@ -25,7 +25,7 @@ from common.wire.member import new_incarnation
 from common.wire.replay.batch_reader import ArrayPool, BatchReader
 from common.wire.replay.codec import SampleBatch, encode_insert, infer_specs
 from common.wire.replay.errors import ReplayRefusedError, refusal
-from common.wire.replay.pending import Inserts, Pings, Request, Requests
+from common.wire.replay.pending import Inserts, Pings, SampleRequest, SampleRequests
 from common.wire.replay.sampler import Sampler
 
 __all__ = ["ReplayClient", "ReplayRefusedError", "SampleBatch"]
@@ -112,8 +112,8 @@ class ReplayClient(Sampler):
         self._credit_reason = ""
         self._session: int | None = None
         self._inserts = Inserts()
-        self._requests = Requests(insists=insists)
-        self._batches: deque[tuple[Message, Request]] = deque()
+        self._requests = SampleRequests(insists=insists)
+        self._batches: deque[tuple[Message, SampleRequest]] = deque()
         self._outlasts = outlasts
         self._reader = BatchReader(pool, map_files=map_files, expected=expected)
         self._updates: deque[list[Buffer]] = deque(maxlen=64)

@@ -112,7 +112,7 @@ class Inserts:
 
 
 @dataclass
-class Request:
+class SampleRequest:
     """A request for a batch that is not answered.
 
     Attributes:
@@ -134,14 +134,14 @@ class Request:
     given_up: bool = False
 
 
-class Requests:
+class SampleRequests:
     """Requests for batches by number. None is sent again before it is certain that no answer will come."""
 
     def __init__(self, *, insists: bool = True) -> None:
         """``insists``: what was turned down is sent again."""
         self._insists = insists
         self._made = 0
-        self._requests: OrderedDict[int, Request] = OrderedDict()
+        self._requests: OrderedDict[int, SampleRequest] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -149,18 +149,18 @@ class Requests:
     def add(self, shares: Mapping[str, int]) -> int:
         """A new request; returns its number."""
         self._made += 1
-        self._requests[self._made] = Request(shares)
+        self._requests[self._made] = SampleRequest(shares)
         return self._made
 
-    def answered(self, number: int) -> Request | None:
+    def answered(self, number: int) -> SampleRequest | None:
         """The request ``number``, which is forgotten; None where nobody asked for it, or does any more."""
         return self._requests.pop(number, None)
 
     def ask_for_windows(self, number: int, shares: Mapping[str, int]) -> None:
         """Ask again for what was answered with places that had gone when they were read."""
-        self._requests[number] = Request(shares, windows=True)
+        self._requests[number] = SampleRequest(shares, windows=True)
 
-    def turn_down(self, number: int, request: Request | None = None, pause_s: float = 0.0) -> None:
+    def turn_down(self, number: int, request: SampleRequest | None = None, pause_s: float = 0.0) -> None:
         """There is no batch for ``number``, which was that of ``request`` if it is forgotten already.
 
         After a pause it is sent again, or ``take_turned_down`` has it.
@@ -202,7 +202,7 @@ class Requests:
             if request.sent_at_ping < ping and number not in parked:
                 request.sent_at_ping = NOT_SENT
 
-    def send(self, send: Send, pings: int, token_of: Callable[[Request], str]) -> None:
+    def send(self, send: Send, pings: int, token_of: Callable[[SampleRequest], str]) -> None:
         """Send what has not been sent, with the token ``token_of`` it, which is noted."""
         now_s = time.monotonic()
         for number, request in self._requests.items():

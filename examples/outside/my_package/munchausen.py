@@ -11,17 +11,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.agents.base import Update
-from common.agents.fitting import network_inputs, suited
-from common.agents.q_learning import TransitionAgent
-from common.data.accumulator import PRIORITY_FLOOR
+from common.agents.q_learning import TransitionAgent, Transitions
 from common.nets.q_network import QNetwork
-from common.rl import returns
 from troupe import PixelAgentConfig, register_algorithm, structural, tunable
 
 
@@ -73,41 +68,10 @@ def munchausen_target(
 class MunchausenAgent(TransitionAgent[MunchausenConfig]):
     """Learns from single transitions; `common.agents.base.Agent` says what each method has to do."""
 
-    def update(
-        self,
-        batch: dict[str, np.ndarray],
-        weights: np.ndarray,
-        want_metrics: bool = True,
-        progress: float = 0.0,
-        lengths: np.ndarray | None = None,
-    ) -> Update:
-        """One step on `[B]` transitions; new priorities are `|TD error|`."""
-        learning, config = self._start_learning(), self.config
-        data = {name: self._to_device(array) for name, array in batch.items()}
-        obs, next_obs = self._observations(data)
-        action = data["action"][:, 0].long()
-        with torch.no_grad():
-            reward, discount = data["reward"][:, 0], data["discount"][:, 0]
-            target_q, next_q = learning.target(torch.cat([obs, next_obs])).chunk(2)
-            target = munchausen_target(reward, discount, action, target_q, next_q, config)
-        q = self._net(obs).gather(1, action[:, None]).squeeze(1)
-        error = target - q
-        loss = (self._to_device(weights) * returns.huber(error, config.huber_delta)).mean()
-        learning.step(loss)
-        self._net.observe(obs)
-        metrics = {"learner/loss": loss.item(), "learner/q_mean": q.mean().item()} if want_metrics else {}
-        priorities = error.detach().abs().double().cpu().numpy() + PRIORITY_FLOOR
-        return Update(priorities=priorities, metrics=metrics)
-
-    def _network(self) -> QNetwork:
-        config, spec = self.config, self.spec
-
-        def make(torso: str) -> QNetwork:
-            units = config.hidden_units, config.mlp_units
-            pixels = network_inputs(config, spec)
-            return QNetwork(spec.obs_shape, spec.actions.count, torso, *units, False, pixels)
-
-        return suited(config.torso, "nature", spec, make)
+    def _targets(self, transitions: Transitions, target: QNetwork) -> Tensor:
+        q, next_q = target(torch.cat([transitions.obs, transitions.next_obs])).chunk(2)
+        outcome = transitions.reward, transitions.discount, transitions.action
+        return munchausen_target(*outcome, q, next_q, self.config)
 
     def _optimizer(self) -> torch.optim.Optimizer:
         rate, epsilon = self.config.learning_rate, self.config.adam_epsilon
