@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,10 @@ from common.nets.actor_critic import ActorCritic
 
 if TYPE_CHECKING:
     from common.envs import EnvSpec
+
+
+LARGEST_FEATURE = float(np.finfo(np.float16).max)
+"""What is stored of features is float16: larger ones would be infinite, and their unroll left out."""
 
 
 class PolicyConfig(UnrollConfig, RealsConfig, Protocol):
@@ -45,15 +49,18 @@ class ActorCriticAgent(UnrollAgent[Config, ActorCritic, OwnLearning]):
     @torch.inference_mode()
     def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
         """Actions drawn from the policy with chance `epsilon`, else its most likely ones."""
-        params, _, memory = self._forward(inputs)
+        params, _, memory, features = self._forward(inputs, self._net.described)
         behaviour = params[0].cpu().numpy()
         action = self._policy.sample(behaviour, rng)
         best = rng.random(len(behaviour)) >= epsilon
         if best.any():
             action[best] = self._policy.mode(behaviour[best])
+        extras = {"behaviour": behaviour}
+        if self.feature_size:
+            extras["features"] = features[0].clamp(-LARGEST_FEATURE, LARGEST_FEATURE).half().cpu().numpy()
         if not self.memory_size:
-            return Act(action, {"behaviour": behaviour})
-        return Act(action, {"behaviour": behaviour, "memory": inputs.memory}, memory.cpu().numpy())
+            return Act(action, extras)
+        return Act(action, extras | {"memory": inputs.memory}, memory.cpu().numpy())
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:
@@ -66,7 +73,11 @@ class ActorCriticAgent(UnrollAgent[Config, ActorCritic, OwnLearning]):
         config, spec = self.config, self.spec
 
         def make(torso: str) -> ActorCritic:
-            options = body_options(config, spec) | policy_options(config, self._policy, spec)
-            return ActorCritic(spec.obs_shape, spec.actions, torso, **options)
+            return ActorCritic(spec.obs_shape, spec.actions, torso, **self._network_options())
 
         return suited(config.torso, "shallow", spec, make)
+
+    def _network_options(self) -> dict[str, Any]:
+        """Arguments of the network besides its shapes and torso."""
+        config, spec = self.config, self.spec
+        return body_options(config, spec) | policy_options(config, self._policy, spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from common.config.fields import (
     structural,
     tunable,
 )
+from common.data.distances import Distance, distances, nearness
 from common.rl import policy
 from common.rl.policy_losses import Multiplier
 from common.rl.vtrace import VTrace, vtrace
@@ -81,6 +82,17 @@ class ImpalaConfig(PolicyConfig):
     max_grad_norm: float = tunable(
         40.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
     )
+    behaviour_features: Literal["none", "torso", "head"] = structural(
+        "none",
+        "What is stored of how the network that acted saw each step, for replay by distance: `torso`, what "
+        "policy and baseline are made of; `head`, the same with a layer of `feature_units` between.",
+    )
+    feature_units: Units = structural(64, 'Width of the layer of `behaviour_features = "head"`.')
+    feature_distance: Distance = tunable(
+        "norm",
+        "How far an unroll's features are from today's, for its priority: `norm`, `cosine` or `kl`.",
+    )
+    feature_power: float = tunable(2.0, 'Exponent of `feature_distance = "norm"`.', ge=1, le=64)
     eval_epsilon: float = tunable(
         1.0, "Chance that the evaluator draws from the policy instead of taking its best action.", ge=0, le=1
     )
@@ -88,6 +100,15 @@ class ImpalaConfig(PolicyConfig):
 
 class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
     """Acts, stores and learns as IMPALA. See `common.agents.base.Agent` for the methods' contracts."""
+
+    @property
+    def feature_size(self) -> int:
+        """F: how many numbers `act` gives as `features` of a step; 0: none."""
+        return 0 if self.config.behaviour_features == "none" else self._net.head_features
+
+    def _network_options(self) -> dict[str, Any]:
+        head = self.config.behaviour_features == "head"
+        return super()._network_options() | {"bottleneck": self.config.feature_units if head else 0}
 
     # -------------------------------------------------------------- learning
 
@@ -99,11 +120,15 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         progress: float = 0.0,
         lengths: np.ndarray | None = None,
     ) -> Update:
-        """One step on `[B]` unrolls. A queue hands each one out once: `weights` are 1 and not looked at."""
+        """One step on `[B]` unrolls. `weights` are not looked at: V-trace makes up for how old unrolls are.
+
+        Where features are stored, priorities are how near they are to what the network made of the same
+        observations before this step: 1 for the same.
+        """
         learning = self._start_learning()
         learning.decay(self.config, progress)
         unrolls = self._unrolls(batch)
-        loss, measured = self._loss(unrolls, learning)
+        loss, measured, features = self._loss(unrolls, learning)
         norm = learning.step(loss)
         # After the step: the next update sees pixels as actors do with what is published now. Where they are
         # behind, V-trace corrects for statistics as for weights: it has the policy that they acted by.
@@ -113,11 +138,22 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
             metrics = {f"learner/{name}": value.item() for name, value in measured.items()}
             metrics["learner/grad_norm"] = norm.item()
             metrics["learner/learning_rate"] = learning.optimizer.param_groups[0]["lr"]
-        return Update(priorities=None, metrics=metrics)
+        if not self.feature_size:
+            return Update(priorities=None, metrics=metrics)
+        distance = self._distances(batch["features"], features)
+        if want_metrics:
+            metrics["learner/feature_distance"] = float(distance.mean())
+        return Update(nearness(distance), metrics)
 
-    def _loss(self, unrolls: Unrolls, learning: _Learning) -> tuple[Tensor, dict[str, Tensor]]:
+    def _distances(self, stored: np.ndarray, features: Tensor) -> np.ndarray:
+        """How far `stored` `[B, T, F]` are from what the network makes of them now, `[T + 1, B, F]`."""
+        fresh = features[:-1].detach().transpose(0, 1).cpu().numpy()
+        return distances(self.config.feature_distance, fresh, stored, self.config.feature_power)
+
+    def _loss(self, unrolls: Unrolls, learning: _Learning) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """The loss, scalars that say of what it is, and the features `[T + 1, B, F]` of the observations."""
         config = self.config
-        params, values, _ = self._net(
+        params, values, _, features = self._net.described(
             unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
         )
         params = params[:-1]
@@ -132,7 +168,7 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         entropy_cost = learning.entropy_cost.value().detach()
         loss = policy.reduced(terms - entropy_cost * entropy, config.loss_reduction)
         loss = loss + learning.entropy_cost.adjustment(entropy.mean())
-        return loss, {
+        measured = {
             "loss": loss,
             "policy_loss": gradient.mean(),
             "baseline_loss": baseline.mean(),
@@ -141,6 +177,7 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
             "value_mean": values.mean(),
             "behaviour_kl": log_ratio.mean(),
         }
+        return loss, measured, features
 
     def _corrected(self, unrolls: Unrolls, log_rhos: Tensor, values: Tensor) -> VTrace:
         """V-trace targets and advantages `[T, B]` for values `[T + 1, B]`."""

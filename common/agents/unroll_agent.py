@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -33,6 +34,9 @@ class UnrollConfig(NetworkConfig, BodyConfig, Protocol):
     def allowed_staleness(self) -> int | None:
         """See `common.config.fields.AgentConfig`."""
 
+
+_OTHERS = ("memory", "features")
+"""Fields of a batch that the network is not given, or not as they are stored."""
 
 Config = TypeVar("Config", bound=UnrollConfig)
 Network = TypeVar("Network", bound=SequenceBody)
@@ -82,12 +86,18 @@ class UnrollAgent(NetworkAgent[Config, Network, OwnLearning]):
             self.behaviour_size,
             config.unroll_steps,
             self.memory_size,
+            self.feature_size,
         )
         self.item_steps = (config.unroll_steps, config.unroll_steps)
 
     @property
     def behaviour_size(self) -> int:
         """P: how many parameters of a policy `act` gives as `behaviour` of a step; 0: none."""
+        return 0
+
+    @property
+    def feature_size(self) -> int:
+        """F: how many numbers `act` gives as `features` of a step; 0: none."""
         return 0
 
     def accumulator(self, chunk_steps: int, phase: float = 0.0) -> UnrollAccumulator:
@@ -97,17 +107,22 @@ class UnrollAgent(NetworkAgent[Config, Network, OwnLearning]):
         skipped = int(phase * steps) if self.config.allowed_staleness is None else 0
         return UnrollAccumulator(steps, self.spec.stack, self.memory_size, skipped, self.spec.actions)
 
-    def _forward(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        """One step of the network: what it says, `[1, S, ...]`, and then the memory `[S, memory_size]`."""
+    def _forward(
+        self, inputs: Inputs, network: Callable[..., tuple[Tensor, ...]] | None = None
+    ) -> tuple[Tensor, ...]:
+        """One step of the network: what it says, `[1, S, ...]`, and then the memory `[S, memory_size]`.
+
+        `network` is what is called instead of it, such as a method of its own that says more.
+        """
         arrays = (inputs.obs, inputs.last_action, inputs.last_reward, inputs.first)
-        said: tuple[Tensor, ...] = self._net(
+        said: tuple[Tensor, ...] = (network or self._net)(
             *(self._to_device(array)[None] for array in arrays), self._to_device(inputs.memory)
         )
         return said
 
     def _unrolls(self, batch: dict[str, np.ndarray]) -> Unrolls:
         """What `update` is given, ready for the network."""
-        data = {name: self._to_device(array) for name, array in batch.items() if name != "memory"}
+        data = {name: self._to_device(array) for name, array in batch.items() if name not in _OTHERS}
         memory = torch.zeros(len(batch["action"]), 0, device=self._device)
         if self.memory_size:
             memory = self._to_device(join_memory(batch["memory"], self.memory_size))

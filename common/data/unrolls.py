@@ -24,6 +24,7 @@ def unroll_fields(
     policy_size: int,
     unroll_steps: int,
     memory_size: int,
+    feature_size: int = 0,
 ) -> tuple[FieldSpec, ...]:
     """Fields of an unroll of T steps, in which episodes may end and begin; each observation stored once.
 
@@ -35,6 +36,7 @@ def unroll_fields(
       policy_size: P, parameters of the distribution that it is drawn from; 0 where it is not.
       unroll_steps: T.
       memory_size: width of the agent's recurrent state.
+      feature_size: F, width of what is stored of the network's own view of each step; 0: nothing is.
 
     Returns:
       `obs` of the T steps and of the one after them; `action` int32 or float32, `reward` float32 and `ended`
@@ -43,7 +45,8 @@ def unroll_fields(
       last observation of an episode that step t truncated; `frames` uint8 `[T + 1]` (with `stack`), how many
       newest frames of the stack are real, the others being zeros; `memory` (with `memory_size`), the state
       before the first step: replay knows entries of steps only, so it is spread over them (`join_memory`
-      undoes that).
+      undoes that); `features` float16 `[T, F]` (with `feature_size`), how the network that acted saw the
+      observations.
     """
     if stack:
         obs = FieldSpec("obs", obs_dtype, obs_shape[1:], before=stack - 1, after=1, compress=True)
@@ -62,6 +65,8 @@ def unroll_fields(
         fields.append(FieldSpec("frames", "uint8", (), after=1, bounds=(1, stack)))
     if memory_size:
         fields.append(FieldSpec("memory", "float32", (-(-memory_size // unroll_steps),)))
+    if feature_size:
+        fields.append(FieldSpec("features", "float16", (feature_size,)))
     return tuple(fields)
 
 
@@ -123,6 +128,7 @@ class UnrollAccumulator:
         self._real: list[int] = []
         self._rows: list[Row] = []
         self._behaviour: list[np.ndarray] = []
+        self._features: list[np.ndarray] = []
         self._final_values: list[float] = []
         self._memory = np.zeros(self._memory_size, np.float32)
         self._version = 0
@@ -160,7 +166,8 @@ class UnrollAccumulator:
         Args:
           action: what was done at the newest observation.
           reward: what it earned.
-          extras: `behaviour` `[P]` of the policy that chose, if any; `memory` `[memory_size]` from before.
+          extras: `behaviour` `[P]` of the policy that chose, if any; `features` `[F]` that it chose by, if
+            they are stored; `memory` `[memory_size]` from before.
           next_obs: the observation that followed. Copied.
           terminated: the episode ended and nothing follows.
           truncated: the episode was cut; `final_value` is the value of `next_obs`.
@@ -174,6 +181,8 @@ class UnrollAccumulator:
         self._rows.append((action, reward, TERMINATED if terminated else TRUNCATED if truncated else RUNNING))
         if "behaviour" in extras:
             self._behaviour.append(extras["behaviour"])
+        if "features" in extras:
+            self._features.append(extras["features"])
         self._final_values.append(final_value if truncated and not terminated else 0.0)
         self._frames.append((next_obs[-1] if self._stack else next_obs).copy())
         self._real.append(min(self._stack, self._real[-1] + 1))
@@ -208,6 +217,8 @@ class UnrollAccumulator:
             fields["frames"] = np.asarray(self._real, np.uint8)
         if self._memory_size:
             fields["memory"] = split_memory(self._memory, steps)
+        if self._features:
+            fields["features"] = np.stack(self._features).astype(np.float16, copy=False)
         chunk = Chunk(
             fields=fields,
             steps=steps,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.nets.heads import PolicyHead
 from common.nets.recurrent import SequenceBody
+from common.nets.torsos import orthogonal
 from common.rl.normalizers import Normalizer
 from common.spaces import ActionSpec
 
@@ -25,6 +26,7 @@ class ActorCritic(SequenceBody):
       torso: of a `SequenceBody`, or `shallow`.
       policy_size: P, parameters of a policy's distribution.
       free: how many of these are the same for every input, see `PolicyHead`.
+      bottleneck: units of a layer between the body and both heads, which needs `shared`; 0: none.
       shared: one body for both; else the baseline has one of its own, and the memory is that of both.
       returns: statistics of returns: the baseline's values are in their units; None: values are returns.
       body: further arguments of a `SequenceBody`.
@@ -38,6 +40,7 @@ class ActorCritic(SequenceBody):
         *,
         policy_size: int,
         free: int = 0,
+        bottleneck: int = 0,
         shared: bool = True,
         returns: Normalizer | None = None,
         **body: Any,
@@ -45,7 +48,13 @@ class ActorCritic(SequenceBody):
         torso = SHALLOW.get(torso, torso)
         super().__init__(obs_shape, actions, torso, **body)
         self.returns = returns
-        self.head = PolicyHead(self.features, policy_size, free)
+        self.bottleneck: nn.Module | None = None
+        self.head_features = bottleneck or self.features
+        if bottleneck:
+            if not shared:
+                raise ValueError("a bottleneck needs one body for policy and baseline")
+            self.bottleneck = nn.Sequential(orthogonal(nn.Linear(self.features, bottleneck)), nn.ReLU())
+        self.head = PolicyHead(self.head_features, policy_size, free)
         self.critic: SequenceBody | None = None
         self._policy_state_size = self.state_size
         if not shared:  # its inputs are those of the policy
@@ -57,16 +66,25 @@ class ActorCritic(SequenceBody):
         self, obs: Tensor, last_action: Tensor, last_reward: Tensor, first: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Arguments as `remember`; parameters `[T, B, P]`, values `[T, B]`, memory after the last step."""
+        params, values, state, _ = self.described(obs, last_action, last_reward, first, state)
+        return params, values, state
+
+    def described(
+        self, obs: Tensor, last_action: Tensor, last_reward: Tensor, first: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What `forward` gives, and the features `[T, B, head_features]` that the policy is made of."""
         last = (last_action, last_reward, first)
         if self.critic is None:
             features, state = self.remember(obs, *last, state)
+            if self.bottleneck is not None:
+                features = self.bottleneck(features)
             params, values = self.head(features)
-            return params, values, state
+            return params, values, state, features
         seen = self.seen(obs)
         own, its = state.split((self._policy_state_size, self.critic.state_size), dim=1)
         features, own = self.remember_seen(seen, *last, own)
         theirs, its = self.critic.remember_seen(seen, *last, its)
-        return self.head.params(features), self.head.value(theirs), torch.cat([own, its], dim=1)
+        return self.head.params(features), self.head.value(theirs), torch.cat([own, its], dim=1), features
 
     @torch.no_grad()
     def observe_returns(self, returns: Tensor) -> None:
