@@ -13,8 +13,9 @@ from torch import nn
 
 from common.agents.tensors import tensors
 from common.errors import CheckpointError, ConfigError
-from common.nets.parts import PartInputs
+from common.nets.parts import PartInputs, image_shape
 from common.nets.pixels import NormalizedPixels
+from common.nets.torsos import LEAST_SIDE
 from common.rl.distributions import DeviationKind, Distribution, RealKind, distribution_of
 from common.rl.normalizers import Normalizer
 
@@ -68,11 +69,17 @@ def load_parameters(network: nn.Module, params: dict[str, np.ndarray]) -> None:
 
 
 def suited(torso: str, pixel_torso: str, spec: EnvSpec, make: Callable[[str], Network]) -> Network:
-    """A network with `torso`, or for `auto` with `pixel_torso` or `mlp`, whichever the observations are for.
+    """A network with `torso`, or for `auto` with the one that the observations are for.
+
+    That is `pixel_torso`, for pictures under 20 x 20 `minatar`, for vectors `mlp`.
 
     Raises ConfigError where the observations are not for the torso.
     """
-    pixels = spec.pixels or any(leaf.picture for leaf in spec.obs_leaves)
+    sides = [side for leaf in spec.obs_leaves if leaf.picture for side in image_shape(leaf)[1:]]
+    sides += spec.obs_shape[-2:] if spec.pixels else ()
+    pixels = bool(sides)
+    if pixels and min(sides) < LEAST_SIDE:
+        pixel_torso = "minatar"
     if torso == "auto":
         torso = pixel_torso if pixels else "mlp"
     if torso == "mlp" and pixels:

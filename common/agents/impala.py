@@ -38,10 +38,11 @@ class ImpalaConfig(PolicyConfig):
     reads_instructions = True
 
     algorithm: Literal["impala"] = structural("impala", "IMPALA, actor-critic with V-trace.")
-    torso: Literal["auto", "shallow", "nature", "deep", "football", "mlp"] = structural(
+    torso: Literal["auto", "shallow", "nature", "minatar", "deep", "football", "mlp"] = structural(
         "auto",
         "Network before the memory: `shallow` or `nature` convolutions, `deep` or `football` residual nets, "
-        "`mlp` for vectors; `auto` takes `shallow` or `mlp` by the observation.",
+        "`minatar` for grids under 20 x 20, `mlp` for vectors; `auto` takes `shallow`, `minatar` or `mlp` by "
+        "the observation.",
     )
     hidden_units: Units = structural(256, "Width of the layer after a pixel torso.")
     mlp_units: Widths = structural((64, 64), "Widths of the mlp torso's layers.")

@@ -40,8 +40,10 @@ class PolicyGradientConfig(PassesConfig, PolicyConfig):
     algorithm: Literal["policy_gradient"] = structural(
         "policy_gradient", "PPO and its relatives: several passes over fresh unrolls."
     )
-    torso: Literal["auto", "shallow", "nature", "deep", "mlp"] = structural(
-        "auto", "Network below the heads; auto: `shallow` for pixels, `mlp` for vectors."
+    torso: Literal["auto", "shallow", "nature", "minatar", "deep", "mlp"] = structural(
+        "auto",
+        "Network below the heads; auto: `shallow` for pixels, `minatar` for grids under 20 x 20, `mlp` for "
+        "vectors.",
     )
     shared_torso: bool = structural(True, "One body for policy and baseline; false: one each.")
     normalize_returns: bool = structural(

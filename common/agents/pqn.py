@@ -28,8 +28,10 @@ class PqnConfig(PassesConfig):
     """Fields of `[agent]` for `algorithm = "pqn"`; defaults are those of the authors' code for Atari."""
 
     algorithm: Literal["pqn"] = structural("pqn", "PQN: Q(lambda) with layer norm, without replay or target.")
-    torso: Literal["auto", "nature", "small", "mlp"] = structural(
-        "auto", "Network below the values; auto: `nature` for pixels, `mlp` for vectors."
+    torso: Literal["auto", "nature", "small", "minatar", "mlp"] = structural(
+        "auto",
+        "Network below the values; auto: `nature` for pixels, `minatar` for grids under 20 x 20, `mlp` for "
+        "vectors.",
     )
     hidden_units: Units = structural(512, "Width of the layer on top of a pixel torso.")
     layer_norm: bool = structural(True, "Normalise what layers of the torso bring forth: PQN's stability.")

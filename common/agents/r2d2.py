@@ -39,10 +39,11 @@ class R2d2Config(PixelAgentConfig):
     reads_instructions = True
 
     algorithm: Literal["r2d2"] = structural("r2d2", "R2D2, recurrent Q-learning with prioritized replay.")
-    torso: Literal["auto", "nature", "small", "deep", "mlp"] = structural(
+    torso: Literal["auto", "nature", "small", "minatar", "deep", "mlp"] = structural(
         "auto",
         "Network before the memory: `nature` or `small` convolutions or the `deep` residual net for pixels, "
-        "`mlp` for vectors; `auto` takes `nature` or `mlp` by the observation.",
+        "`minatar` for grids under 20 x 20, `mlp` for vectors; `auto` takes `nature`, `minatar` or `mlp` by "
+        "the observation.",
     )
     hidden_units: Units = structural(512, "Width of the layer after a pixel torso.")
     mlp_units: Widths = structural((256,), "Widths of the mlp torso's layers.")

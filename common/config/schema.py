@@ -87,8 +87,8 @@ class EnvConfig(Section):
 
     id: str = structural(
         "atari:pong",
-        "Environment: `atari:GAME`, `gym:ID`, `dmlab:LEVEL`, `football:SCENARIO` or `package.module:ID` (a "
-        "Gymnasium registration).",
+        "Environment: `atari:GAME`, `minatar:GAME`, `gym:ID`, `dmlab:LEVEL`, `football:SCENARIO` or "
+        "`package.module:ID` (a Gymnasium registration).",
     )
     frame_skip: int = structural(4, "Emulator frames per step (action repeat).", ge=1, le=1024)
     frame_size: int = structural(84, "Height and width of an observation, in pixels.", ge=16, le=1024)
@@ -101,7 +101,9 @@ class EnvConfig(Section):
     fire_reset: bool = structural(True, "Press FIRE after a reset in games that wait for it.")
     reward_clip: Literal["none", "sign"] = structural("sign", "Reward used for learning: raw, or its sign.")
     sticky_actions: float = structural(0.0, "Probability that the previous action is repeated.", ge=0, le=1)
-    full_action_space: bool = structural(False, "Offer all 18 Atari actions instead of the game's own.")
+    full_action_space: bool = structural(
+        False, "Offer all actions of Atari (18) or MinAtar (6) instead of the game's own."
+    )
     max_episode_frames: int = structural(
         108_000, "Emulator frames after which a training game is truncated.", ge=1
     )

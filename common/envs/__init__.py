@@ -32,6 +32,7 @@ FAMILIES = {
     "dmlab": "common.envs.dmlab",
     "football": "common.envs.football",
     "gym": "common.envs.gymnasium_envs",
+    "minatar": "common.envs.minatar",
 }
 
 
@@ -94,7 +95,7 @@ def _family(env_id: str) -> Any:
         if known:
             raise ConfigError(f"environment id {env_id!r} has no family: did you mean {known}?")
         raise ConfigError(
-            f"environment id {env_id!r} has no family: write atari:GAME, gym:ID, dmlab:LEVEL, "
+            f"environment id {env_id!r} has no family: write atari:GAME, gym:ID, minatar:GAME, dmlab:LEVEL, "
             "football:SCENARIO or package.module:ID"
         )
     # A prefix that is no family is the module that registers a stranger's environment with Gymnasium.

@@ -22,7 +22,7 @@ class QNetwork(nn.Module):
     Args:
       obs_shape: shape of one observation, `(C, H, W)` for pixels.
       num_actions: A.
-      torso: `nature` or `small` for pixels, `mlp` for vectors.
+      torso: `nature`, `small` or `minatar` for pixels, `mlp` for vectors.
       hidden_units: width of each head's hidden layer.
       mlp_units: widths of the `mlp` torso.
       dueling: separate value and advantage streams.

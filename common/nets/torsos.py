@@ -61,11 +61,13 @@ class PixelTorso(nn.Module):
 
     `nature`: 32 of 8x8/4, 64 of 4x4/2, 64 of 3x3/1 (Mnih et al. 2015).
     `small`: 16 of 8x8/4, 32 of 4x4/2 (Mnih et al. 2013), a quarter of the arithmetic.
+    `minatar`: 16 of 3x3/1 (Young & Tian 2019), for grids too small for the others.
     """
 
     LAYERS: ClassVar = {
         "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
         "small": ((16, 8, 4), (32, 4, 2)),
+        "minatar": ((16, 3, 1),),
     }
 
     def __init__(self, kind: str, obs_shape: tuple[int, ...], style: Style = PLAIN) -> None:
@@ -174,7 +176,9 @@ class Projected(nn.Module):
         return self.after(self.project(self.torso(obs)))
 
 
-PIXEL_TORSOS = ("nature", "small", "deep", "football")
+LEAST_SIDE = 20
+"""Height and width under which nothing is left of a picture behind the `small` torso's layers."""
+PIXEL_TORSOS = ("nature", "small", "minatar", "deep", "football")
 
 
 def make_torso(

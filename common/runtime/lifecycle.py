@@ -27,6 +27,7 @@ _EXTRAS = {
     "gymnasium": "actor",
     "ale_py": "actor",
     "cv2": "actor",
+    "minatar": "minatar",
     "safetensors": "learner",
     "tensorboardX": "learner",
     "PIL": "evaluator",

@@ -40,7 +40,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path, bool, 
     return calls
 
 
-NEED_ENGINES = ("dmlab-impala-paper", "football-vtrace")
+NEED_ENGINES = ("dmlab-impala-paper", "football-vtrace", "minatar-breakout-impala")
 
 
 def make_run(folder: Path, **overrides: str) -> Path:
@@ -326,7 +326,12 @@ def test_config_validate_accepts_every_preset(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("preset", "says"), [("dmlab-impala-paper", "deepmind_lab"), ("football-vtrace", "gfootball")]
+    ("preset", "says"),
+    [
+        ("dmlab-impala-paper", "deepmind_lab"),
+        ("football-vtrace", "gfootball"),
+        ("minatar-breakout-impala", "minatar"),
+    ],
 )
 def test_a_missing_engine_is_named_in_one_line(preset, says, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, says, None)  # as if it were not installed

@@ -1,0 +1,143 @@
+"""MinAtar: `minatar:GAME`, five Atari games as planes of 10 x 10 cells (Young & Tian 2019).
+
+An observation is uint8 `[C, 10, 10]`, a plane for each kind of object: 255 where one is, else 0, so that a
+network that divides by 255 sees the paper's input. Sticky actions are drawn here (`env.sticky_actions`; the
+paper has 0.1). Without `env.full_action_space` there are only the actions that do something in the game.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from common.envs.base import EnvSpec, VectorEnv, options, slot_seeds
+from common.envs.slots import SlotVector
+from common.errors import ConfigError, MissingEngineError
+from common.installation import install_command
+from common.spaces import ActionSpec
+
+if TYPE_CHECKING:
+    from common.config.schema import EnvConfig
+
+PREFIX = "minatar:"
+GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+OPTIONS: dict[str, Any] = {"difficulty_ramping": True}
+"""What `env.kwargs` may hold: whether asterix, seaquest and space_invaders become harder in a game."""
+
+_CELL_PIXELS = 16
+_STEPS_PER_S = 10.0
+
+
+def settings(spec: EnvSpec) -> set[str]:
+    """Fields of `[env]` that mean something here, besides those that all families know."""
+    return {"sticky_actions", "full_action_space", "kwargs"}
+
+
+def make_spec(config: EnvConfig) -> EnvSpec:
+    """Planes and actions of the game; ConfigError where there is no such game, or MinAtar is missing."""
+    options(config, OPTIONS)
+    package, name = _package(config)
+    game = package.Environment(name)
+    height, width, planes = game.state_shape()
+    return EnvSpec(
+        id=config.id,
+        obs_shape=(planes, height, width),
+        obs_dtype="uint8",
+        actions=ActionSpec.discrete(len(_actions(config, game))),
+        stack=0,
+        frames_per_step=1,
+        pixels=True,
+    )
+
+
+def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, evaluation: bool) -> VectorEnv:
+    """`num_slots` games that step one after the other."""
+    spec = make_spec(config)
+    slots = [MinAtarSlot(config, spec, slot_seed) for slot_seed in slot_seeds(seed, num_slots).tolist()]
+    vector = SlotVector(config, spec, slots, seed, threads, evaluation=evaluation)
+    vector.steps_per_s = _STEPS_PER_S
+    return vector
+
+
+class MinAtarSlot:
+    """One game."""
+
+    def __init__(self, config: EnvConfig, spec: EnvSpec, seed: int) -> None:
+        self._package, self._name = _package(config)
+        self._sticky = config.sticky_actions
+        self._ramping = options(config, OPTIONS)["difficulty_ramping"]
+        self.rebuild(seed)
+        self._actions = _actions(config, self._game)
+        self.obs = np.zeros(spec.obs_shape, np.uint8)
+
+    def rebuild(self, seed: int) -> None:
+        """A new game with draws of its own."""
+        self._game: Any = self._package.Environment(self._name, self._sticky, self._ramping)
+        self._game.seed(seed)
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        """A new game. Without a seed the last action may stick to its first steps, as in the original."""
+        if seed is not None:
+            self._game.seed(seed)
+            self._game.last_action = 0
+        self._game.reset()
+        return self._observe()
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool]:
+        """One action, or by chance the last one again."""
+        reward, over = self._game.act(self._actions[action])
+        return self._observe(), float(reward), bool(over), False
+
+    def _observe(self) -> np.ndarray:
+        # A new bool [10, 10, C] each time; its bytes are 0 and 1.
+        planes = self._game.state().view(np.uint8)
+        self.obs = np.ascontiguousarray(planes.transpose(2, 0, 1)) * np.uint8(255)
+        return self.obs
+
+    def render(self) -> np.ndarray:
+        """The planes in colours of their own, later ones over earlier ones, uint8 `[160, 160, 3]`."""
+        picture = np.zeros((*self.obs.shape[1:], 3), np.uint8)
+        for number, plane in enumerate(self.obs):
+            picture[plane > 0] = _COLOURS[number % len(_COLOURS)]
+        return picture.repeat(_CELL_PIXELS, 0).repeat(_CELL_PIXELS, 1)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+_COLOURS = np.array(
+    [
+        (66, 135, 245),
+        (255, 255, 255),
+        (120, 120, 120),
+        (230, 85, 60),
+        (245, 200, 66),
+        (80, 200, 120),
+        (190, 90, 220),
+        (60, 210, 220),
+        (250, 140, 190),
+        (150, 110, 60),
+    ],
+    np.uint8,
+)
+
+
+def _actions(config: EnvConfig, game: Any) -> list[int]:
+    """The game's numbers of the actions to choose from."""
+    return list(range(game.num_actions())) if config.full_action_space else game.minimal_action_set()
+
+
+def _package(config: EnvConfig) -> tuple[Any, str]:
+    """MinAtar, and its name of the game; ConfigError where there is none of this name."""
+    name = config.id.removeprefix(PREFIX).lower().replace("-", "_")
+    if name not in GAMES:
+        near = difflib.get_close_matches(name, GAMES, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"unknown MinAtar game {name!r}: did you mean {PREFIX}{near}?")
+    try:
+        return importlib.import_module("minatar"), name
+    except ImportError as error:
+        message = f"{config.id} needs the module minatar: {install_command('minatar')}"
+        raise MissingEngineError(message) from error
