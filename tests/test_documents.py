@@ -49,6 +49,15 @@ def test_the_page_for_who_comes_from_elsewhere_names_real_fields(page: str, pres
         assert re.search(r"`\w+\.\w+`|not needed \| (because|for the same reason)", row), row
 
 
+def test_the_ways_through_the_files_name_real_ones() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    table = text.partition("### Where each of these is")[2].partition("|---")[2].partition("\n## ")[0]
+    named = re.findall(r"`([\w/]+)/`: ([^;|\n]+)", re.sub(r" \([^)]*\)", "", table))
+    files = [f"{folder}/{name.strip(' `')}.py" for folder, names in named for name in names.split(", ")]
+    assert len(files) > 100
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
 def test_every_target_of_the_makefile_is_documented() -> None:
     text = (ROOT / "Makefile").read_text("utf-8")
     phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,6 +32,11 @@ MESSAGES_PER_TURN = 256
 
 _numbers = itertools.count(1)
 """Of the sockets of this process: no two of them may have one identity."""
+
+
+def new_incarnation() -> int:
+    """A random number to name a process by, positive and below 2^63."""
+    return (int.from_bytes(os.urandom(8), "little") >> 1) | 1
 
 
 class Link:

@@ -12,7 +12,8 @@ from common.errors import PeerError
 from common.permits import check_algorithm, check_environment
 from common.runtime import health
 from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
-from common.wire.control.client import ControlClient, Welcome, new_incarnation
+from common.wire.control.client import ControlClient, Welcome
+from common.wire.link import new_incarnation
 from common.wire.sockets import Context, Security, WaitLog
 from services.actor.acting import Acting, Place
 from services.actor.timing import TimingReports

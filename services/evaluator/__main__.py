@@ -54,7 +54,8 @@ def _run(arguments: argparse.Namespace) -> None:
     try:
         import zmq
 
-        from common.wire.control.client import ControlClient, new_incarnation
+        from common.wire.control.client import ControlClient
+        from common.wire.link import new_incarnation
         from services.evaluator.service import Evaluator
     except ImportError as error:
         raise ConfigError(

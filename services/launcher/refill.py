@@ -8,8 +8,7 @@ import zmq
 
 from common.wire import messages, sockets
 from common.wire.codec import WireError
-from common.wire.link import Link, Question
-from common.wire.member import new_incarnation
+from common.wire.link import Link, Question, new_incarnation
 
 _ASK_AGAIN_S = 5.0
 """A shard may be restarted before it answers."""

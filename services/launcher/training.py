@@ -133,7 +133,7 @@ def _check_room(config: Config, spec: EnvSpec, run_dir: Path) -> None:
     """Refuse a replay that this machine could not hold when it is full."""
     import numpy as np
 
-    from services.replay.plan import check_room
+    from common.data.plan import check_room
 
     table = config.replay.table()
     if table is not None and config.replay.max_bytes is None:

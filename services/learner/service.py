@@ -27,8 +27,8 @@ from common.runtime import Deadline, StopSignal
 from common.runtime.checkpoint import CheckpointWriter, load_newest
 from common.runtime.logging import Throttle
 from common.wire.control.budget import StepBudget
-from common.wire.control.client import new_incarnation
 from common.wire.control.server import ControlServer
+from common.wire.link import new_incarnation
 from common.wire.replay.codec import SampleBatch, specs_to_wire
 from common.wire.replay.sharded import ShardedReplayClient
 from common.wire.security.key_options import make_security

@@ -9,7 +9,7 @@ from common.runtime import health
 from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from common.wire import sockets
 from common.wire.control.client import ControlClient
-from common.wire.member import new_incarnation
+from common.wire.link import new_incarnation
 from services.replay.rates import Rates, fitting
 from services.replay.requests import RequestHandlers
 from services.replay.snapshots import Snapshots

@@ -12,20 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from common.data.plan import make_plan
 from common.data.replay import Replay
 from common.data.schema import FieldSpec
 from common.data.snapshot import restore_snapshot
 from common.data.table_config import TableConfig
 from common.errors import ConfigError
 from common.runtime.lifecycle import StopSignal
-from common.wire.control.client import ControlClient, new_incarnation
+from common.wire.control.client import ControlClient
+from common.wire.link import new_incarnation
 from common.wire.messages import REPLAY_LIMITS
 from common.wire.replay.codec import specs_from_wire
 from common.wire.security.key_options import make_security
 from common.wire.sockets import Context, bound_endpoint, make_router
 from services.replay.folder import clear
 from services.replay.options import ShardOptions
-from services.replay.plan import make_plan
 from services.replay.service import ReplayService
 
 _log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from common.errors import ConfigError, PeerError
 from common.runtime.lifecycle import StopSignal
 from common.wire import messages
 from common.wire.codec import Message, encode
+from common.wire.control.member import RunState
 from common.wire.control.server import ControlServer, Telemetry
-from common.wire.member import RunState
 from common.wire.replay import sharded
 from services.actor import service as module
 from services.actor.service import ActorService

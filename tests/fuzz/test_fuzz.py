@@ -16,7 +16,8 @@ import psutil
 import pytest
 import zmq
 
-from common.wire.control.client import ControlClient, new_incarnation
+from common.wire.control.client import ControlClient
+from common.wire.link import new_incarnation
 from common.wire.replay.client import ReplayClient
 from common.wire.security.keys import load_keys, make_keys
 from common.wire.sockets import Security

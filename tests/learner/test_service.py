@@ -12,8 +12,9 @@ from common.config import load_config
 from common.errors import CheckpointError, ConfigError
 from common.runtime import StopSignal, checkpoint
 from common.runtime.checkpoint import load_checkpoint, load_newest, newest_first
-from common.wire.control.client import ControlClient, new_incarnation
+from common.wire.control.client import ControlClient
 from common.wire.control.server import Telemetry
+from common.wire.link import new_incarnation
 from services.learner import service
 from services.learner.service import DivergedError, Learner
 from tests.harness import InThread

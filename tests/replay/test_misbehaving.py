@@ -12,7 +12,8 @@ import pytest
 from common.data.schema import FieldSpec
 from common.wire import messages, sockets
 from common.wire.codec import decode
-from common.wire.control.client import ControlClient, new_incarnation
+from common.wire.control.client import ControlClient
+from common.wire.link import new_incarnation
 from common.wire.replay import sharded
 from common.wire.replay.codec import specs_to_wire
 from tests.harness import until

@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 import zmq
 
-from common.wire.control.client import ControlClient, new_incarnation
+from common.wire.control.client import ControlClient
 from common.wire.control.server import ControlServer
+from common.wire.link import new_incarnation
 from tests.harness import CONFIG, LOOPBACK, bind
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import zmq
 
-from common.wire.control.client import ControlClient, new_incarnation
+from common.wire.control.client import ControlClient
+from common.wire.link import new_incarnation
 
 
 def main() -> None:

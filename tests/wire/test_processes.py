@@ -11,7 +11,8 @@ from tests.harness import LOOPBACK, until
 
 ACTOR = """
 import sys, time, zmq
-from common.wire.control.client import ControlClient, new_incarnation
+from common.wire.control.client import ControlClient
+from common.wire.link import new_incarnation
 client = ControlClient(zmq.Context(), sys.argv[1], role="actor", name="actor-0",
                        incarnation=new_incarnation(), slots_wanted=8)
 print(client.join(60).slots, flush=True)

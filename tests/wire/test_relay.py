@@ -15,10 +15,10 @@ import pytest
 import zmq
 
 from common.errors import ConfigError
+from common.wire.control.member import Member, Params
 from common.wire.control.params import encode_params
 from common.wire.control.relay import HostRelay
 from common.wire.control.server import ControlServer
-from common.wire.member import Member, Params
 from tests.harness import until
 
 LIMIT_S = 90.0

@@ -21,11 +21,11 @@ from common import installation
 from common.errors import PeerError
 from common.wire import messages, sockets
 from common.wire.codec import WireError, encode
+from common.wire.control.member import Member, Params, RunState, Welcome
 from common.wire.control.membership import Membership
 from common.wire.control.relay import PATIENCE_S
-from common.wire.member import Member, Params, RunState, Welcome, new_incarnation
 
-__all__ = ["ControlClient", "Params", "RunState", "Welcome", "new_incarnation"]
+__all__ = ["ControlClient", "Params", "RunState", "Welcome"]
 
 _log = logging.getLogger(__name__)
 

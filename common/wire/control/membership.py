@@ -17,11 +17,11 @@ from common.runtime.logging import Throttle
 from common.wire import messages, sockets
 from common.wire.body import Body
 from common.wire.codec import Message, WireError
+from common.wire.control.member import Member, Params, RunState, Welcome
 from common.wire.control.messages import State
 from common.wire.control.params import decode_params
 from common.wire.control.relay import PATIENCE_S, HostRelay
 from common.wire.link import Link
-from common.wire.member import Member, Params, RunState, Welcome
 from common.wire.rejections import GARBAGE_LOG_PERIOD_S
 from common.wire.security.claims import unusable
 

@@ -19,7 +19,7 @@ import zmq
 from common.errors import ConfigError
 from common.wire import messages, sockets
 from common.wire.codec import Message, WireError, decode
-from common.wire.member import Member
+from common.wire.control.member import Member
 
 _log = logging.getLogger(__name__)
 

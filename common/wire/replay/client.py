@@ -20,8 +20,7 @@ from common.errors import CheckpointError, ConfigError, PeerError, TroupeError
 from common.wire import messages, sockets
 from common.wire.body import Body
 from common.wire.codec import Buffer, Message, WireError, encode
-from common.wire.link import Link, Question
-from common.wire.member import new_incarnation
+from common.wire.link import Link, Question, new_incarnation
 from common.wire.replay.batch_reader import ArrayPool, BatchReader
 from common.wire.replay.codec import SampleBatch, encode_insert, infer_specs
 from common.wire.replay.errors import ReplayRefusedError, refusal

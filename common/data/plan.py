@@ -11,7 +11,7 @@ from common.data.table import TableConfig
 from common.errors import ConfigError
 from common.memory import memory_limit_bytes
 
-MOST = 0.9
+MAX_SHARE = 0.9
 """Share of the memory or disk limit that a plan may take."""
 
 TABLE_BYTES_PER_ITEM = 120
@@ -53,7 +53,7 @@ def make_plan(folder: Path, tables: Sequence[TableConfig], max_bytes: int | None
     if not all((folder / f"{table.name}.items").exists() for table in tables):
         limit, name = min((limit, name), (disk_limit_bytes(folder), "disk"))
     table_bytes = sum(table.slots for table in tables) * TABLE_BYTES_PER_ITEM
-    most = int(limit * MOST)
+    most = int(limit * MAX_SHARE)
     wanted = table_bytes + (max_bytes or 1)
     if wanted > most:
         raise ConfigError(
@@ -76,7 +76,7 @@ def check_room(folder: Path, table: TableConfig, obs_bytes: int) -> None:
     memory, disk = memory_limit_bytes(), disk_limit_bytes(folder)
     limit, name = min((memory, "memory"), (disk, "disk"))
     wanted = table.slots * TABLE_BYTES_PER_ITEM + (0 if table.is_queue else table.capacity * obs_bytes)
-    if wanted > limit * MOST:
+    if wanted > limit * MAX_SHARE:
         raise ConfigError(
             f"replay would take {wanted / GIB:,.2f} GiB for {table.capacity:,} items with observations of "
             f"{obs_bytes:,} bytes, more than 90 % of the {name} limit of {limit / GIB:,.2f} GiB: lower "

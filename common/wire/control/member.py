@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -136,8 +135,3 @@ class Member:
     def slots(self) -> list[int]:
         """The slots on lease, empty before the first WELCOME."""
         return [] if self.welcome is None else list(self.welcome.slots)
-
-
-def new_incarnation() -> int:
-    """A random number to name a process by, positive and below 2^63."""
-    return (int.from_bytes(os.urandom(8), "little") >> 1) | 1
