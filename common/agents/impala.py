@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from common.agents.actor_critic import ActorCriticAgent
 from common.agents.base import Update
+from common.agents.learning_rate import LearningRate, LearningRateConfig
 from common.agents.network import Learning
 from common.agents.rmsprop import RMSProp
 from common.agents.tensors import module_arrays, tensors
@@ -31,7 +32,7 @@ from common.rl.policy_losses import Multiplier
 from common.rl.vtrace import VTrace, vtrace
 
 
-class ImpalaConfig(PolicyConfig):
+class ImpalaConfig(LearningRateConfig, PolicyConfig):
     """Fields of `[agent]` for `algorithm = "impala"`; defaults are those of the paper's shallow network."""
 
     table = TableNeeds("queue", max_times_sampled=1)
@@ -72,7 +73,9 @@ class ImpalaConfig(PolicyConfig):
     )
     optimizer: Literal["rmsprop", "adam"] = structural("rmsprop", "RMSProp (not centred), or Adam.")
     learning_rate: float = tunable(6e-4, "Step size of the optimiser, at the beginning.", gt=0)
-    learning_rate_decay: Literal["none", "linear"] = tunable("linear", "`linear`: to 0 at run.total_steps.")
+    learning_rate_schedule: Literal["constant", "linear", "polynomial"] = tunable(
+        "linear", "linear and polynomial: to learning_rate_final at run.total_steps."
+    )
     rmsprop_decay: float = tunable(0.99, "Smoothing constant of RMSProp.", ge=0, lt=1)
     rmsprop_momentum: float = tunable(0.0, "Momentum of RMSProp.", ge=0, lt=1)
     adam_beta1: float = tunable(0.9, "Smoothing constant of Adam's mean.", ge=0, lt=1)
@@ -127,7 +130,7 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         observations before this step: 1 for the same.
         """
         learning = self._start_learning()
-        learning.decay(self.config, progress)
+        learning.rate.follow_progress(progress)
         unrolls = self._unrolls(batch)
         loss, measured, features = self._loss(unrolls, learning)
         norm = learning.step(loss)
@@ -138,7 +141,7 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         if want_metrics:
             metrics = {f"learner/{name}": value.item() for name, value in measured.items()}
             metrics["learner/grad_norm"] = norm.item()
-            metrics["learner/learning_rate"] = learning.optimizer.param_groups[0]["lr"]
+            metrics["learner/learning_rate"] = learning.rate.value
         if not self.feature_size:
             return Update(priorities=None, metrics=metrics)
         distance = self._distances(batch["features"], features)
@@ -202,7 +205,7 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
 
 
 class _Learning(Learning):
-    """Adds the entropy cost."""
+    """Adds the entropy cost, and a learning rate that changes."""
 
     def __init__(self, config: ImpalaConfig, net: nn.Module, device: torch.device) -> None:
         self.entropy_cost = Multiplier(
@@ -213,6 +216,7 @@ class _Learning(Learning):
         ).to(device)
         parameters = [*net.parameters(), *self.entropy_cost.parameters()]
         super().__init__(net, _optimizer(config, parameters), config.max_grad_norm)
+        self.rate = LearningRate(config, self.optimizer)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """See `Learning`; a fixed cost is what the configuration says now."""
@@ -223,12 +227,6 @@ class _Learning(Learning):
         """See `Learning`."""
         if self.entropy_cost.target is not None:
             self.entropy_cost.load_state_dict(tensors({"position": arrays["log_entropy_cost"]}))
-
-    def decay(self, config: ImpalaConfig, progress: float) -> None:
-        """Sets the learning rate for a run of which the share `progress` is done."""
-        factor = max(0.0, 1.0 - progress) if config.learning_rate_decay == "linear" else 1.0
-        for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * factor
 
 
 def _optimizer(config: ImpalaConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

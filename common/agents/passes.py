@@ -1,4 +1,4 @@
-"""Several passes over one batch of fresh unrolls: minibatches, learning rate, number format, and the loop."""
+"""Several passes over one batch of fresh unrolls: minibatches, number format, and the loop."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from common.agents.fitting import body_options, network_inputs
+from common.agents.learning_rate import LearningRate, LearningRateConfig
 from common.agents.network import descend
 from common.agents.tensors import below, module_arrays, prefixed, tensors
 from common.agents.unroll_agent import Unrolls
@@ -40,7 +41,7 @@ _WORTH = 0.9
 """bfloat16 has to take at most this share of float32's time: it is less exact, so a draw is no gain."""
 
 
-class PassesConfig(PixelAgentConfig):
+class PassesConfig(LearningRateConfig, PixelAgentConfig):
     """Fields of agents that learn in passes."""
 
     table = TableNeeds("queue")
@@ -82,19 +83,6 @@ class PassesConfig(PixelAgentConfig):
         "first update finds this machine faster with it.",
     )
     optimizer_epsilon: float = tunable(1e-5, "Term added to Adam's denominator.", gt=0)
-    learning_rate: float = tunable(3e-4, "Step size of Adam, at the beginning.", gt=0)
-    learning_rate_schedule: Literal["constant", "linear", "polynomial", "kl"] = tunable(
-        "constant",
-        "kl: divided by 1.5 after a pass that moved the policy by more than twice kl_target, multiplied "
-        "where it was less than half; linear and polynomial: to learning_rate_final at run.total_steps.",
-    )
-    learning_rate_final: float = tunable(0.0, "Where linear and polynomial schedules end.", ge=0)
-    learning_rate_power: float = tunable(1.0, "Of the polynomial schedule.", gt=0)
-    kl_target: float = tunable(
-        0.01, "Nats of KL(mu || pi) that a pass may move the policy, if schedule is kl.", gt=0
-    )
-    learning_rate_min: float = tunable(1e-6, "Least that the kl schedule sets.", gt=0)
-    learning_rate_max: float = tunable(1e-2, "Most that the kl schedule sets.", gt=0)
     max_grad_norm: float = tunable(
         0.5, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
     )
@@ -166,44 +154,6 @@ def _taken(part: Tensor, index: Tensor) -> Tensor:
     if part.ndim < 5:
         return part.index_select(1, index)
     return part.movedim(2, -1).index_select(1, index).movedim(-1, 2)
-
-
-class LearningRate:
-    """The step size of an optimiser, as `agent.learning_rate_schedule` says."""
-
-    def __init__(self, config: PassesConfig, optimizer: torch.optim.Optimizer) -> None:
-        self._config = config
-        self._optimizer = optimizer
-
-    @property
-    def value(self) -> float:
-        """Of the next step."""
-        return float(self._optimizer.param_groups[0]["lr"])
-
-    @value.setter
-    def value(self, value: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = value
-
-    def follow_progress(self, progress: float) -> None:
-        """Sets it for a run of which the share `progress` is done, if it depends on that."""
-        config = self._config
-        if config.learning_rate_schedule in ("linear", "polynomial"):
-            power = config.learning_rate_power if config.learning_rate_schedule == "polynomial" else 1.0
-            share = max(0.0, 1.0 - progress) ** power
-            self.value = (
-                config.learning_rate_final + (config.learning_rate - config.learning_rate_final) * share
-            )
-
-    def follow_kl(self, kl: float) -> None:
-        """Adapts it to how far a pass has moved the policy, in nats, if it depends on that."""
-        config = self._config
-        if config.learning_rate_schedule != "kl":
-            return
-        if kl > 2.0 * config.kl_target:
-            self.value = max(self.value / 1.5, config.learning_rate_min)
-        elif kl < 0.5 * config.kl_target:
-            self.value = min(self.value * 1.5, config.learning_rate_max)
 
 
 class Minibatches:
@@ -333,7 +283,7 @@ class PassesLearning(Generic[Own]):
                 self._step(*loss(steps.columns(index)))
                 for index in self._minibatches.of_pass(epoch, *steps.last_reward.shape)
             ]
-            if self._config.learning_rate_schedule == "kl":
+            if self.rate.follows_kl:
                 self.rate.follow_kl(torch.stack([each["behaviour_kl"] for each in terms]).mean().item())
             for each in terms:
                 for name, value in each.items():
@@ -373,7 +323,7 @@ class PassesLearning(Generic[Own]):
         """Takes over what `arrays` gave."""
         self.own.load_state_dict(tensors(below("learning/", arrays)))
         self._minibatches.generator.set_state(torch.from_numpy(arrays["generator"].copy()))
-        if self._config.learning_rate_schedule == "kl":  # else it is what the configuration says now
+        if self.rate.follows_kl:  # else it is what the configuration says now
             self.rate.value = float(arrays["learning_rate"])
 
     def _step(self, loss: Tensor, measured: dict[str, Tensor]) -> dict[str, Tensor]:

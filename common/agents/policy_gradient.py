@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from common.agents.actor_critic import ActorCriticAgent
 from common.agents.base import Inputs, Update
 from common.agents.fitting import policy_options, suited
+from common.agents.learning_rate import AdaptiveRateConfig
 from common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of, styled_body
 from common.agents.unroll_agent import Unrolls
 from common.config.fields import PolicyConfig, StepCount, structural, tunable
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 PolicyLoss = Literal["ppo", "vpg", "vtrace", "awr", "vmpo", "cloning", "positive_cloning"]
 
 
-class PolicyGradientConfig(PassesConfig, PolicyConfig):
+class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     """Fields of `[agent]` for `algorithm = "policy_gradient"`; defaults are PPO's."""
 
     algorithm: Literal["policy_gradient"] = structural(

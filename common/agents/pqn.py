@@ -47,9 +47,6 @@ class PqnConfig(PassesConfig):
         128, "Steps of a minibatch; with memory it is made of whole unrolls. 0 = the whole batch.", ge=0
     )
     learning_rate: float = tunable(2.5e-4, "Step size of RAdam, at the beginning.", gt=0)
-    learning_rate_schedule: Literal["constant", "linear", "polynomial"] = tunable(
-        "constant", "linear and polynomial: to learning_rate_final at run.total_steps."
-    )
     optimizer_epsilon: float = tunable(1e-8, "Term added to RAdam's denominator.", gt=0)
     max_grad_norm: float = tunable(
         10.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0

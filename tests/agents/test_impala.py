@@ -136,6 +136,19 @@ def test_entropy_cost_follows_its_target():
         assert ours == theirs
 
 
+def test_learning_rate_follows_a_polynomial():
+    config = ImpalaConfig(
+        **SMALL, learning_rate=0.1, learning_rate_schedule="polynomial", learning_rate_final=0.02,
+        learning_rate_power=2.0,
+    )  # fmt: skip
+    agent = make_agent(config, VECTOR, seed=0)
+    batch = random_batch(np.random.default_rng(0), agent, 4)
+    rates = [
+        agent.update(batch, np.ones(4), progress=p).metrics["learner/learning_rate"] for p in (0.0, 0.5, 1.5)
+    ]
+    np.testing.assert_allclose(rates, [0.1, 0.02 + 0.08 / 4, 0.02])
+
+
 def test_learning_rate_decays_to_zero():
     agent = make_agent(ImpalaConfig(**SMALL, learning_rate=0.1), VECTOR, seed=0)
     batch = random_batch(np.random.default_rng(0), agent, 4)
@@ -146,7 +159,9 @@ def test_learning_rate_decays_to_zero():
     before = {name: array.copy() for name, array in agent.params().items()}
     agent.update(batch, np.ones(4), progress=1.0)
     assert all(np.array_equal(before[name], array) for name, array in agent.params().items())
-    agent = make_agent(ImpalaConfig(**SMALL, learning_rate=0.1, learning_rate_decay="none"), VECTOR, seed=0)
+    agent = make_agent(
+        ImpalaConfig(**SMALL, learning_rate=0.1, learning_rate_schedule="constant"), VECTOR, seed=0
+    )
     assert agent.update(batch, np.ones(4), progress=0.5).metrics["learner/learning_rate"] == 0.1
 
 

@@ -129,7 +129,7 @@ def test_learns_to_catch_from_pixels():
     """A mean return of -0.7 is that of chance."""
     config = ImpalaConfig(
         torso="shallow", hidden_units=128, unroll_steps=10, entropy_cost=0.003, optimizer="adam",
-        optimizer_epsilon=1e-5, learning_rate=2e-3, learning_rate_decay="none", max_grad_norm=0.5,
+        optimizer_epsilon=1e-5, learning_rate=2e-3, learning_rate_schedule="constant", max_grad_norm=0.5,
     )  # fmt: skip
     _, episodes = learn_through_a_queue(config, CATCH, slots=16, batch=8, steps=48_000, seed=1, lag=1)
     assert np.mean([episode.return_raw for episode in episodes[:500]]) < -0.5
@@ -146,7 +146,7 @@ def test_on_a_grey_ground_it_learns_with_normalised_pixels_only():
         config = ImpalaConfig(
             normalize_pixels=normalize, torso="shallow", hidden_units=128, unroll_steps=10, lambda_=0.95,
             entropy_cost=0.003, optimizer="adam", optimizer_epsilon=1e-5, learning_rate=2e-3,
-            learning_rate_decay="none", max_grad_norm=10.0,
+            learning_rate_schedule="constant", max_grad_norm=10.0,
         )  # fmt: skip
         _, episodes = learn_through_a_queue(config, env, slots=16, batch=8, steps=64_000, seed=1, lag=1)
         returns[normalize] = np.mean([episode.return_raw for episode in episodes[-600:]])

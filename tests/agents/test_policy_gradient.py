@@ -5,8 +5,11 @@ import pytest
 import torch
 
 from common.agents import make_agent
+from common.agents.impala import ImpalaConfig
+from common.agents.learning_rate import LearningRate
 from common.agents.passes import faster_dtype
 from common.agents.policy_gradient import PolicyGradientConfig
+from common.agents.pqn import PqnConfig
 from common.config import load_config
 from common.errors import CheckpointError
 from tests.agents.in_process import evaluate, learn_through_a_queue
@@ -205,6 +208,16 @@ def test_schedules():
         )  # fmt: skip
         batch = random_batch(np.random.default_rng(0), agent, 2)
         assert updated(agent, batch, progress=0.5)["learner/learning_rate"] == pytest.approx(rate)
+
+
+def test_a_learning_rate_follows_the_policy_only_where_there_is_one():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    for config in (ImpalaConfig(), PqnConfig()):
+        rate = LearningRate(config, optimizer)
+        rate.follow_kl(100.0)
+        assert not rate.follows_kl
+        assert rate.value == 0.5
+        assert not any(name.startswith("kl_target") for name in type(config).model_fields)
 
 
 def test_gamma_may_be_given_per_frame():

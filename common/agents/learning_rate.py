@@ -1,0 +1,83 @@
+"""Step sizes that change in the course of a run: with how much of it is done, or how far the policy moves."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from common.config.fields import AgentConfig, tunable
+
+
+class LearningRateConfig(AgentConfig):
+    """Fields of agents whose step size follows the progress of the run."""
+
+    learning_rate: float = tunable(3e-4, "Step size of the optimiser, at the beginning.", gt=0)
+    learning_rate_schedule: Literal["constant", "linear", "polynomial"] = tunable(
+        "constant", "linear and polynomial: to learning_rate_final at run.total_steps."
+    )
+    learning_rate_final: float = tunable(0.0, "Where linear and polynomial schedules end.", ge=0)
+    learning_rate_power: float = tunable(1.0, "Of the polynomial schedule.", gt=0)
+
+
+class AdaptiveRateConfig(LearningRateConfig):
+    """Fields of agents whose step size may also follow how far their policy moves."""
+
+    learning_rate_schedule: Literal["constant", "linear", "polynomial", "kl"] = tunable(  # type: ignore[assignment]
+        "constant",
+        "kl: divided by 1.5 after a pass that moved the policy by more than twice kl_target, multiplied "
+        "where it was less than half; linear and polynomial: to learning_rate_final at run.total_steps.",
+    )
+    kl_target: float = tunable(
+        0.01, "Nats of KL(mu || pi) that a pass may move the policy, if schedule is kl.", gt=0
+    )
+    learning_rate_min: float = tunable(1e-6, "Least that the kl schedule sets.", gt=0)
+    learning_rate_max: float = tunable(1e-2, "Most that the kl schedule sets.", gt=0)
+
+
+class LearningRate:
+    """The step size of an optimiser, as `agent.learning_rate_schedule` says.
+
+    With lr_0 and lr_1 `learning_rate` and `learning_rate_final`, and p the share of the run that is done, it
+    is `lr_1 + (lr_0 - lr_1) (1 - p) ** power`; `linear` has the power 1.
+    """
+
+    def __init__(self, config: LearningRateConfig, optimizer: torch.optim.Optimizer) -> None:
+        self._config = config
+        self._adaptive = config if isinstance(config, AdaptiveRateConfig) else None
+        self._optimizer = optimizer
+
+    @property
+    def value(self) -> float:
+        """Of the next step."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    @value.setter
+    def value(self, value: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = value
+
+    @property
+    def follows_kl(self) -> bool:
+        """Whether it depends on `follow_kl`, and is therefore part of a checkpoint."""
+        return self._adaptive is not None and self._adaptive.learning_rate_schedule == "kl"
+
+    def follow_progress(self, progress: float) -> None:
+        """Sets it for a run of which the share `progress` is done, if it depends on that."""
+        config = self._config
+        if config.learning_rate_schedule in ("linear", "polynomial"):
+            power = config.learning_rate_power if config.learning_rate_schedule == "polynomial" else 1.0
+            share = max(0.0, 1.0 - progress) ** power
+            self.value = (
+                config.learning_rate_final + (config.learning_rate - config.learning_rate_final) * share
+            )
+
+    def follow_kl(self, kl: float) -> None:
+        """Adapts it to how far a pass has moved the policy, in nats, if it depends on that."""
+        config = self._adaptive
+        if config is None or not self.follows_kl:
+            return
+        if kl > 2.0 * config.kl_target:
+            self.value = max(self.value / 1.5, config.learning_rate_min)
+        elif kl < 0.5 * config.kl_target:
+            self.value = min(self.value * 1.5, config.learning_rate_max)
