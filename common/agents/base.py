@@ -182,6 +182,7 @@ class Agent(Protocol):
         want_metrics: bool = True,
         progress: float = 0.0,
         lengths: np.ndarray | None = None,
+        replayed: np.ndarray | None = None,
     ) -> Update:
         """Learns from fields `[B, window, ...]` with importance weights `[B]` float32.
 
@@ -189,6 +190,10 @@ class Agent(Protocol):
         steps of each item: behind them a window repeats its last entry. None: all are as long as the window.
         `B` may change from one update to the next: items that do not keep to `fields` and `item_steps` are
         left out before. What is drawn comes from a generator of the agent's own, which is part of `state`.
+
+        `replayed` `[B]` bool are the rows of tables that give an item more than once, where batches mix these
+        with a queue; None: no row is. Only algorithms whose configuration says `TableNeeds.replays` are given
+        it, and only they need the parameter.
         """
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -35,7 +35,7 @@ from common.rl.vtrace import VTrace, vtrace
 class ImpalaConfig(LearningRateConfig, PolicyConfig):
     """Fields of `[agent]` for `algorithm = "impala"`; defaults are those of the paper's shallow network."""
 
-    table = TableNeeds("queue", max_times_sampled=1)
+    table = TableNeeds("queue", max_times_sampled=1, replays=True)
     reads_instructions = True
 
     algorithm: Literal["impala"] = structural("impala", "IMPALA, actor-critic with V-trace.")
@@ -123,6 +123,7 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         want_metrics: bool = True,
         progress: float = 0.0,
         lengths: np.ndarray | None = None,
+        replayed: np.ndarray | None = None,
     ) -> Update:
         """One step on `[B]` unrolls. `weights` are not looked at: V-trace makes up for how old unrolls are.
 

@@ -21,7 +21,7 @@ from common.agents.fitting import policy_options, suited
 from common.agents.learning_rate import AdaptiveRateConfig
 from common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of, styled_body
 from common.agents.unroll_agent import Unrolls
-from common.config.fields import PolicyConfig, StepCount, structural, tunable
+from common.config.fields import PolicyConfig, StepCount, TableNeeds, structural, tunable
 from common.nets.actor_critic import ActorCritic
 from common.rl import policy, policy_losses
 from common.rl.normalizers import Normalizer, normalized_advantages
@@ -37,6 +37,8 @@ PolicyLoss = Literal["ppo", "vpg", "vtrace", "awr", "vmpo", "cloning", "positive
 
 class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     """Fields of `[agent]` for `algorithm = "policy_gradient"`; defaults are PPO's."""
+
+    table = TableNeeds("queue", replays=True)
 
     algorithm: Literal["policy_gradient"] = structural(
         "policy_gradient", "PPO and its relatives: several passes over fresh unrolls."
@@ -216,8 +218,9 @@ class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
         want_metrics: bool = True,
         progress: float = 0.0,
         lengths: np.ndarray | None = None,
+        replayed: np.ndarray | None = None,
     ) -> Update:
-        """`agent.epochs` passes over `[B]` unrolls; `weights` are 1 and not looked at."""
+        """`agent.epochs` passes over `[B]` unrolls, fresh or `replayed`; `weights` are not looked at."""
         learning, period = self._start_learning(), self.config.target_period_updates
         unrolls = learning.prepared(self._unrolls(batch))
         measured = learning.learn(

@@ -95,12 +95,19 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class TableNeeds:
-    """What kind of replay table an algorithm learns from."""
+    """What kind of replay table an algorithm learns from.
+
+    Batches may come from several tables: any number of the prioritized kind, one of the queue's.
+    """
 
     kind: Literal["prioritized", "queue"] = "prioritized"
-    """`prioritized`: items stay and are drawn by priority. `queue`: passed on in the order of arrival."""
+    """`prioritized`: items stay and are drawn again and again, by priority or not. `queue`: passed on in
+    the order of arrival."""
     max_times_sampled: int = 0
     """An item goes after so many samples; 0: it stays."""
+    replays: bool = False
+    """Beside its queue it also learns from tables that give an item more than once. `Agent.update` is then
+    told which rows of a batch are from these."""
 
 
 class AgentConfig(Section):

@@ -16,13 +16,13 @@ from common.config.fields import (
     MAX_SLOTS,
     MAX_STEPS,
     MAX_THREADS,
-    AgentConfig,
     Section,
     UntypedAgentConfig,
     operational,
     structural,
     tunable,
 )
+from common.config.sampled_tables import check_sampled_tables
 from common.data.table_config import TableConfig, check_tables, shard_tables, table_from
 from common.errors import ConfigError
 
@@ -176,7 +176,8 @@ class ReplayConfig(Section):
     tables: tuple[ReplayTable, ...] = structural(
         (),
         "Tables, each an entry of `[[replay.tables]]`; none = one prioritized table `default` made from the "
-        "other fields. `capacity` and `min_items` are over all shards.",
+        "other fields. `capacity` and `min_items` are over all shards. Batches come from `default`, or from "
+        "the tables with a `share`; shares add up to `batch_size`.",
     )
     durable: bool = tunable(
         True, "Keep the contents in files, so that a restarted shard has every stored item."
@@ -214,11 +215,21 @@ class ReplayConfig(Section):
         """Return the table of this name over all shards; None where there is none."""
         return next((table for table in self.shard_tables(1) if table.name == name), None)
 
+    def shares(self) -> dict[str, int]:
+        """Return the rows of a batch by table, in the order of `tables`; actors insert into all of these."""
+        shares = {table.name: table.share for table in self.tables if table.share}
+        return shares or {TableConfig.name: self.batch_size}
+
+    def sampled_tables(self, shards: int = 1) -> list[TableConfig]:
+        """Return those of each of so many shards that batches come from."""
+        shares = self.shares()
+        return [table for table in self.shard_tables(shards) if table.name in shares]
+
     def unused(self) -> set[str]:
         """Return the fields that mean nothing beside `tables`, or to a queue."""
-        table = self.table()
+        queues = all(table.is_queue for table in self.sampled_tables())
         weights = {name for name in type(self).model_fields if name.startswith("importance_")}
-        return (_PLAIN_TABLE if self.tables else set()) | (weights if table and table.is_queue else set())
+        return (_PLAIN_TABLE if self.tables else set()) | (weights if queues else set())
 
 
 class ActorConfig(Section):
@@ -412,7 +423,7 @@ class Config(Section):
                 f"each of the {ports} services: at most {65536 - ports}"
             )
         if not isinstance(self.agent, UntypedAgentConfig):
-            _check_table(self.agent, self.replay)
+            check_sampled_tables(self.agent, self.replay)
         return self
 
     @property
@@ -423,35 +434,6 @@ class Config(Section):
     def to_dict(self) -> dict[str, Any]:
         """Return nested plain values (str, int, float, bool, list, dict, None), fit for msgpack and JSON."""
         return self.model_dump(mode="json")
-
-
-def _check_table(agent: AgentConfig, replay: ReplayConfig) -> None:
-    """Raise ValueError where the algorithm cannot learn from the table `default`, or would wait for ever."""
-    algorithm, needs, table = agent.algorithm, agent.table, replay.table()
-    if table is None:
-        raise ValueError(f"replay.tables has no table `default`, into which {algorithm} inserts")
-    if table.is_queue != (needs.kind == "queue"):
-        room = max(64, 2 * replay.batch_size * replay.shards)
-        queue = f'[{{name = "default", limiter = "queue", capacity = {room}}}]'
-        example = queue if needs.kind == "queue" else "[]"
-        raise ValueError(
-            f"{algorithm} learns from a {needs.kind} table: set replay.tables to {example}, or the like"
-        )
-    if needs.max_times_sampled and table.max_times_sampled != needs.max_times_sampled:
-        raise ValueError(
-            f"{algorithm} may learn {needs.max_times_sampled} time from an item, but the table `default` has "
-            f"max_times_sampled={table.max_times_sampled}"
-        )
-    if not table.is_queue and table.capacity < replay.batch_size:
-        field = "the capacity of `default` in replay.tables" if replay.tables else "replay.capacity_items"
-        raise ValueError(
-            f"replay.batch_size ({replay.batch_size}) should not exceed {field} ({table.capacity})"
-        )
-    if table.is_queue and table.capacity < replay.batch_size * replay.shards:
-        raise ValueError(
-            f"replay.tables should let `default` hold a batch of each shard, {replay.batch_size} x "
-            f"{replay.shards} items, not {table.capacity}: a queue of fewer never fills a batch"
-        )
 
 
 # Sections whose model is fixed; `agent` is looked up by algorithm.

@@ -48,7 +48,7 @@ class TableConfig:
     every so often.
     """
 
-    name: str = _field("default", "At most 64 letters, digits, `-` and `_`; actors insert into `default`.")
+    name: str = _field("default", "At most 64 letters, digits, `-` and `_`.")
     capacity: int = _field(1_000_000, "Most items.")
     sampler: str = _field(
         "prioritized", f"What is sampled: {', '.join(SAMPLERS)}; a queue's default is {QUEUE['sampler']}."
@@ -72,6 +72,11 @@ class TableConfig:
         None, "Samples by which that may be off before a side waits; none = chosen from the other fields."
     )
     soft_period_batches: int = _field(100, "Batches between two removals by the `soft` remover.")
+    share: int = _field(
+        0,
+        "Rows of every batch of a run that come from this table; actors insert into all tables with a share. "
+        "0 in all tables = `default` is the only one that a run uses.",
+    )
 
     @property
     def slots(self) -> int:
@@ -132,6 +137,10 @@ def parse_table(text: str) -> TableConfig:
         if key in values:
             raise ConfigError(f"{where}: {key} is there twice")
         values[key] = _number(value) if key in _NUMBERS else value
+    if "share" in values:
+        raise ConfigError(
+            f"{where}: share is for [[replay.tables]] of a run; who asks a server says how many rows it wants"
+        )
     return table_from(values)
 
 
@@ -214,6 +223,10 @@ def _check(where: str, table: TableConfig) -> None:
         limit = getattr(table, key)
         if limit is not None and not 0 <= limit < math.inf:
             raise ConfigError(f"{where}: {key} ({limit}) should be finite, and not below 0")
+    if not 0 <= table.share <= table.capacity:
+        raise ConfigError(
+            f"{where}: share ({table.share}) should be from 0 to the capacity ({table.capacity})"
+        )
     if table.soft_period_batches < 1:
         raise ConfigError(f"{where}: soft_period_batches should be at least 1")
     if table.is_queue and not table.max_times_sampled:

@@ -122,7 +122,7 @@ class LocalActing:
             security=self._place.security,
             outlasts=True,
         )
-        self._outbox = Outbox(self._replay)
+        self._outbox = Outbox(self._replay, *replay.shares())
         self._take_slots(welcome)
         threads = torch.get_num_threads()
         _log.info("%s runs the network itself, with %d torch threads", self._place.name, threads)

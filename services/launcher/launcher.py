@@ -28,7 +28,7 @@ from services.launcher.curves import chart, drawable
 from services.launcher.panel import LivePanel, lost_terminal_tolerated
 from services.launcher.processes import child_specs, replay_endpoints
 from services.launcher.progress import Estimator, RunView, ServiceView, plain_line, run_view
-from services.launcher.refill import Refill
+from services.launcher.refill import Refill, items_before_learning
 from services.launcher.supervisor import Child, ChildSpec, stop
 from services.launcher.workspace import (
     TensorBoardPort,
@@ -123,10 +123,8 @@ class _Launcher:
         self._stop = stop_signal
         self._tensorboard = tensorboard
         self._resume = resume
-        table = config.replay.table()
-        # A queue hands on what comes: there is nothing to fill, nor to fill again.
-        self._min_items = table.min_items if table and not table.is_queue else 0
-        self._capacity_items = table.capacity if table else 0
+        self._min_items = items_before_learning(config.replay.sampled_tables())
+        self._capacity_items = sum(table.capacity for table in config.replay.sampled_tables())
         refills = resume and self._min_items > 0
         self._refill = Refill(replay_endpoints(config, sockets), self._min_items) if refills else None
         self._children = [Child(spec) for spec in specs]

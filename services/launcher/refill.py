@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import zmq
 
+from common.data.table_config import TableConfig
 from common.wire import messages, sockets
 from common.wire.codec import WireError
 from common.wire.link import Link, Question, new_incarnation
@@ -73,3 +74,14 @@ def refill_line(restored: int, min_items: int) -> str:
         return f"replay starts empty, refills {min_items:,} items before learning goes on"
     line = f"replay: {restored:,} items restored"
     return line if restored >= min_items else f"{line}, learning goes on at {min_items:,}"
+
+
+def items_before_learning(tables: Sequence[TableConfig]) -> int:
+    """Return how many items all `tables` of a run hold together when its first batch can be drawn.
+
+    A queue by itself hands on what comes: there is nothing to fill, nor to fill again.
+    """
+    if all(table.is_queue for table in tables):
+        return 0
+    most = max(table.min_items for table in tables)  # whatever is inserted goes into all of them
+    return sum(min(table.capacity, most) for table in tables)

@@ -135,7 +135,6 @@ def _check_room(config: Config, spec: EnvSpec, run_dir: Path) -> None:
 
     from common.data.plan import check_room
 
-    table = config.replay.table()
-    if table is not None and config.replay.max_bytes is None:
+    if config.replay.max_bytes is None:
         size = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize
-        check_room(run_dir, table, 0 if spec.pixels else size)
+        check_room(run_dir, config.replay.sampled_tables(), 0 if spec.pixels else size)

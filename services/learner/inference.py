@@ -105,7 +105,7 @@ class CentralInference:
             section.min_batch, section.max_batch, section.timeout_ms / 1000
         )
         self._replay = replay
-        self._outbox = Outbox(replay)
+        self._outbox = Outbox(replay, *config.replay.shares())
         self._totals = Totals()
         self._measured = (time.monotonic(), Totals())
         self._version = -1

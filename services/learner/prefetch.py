@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -33,16 +33,19 @@ class Prefetcher:
         context: zmq.Context,
         shards: Callable[[], list[str]],
         *,
-        batch_size: int,
+        shares: Mapping[str, int],
         depth: int,
         incarnation: int,
         fields: Sequence[FieldSpec] | None = None,
         pinned: bool = False,
         security: Security | None = None,
     ) -> None:
-        """Prepare. Where `fields` are given, a shard with others is left out; see `Learner` for the rest."""
+        """Prepare. `shares` are the rows of a batch, by table.
+
+        Where `fields` are given, a shard with others is left out; see `Learner` for the rest.
+        """
         self._shards = shards
-        self._batch_size = batch_size
+        self._wanted = shares
         self._depth = depth
         self._replay = ShardedReplayClient(
             pool=ArrayPool(_pinned if pinned else np.empty),
@@ -97,7 +100,7 @@ class Prefetcher:
                 replay.set_shards(self._shards())
                 self._send_priorities()
                 for _ in range(self._depth - self._ready.qsize() - replay.outstanding_samples):
-                    replay.request_sample(self._batch_size)
+                    replay.request_sample(self._wanted)
                 batch = replay.receive(IDLE_POLL_S)
                 if batch is None:
                     self.wait_reason = replay.wait_reason

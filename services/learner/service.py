@@ -35,9 +35,10 @@ from common.wire.security.key_options import make_security
 from common.wire.sockets import Security
 from services.learner.counters import RunCounters
 from services.learner.inference import CentralInference
+from services.learner.mixture import Mixture
 from services.learner.prefetch import Prefetcher
 from services.learner.reporter import Reporter
-from services.learner.usable import UsableItems
+from services.learner.usable import Usable, UsableItems
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Learner:
         self.spec = make_spec(config.env)
         self.agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
         self._usable = UsableItems(self.agent)
+        self._mixture = Mixture(config)
         self.counters = RunCounters(self.spec.frames_per_step, StepBudget(config.run.total_steps))
         self._saved: tuple[int, int] | None = None
         self.run_id = secrets.token_hex(8)
@@ -123,7 +125,7 @@ class Learner:
         self.prefetch = Prefetcher(
             self._context,
             self.control.shards,
-            batch_size=config.replay.batch_size,
+            shares=self._mixture.shares,
             depth=config.learner.prefetch,
             incarnation=secrets.randbits(63),
             fields=self.agent.fields,
@@ -206,10 +208,10 @@ class Learner:
     def _learn_the_rest(self) -> None:
         """Take what a queue still holds: each of its items was meant to be learned from once.
 
-        What fills no batch, and unrolls that are not complete, are left: they count as steps all the same.
+        Other tables go on giving their share. What fills no batch, and unrolls that are not complete, are
+        left: they count as steps all the same.
         """
-        table = self.config.replay.table()
-        if table is None or not table.is_queue:
+        if not self._mixture.has_queue:
             return
         deadline, quiet = Deadline(LAST_BATCHES_S), Deadline(QUIET_S)
         while not (self.stop or deadline.expired or quiet.expired):
@@ -243,20 +245,24 @@ class Learner:
         progress = min(1.0, counters.steps / self.config.run.total_steps)
         update = self.agent.update(
             usable.fields,
-            usable.weights(sample.weights(beta)),
+            usable.chosen(sample.weights(beta)),
             want_metrics=measure,
             progress=progress,
             lengths=usable.lengths,
+            **self._told(sample, usable),
         )
         self.prefetch.put_priorities(sample, usable.priorities(update.priorities))
         if measure:
             self._check_finite(update.metrics)
-            lag = np.maximum(0, counters.version - sample.versions).mean()
-            self.reporter.note(
-                "learner", {**update.metrics, "learner/beta": beta, "replay/sampled_staleness": float(lag)}
-            )
+            lag = self._mixture.staleness(sample, counters.version)
+            self.reporter.note("learner", {**update.metrics, "learner/beta": beta, **lag})
         if counters.updates % self.config.learner.publish_period_updates == 0:
             self._publish()
+
+    def _told(self, sample: SampleBatch, usable: Usable) -> dict[str, Any]:
+        """What only some algorithms are told of a batch, see `TableNeeds.replays`."""
+        replayed = self._mixture.replayed(sample)
+        return {} if replayed is None else {"replayed": usable.chosen(replayed)}
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
         """Notice a loss or a gradient that is not finite, up to METRICS_PERIOD_UPDATES late."""

@@ -31,9 +31,9 @@ class Usable:
     lengths: NDArray[np.int32]
     rows: NDArray[np.bool_] | None = None
 
-    def weights(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Those `[n]` of the weights `[B]` of the batch."""
-        return weights if self.rows is None else weights[self.rows]
+    def chosen(self, values: NDArray) -> NDArray:
+        """Those `[n]` of values `[B]` of the batch."""
+        return values if self.rows is None else values[self.rows]
 
     def priorities(self, priorities: NDArray | None) -> NDArray | None:
         """Priorities `[B]` of the whole batch for those `[n]`: 0 for others, lest they are drawn again."""

@@ -173,3 +173,111 @@ def test_every_field_of_a_table_is_explained():
     for name in vars(TableConfig()):
         assert f"\n    {name} (" in text
         assert table_meanings()[name][1] in text
+
+
+def fields_of(batch_size, *tables, **more):
+    """Overrides for a run of these tables, each `name: further fields`."""
+    entries = ", ".join(
+        f'{{name = "{table.partition(":")[0]}", {table.partition(":")[2]}}}' for table in tables
+    )
+    return {"replay.batch_size": str(batch_size), "replay.tables": f"[{entries}]", **more}
+
+
+FRESH = 'fresh: limiter = "queue", capacity = 16, share = 4'
+AGAIN = 'again: sampler = "uniform", capacity = 500, min_items = 8, share = 4'
+
+
+def test_shares_say_which_tables_a_batch_is_from():
+    replay = load_config(
+        "cartpole-impala", overrides=fields_of(8, FRESH, AGAIN, "others: capacity = 9")
+    ).replay
+    assert replay.shares() == {"fresh": 4, "again": 4}
+    assert [table.name for table in replay.sampled_tables(2)] == ["fresh", "again"]
+    assert load_config("cartpole-impala").replay.shares() == {"default": 8}
+    assert load_config("cartpole-apex").replay.shares() == {"default": 128}
+
+
+@pytest.mark.parametrize(
+    ("preset", "fields"),
+    [
+        ("cartpole-impala", fields_of(8, FRESH, AGAIN)),
+        ("cartpole-impala", fields_of(8, AGAIN, FRESH, **{"replay.shards": "2"})),
+        ("cartpole-ppo", fields_of(8, FRESH, AGAIN, **{"agent.max_staleness": "none"})),
+        (
+            "cartpole-apex",
+            fields_of(64, "a: share = 60, samples_per_insert = 30", "b: sampler = 'lifo', share = 4"),
+        ),
+        (
+            "memory-r2d2",
+            fields_of(
+                9,
+                "a: share = 6, samples_per_insert = 2, min_items = 7",
+                "b: share = 3, samples_per_insert = 1, min_items = 7",
+            ),
+        ),
+    ],
+)
+def test_mixtures_that_make_sense(preset, fields):
+    assert sum(load_config(preset, overrides=fields).replay.shares().values())
+
+
+@pytest.mark.parametrize(
+    ("preset", "fields", "says"),
+    [
+        ("cartpole-impala", fields_of(9, FRESH, AGAIN), "add up to 8 rows, but replay.batch_size is 9"),
+        ("cartpole-impala", fields_of(4, AGAIN), "impala learns from a queue table"),
+        (
+            "cartpole-impala",
+            fields_of(8, FRESH, FRESH.replace("fresh", "two")),
+            "`fresh` and `two` would both",
+        ),
+        ("cartpole-impala", fields_of(8, FRESH, AGAIN, **{"replay.shards": "5"}), "4 x 5 items, not 16"),
+        ("cartpole-pqn", fields_of(8, FRESH, AGAIN), "pqn learns from fresh unrolls only"),
+        ("cartpole-ppo", fields_of(8, FRESH, AGAIN), "policy_gradient keeps to agent.max_staleness = 0"),
+        (
+            "cartpole-apex",
+            fields_of(8, FRESH, AGAIN),
+            "apex learns from a prioritized table: take the share from",
+        ),
+        (
+            "cartpole-impala",
+            fields_of(8, FRESH, AGAIN.replace("min_items = 8", "min_items = 17")),
+            "`again` in replay.tables waits for 17 items (of each shard), but every unroll",
+        ),
+        (
+            "cartpole-impala",
+            fields_of(8, FRESH, AGAIN + ", samples_per_insert = 1"),
+            "an item of `again` is sampled 1 times",
+        ),
+        (
+            "cartpole-apex",
+            fields_of(9, "a: share = 6, samples_per_insert = 2", "b: share = 3, samples_per_insert = 2"),
+            "items of `b` sampled 1 times",
+        ),
+        (
+            "cartpole-apex",
+            fields_of(9, "a: share = 6, samples_per_insert = 2", "b: share = 3, min_items = 50"),
+            "set min_items of `a` to 50",
+        ),
+        (
+            "cartpole-apex",
+            fields_of(9, "a: share = 9, capacity = 5"),
+            "share (9) should be from 0 to the capacity (5)",
+        ),
+        (
+            "cartpole-apex",
+            fields_of(9, "a: share = 9, samples_per_insert = 1, samples_per_insert_error = 4"),
+            "samples_per_insert_error (4) of `a`",
+        ),
+    ],
+)
+def test_a_mixture_that_cannot_be_or_would_wait_for_ever_is_refused(preset, fields, says):
+    with pytest.raises(ConfigError) as error:
+        load_config(preset, overrides=fields)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_server_by_itself_has_no_shares():
+    with pytest.raises(ConfigError, match=r"table 'a': share is for \[\[replay.tables\]\] of a run"):
+        parse_table("a:share=3")

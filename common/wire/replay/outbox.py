@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from common.data.schema import Chunk
+from common.data.table_config import TableConfig
 from common.wire.replay.client import ReplayClient
 from common.wire.replay.sharded import ShardedReplayClient
 
@@ -15,17 +16,20 @@ PATIENCE_S = 1.0
 
 
 class Outbox:
-    """Chunks on their way into a table.
+    """Chunks on their way into tables.
 
     Attributes:
         chunks_total: chunks that were sent.
     """
 
-    def __init__(self, client: ReplayClient | ShardedReplayClient, table: str = "default") -> None:
-        """``client`` may be shared with others, and remains theirs to close."""
+    def __init__(self, client: ReplayClient | ShardedReplayClient, *tables: str) -> None:
+        """``client`` may be shared with others, and remains theirs to close.
+
+        A chunk's items go to all ``tables``, to ``default`` where none is named.
+        """
         self.chunks_total = 0
         self._client = client
-        self._table = table
+        self._table, *self._others = tables or (TableConfig.name,)
         self._waiting: deque[Chunk] = deque()
 
     @property
@@ -40,6 +44,8 @@ class Outbox:
 
     def put(self, chunks: Sequence[Chunk], timeout_s: float = 0.0) -> bool:
         """Take over ``chunks``, and send what can be sent within ``timeout_s``; whether nothing waits."""
+        for chunk in chunks:
+            chunk.more |= dict.fromkeys(self._others, chunk.items)
         self._waiting.extend(chunks)
         deadline_s = time.monotonic() + timeout_s
         self.pump()

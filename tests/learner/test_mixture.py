@@ -1,0 +1,150 @@
+"""A real learner and real shards: batches from a queue and from a table that gives unrolls again."""
+
+import contextlib
+import csv
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from common.config import load_config
+from common.data.schema import Chunk
+from common.runtime import StopSignal
+from common.wire.control.client import ControlClient, new_incarnation
+from common.wire.replay.outbox import Outbox
+from common.wire.replay.sharded import ShardedReplayClient
+from services.learner.service import Learner
+from services.replay.options import parse_serve
+from services.replay.shard import serve
+from tests.harness import InThread, until
+
+UNROLLS, STEPS = 43, 20
+AGAIN = '{name = "again", sampler = "uniform", capacity = 40, min_items = 4, share = 3}'
+FRESH = '{name = "fresh", limiter = "queue", capacity = 8, share = 2}'
+
+
+class Serving:
+    """A shard of a run, for `InThread`."""
+
+    def __init__(self, config, folder: Path, index: int, context, stop):
+        words = ["--bind", f"{config.net.replay}-{index}", "--data-dir", str(folder / f"shard-{index}")]
+        words += ["--learner", config.net.control, "--index", str(index)]
+        options, _ = parse_serve(words)
+        self.run = lambda: serve(options, context, stop)
+
+
+def make_config(tmp_path, **more):
+    addresses = {f"net.{name}": f"ipc://{tmp_path}/{name}" for name in ("control", "announce", "replay")}
+    fields = {
+        "replay.tables": f"[{AGAIN}, {FRESH}]",
+        "replay.batch_size": "5",
+        "run.total_steps": str(UNROLLS * STEPS),
+        "run.log_every_s": "0.01",
+        "agent.mlp_units": "[4]",
+        "evaluator.enabled": "false",
+        "net.heartbeat_s": "0.2",
+    }
+    return load_config("cartpole-impala", None, {**fields, **addresses, **more}, {})
+
+
+@contextlib.contextmanager
+def running(config, tmp_path, context, resume=False):
+    """A learner with its shards; gives the learner, and a list of what it learns from."""
+    stop = StopSignal()
+    learner, seen = Learner(config, tmp_path, resume=resume, stop=stop), []
+    update = learner.agent.update
+
+    def noted(batch, weights, replayed=None, **more):
+        seen.append((batch["reward"][:, 1].astype(int), replayed))
+        return update(batch, weights, replayed=replayed, **more)
+
+    learner.agent.update = noted
+    threads = [InThread(learner, stop)]
+    for index in range(config.replay.shards):
+        one = StopSignal()
+        threads.append(InThread(Serving(config, tmp_path, index, context, one), one))
+    try:
+        yield threads[0], seen
+    finally:
+        for thread in threads:
+            thread.end()
+
+
+def unroll(agent, number):
+    """An unroll whose rewards are its number."""
+    fields = {spec.name: np.zeros((spec.entries(STEPS), *spec.shape), spec.dtype) for spec in agent.fields}
+    fields["reward"][:] = number
+    return Chunk(fields, STEPS, np.zeros(1, int), np.full(1, STEPS), np.ones(1), version=number)
+
+
+@contextlib.contextmanager
+def actor(config, context):
+    """A client of the learner, and an outbox as actors have."""
+    incarnation = new_incarnation()
+    control = ControlClient(
+        context, config.net.control, role="actor", name="actor-0", incarnation=incarnation, slots_wanted=4
+    )
+    replay = ShardedReplayClient(ctx=context, name="actor-0", incarnation=incarnation, outlasts=True)
+    try:
+        control.join(60.0)
+        until(lambda: len(control.shards) == config.replay.shards)
+        replay.set_shards(control.shards)
+        yield control, Outbox(replay, *config.replay.shares())
+    finally:
+        control.close()
+        replay.close()
+
+
+@pytest.fixture
+def context():
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_every_unroll_is_fresh_once_and_then_replayed(tmp_path, context, shards):
+    config = make_config(tmp_path, **{"replay.shards": str(shards), "replay.durable": "false"})
+    with running(config, tmp_path, context) as (learning, seen):
+        with actor(config, context) as (control, outbox):
+            deadline_s = time.monotonic() + 60
+            for number in range(1, UNROLLS + 1):
+                outbox.put([unroll(learning.service.agent, number)])
+                while outbox.waiting:
+                    assert time.monotonic() < deadline_s, outbox.reason
+                    outbox.pump(50)
+            control.report_steps(UNROLLS * STEPS)
+            assert outbox.finish(30) == 0
+            until(lambda: control.state.steps >= UNROLLS * STEPS)
+        learning.join()
+    fresh = np.concatenate([numbers[~replayed] for numbers, replayed in seen])
+    assert len(fresh) == len(set(fresh)), "an unroll came from the queue twice"
+    # All but what fills no batch of a shard.
+    assert UNROLLS - 2 * shards < len(fresh) <= UNROLLS
+    assert all(replayed.tolist() == [True] * 3 + [False] * 2 for _, replayed in seen)
+    again = np.concatenate([numbers[replayed] for numbers, replayed in seen])
+    assert len(set(again)) > 5
+    with (tmp_path / "metrics.csv").open() as file:
+        names = {row["name"] for row in csv.DictReader(file)}
+    assert {"replay/sampled_staleness_again", "replay/sampled_staleness_fresh"} <= names
+
+
+def test_a_resumed_run_finds_both_tables_as_they_were(tmp_path, context):
+    config = make_config(tmp_path, **{"replay.durable": "true"})
+    with running(config, tmp_path, context) as (learning, seen), actor(config, context) as (_, outbox):
+        agent = learning.service.agent
+        assert outbox.put([unroll(agent, number) for number in range(1, 8)], 30)
+        assert outbox.finish(30) == 0
+        until(lambda: len(seen) == 3)
+    with (
+        running(config, tmp_path, context, resume=True) as (learning, later),
+        actor(config, context) as (_, outbox),
+    ):
+        assert not later, "one fresh unroll is left, and fills no batch"
+        assert outbox.put([unroll(learning.service.agent, 8)], 30)
+        until(lambda: later)
+    numbers, replayed = later[0]
+    assert sorted(numbers[~replayed]) == [7, 8]
+    assert set(numbers[replayed]) <= set(range(1, 9))
