@@ -16,6 +16,7 @@ from msgspec import inspect
 
 from common.wire import messages
 from common.wire.body import Array, Body, layout_of
+from common.wire.security.claims import CLAIMS
 
 _PART = "<!-- {name}: made by `make docs` -->\n{text}<!-- end -->"
 
@@ -56,9 +57,17 @@ def senders() -> str:
     return text
 
 
+def claims() -> str:
+    """Who may claim what in a message."""
+    text = "| claim | roles | rule |\n|---|---|---|\n"
+    for name, claim in CLAIMS.items():
+        text += f"| `{name}` | {', '.join(claim.roles)} | {claim.rule} |\n"
+    return text
+
+
 def parts() -> dict[str, str]:
     """Every part by its name, with one empty line around it."""
-    found: dict[str, str] = {"who may send what": f"\n{senders()}\n"}
+    found = {"who may send what": f"\n{senders()}\n", "who may claim what": f"\n{claims()}\n"}
     return found | {kind.__name__: f"\n{described(kind)}\n" for kind in messages.BODIES}
 
 

@@ -1,9 +1,7 @@
-"""What the holder of a key may claim: real keys, real sockets, and the page that says so."""
+"""What the holder of a key may claim: real keys, real sockets."""
 
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +17,6 @@ from common.wire.security import claims
 from common.wire.security.keys import load_keys, make_keys
 from common.wire.sockets import Security
 from tests.harness import LOOPBACK, told_to_wait, until
-
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +50,6 @@ PUBLIC = ("learner.public", "replay.public")
 
 def names(server):
     return sorted(peer["name"] for peer in server.peers())
-
-
-def test_the_page_shows_the_table():
-    section = DOCUMENT.partition("## What a role may claim")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(.*?)` \| (.*?) \| (.*) \|$", section, re.MULTILINE)
-    said = {claim: (tuple(roles.split(", ")), rule) for claim, roles, rule in rows}
-    assert said == {claim: (rule.roles, rule.rule) for claim, rule in claims.CLAIMS.items()}
 
 
 # -- where a shard is --

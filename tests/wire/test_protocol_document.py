@@ -12,6 +12,7 @@ import zmq
 from common.wire import document, messages, sockets
 from common.wire.body import layout_of
 from common.wire.codec import PROTOCOL_VERSION, decode, encode
+from common.wire.security.claims import CLAIMS
 from common.wire.security.keys import load_keys, make_keys
 from tests.harness import LOOPBACK, Shard, until
 
@@ -30,6 +31,13 @@ def test_the_tables_are_those_of_the_structs(page):
     text = page.read_text()
     assert document.renewed(text) == text, "make docs"
     assert "<!-- who may send what: made" in text
+
+
+def test_the_page_of_security_shows_every_claim():
+    page = (DOCS / "security.md").read_text()
+    text = page.partition("<!-- who may claim what: made")[2].partition("<!-- end")[0]
+    rows = [line.split(" | ")[:2] for line in text.splitlines() if line.startswith("| `")]
+    assert rows == [[f"| `{name}`", ", ".join(claim.roles)] for name, claim in CLAIMS.items()]
 
 
 @pytest.mark.parametrize("body", messages.BODIES, ids=lambda body: body.__name__)

@@ -1,7 +1,8 @@
 """What each role may claim, beyond which messages it may send: the one table, and the checks that follow it.
 
-`docs/security.md` shows `CLAIMS`. With keys a role is that of a key, so a claim is as good as the key of who
-makes it; without, whoever reaches a port may say any role, and the rules only keep members from accidents.
+`docs/security.md` shows `CLAIMS`, by `make docs`. With keys a role is that of a key, so a claim is as good as
+the key of who makes it; without, whoever reaches a port may say any role, and the rules only keep members
+from accidents.
 """
 
 from __future__ import annotations
