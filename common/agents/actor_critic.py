@@ -49,7 +49,7 @@ class ActorCriticAgent(UnrollAgent[Config, ActorCritic, OwnLearning]):
     @torch.inference_mode()
     def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
         """Actions drawn from the policy with chance `epsilon`, else its most likely ones."""
-        params, _, memory, features = self._forward(inputs, self._net.described)
+        params, values, memory, features = self._forward(inputs, self._net.described)
         behaviour = params[0].cpu().numpy()
         action = self._policy.sample(behaviour, rng)
         best = rng.random(len(behaviour)) >= epsilon
@@ -58,6 +58,8 @@ class ActorCriticAgent(UnrollAgent[Config, ActorCritic, OwnLearning]):
         extras = {"behaviour": behaviour}
         if self.feature_size:
             extras["features"] = features[0].clamp(-LARGEST_FEATURE, LARGEST_FEATURE).half().cpu().numpy()
+        if self.stores_values:
+            extras["value"] = values[0].cpu().numpy()
         if not self.memory_size:
             return Act(action, extras)
         return Act(action, extras | {"memory": inputs.memory}, memory.cpu().numpy())

@@ -29,6 +29,7 @@ from common.config.fields import (
 from common.data.distances import Distance, distances, nearness
 from common.rl import policy
 from common.rl.policy_losses import Multiplier
+from common.rl.replayed import cloning, trusted_steps
 from common.rl.vtrace import VTrace, vtrace
 
 
@@ -68,6 +69,23 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
     )
     entropy_cost_adjustment_speed: float = tunable(10.0, "Speed of that adjustment.", gt=0)
     kl_cost: float = tunable(0.0, "Weight of the divergence from the behaviour policy.", ge=0)
+    clear_policy_cost: float = tunable(
+        0.0,
+        "CLEAR: weight of KL(mu || pi), which holds the policy to what acted; on replayed rows only.",
+        ge=0,
+    )
+    clear_value_cost: float = structural(
+        0.0,
+        "CLEAR: weight of the square by which the value has changed since; on replayed rows only. Above 0 "
+        "the value of each step is stored.",
+        ge=0,
+    )
+    trust_region: float | None = tunable(
+        None,
+        "LASER: nats of KL(pi || mu) beyond which a replayed step teaches neither policy nor value, and ends "
+        "traces; none = every step counts.",
+        gt=0,
+    )
     loss_reduction: policy.Reduction = tunable(
         "mean", "Over steps and unrolls: `mean` as in SEED, `sum` as in the original IMPALA."
     )
@@ -101,6 +119,12 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
         1.0, "Chance that the evaluator draws from the policy instead of taking its best action.", ge=0, le=1
     )
 
+    @property
+    def of_replayed_rows(self) -> list[str]:
+        """See the base class."""
+        fields = ("clear_policy_cost", "clear_value_cost", "trust_region")
+        return [name for name in fields if getattr(self, name)]
+
 
 class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
     """Acts, stores and learns as IMPALA. See `common.agents.base.Agent` for the methods' contracts."""
@@ -109,6 +133,11 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
     def feature_size(self) -> int:
         """F: how many numbers `act` gives as `features` of a step; 0: none."""
         return 0 if self.config.behaviour_features == "none" else self._net.head_features
+
+    @property
+    def stores_values(self) -> bool:
+        """Value cloning needs them."""
+        return self.config.clear_value_cost > 0
 
     def _network_options(self) -> dict[str, Any]:
         head = self.config.behaviour_features == "head"
@@ -133,7 +162,9 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         learning = self._start_learning()
         learning.rate.follow_progress(progress)
         unrolls = self._unrolls(batch)
-        loss, measured, features = self._loss(unrolls, learning)
+        rows = None if replayed is None else self._to_device(replayed)
+        stored = self._to_device(batch["value"]).T if self.stores_values else None
+        loss, measured, features = self._loss(unrolls, learning, rows, stored)
         norm = learning.step(loss)
         # After the step: the next update sees pixels as actors do with what is published now. Where they are
         # behind, V-trace corrects for statistics as for weights: it has the policy that they acted by.
@@ -155,8 +186,14 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         fresh = features[:-1].detach().transpose(0, 1).cpu().numpy()
         return distances(self.config.feature_distance, fresh, stored, self.config.feature_power)
 
-    def _loss(self, unrolls: Unrolls, learning: _Learning) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """The loss, scalars that say of what it is, and the features `[T + 1, B, F]` of the observations."""
+    def _loss(
+        self, unrolls: Unrolls, learning: _Learning, replayed: Tensor | None, stored_values: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """The loss, scalars that say of what it is, and the features `[T + 1, B, F]` of the observations.
+
+        `replayed` `[B]` are the rows that are not fresh, if any, and `stored_values` `[T, B]` what the
+        network that acted made of the observations, if that is known.
+        """
         config = self.config
         params, values, _, features = self._net.described(
             unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
@@ -165,15 +202,23 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         actions = unrolls.last_action[1:]
         log_probs = self._policy.log_prob(params, actions)
         log_ratio = self._policy.log_prob(unrolls.behaviour, actions) - log_probs
-        corrected = self._corrected(unrolls, -log_ratio.detach(), values.detach())
+        trusted = self._trusted(params.detach(), unrolls, replayed)
+        corrected = self._corrected(unrolls, -log_ratio.detach(), values.detach(), trusted)
         entropy = self._policy.entropy(params)
         gradient = policy.policy_gradient(log_probs, corrected.advantages)
         baseline = 0.5 * (corrected.targets - values[:-1]).square()
         terms = gradient + config.baseline_cost * baseline + config.kl_cost * log_ratio
+        measured = {}
+        if replayed is not None:
+            to_today = self._policy.kl(unrolls.behaviour, params)
+            costs = {"policy_cost": config.clear_policy_cost, "value_cost": config.clear_value_cost}
+            clones = cloning(to_today, values[:-1], stored_values, replayed, **costs)
+            terms = terms + clones
+            measured = _of_replayed(replayed, to_today.detach(), clones.detach(), trusted)
         entropy_cost = learning.entropy_cost.value().detach()
         loss = policy.reduced(terms - entropy_cost * entropy, config.loss_reduction)
         loss = loss + learning.entropy_cost.adjustment(entropy.mean())
-        measured = {
+        measured |= {
             "loss": loss,
             "policy_loss": gradient.mean(),
             "baseline_loss": baseline.mean(),
@@ -184,7 +229,16 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         }
         return loss, measured, features
 
-    def _corrected(self, unrolls: Unrolls, log_rhos: Tensor, values: Tensor) -> VTrace:
+    def _trusted(self, params: Tensor, unrolls: Unrolls, replayed: Tensor | None) -> Tensor | None:
+        """Which steps `[T, B]` count; None where all do."""
+        if replayed is None or self.config.trust_region is None:
+            return None
+        divergence = self._policy.kl(params, unrolls.behaviour)
+        return trusted_steps(divergence, self.config.trust_region, replayed)
+
+    def _corrected(
+        self, unrolls: Unrolls, log_rhos: Tensor, values: Tensor, trusted: Tensor | None
+    ) -> VTrace:
         """V-trace targets and advantages `[T, B]` for values `[T + 1, B]`."""
         config = self.config
         discounts, following, continues = unrolls.outcomes(values, config.gamma)
@@ -199,10 +253,22 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
             c_bar=config.c_bar,
             pg_rho_bar=config.pg_rho_bar,
             lambda_=config.lambda_,
+            trusted=trusted,
         )
 
     def _make_learning(self) -> _Learning:
         return _Learning(self.config, self._net, self._device)
+
+
+def _of_replayed(
+    replayed: Tensor, divergence: Tensor, clones: Tensor, trusted: Tensor | None
+) -> dict[str, Tensor]:
+    """Means over the steps of `replayed` rows, for the log."""
+    share = replayed.float().mean().clamp(min=1e-6)  # of a batch without any, all of them are 0
+    measured = {"replayed_kl": (divergence * replayed).mean() / share, "cloning_loss": clones.mean() / share}
+    if trusted is not None:
+        measured["untrusted_share"] = (~trusted).float().mean() / share
+    return measured
 
 
 class _Learning(Learning):

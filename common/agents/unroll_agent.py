@@ -35,7 +35,7 @@ class UnrollConfig(NetworkConfig, BodyConfig, Protocol):
         """See `common.config.fields.AgentConfig`."""
 
 
-_OTHERS = ("memory", "features")
+_OTHERS = ("memory", "features", "value")
 """Fields of a batch that the network is not given, or not as they are stored."""
 
 Config = TypeVar("Config", bound=UnrollConfig)
@@ -87,6 +87,7 @@ class UnrollAgent(NetworkAgent[Config, Network, OwnLearning]):
             config.unroll_steps,
             self.memory_size,
             self.feature_size,
+            self.stores_values,
         )
         self.item_steps = (config.unroll_steps, config.unroll_steps)
 
@@ -99,6 +100,11 @@ class UnrollAgent(NetworkAgent[Config, Network, OwnLearning]):
     def feature_size(self) -> int:
         """F: how many numbers `act` gives as `features` of a step; 0: none."""
         return 0
+
+    @property
+    def stores_values(self) -> bool:
+        """Whether `act` gives the `value` of a step."""
+        return False
 
     def accumulator(self, chunk_steps: int, phase: float = 0.0) -> UnrollAccumulator:
         """An accumulator of unrolls for one slot; their length is `agent.unroll_steps`."""

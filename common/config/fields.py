@@ -134,6 +134,11 @@ class AgentConfig(Section):
         """
         return None
 
+    @property
+    def of_replayed_rows(self) -> list[str]:
+        """Fields that are set, and mean something only where batches mix replayed rows with fresh ones."""
+        return []
+
 
 class PixelAgentConfig(AgentConfig):
     """Base of the algorithms whose networks see pixels: how."""

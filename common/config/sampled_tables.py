@@ -60,6 +60,11 @@ def _check_kinds(agent: AgentConfig, replay: ReplayConfig, tables: list[TableCon
             f"{algorithm} keeps to agent.max_staleness = {agent.allowed_staleness}, which the unrolls of "
             f"`{others[0].name}` do not: set it to none, or take the share from that table"
         )
+    if needs.kind == "queue" and not others and agent.of_replayed_rows:
+        raise ValueError(
+            f"agent.{agent.of_replayed_rows[0]} is for replayed rows, and replay.tables has no table with a "
+            "share that gives any: add one (docs/elite.md), or leave the field out"
+        )
     for table in queues:
         if needs.max_times_sampled and table.max_times_sampled != needs.max_times_sampled:
             raise ValueError(

@@ -25,6 +25,7 @@ def unroll_fields(
     unroll_steps: int,
     memory_size: int,
     feature_size: int = 0,
+    with_values: bool = False,
 ) -> tuple[FieldSpec, ...]:
     """Fields of an unroll of T steps, in which episodes may end and begin; each observation stored once.
 
@@ -37,6 +38,7 @@ def unroll_fields(
       unroll_steps: T.
       memory_size: width of the agent's recurrent state.
       feature_size: F, width of what is stored of the network's own view of each step; 0: nothing is.
+      with_values: store what the network that acted made of each observation.
 
     Returns:
       `obs` of the T steps and of the one after them; `action` int32 or float32, `reward` float32 and `ended`
@@ -46,7 +48,7 @@ def unroll_fields(
       newest frames of the stack are real, the others being zeros; `memory` (with `memory_size`), the state
       before the first step: replay knows entries of steps only, so it is spread over them (`join_memory`
       undoes that); `features` float16 `[T, F]` (with `feature_size`), how the network that acted saw the
-      observations.
+      observations; `value` float32 `[T]` (with `with_values`), what it took them to be worth.
     """
     if stack:
         obs = FieldSpec("obs", obs_dtype, obs_shape[1:], before=stack - 1, after=1, compress=True)
@@ -67,7 +69,13 @@ def unroll_fields(
         fields.append(FieldSpec("memory", "float32", (-(-memory_size // unroll_steps),)))
     if feature_size:
         fields.append(FieldSpec("features", "float16", (feature_size,)))
+    if with_values:
+        fields.append(FieldSpec("value", "float32", ()))
     return tuple(fields)
+
+
+STORED_EXTRAS = {"behaviour": "float32", "features": "float16", "value": "float32"}
+"""What is stored of each step as the agent's `act` gave it, and as which type."""
 
 
 def split_memory(memory: np.ndarray, steps: int) -> np.ndarray:
@@ -127,8 +135,7 @@ class UnrollAccumulator:
         self._frames = []
         self._real: list[int] = []
         self._rows: list[Row] = []
-        self._behaviour: list[np.ndarray] = []
-        self._features: list[np.ndarray] = []
+        self._extras: dict[str, list[Any]] = {name: [] for name in STORED_EXTRAS}
         self._final_values: list[float] = []
         self._memory = np.zeros(self._memory_size, np.float32)
         self._version = 0
@@ -166,8 +173,8 @@ class UnrollAccumulator:
         Args:
           action: what was done at the newest observation.
           reward: what it earned.
-          extras: `behaviour` `[P]` of the policy that chose, if any; `features` `[F]` that it chose by, if
-            they are stored; `memory` `[memory_size]` from before.
+          extras: `behaviour` `[P]` of the policy that chose, if any; `features` `[F]` that it chose by and
+            `value` of what it saw, if they are stored; `memory` `[memory_size]` from before.
           next_obs: the observation that followed. Copied.
           terminated: the episode ended and nothing follows.
           truncated: the episode was cut; `final_value` is the value of `next_obs`.
@@ -179,10 +186,9 @@ class UnrollAccumulator:
             self._version = version
             self._memory = np.array(extras["memory"]) if self._memory_size else self._memory
         self._rows.append((action, reward, TERMINATED if terminated else TRUNCATED if truncated else RUNNING))
-        if "behaviour" in extras:
-            self._behaviour.append(extras["behaviour"])
-        if "features" in extras:
-            self._features.append(extras["features"])
+        for name, stored in self._extras.items():
+            if name in extras:
+                stored.append(extras[name])
         self._final_values.append(final_value if truncated and not terminated else 0.0)
         self._frames.append((next_obs[-1] if self._stack else next_obs).copy())
         self._real.append(min(self._stack, self._real[-1] + 1))
@@ -211,14 +217,13 @@ class UnrollAccumulator:
             "ended": np.asarray([row[2] for row in rows], np.uint8),
             "final_value": np.asarray(self._final_values, np.float32),
         }
-        if self._behaviour:
-            fields["behaviour"] = np.stack(self._behaviour).astype(np.float32, copy=False)
         if self._stack:
             fields["frames"] = np.asarray(self._real, np.uint8)
         if self._memory_size:
             fields["memory"] = split_memory(self._memory, steps)
-        if self._features:
-            fields["features"] = np.stack(self._features).astype(np.float16, copy=False)
+        for name, stored in self._extras.items():
+            if stored:
+                fields[name] = np.asarray(stored, STORED_EXTRAS[name])
         chunk = Chunk(
             fields=fields,
             steps=steps,

@@ -34,6 +34,7 @@ def vtrace(
     c_bar: float | None = 1.0,
     pg_rho_bar: float | None = 1.0,
     lambda_: float = 1.0,
+    trusted: Tensor | None = None,
 ) -> VTrace:
     """V-trace over time-major sequences that may hold several episodes; trailing axes are free.
 
@@ -52,19 +53,24 @@ def vtrace(
       c_bar: clips the weight of the trace: how fast; None: no clip.
       pg_rho_bar: clips the weight of the policy gradient; None: no clip.
       lambda_: further shortens the trace; 1 is the paper.
+      trusted: `[T, B]` bool, the steps that count (Schmitt et al. 2019, LASER); None: all do. For another the
+        target is the value itself, its advantage is 0, and traces from before end there.
     """
     # What sums up backwards is `vs - V` (remark 1). A discount of 0 ends it at a termination, `continues` at
     # a truncation, whose own difference still counts its `next_values`.
     rhos = log_rhos.exp()
     deltas = _clipped(rhos, rho_bar) * (rewards + discounts * next_values - values)
     traces = lambda_ * _clipped(rhos, c_bar) * discounts * continues
+    gradient_rhos = _clipped(rhos, pg_rho_bar)
+    if trusted is not None:
+        deltas, traces, gradient_rhos = deltas * trusted, traces * trusted, gradient_rhos * trusted
     corrections = backward_sum(deltas, traces)
     targets = values + corrections
     # What follows the last step, or an episode's last step, has no target of its own: its value stands in.
     following = torch.where(continues[:-1].bool(), targets[1:], next_values[:-1])
     following = torch.cat([following, next_values[-1:]])
     errors = rewards + discounts * following - values
-    return VTrace(targets, _clipped(rhos, pg_rho_bar) * errors, errors)
+    return VTrace(targets, gradient_rhos * errors, errors)
 
 
 def _clipped(rhos: Tensor, bar: float | None) -> Tensor:

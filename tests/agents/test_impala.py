@@ -220,3 +220,71 @@ def test_learns_cartpole_through_a_queue():
         steps=config.run.total_steps, seed=1, lag=3,
     )  # fmt: skip
     assert evaluate(agent, config.env) >= 475
+
+
+REPLAYED = np.array([True, False, True, True, False, False])
+
+
+def kl(p_logits, q_logits):
+    """`KL(p || q)` of categorical distributions, by its definition."""
+    p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (p_logits, q_logits))
+    return (p * np.log(p / q)).sum(-1)
+
+
+def updated(config, batch, replayed=REPLAYED):
+    """The metrics of the first update of an agent, and what its network said of the batch before."""
+    agent = make_agent(config, VECTOR, seed=0)
+    unrolls = agent._unrolls(batch)
+    with torch.no_grad():
+        logits, values, _ = agent._net(
+            unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
+        )
+    metrics = agent.update(batch, np.ones(6, np.float32), replayed=replayed).metrics
+    return metrics, logits.double().numpy()[:-1], values.double().numpy()[:-1]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_clear_by_hand(reduction):
+    options = {**SMALL, "loss_reduction": reduction}
+    clear = ImpalaConfig(**options, clear_policy_cost=0.3, clear_value_cost=0.6)
+    batch = random_batch(np.random.default_rng(5), make_agent(clear, VECTOR, seed=0), 6)
+    got, logits, values = updated(clear, batch)
+    plain, _, _ = updated(ImpalaConfig(**options), {k: v for k, v in batch.items() if k != "value"}, None)
+    mu = batch["behaviour"].transpose(1, 0, 2).astype(float)
+    terms = (0.3 * kl(mu, logits) + 0.6 * (values - batch["value"].T) ** 2) * REPLAYED
+    want = terms.mean() if reduction == "mean" else terms.sum()
+    assert got["learner/loss"] - plain["learner/loss"] == pytest.approx(want, rel=1e-4)
+    assert got["learner/cloning_loss"] == pytest.approx(terms[:, REPLAYED].mean(), rel=1e-4)
+    assert got["learner/replayed_kl"] == pytest.approx(kl(mu, logits)[:, REPLAYED].mean(), rel=1e-4)
+    fresh, _, _ = updated(clear, batch, None)
+    assert fresh["learner/loss"] == pytest.approx(plain["learner/loss"])
+    assert "learner/cloning_loss" not in fresh
+
+
+def test_beyond_the_trust_region_replayed_steps_teach_neither_policy_nor_value():
+    plain = ImpalaConfig(**SMALL, entropy_cost=0.0)
+    batch = random_batch(np.random.default_rng(6), make_agent(plain, VECTOR, seed=0), 6)
+    batch["behaviour"] *= 0.5
+    _, logits, _ = updated(plain, batch)
+    to_mu = kl(logits, batch["behaviour"].transpose(1, 0, 2).astype(float))
+    limit = float(np.median(to_mu[:, REPLAYED]))
+    some, _, _ = updated(plain.model_copy(update={"trust_region": limit}), batch)
+    assert some["learner/untrusted_share"] == pytest.approx((to_mu[:, REPLAYED] > limit).mean(), rel=1e-4)
+    assert 0.3 < some["learner/untrusted_share"] < 0.6
+    none, _, _ = updated(plain.model_copy(update={"trust_region": 1e-9}), batch)
+    assert none["learner/untrusted_share"] == pytest.approx(1.0)
+    # What is left is the loss of the fresh rows, in the mean of all.
+    rows = ~REPLAYED
+    left, _, _ = updated(plain, {name: array[rows] for name, array in batch.items()}, None)
+    assert none["learner/loss"] == pytest.approx(left["learner/loss"] / 2, rel=1e-4)
+
+
+def test_the_value_of_each_step_is_stored_for_value_cloning_and_not_otherwise():
+    make = lambda **more: make_agent(ImpalaConfig(**SMALL, **more), make_vector(CARTPOLE, 2, 0).spec, seed=0)  # noqa: E731
+    agent = make(clear_value_cost=0.1, see_last_step=False)
+    batch = unrolls_of(agent, CARTPOLE, 2, 4)
+    assert batch["value"].shape == (4, 5)
+    for b, t in ((0, 0), (1, 3), (3, 4)):
+        inputs = Inputs.start(batch["obs"][b, t][None], 0, agent.spec.actions)
+        assert batch["value"][b, t] == pytest.approx(agent.values(inputs)[0], rel=1e-4)
+    assert "value" not in {field.name for field in make(clear_policy_cost=0.1).fields}

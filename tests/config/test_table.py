@@ -233,6 +233,7 @@ def test_mixtures_that_make_sense(preset, fields):
         ),
         ("cartpole-impala", fields_of(8, FRESH, AGAIN, **{"replay.shards": "5"}), "4 x 5 items, not 16"),
         ("cartpole-pqn", fields_of(8, FRESH, AGAIN), "pqn learns from fresh unrolls only"),
+        ("cartpole-impala", {"agent.trust_region": "0.3"}, "agent.trust_region is for replayed rows"),
         ("cartpole-ppo", fields_of(8, FRESH, AGAIN), "policy_gradient keeps to agent.max_staleness = 0"),
         (
             "cartpole-apex",

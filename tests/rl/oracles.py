@@ -61,13 +61,16 @@ def lambda_return(s, lambda_):
     return out
 
 
-def vtrace(s, log_rhos, rho_bar, c_bar, pg_rho_bar, lambda_):
-    """Equation 1 of Espeholt et al. 2018 as the sum of products that it is, within each episode."""
+def vtrace(s, log_rhos, rho_bar, c_bar, pg_rho_bar, lambda_, trusted=1.0):
+    """Equation 1 of Espeholt et al. 2018 as the sum of products that it is, within each episode.
+
+    A step that is not `trusted` has no difference, no trace and no gradient.
+    """
     inf = np.inf
     rhos = np.exp(log_rhos)
-    rho = np.minimum(inf if rho_bar is None else rho_bar, rhos)
-    c = lambda_ * np.minimum(inf if c_bar is None else c_bar, rhos)
-    pg = np.minimum(inf if pg_rho_bar is None else pg_rho_bar, rhos)
+    rho = trusted * np.minimum(inf if rho_bar is None else rho_bar, rhos)
+    c = trusted * lambda_ * np.minimum(inf if c_bar is None else c_bar, rhos)
+    pg = trusted * np.minimum(inf if pg_rho_bar is None else pg_rho_bar, rhos)
     steps, batch = log_rhos.shape
     vs, advantages = np.zeros((steps, batch)), np.zeros((steps, batch))
     delta = rho * (s["rewards"] + s["discounts"] * s["next_values"] - s["values"])

@@ -1,0 +1,60 @@
+import numpy as np
+import torch
+
+from common.rl.replayed import cloning, trusted_steps
+from common.rl.vtrace import vtrace
+from tests.rl import oracles
+
+STEPS, ROWS = 7, 4
+REPLAYED = np.array([True, False, True, False])
+
+
+def numbers(seed):
+    return np.random.default_rng(seed).normal(size=(STEPS, ROWS))
+
+
+def test_replayed_rows_are_held_to_what_they_were_and_fresh_ones_are_not():
+    divergence, values, stored = abs(numbers(0)), numbers(1), numbers(2)
+    got = cloning(
+        *map(torch.tensor, (divergence, values, stored, REPLAYED)), policy_cost=0.3, value_cost=0.7
+    ).numpy()
+    for t in range(STEPS):
+        for b in range(ROWS):
+            want = 0.3 * divergence[t, b] + 0.7 * (values[t, b] - stored[t, b]) ** 2 if REPLAYED[b] else 0.0
+            assert np.isclose(got[t, b], want)
+    only = cloning(
+        torch.tensor(divergence),
+        torch.tensor(values),
+        None,
+        torch.tensor(REPLAYED),
+        policy_cost=0.3,
+        value_cost=0.7,
+    )
+    np.testing.assert_allclose(only.numpy(), 0.3 * divergence * REPLAYED)
+
+
+def test_only_replayed_steps_can_leave_the_trust_region():
+    divergence = np.array([[0.1, 0.9, 0.5, 0.1], [0.51, 0.2, 0.5, 9.0]])
+    got = trusted_steps(torch.tensor(divergence), 0.5, torch.tensor(REPLAYED))
+    assert got.tolist() == [[True, True, True, True], [False, True, True, True]]
+
+
+def test_vtrace_of_trusted_steps_is_the_sum_of_products():
+    rng = np.random.default_rng(3)
+    s = oracles.random_sequences(rng, steps=9, batch=5)
+    log_rhos, trusted = rng.normal(size=(9, 5)), rng.random((9, 5)) < 0.7
+    arguments = ("rewards", "discounts", "values", "next_values", "continues")
+    got = vtrace(
+        torch.tensor(log_rhos),
+        *(torch.tensor(np.asarray(s[name], float)) for name in arguments),
+        rho_bar=1.2,
+        c_bar=1.0,
+        pg_rho_bar=1.5,
+        lambda_=0.9,
+        trusted=torch.tensor(trusted),
+    )
+    vs, advantages = oracles.vtrace(s, log_rhos, 1.2, 1.0, 1.5, 0.9, trusted)
+    np.testing.assert_allclose(got.targets, vs)
+    np.testing.assert_allclose(got.advantages, advantages)
+    np.testing.assert_array_equal(got.targets.numpy()[~trusted], s["values"][~trusted])
+    assert not got.advantages.numpy()[~trusted].any()
