@@ -12,7 +12,8 @@ import zmq
 from common.config import load_config
 from common.data.schema import Chunk
 from common.runtime import StopSignal
-from common.wire.control.client import ControlClient, new_incarnation
+from common.wire.control.client import ControlClient
+from common.wire.link import new_incarnation
 from common.wire.replay.outbox import Outbox
 from common.wire.replay.sharded import ShardedReplayClient
 from services.learner.service import Learner
