@@ -198,6 +198,7 @@ class Learner:
                 self._finish()
             # Last of all, so that what is resumed later has every step that the status shows.
             self._collect(LAST_COLLECT_S)
+            self.counters.budget.close()
             self._checkpoint()
         finally:
             self._close()

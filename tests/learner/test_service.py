@@ -79,6 +79,23 @@ def test_what_is_stopped_is_what_is_resumed(tmp_path):
     assert json.loads((tmp_path / "status.json").read_text())["steps"] == 425
 
 
+def test_no_step_is_told_of_that_the_last_checkpoint_does_not_hold(tmp_path):
+    config = make_config(tmp_path)
+    running = run_learner(config, tmp_path)
+    report(config, {}, steps=320)
+    writer, budget = running.service._writer, running.service.counters.budget
+    begin = writer.begin
+
+    def meanwhile(*arguments):
+        budget.report(99, 50)
+        begin(*arguments)
+
+    writer.begin = meanwhile
+    running.end()
+    assert load_newest(tmp_path / "checkpoints").meta["steps"] == 320
+    assert json.loads((tmp_path / "status.json").read_text())["steps"] == 320
+
+
 def test_a_complete_run_ends_by_itself(tmp_path):
     config = make_config(tmp_path, **{"run.total_steps": "50", "evaluator.enabled": "false"})
     running = run_learner(config, tmp_path)

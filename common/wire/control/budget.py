@@ -40,12 +40,18 @@ class StepBudget:
         self._steps = 0
         self._made: dict[int, int] = {}
         self._limits: dict[int, list[int]] = {}  # obeyed first, then those that are on their way
+        self._closed = False
         self._lock = threading.Lock()
 
     @property
     def steps(self) -> int:
         """Steps of the run."""
         return self._steps
+
+    def close(self) -> None:
+        """Count no more steps: for the last checkpoint, which is to hold all that are ever told of."""
+        with self._lock:
+            self._closed = True
 
     def report(self, incarnation: int, made: int) -> None:
         """Take note that this actor process has made `made` steps since it was started."""
@@ -80,7 +86,7 @@ class StepBudget:
             return limits[-1]
 
     def _report(self, incarnation: int, made: int) -> None:
-        if not made:  # all but actors, and those only once
+        if not made or self._closed:  # none are made by all but actors, and by those only once
             return
         limits, before = self._limits.get(incarnation), self._made.pop(incarnation, 0)
         left = max(0, self.total - self._steps)
