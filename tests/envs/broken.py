@@ -18,7 +18,8 @@ class BrokenEnv(gymnasium.Env):
     """Three numbers, two actions, episodes of `length` steps; in step `at` of an episode it does `how`.
 
     With `copy` only that copy of the process breaks. `at` 0 is `reset`. With `chance` it is that part of all
-    steps instead.
+    steps instead. `how` may have several words, separated by spaces: the first time is the first one's, and
+    so on, over all copies in all processes that share the file `record`; the last one's are all others.
     """
 
     OBSERVATIONS: ClassVar[dict[str, Any]] = {
@@ -38,13 +39,20 @@ class BrokenEnv(gymnasium.Env):
     }
 
     def __init__(
-        self, how: str = "", at: int = 3, length: int = 20, copy: int | None = None, chance: float = 0.0
+        self,
+        how: str = "",
+        at: int = 3,
+        length: int = 20,
+        copy: int | None = None,
+        chance: float = 0.0,
+        record: str = "",
     ) -> None:
         self.observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(2)
         mine = next(COPIES)
         self._how = how if copy is None or copy == mine else ""
         self._at, self._length, self._t = at, length, 0
+        self._record = record
         # Not the seed of reset(), with which a copy would fail at the same step after each of them.
         self._chance, self._random = chance, np.random.default_rng(mine)
 
@@ -54,17 +62,25 @@ class BrokenEnv(gymnasium.Env):
                 return ""
         elif self._t != self._at:
             return ""
-        if self._how == "raise":
+        how = self._turn() if self._record else self._how
+        if how == "raise":
             raise RuntimeError("the physics\nexploded")
-        if self._how == "exit":
+        if how == "exit":
             raise SystemExit(3)
-        if self._how == "_exit":
+        if how == "_exit":
             os._exit(3)
-        if self._how == "abort":
+        if how == "abort":
             os.abort()
-        if self._how == "hang":
+        if how == "hang":
             time.sleep(10_000)
-        return self._how
+        return how
+
+    def _turn(self) -> str:
+        with open(self._record, "ab") as file:
+            before = file.tell()
+            file.write(b".")
+        words = self._how.split()
+        return words[min(before, len(words) - 1)]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)

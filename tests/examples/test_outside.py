@@ -27,8 +27,8 @@ def troupe(folder):
     """Runs a program in the folder; returns what it prints."""
 
     def run(*words, program=("-m", "services"), fails=0):
-        # The second is for a clone whose package has not been installed anew.
-        paths = {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+        # The folder that it is run in; the other is for a clone whose package has not been installed anew.
+        paths = {"PYTHONPATH": os.pathsep.join([".", str(ROOT)])}
         result = subprocess.run(
             [sys.executable, "-P", *program, *map(str, words)],
             **{
@@ -86,7 +86,8 @@ def test_cartpole_trains_from_python(folder, troupe):
 @pytest.mark.slow
 def test_the_contract_of_algorithms_holds_for_it(folder, troupe):
     words = ["-m", "pytest", "-p", "no:cacheprovider", ROOT / "tests/agents/test_contract.py"]
-    code = "import os, sys; os.chdir(sys.argv[1]); os.environ['TROUPE_CONTRACT'] = 'my_package.munchausen'; "
+    code = "import os, sys; os.environ['PYTHONPATH'] += os.pathsep + os.getcwd(); os.chdir(sys.argv[1]); "
+    code += "os.environ['TROUPE_CONTRACT'] = 'my_package.munchausen'; "
     code += "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
     out = troupe(ROOT, *words, "-k", "my_package", program=("-c", code))
     assert "passed" in out

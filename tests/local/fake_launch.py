@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.config import config_from_dict
 from common.runtime import run_main
-from services.launcher import launcher
+from services.launcher import launcher, progress
 from services.launcher.supervisor import ChildSpec
 
 SERVICE = Path(__file__).with_name("fake_service.py")
@@ -29,6 +29,7 @@ def child_specs(config, run_dir, sockets, tensorboard, *, resume):
 
 if __name__ == "__main__":
     launcher.child_specs = child_specs
+    progress._SETTLED_S = 2.0  # nothing gets warm here
     values = {
         "run": {"total_steps": TOTAL_STEPS, "log_every_s": 0.2},
         "env": {"id": "gym:CartPole-v1"},

@@ -39,7 +39,7 @@ def learner():
         write_status(steps)
         time.sleep(0.05)
     if behaviour == "slow-end":
-        for _ in range(120):
+        for _ in range(40):  # several lines of the log
             write_status(steps, "writing")
             time.sleep(0.05)
 
