@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from common.agents.q_learning import TransitionAgent, Transitions
+from common.agents.q_learning import TransitionAgent
 from common.agents.rmsprop import RMSProp
+from common.agents.transitions import Transitions
 from common.config.fields import PixelAgentConfig, Units, Widths, structural, tunable
 from common.nets.q_network import QNetwork
 from common.rl import returns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,12 +14,10 @@ from common.agents.base import Act, Inputs, Update
 from common.agents.fitting import PixelConfig, network_inputs, suited
 from common.agents.network import Learning, NetworkAgent, NetworkConfig
 from common.agents.tensors import below, module_arrays, prefixed, tensors
-from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
+from common.agents.transitions import StoresTransitions, Transitions
+from common.data.accumulator import PRIORITY_FLOOR
 from common.nets.q_network import QNetwork
 from common.rl import returns
-
-if TYPE_CHECKING:
-    from common.envs import EnvSpec
 
 
 def epsilon_ladder(base: float, alpha: float, indices: list[int], total_slots: int) -> np.ndarray:
@@ -127,34 +125,10 @@ class QAgent(NetworkAgent[Config, Network, TargetLearning[Network]]):
         )
 
 
-class Transitions(NamedTuple):
-    """A batch of n-step transitions, on the device."""
-
-    obs: Tensor
-    """`[B, *obs_shape]`."""
-    action: Tensor
-    """`[B]` int64."""
-    reward: Tensor
-    """`[B]` float32, the discounted sum of the n steps."""
-    discount: Tensor
-    """`[B]` float32, what the value of `next_obs` counts; 0 where the episode terminated."""
-    next_obs: Tensor
-    """`[B, *obs_shape]`, n steps later, or the episode's last."""
-
-
-class TransitionAgent(QAgent[OnTransitions, QNetwork]):
+class TransitionAgent(
+    StoresTransitions[OnTransitions, QNetwork, TargetLearning[QNetwork]], QAgent[OnTransitions, QNetwork]
+):
     """All of an agent without memory on n-step transitions but its targets and its optimiser."""
-
-    def __init__(self, config: OnTransitions, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(config, spec, seed=seed, device=device)
-        self.memory_size = 0
-        self.fields = n_step_fields(spec.obs_shape, spec.obs_dtype, spec.stack, self.n_steps, spec.actions)
-        self.item_steps = (1, 1)
-
-    @property
-    def n_steps(self) -> int:
-        """Steps of reward before the bootstrap."""
-        return 1
 
     @property
     def dueling(self) -> bool:
@@ -172,10 +146,6 @@ class TransitionAgent(QAgent[OnTransitions, QNetwork]):
     def values(self, inputs: Inputs) -> np.ndarray:
         """The largest Q `[S]` float32."""
         return self._net(self._to_device(inputs.obs)).amax(dim=1).cpu().numpy()
-
-    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> NStepAccumulator:
-        """An n-step accumulator for one slot."""
-        return NStepAccumulator(self.n_steps, self.config.gamma, chunk_steps, self.spec.stack)
 
     def update(
         self,
@@ -209,17 +179,6 @@ class TransitionAgent(QAgent[OnTransitions, QNetwork]):
     @abstractmethod
     def _targets(self, transitions: Transitions, target: QNetwork) -> Tensor:
         """What the Q of the actions should be, `[B]`; no gradient flows through it."""
-
-    def _transitions(self, batch: dict[str, np.ndarray]) -> Transitions:
-        """The transitions of windows `[B, stack - 1 + 1 + n, ...]` of items."""
-        data = {name: self._to_device(array) for name, array in batch.items()}
-        obs, bootstrap = data["obs"], data["bootstrap_steps"][:, 0].long()
-        outcome = data["action"][:, 0].long(), data["reward"][:, 0], data["discount"][:, 0]
-        stack, rows = self.spec.stack, torch.arange(len(obs), device=obs.device)
-        if not stack:
-            return Transitions(obs[:, 0], *outcome, obs[rows, bootstrap])
-        places = bootstrap[:, None] + torch.arange(stack, device=obs.device)
-        return Transitions(obs[:, :stack], *outcome, obs[rows[:, None], places])
 
     def _network(self) -> QNetwork:
         config, spec = self.config, self.spec

@@ -26,6 +26,7 @@ ALGORITHMS: dict[str, str] = {
     "policy_gradient": "common.agents.policy_gradient:PolicyGradientConfig",
     "pqn": "common.agents.pqn:PqnConfig",
     "r2d2": "common.agents.r2d2:R2d2Config",
+    "sac": "common.agents.sac:SacConfig",
 }
 """Those of this tree."""
 

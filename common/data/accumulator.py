@@ -23,13 +23,13 @@ def n_step_fields(
       obs_dtype: numpy name of its dtype.
       stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
       n_steps: steps over which rewards are summed.
-      actions: what is chosen, one of several; None where that is not known.
+      actions: what is chosen; None: one of several, not known how many.
 
     Returns:
       `obs`: an item sees `stack - 1 + 1 + n` single frames (or `1 + n` whole observations), so that the
       observation of its step starts at entry 0 and that of the bootstrap at entry `bootstrap_steps`;
-      `action` int32; `reward` float32, the discounted n-step sum; `discount` float32, what multiplies the
-      bootstrap value (0 after a termination); `bootstrap_steps` uint8 in 1..n.
+      `action`, a row of `actions`, int32 or float32; `reward` float32, the discounted n-step sum; `discount`
+      float32, what multiplies the bootstrap value (0 after a termination); `bootstrap_steps` uint8 in 1..n.
     """
     if stack:
         obs = FieldSpec("obs", obs_dtype, obs_shape[1:], before=stack - 1, after=n_steps, compress=True)
@@ -37,11 +37,17 @@ def n_step_fields(
         obs = FieldSpec("obs", obs_dtype, obs_shape, before=0, after=n_steps)
     return (
         obs,
-        FieldSpec("action", "int32", (), bounds=None if actions is None else actions.limits),
+        _action_field(actions),
         FieldSpec("reward", "float32", ()),
         FieldSpec("discount", "float32", (), bounds=(0, 1)),
         FieldSpec("bootstrap_steps", "uint8", (), bounds=(1, n_steps)),
     )
+
+
+def _action_field(actions: ActionSpec | None) -> FieldSpec:
+    if actions is None:
+        return FieldSpec("action", "int32", ())
+    return FieldSpec("action", actions.stored_dtype, actions.shape, bounds=actions.limits)
 
 
 class NStepAccumulator:
@@ -69,7 +75,7 @@ class NStepAccumulator:
         self._action_dtype = action_dtype
         self._powers = gamma ** np.arange(n_steps + 1, dtype=np.float64)
         self._frames: list[np.ndarray] = []
-        self._actions: list[int | np.ndarray] = []
+        self._actions: list[int | list[float] | np.ndarray] = []
         self._rewards: list[float] = []
         self._taken: list[float] = []
         self._max: list[float] = []
@@ -90,7 +96,7 @@ class NStepAccumulator:
 
     def add(
         self,
-        action: int | np.ndarray,
+        action: int | list[float] | np.ndarray,
         reward: float,
         extras: Mapping[str, float],
         next_obs: np.ndarray,

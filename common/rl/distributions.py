@@ -225,8 +225,18 @@ class TanhNormal(Reals):
         mean, deviation = self.moments(params)
         nodes, weights = (torch.as_tensor(each, dtype=mean.dtype, device=mean.device) for each in _QUADRATURE)
         drawn = mean[..., None] + deviation[..., None] * nodes
-        slope = 2.0 * (math.log(2.0) - drawn - softplus(-2.0 * drawn))
-        return (deviation.log() + 0.5 + _HALF_LOG_TAU + (slope * weights).sum(-1)).sum(-1)
+        return (deviation.log() + 0.5 + _HALF_LOG_TAU + (_log_slope(drawn) * weights).sum(-1)).sum(-1)
+
+    def reparametrized(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions, and the log of their densities `[...]`, for draws of a standard normal `[..., numbers]`.
+
+        Both have gradients by `params` (Haarnoja et al. 2018b, equation 11, and appendix C for the density).
+        The density is that of what was drawn before it was squashed: no bound is ever reached in it.
+        """
+        mean, deviation = self.moments(params)
+        drawn = mean + deviation * noise
+        normal = -0.5 * noise.square() - deviation.log() - _HALF_LOG_TAU
+        return drawn.tanh(), (normal - _log_slope(drawn)).sum(-1)
 
     def mode(self, params: np.ndarray) -> np.ndarray:
         """The squashed means."""
@@ -341,6 +351,11 @@ _QUADRATURE = (_NODES * math.sqrt(2.0), _WEIGHTS / math.sqrt(math.pi))
 
 def _normal_log_density(values: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     return -0.5 * ((values - mean) / deviation).square() - deviation.log() - _HALF_LOG_TAU
+
+
+def _log_slope(drawn: Tensor) -> Tensor:
+    """`log(1 - tanh(u)^2)`, exact also where `tanh(u)` is 1 in float32."""
+    return 2.0 * (math.log(2.0) - drawn - softplus(-2.0 * drawn))
 
 
 def _row(choices: np.ndarray, reals: np.ndarray) -> np.ndarray:

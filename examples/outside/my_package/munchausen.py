@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.agents.q_learning import TransitionAgent, Transitions
+from common.agents.q_learning import TransitionAgent
+from common.agents.transitions import Transitions
 from common.nets.q_network import QNetwork
 from troupe import PixelAgentConfig, register_algorithm, structural, tunable
 

@@ -1,0 +1,122 @@
+"""A policy beside several critics, which value an action that is given, or every one of several."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from common.nets.parts import PartInputs, PartsTorso
+from common.nets.pixels import NormalizedPixels, ScaledPixels
+from common.nets.torsos import PixelTorso, Projected, Style, VectorTorso, orthogonal
+from common.rl.normalizers import Normalizer
+from common.rl.policy_losses import Multiplier
+from common.spaces import ActionSpec
+
+LARGEST = 1e4
+"""Numbers of an observation are cut to this: after ReLUs the square of what follows is finite then."""
+
+
+class SoftActorCritic(nn.Module):
+    """Perceptrons of ReLUs on what is seen: the policy, the critics, and a value function if it is wanted.
+
+    Vectors are what each of them sees. Pictures go through one encoder, which only critics and the value
+    function teach: a gradient of the policy through it makes learning unstable (Yarats et al. 2021,
+    section 5).
+
+    Args:
+      obs_shape: shape of one observation.
+      actions: one of several, or real numbers.
+      torso: `nature` or `small` for pixels, `mlp` for vectors.
+      policy_size: parameters of the policy's distribution.
+      critics: how many.
+      values: whether there is a value function.
+      hidden_units: width of the layer on top of a pixel torso.
+      mlp_units: widths of the perceptrons' hidden layers.
+      inputs: what is seen of pixels, of numbers or of several parts; None: pixels divided by 255, numbers as
+        they are.
+      entropy_cost: what a nat of the policy's entropy is worth; here, for whoever values needs it.
+    """
+
+    def __init__(
+        self,
+        obs_shape: tuple[int, ...],
+        actions: ActionSpec,
+        torso: str,
+        *,
+        policy_size: int,
+        critics: int,
+        values: bool,
+        hidden_units: int,
+        mlp_units: tuple[int, ...],
+        inputs: NormalizedPixels | Normalizer | PartInputs | None,
+        entropy_cost: Multiplier,
+    ) -> None:
+        super().__init__()
+        self.entropy_cost = entropy_cost
+        self.inputs: nn.Module | None = inputs if torso == "mlp" else inputs or ScaledPixels()
+        self.encoder: nn.Module | None = None
+        width = VectorTorso(obs_shape, ()).features
+        if isinstance(inputs, PartInputs):
+            width = sum(inputs.widths)
+            if any(leaf.picture for leaf in inputs.leaves):
+                self.encoder = PartsTorso(inputs, torso, hidden_units, mlp_units)
+        elif torso != "mlp":
+            base = PixelTorso(torso, obs_shape)
+            base.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.encoder = Projected(base, hidden_units)
+        if self.encoder is not None:
+            width = int(self.encoder.features)
+        self.policy = Perceptron(width, mlp_units, policy_size, gain=0.01)
+        with_action = width if actions.count else width + actions.reals
+        self.critics = nn.ModuleList(
+            Perceptron(with_action, mlp_units, actions.count or 1) for _ in range(critics)
+        )
+        self.values = Perceptron(width, mlp_units, 1) if values else None
+        self._discrete = bool(actions.count)
+
+    def encode(self, obs: Tensor) -> Tensor:
+        """Map observations `[B, *obs_shape]` to features `[B, F]`."""
+        seen: Tensor = obs if self.inputs is None else self.inputs(obs)
+        if self.encoder is not None:
+            encoded: Tensor = self.encoder(seen)
+            return encoded
+        return seen.flatten(1).to(torch.float32).clamp(-LARGEST, LARGEST)
+
+    def q(self, features: Tensor, actions: Tensor | None = None) -> Tensor:
+        """What each critic says of `actions` `[B, numbers]`: `[n, B]`; or of every choice: `[n, B, A]`."""
+        if self._discrete:
+            return torch.stack([critic(features) for critic in self.critics])
+        assert actions is not None
+        both = torch.cat([features, actions], dim=1)
+        return torch.stack([critic(both).squeeze(1) for critic in self.critics])
+
+    def value(self, features: Tensor) -> Tensor:
+        """What the value function says, `[B]`."""
+        assert self.values is not None
+        value: Tensor = self.values(features).squeeze(1)
+        return value
+
+    @contextlib.contextmanager
+    def critics_fixed(self) -> Iterator[None]:
+        """Within it gradients flow through the critics and not to them: they judge, and do not learn."""
+        self.critics.requires_grad_(False)
+        try:
+            yield
+        finally:
+            self.critics.requires_grad_(True)
+
+    def observe(self, obs: Tensor) -> None:
+        """Take observations `[B, *obs_shape]` into the inputs' statistics."""
+        if self.inputs is not None:
+            self.inputs.observe(obs)  # type: ignore[operator]
+
+
+class Perceptron(nn.Sequential):
+    """Hidden layers of `units` with ReLU, and a linear one of `outputs` that begins with this gain."""
+
+    def __init__(self, features: int, units: tuple[int, ...], outputs: int, gain: float = 1.0) -> None:
+        torso = VectorTorso((features,), units, Style(activation="relu"))
+        super().__init__(torso, orthogonal(nn.Linear(torso.features, outputs), gain=gain))
