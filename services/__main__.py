@@ -51,9 +51,9 @@ _COMMANDS = {
 
 _FIELDS_HELP = """\
 Every field of the configuration is an option, --section.field VALUE or --section.field=VALUE, with booleans,
-lists and tables as in TOML (true, [256, 256], {a = 1}) and `none` for no value. --seed, --total-steps and
---keys are short for --run.seed, --run.total_steps and --net.keys_dir. `troupe config explain SECTION`
-describes fields.
+lists and tables as in TOML (true, [256, 256], {a = 1}) and `none` for no value. --seed, --total-steps,
+--keys and --init-from are short for --run.seed, --run.total_steps, --net.keys_dir and --learner.init_from.
+`troupe config explain SECTION` describes fields.
 A value comes from the first of: command line, --sweep file, environment (TROUPE_SECTION__FIELD), the resumed
 run, preset, defaults. `troupe config show PRESET` says which."""
 

@@ -16,7 +16,7 @@ from common.config.schema import SECTIONS
 
 _FIELDS = ("train", "resume", "learner", "env check")
 _OPTIONS = {
-    "train": ("--run-dir", "--seed", "--total-steps", "--no-progress", "--sweep", "--keys"),
+    "train": ("--run-dir", "--seed", "--total-steps", "--no-progress", "--sweep", "--keys", "--init-from"),
     "resume": ("--total-steps", "--no-progress", "--sweep", "--keys"),
     "eval": ("--episodes", "--seed", "--epsilon", "--video", "--json", "--modules"),
     "env check": ("--steps", "--json", "--sweep"),

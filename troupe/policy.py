@@ -13,8 +13,9 @@ from common.config import Config
 from common.envs import EnvSpec
 from common.envs.base import clip_rewards
 from common.errors import ConfigError
+from common.runtime.checkpoint import open_checkpoint
 from common.spaces import packed
-from services.evaluator.evaluate import agent_of, config_of, open_checkpoint, spec_of
+from services.evaluator.evaluate import agent_of, config_of, spec_of
 
 
 def load(

@@ -9,6 +9,7 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.runtime import StopSignal
+from common.runtime.checkpoint import open_checkpoint
 
 
 def train(
@@ -76,7 +77,7 @@ def evaluate(
 
     if episodes < 1:
         raise ConfigError(f"episodes should be at least 1, not {episodes}")
-    checkpoint = playing.open_checkpoint(Path(path))
+    checkpoint = open_checkpoint(Path(path))
     config, agent = playing.restore(checkpoint, modules)
     epsilon = agent.eval_epsilon if epsilon is None else epsilon
     return playing.evaluate(checkpoint, config, agent, episodes=episodes, seed=seed, epsilon=epsilon)

@@ -24,8 +24,9 @@ means, and `troupe config validate` checks presets, TOML files and run directori
 
 Per field, the first of these that says something:
 
-1. the command line: `--replay.batch_size 64` or `--replay.batch-size=64` (`--seed`, `--total-steps` and
-   `--keys` are short for `--run.seed`, `--run.total_steps` and `--net.keys_dir`),
+1. the command line: `--replay.batch_size 64` or `--replay.batch-size=64` (`--seed`, `--total-steps`,
+   `--keys` and `--init-from` are short for `--run.seed`, `--run.total_steps`, `--net.keys_dir` and
+   `--learner.init_from`),
 2. a sweep file: `--sweep FILE`, TOML in the form of a preset,
 3. the environment: `TROUPE_REPLAY__BATCH_SIZE=64`,
 4. on `troupe resume`: the `config.toml` of the run,

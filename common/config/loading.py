@@ -39,7 +39,12 @@ _FORMS = {
     "dict_type": "should be a table as in TOML, such as {a = 1}",
 }
 """What pydantic would call a valid tuple or dictionary."""
-SHORT_NAMES = {"seed": "run.seed", "total_steps": "run.total_steps", "keys": "net.keys_dir"}
+SHORT_NAMES = {
+    "seed": "run.seed",
+    "total_steps": "run.total_steps",
+    "keys": "net.keys_dir",
+    "init_from": "learner.init_from",
+}
 
 
 @dataclass(frozen=True)

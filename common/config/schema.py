@@ -289,6 +289,20 @@ class LearnerConfig(Section):
     )
     checkpoint_period_s: float = tunable(300.0, "Seconds between two checkpoints.", gt=0)
     keep_checkpoints: int = tunable(3, "Newest checkpoints kept.", ge=1)
+    archive_period_s: float = tunable(
+        0.0, "Seconds between two checkpoints that are kept for good, in checkpoints/archive; 0 = none.", ge=0
+    )
+    keep_best: bool = tunable(
+        True, "Keep the network with the best evaluation so far, to act, in checkpoints/best."
+    )
+    init_from: str = tunable(
+        "",
+        "Run or checkpoint with whose network a new run begins; empty = with random weights. A run that has "
+        "checkpoints goes on with these.",
+    )
+    init_optimizer: bool = tunable(
+        False, "With init_from: also its optimiser's moments, target network and count of updates."
+    )
     torch_threads: int = tunable(1, "Threads of an update on the CPU.", ge=1, le=MAX_THREADS)
     device: Device = tunable("cpu", "Where updates run: `cpu`, `cuda` or `cuda:N`.")
 

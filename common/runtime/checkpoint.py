@@ -22,12 +22,12 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from common.errors import CheckpointError
-from common.runtime.files import atomic_write, fsync_path
+from common.errors import CheckpointError, ConfigError
+from common.runtime.files import atomic_write, fsync_path, readable
 
 _log = logging.getLogger(__name__)
 
@@ -196,6 +196,75 @@ def load_newest(directory: str | Path) -> Checkpoint:
         return whole
     detail = f"all {len(damaged)} checkpoints are damaged" if damaged else "there is no checkpoint"
     raise CheckpointError(f"no checkpoint to load in {directory}: {detail}")
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Load the newest whole checkpoint of a run or of a directory of checkpoints, or the given one.
+
+    Raises:
+        ConfigError: there is nothing of the kind at `path`.
+        CheckpointError: it is damaged.
+    """
+    with readable(path):
+        if not path.is_dir():
+            raise ConfigError(f"{path} is not a directory: give a run directory or a checkpoint directory")
+        if (path / "checkpoints").is_dir():
+            return load_newest(path / "checkpoints")
+        if any(path.glob("step-*")):
+            return load_newest(path)
+        if not (path / _META).exists() and not path.name.startswith("step-"):
+            raise ConfigError(f"{path} is neither a run directory nor a checkpoint")
+        return load_checkpoint(path)
+
+
+class Loadable(Protocol):
+    """What begins with the weights of another: an agent."""
+
+    def load_state(
+        self, arrays: dict[str, np.ndarray], meta: dict[str, Any], *, to_learn: bool = True
+    ) -> None:
+        """See `common.agents.base.Agent`."""
+
+
+def begin_from(agent: Loadable, path: str | Path, *, optimizer: bool = False) -> Path:
+    """Give a new agent the network of a run or checkpoint; returns the checkpoint's directory.
+
+    With `optimizer` also what its learner had besides: moments, target network, count of updates.
+
+    Raises:
+        ConfigError: there is none.
+        CheckpointError: it is damaged, or of another network or algorithm.
+    """
+    arrays, meta, found = open_checkpoint(Path(path).expanduser())
+    if optimizer and not any(name.startswith("optimizer/") for name in arrays):
+        raise CheckpointError(f"{found} holds no optimiser: leave out learner.init_optimizer")
+    try:
+        agent.load_state(arrays, meta.get("agent", {}), to_learn=optimizer)
+    except CheckpointError as error:
+        raise CheckpointError(f"cannot begin with {found}: {error}") from None
+    return found
+
+
+def keep_checkpoint(path: Path, directory: Path) -> None:
+    """Keep a checkpoint in another directory too, by links where the file system has them.
+
+    Raises OSError where that fails; a name that is there already is left as it is.
+    """
+    final, temporary = directory / path.name, directory / f"{_TEMPORARY}{os.getpid()}"
+    directory.mkdir(parents=True, exist_ok=True)
+    _remove_temporaries(directory)
+    if final.exists():
+        return
+    temporary.mkdir()
+    for file in path.iterdir():
+        try:
+            os.link(file, temporary / file.name)
+        except OSError:
+            shutil.copy2(file, temporary / file.name)
+            fsync_path(temporary / file.name)
+    fsync_path(temporary)
+    temporary.rename(final)
+    fsync_path(directory)
 
 
 def check(path: Path) -> None:

@@ -20,8 +20,7 @@ from common.envs import EnvSpec, Episode, make_spec
 from common.errors import CheckpointError, ConfigError
 from common.installation import install_command
 from common.permits import add_module_argument, permitted_config
-from common.runtime.checkpoint import Checkpoint, load_checkpoint, load_newest
-from common.runtime.files import readable
+from common.runtime.checkpoint import Checkpoint, open_checkpoint
 from common.runtime.logging import warnings_shown
 from common.runtime.parser import Parser, integer, real
 from common.runtime.video import ENCODERS, Recorder, check_film_path
@@ -90,25 +89,6 @@ def main(argv: Sequence[str]) -> int:
     if recorder is not None:
         _write_video(arguments.video, recorder)
     return 0
-
-
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Load the newest whole checkpoint of a run or of a directory of checkpoints, or the given one.
-
-    Raises:
-        ConfigError: there is nothing of the kind at `path`.
-        CheckpointError: it is damaged.
-    """
-    with readable(path):
-        if not path.is_dir():
-            raise ConfigError(f"{path} is not a directory: give a run directory or a checkpoint directory")
-        if (path / "checkpoints").is_dir():
-            return load_newest(path / "checkpoints")
-        if any(path.glob("step-*")):
-            return load_newest(path)
-        if not (path / "meta.json").exists() and not path.name.startswith("step-"):
-            raise ConfigError(f"{path} is neither a run directory nor a checkpoint")
-        return load_checkpoint(path)
 
 
 def restore(checkpoint: Checkpoint, modules: Collection[str] = ()) -> tuple[Config, Agent]:

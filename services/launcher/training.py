@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.config import Loaded, check_resumable, load_layers, read_config
 from common.errors import ConfigError
+from common.runtime.checkpoint import begin_from
 from common.runtime.files import CONFIG_FILE, readable, run_config
 
 if TYPE_CHECKING:
@@ -48,10 +49,11 @@ def train(
     loaded = load_layers(preset, sweep, overrides, os.environ)
     _check_device(loaded)
     spec = check_environment(loaded, play=True)
+    config = _with_beginning(loaded.config, spec)
     run_dir = run_dir or Path("runs") / f"{Path(preset).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     _check_unused(run_dir)
-    _check_room(loaded.config, spec, run_dir)
-    _launch(loaded.config, run_dir, False, progress, stop)
+    _check_room(config, spec, run_dir)
+    _launch(config, run_dir, False, progress, stop)
     return run_dir
 
 
@@ -104,6 +106,19 @@ def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
     check_settings(config.env, spec, loaded.chosen("env"))
     make_agent(config.agent, spec)
     return spec
+
+
+def _with_beginning(config: Config, spec: EnvSpec) -> Config:
+    """Refuse a network to begin with that is none for this run, and write its path in full."""
+    learner = config.learner
+    if not learner.init_from:
+        return config
+    from common.agents import make_agent
+
+    path = Path(learner.init_from).expanduser().resolve()
+    begin_from(make_agent(config.agent, spec), path, optimizer=learner.init_optimizer)
+    changed = learner.model_copy(update={"init_from": str(path)})
+    return config.model_copy(update={"learner": changed})
 
 
 def _check_unused(run_dir: Path) -> None:

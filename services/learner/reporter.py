@@ -34,7 +34,12 @@ IMMEDIATE = ("eval/",)
 
 
 class Reporter:
-    """The run's record. Called from the learner's loop; does something only a few times a second."""
+    """The run's record. Called from the learner's loop; does something only a few times a second.
+
+    Attributes:
+        evaluated_version: the newest version that was evaluated.
+        evaluations: version and mean return of each, until the learner takes them out.
+    """
 
     def __init__(
         self,
@@ -68,6 +73,7 @@ class Reporter:
         self._next_rows = time.monotonic() + log_every_s
         self._next_status = 0.0
         self.evaluated_version = -1
+        self.evaluations: deque[tuple[int, float]] = deque(maxlen=16)
 
     def note(self, source: str, metrics: dict[str, float]) -> None:
         """Keep values until the next row is due."""
@@ -93,6 +99,7 @@ class Reporter:
         if "eval/version" in metrics and EVALUATION_RETURN in metrics:  # others are no evaluation
             version = int(metrics["eval/version"])
             self.evaluated_version = max(self.evaluated_version, version)
+            self.evaluations.append((version, metrics[EVALUATION_RETURN]))
             if games:
                 self.writer.add_evaluation(version, games, **self._counts())
             _log.info("evaluation of version %d: return %.2f", version, metrics[EVALUATION_RETURN])

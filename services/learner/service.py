@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import zmq
 
+from common import installation
 from common.agents import make_agent
 from common.agents.fitting import check_device
 from common.config import Config, structural_hash, to_toml
@@ -24,7 +25,7 @@ from common.envs import make_spec
 from common.errors import CheckpointError, TroupeError
 from common.rl.importance import annealed
 from common.runtime import Deadline, StopSignal
-from common.runtime.checkpoint import CheckpointWriter, load_newest
+from common.runtime.checkpoint import CheckpointWriter, begin_from, load_newest
 from common.runtime.logging import Throttle
 from common.wire.control.budget import StepBudget
 from common.wire.control.server import ControlServer
@@ -35,6 +36,7 @@ from common.wire.security.key_options import make_security
 from common.wire.sockets import Security
 from services.learner.counters import RunCounters
 from services.learner.inference import CentralInference
+from services.learner.kept import Archive, Best
 from services.learner.mixture import Mixture
 from services.learner.prefetch import Prefetcher
 from services.learner.reporter import Reporter
@@ -95,8 +97,14 @@ class Learner:
         self.counters = RunCounters(self.spec.frames_per_step, StepBudget(config.run.total_steps))
         self._saved: tuple[int, int] | None = None
         self.run_id = secrets.token_hex(8)
+        self._agent_meta: dict[str, Any] = {}
+        self._code = {"version": installation.version(), "commit": installation.commit()}
         if resume:
             self._restore()
+        elif config.learner.init_from:
+            found = begin_from(self.agent, config.learner.init_from, optimizer=config.learner.init_optimizer)
+            _log.info("begins with the network of %s", found)
+        self._archive = Archive(self._checkpoints, config.learner.archive_period_s)
         self._linger_s = linger_s if self._complete() else 0.0
         net = config.net
         security = make_security(net.keys_dir, "learner", insecure=net.insecure)
@@ -121,6 +129,8 @@ class Learner:
             fields=specs_to_wire(self._stored_fields()),
             item_steps=self.agent.item_steps,
         )
+        keep_best, fetched = config.learner.keep_best, self.control.params_fetched
+        self._best = Best(self._checkpoints, fetched, self._meta) if keep_best else None
         self.inference = self._make_inference(security) if config.inference.mode == "central" else None
         self.prefetch = Prefetcher(
             self._context,
@@ -299,6 +309,8 @@ class Learner:
         self.reporter.tick(self.control, self.prefetch.waited_s)
         if time.monotonic() >= self._next_checkpoint and self._writer.wait(0.0):
             self._begin_checkpoint()
+        if self._best is not None:
+            self._best.go_on()
 
     def _collect(self, limit_s: float = COLLECT_S) -> None:
         """Take in what the services have sent, for at most `limit_s`: they cannot keep the learner."""
@@ -306,6 +318,8 @@ class Learner:
         with contextlib.suppress(queue.Empty):
             while not deadline.expired:
                 self.reporter.collect(self.control.telemetry.get_nowait())
+        while self._best is not None and self.reporter.evaluations:
+            self._best.evaluated(*self.reporter.evaluations.popleft())
 
     def _has_peer(self, *roles: str) -> bool:
         return any(peer["role"] in roles for peer in self.control.peers())
@@ -377,22 +391,27 @@ class Learner:
         reached = (self.counters.steps, self.counters.updates)
         if reached == self._saved:
             return
-        arrays, agent_meta = self.agent.state()
+        arrays, self._agent_meta = self.agent.state()
         self._check_weights(arrays)
-        meta: dict[str, Any] = {
-            **self.counters.to_meta(),
-            "agent": agent_meta,
-            "config": self.config.to_dict(),
-            "spec": asdict(self.spec),
-            "structural_hash": structural_hash(self.config),
-            "run": self.run_id,
-        }
 
         def written(path: Path) -> None:
             self._saved = reached
             _log.info("checkpoint %s (%d updates)", path.name, reached[1])
+            self._archive.take(path)
 
-        self._writer.begin(arrays, meta, written)
+        self._writer.begin(arrays, self._meta(), written)
+
+    def _meta(self) -> dict[str, Any]:
+        """What a checkpoint says besides arrays: how far the run is, and what it is."""
+        return {
+            **self.counters.to_meta(),
+            "agent": self._agent_meta,
+            "config": self.config.to_dict(),
+            "spec": asdict(self.spec),
+            "structural_hash": structural_hash(self.config),
+            "run": self.run_id,
+            "troupe": self._code,
+        }
 
     def _restore(self) -> None:
         arrays, meta, path = load_newest(self._checkpoints)
@@ -400,7 +419,8 @@ class Learner:
             raise CheckpointError(
                 f"{path} was written with other structural fields; resume with the run's own config.toml"
             )
-        self.agent.load_state(arrays, meta.get("agent", {}))
+        self._agent_meta = meta.get("agent", {})
+        self.agent.load_state(arrays, self._agent_meta)
         try:
             self.counters.load_meta(meta)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
@@ -414,6 +434,8 @@ class Learner:
     def _close(self) -> None:
         with ExitStack() as ends:  # each step, whatever happens to the others; the last one named comes first
             ends.callback(self._writer.wait, CHECKPOINT_S)
+            if self._best is not None:
+                ends.callback(self._best.wait, CHECKPOINT_S)
             ends.callback(self._context.destroy, linger=1000)
             ends.callback(self.control.stop)
             ends.callback(self.reporter.close)

@@ -23,7 +23,7 @@ from common.wire import messages, sockets
 from common.wire.body import Body
 from common.wire.codec import encode
 from common.wire.control.budget import StepBudget
-from common.wire.control.params import encode_params
+from common.wire.control.params import decode_params, encode_params
 from common.wire.control.roster import Peer, Roster, ranges
 from common.wire.intake import Intake
 from common.wire.rejections import GARBAGE_LOG_PERIOD_S
@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 NEWS_AT_ONCE, NEWS_PER_S = 512, 0.2
 """Lines about who comes and goes, for each key."""
 _TELEMETRY_QUEUE = 10_000
+_FETCHED = 4
+"""Versions of which the parameters are kept for `params_fetched`."""
 
 
 @dataclass(slots=True)
@@ -122,6 +124,7 @@ class ControlServer:
         self._news: dict[str, claims.Allowance] = {}
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
         self._params: tuple[list[Tensor], np.ndarray] | None = None
+        self._fetched: dict[int, tuple[tuple[list[Tensor], np.ndarray], dict[str, Any]]] = {}
         self._server: Server | None = None
         self._announce_due = True
         self._stop = threading.Event()
@@ -193,6 +196,16 @@ class ControlServer:
             self._state["version"] = version
             self._announce_due = True
         self._waker.wake()
+
+    def params_fetched(self, version: int) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+        """The parameters that an evaluator was given as this version, and `steps` and `updates` then.
+
+        None where none was, or it is long ago. What is older is let go.
+        """
+        with self._changed:
+            found = self._fetched.get(version)
+            self._fetched = {each: kept for each, kept in self._fetched.items() if each >= version}
+        return None if found is None else (decode_params(*found[0]), found[1])
 
     def set_state(self, *, updates: int | None = None, stopping: bool | None = None) -> None:
         """Change what every heartbeat answer carries beside the steps. `stopping` is announced at once."""
@@ -357,6 +370,10 @@ class ControlServer:
         if self._params is None or body.version == self._state["version"]:
             return messages.Params(manifest=[], **self._run_state())
         manifest, blob = self._params
+        if peer.role == "evaluator":
+            self._fetched[self._state["version"]] = self._params, self._run_state()
+            if len(self._fetched) > _FETCHED:
+                del self._fetched[min(self._fetched)]
         self.params_sent += 1
         return messages.Params(manifest=manifest, blob=blob, **self._run_state())
 
