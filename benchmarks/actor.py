@@ -37,10 +37,10 @@ RAW_LOOP = """
 import sys, time
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
-slots, threads, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-env = AtariVectorEnv("pong", slots, num_threads=threads, autoreset_mode="SameStep", reward_clipping=False)
+game, slots, threads, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+env = AtariVectorEnv(game, slots, num_threads=threads, autoreset_mode="SameStep", reward_clipping=False)
 env.reset(seed=1)
-actions = np.random.default_rng(0).integers(0, 6, (1000, slots))
+actions = np.random.default_rng(0).integers(0, env.single_action_space.n, (1000, slots))
 for step in range(20):
     env.step(actions[step])
 began, cpu, steps = time.perf_counter(), time.process_time(), 0
@@ -51,9 +51,9 @@ print(steps * slots / (time.perf_counter() - began), steps * slots / (time.proce
 """
 
 
-def raw_emulator(processes: int, slots: int, threads: int, seconds: float) -> tuple[float, float]:
-    """Steps/s, and steps per CPU-second, of `processes` bare vectorisers side by side."""
-    command = [sys.executable, "-c", RAW_LOOP, str(slots), str(threads), str(seconds)]
+def raw_emulator(game: str, processes: int, slots: int, threads: int, seconds: float) -> tuple[float, float]:
+    """Steps/s, and steps per CPU-second, of `processes` bare vectorisers of a game side by side."""
+    command = [sys.executable, "-c", RAW_LOOP, game, str(slots), str(threads), str(seconds)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
     try:
         rates = [process.communicate(timeout=seconds + START_TIMEOUT_S)[0].split() for process in running]
@@ -204,7 +204,7 @@ def main() -> None:
     arguments = parser.parse_args()
     config = config_of(arguments)
     shape = (arguments.processes, arguments.slots, arguments.env_threads)
-    raw, raw_per_cpu_s = raw_emulator(*shape, seconds=max(3.0, arguments.seconds / 3))
+    raw, raw_per_cpu_s = raw_emulator("pong", *shape, seconds=max(3.0, arguments.seconds / 3))
     counter = measure(config, arguments.seconds)
     steps_per_s = counter.steps_per_s()
     figures = {

@@ -1,6 +1,9 @@
 """Whole training on this machine: environment steps and updates per second of a preset, learner on.
 
 `python -m benchmarks.system --json [--seconds S] [--preset pong-apex] [--agent apex] [--SECTION.FIELD VALUE]`
+
+`--agent` is one of apex, impala, ppo, appo, pqn and r2d2. For Atari `raw_emulator_steps_per_s` is what as
+many processes, slots and threads reach afterwards with random actions, without anything else.
 """
 
 from __future__ import annotations
@@ -17,7 +20,10 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.actor import raw_emulator
 from benchmarks.common import parser, report
+from common.config import read_config
+from common.runtime.files import CONFIG_FILE
 
 START_LIMIT_S = 240.0
 SETTLE_S = 10.0
@@ -72,6 +78,17 @@ def measure(run_dir: Path, launcher: int, seconds: float) -> dict[str, float | i
     return figures | {f"{role}_cpu_ms_per_step": round(used / steps * 1e3, 4) for role, used in cpu.items()}
 
 
+def vs_emulator(run_dir: Path, steps_per_s: float, seconds: float) -> dict[str, float | int | str]:
+    """Steps per second of the bare emulators of a run's actors, and the share of them that it made."""
+    config = read_config(run_dir / CONFIG_FILE)
+    family, _, game = config.env.id.partition(":")
+    if family != "atari" or not config.actor.processes:
+        return {}
+    actor = config.actor
+    raw, _ = raw_emulator(game, actor.processes, actor.slots, actor.env_threads, seconds)
+    return {"raw_emulator_steps_per_s": round(raw, 1), "vs_raw_emulator": round(steps_per_s / raw, 3)}
+
+
 def main() -> None:
     """The command line."""
     args = parser(__doc__, seconds=60.0)
@@ -93,6 +110,8 @@ def main() -> None:
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(90)
+        rate = float(figures["train_steps_per_s"])
+        figures |= vs_emulator(run_dir, rate, seconds=max(3.0, options.seconds / 6))
     report("system", {"preset": preset, **figures, "seconds": options.seconds})
 
 

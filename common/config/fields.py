@@ -13,7 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from common.config.text import accepts_none, accepts_text
 
@@ -44,6 +52,16 @@ Layers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
 """Number of layers."""
 StepCount = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 """Steps of one slot that are stored or learned from together."""
+
+
+def _threads(value: Any) -> Any:
+    if value != "auto" and not (isinstance(value, int) and 1 <= value <= MAX_THREADS):
+        raise ValueError(f"should be auto, or a number from 1 to {MAX_THREADS}")
+    return value
+
+
+Threads = Annotated[int | Literal["auto"], BeforeValidator(_threads)]
+"""A number of threads, or `auto`: see `Config.torch_threads`."""
 
 
 def _field(role: Role, default: Any, description: str, constraints: dict[str, Any]) -> Any:

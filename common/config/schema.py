@@ -17,6 +17,7 @@ from common.config.fields import (
     MAX_STEPS,
     MAX_THREADS,
     Section,
+    Threads,
     UntypedAgentConfig,
     operational,
     structural,
@@ -265,7 +266,11 @@ class ActorConfig(Section):
         "actor ends, to be started again.",
         gt=0,
     )
-    torch_threads: int = tunable(1, "Threads of the forward pass.", ge=1, le=MAX_THREADS)
+    torch_threads: Threads = tunable(
+        1,
+        "Threads of the forward pass, up to 1024; auto: all cores, shared by this machine's actors, where "
+        "acting and learning take turns (agent.max_staleness = 0), else 1.",
+    )
     groups: int = tunable(
         2,
         "Groups of a process's slots under central inference: while the learner chooses for one, another "
@@ -303,7 +308,11 @@ class LearnerConfig(Section):
     init_optimizer: bool = tunable(
         False, "With init_from: also its optimiser's moments, target network and count of updates."
     )
-    torch_threads: int = tunable(1, "Threads of an update on the CPU.", ge=1, le=MAX_THREADS)
+    torch_threads: Threads = tunable(
+        1,
+        "Threads of an update on the CPU, up to 1024; auto: all cores where acting and learning take turns "
+        "(agent.max_staleness = 0), else 1.",
+    )
     device: Device = tunable("cpu", "Where updates run: `cpu`, `cuda` or `cuda:N`.")
 
 
@@ -444,6 +453,19 @@ class Config(Section):
     def total_slots(self) -> int:
         """Return the number of exploration slots of the whole run."""
         return self.actor.total_slots or max(1, self.actor.processes * self.actor.slots)
+
+    def torch_threads(self, role: Literal["actor", "learner"], cores: int) -> int:
+        """Return the threads of torch in a process of this role on a machine of so many `cores`.
+
+        `auto` goes by who is at work: strictly on policy, acting waits while the learner works, and the other
+        way round, so each may have every core. Otherwise both work all the time, and environments besides.
+        """
+        wanted = self.actor.torch_threads if role == "actor" else self.learner.torch_threads
+        if wanted != "auto":
+            return wanted
+        if self.agent.allowed_staleness != 0:
+            return 1
+        return max(1, cores // max(1, self.actor.processes)) if role == "actor" else cores
 
     def to_dict(self) -> dict[str, Any]:
         """Return nested plain values (str, int, float, bool, list, dict, None), fit for msgpack and JSON."""

@@ -49,10 +49,11 @@ def _has_long_integer(value: Any) -> bool:
 
 
 def accepts_text(annotation: Any) -> bool:
-    """Return whether a field's type takes the text as it stands (str, and Literal of strings)."""
+    """Return whether a field's type takes text as it stands (str, Literal of strings, or these and None)."""
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
-        return any(accepts_text(option) for option in typing.get_args(annotation))
+        options = [option for option in typing.get_args(annotation) if option is not type(None)]
+        return all(accepts_text(option) for option in options)
     if origin is typing.Literal:
         return any(isinstance(option, str) for option in typing.get_args(annotation))
     if origin is typing.Annotated:

@@ -12,6 +12,7 @@ from common.agents import Agent, make_agent
 from common.agents.pace import HELD_LIMIT_S, Pace
 from common.agents.slot_states import Slots
 from common.config import Config, config_from_dict
+from common.cores import usable_cores
 from common.data.schema import Chunk, compressed_if
 from common.envs import Episode, VectorEnv, make_vector
 from common.wire.control.client import ControlClient, Params, Welcome
@@ -93,7 +94,7 @@ class LocalActing:
         self._wait_log: WaitLog | None = None
         self._held_since_s: float | None = None
         self._pace = Pace.of(self._config.agent)
-        torch.set_num_threads(config.actor.torch_threads)
+        torch.set_num_threads(self._config.torch_threads("actor", usable_cores()))
 
     @property
     def envs(self) -> list[VectorEnv]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
 import sys
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from common.config import Config, to_toml
+from common.cores import usable_cores
 from common.errors import TroupeError
 from common.runtime import StopSignal
 from common.runtime.files import CONFIG_FILE, atomic_write, read_status
@@ -227,7 +227,7 @@ class _Launcher:
             eta_s=self._estimator.eta_s(steps, config.run.total_steps) if "metrics" in status else None,
             min_items=self._min_items,
             capacity_items=self._capacity_items,
-            cores=_cores(),
+            cores=usable_cores(),
         )
         if self._panel is not None:
             self._panel.footer = self._footer()
@@ -362,7 +362,3 @@ def _how_to_extend(run_dir: Path, steps: int, total_steps: int) -> list[str]:
     """What to say of a run that has all its steps."""
     command = f"{own_command()} resume {shell_path(run_dir)} --total-steps {2 * total_steps}"
     return [f"complete at {steps:,} steps; to go on, raise the total:", f"  {command}"]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import Config
+from common.cores import usable_cores
 from common.envs import calls
 from common.permits import VARIABLE, modules_of
 from services.launcher.supervisor import ChildSpec
@@ -44,7 +45,10 @@ def child_specs(
 
     # An orphaned learner may still write its checkpoint: it gets SIGTERM, and ends itself if that hangs.
     learner = builder.service(
-        "learner", learner_words, threads=config.learner.torch_threads, orphan_signal=signal.SIGTERM
+        "learner",
+        learner_words,
+        threads=config.torch_threads("learner", usable_cores()),
+        orphan_signal=signal.SIGTERM,
     )
     specs = [learner]
     for index, endpoint in enumerate(replay_endpoints(config, sockets)):
@@ -58,7 +62,7 @@ def child_specs(
     }
     for index in range(config.actor.processes):
         words = ["--learner", control, "--name", f"actor-{index}", *_JOINING]
-        threads = config.actor.torch_threads
+        threads = config.torch_threads("actor", usable_cores())
         specs.append(builder.service(f"actor-{index}", words, threads=threads, **plays))
     if config.evaluator.enabled:
         words = ["--learner", control, *_JOINING]

@@ -20,6 +20,7 @@ from common import installation
 from common.agents import make_agent
 from common.agents.fitting import check_device
 from common.config import Config, structural_hash, to_toml
+from common.cores import usable_cores
 from common.data.schema import FieldSpec, compressed_if
 from common.envs import make_spec
 from common.errors import CheckpointError, TroupeError
@@ -89,7 +90,7 @@ class Learner:
         self._checkpoints = run_dir / "checkpoints"
         self._writer = CheckpointWriter(self._checkpoints, keep=config.learner.keep_checkpoints)
         check_device(config.learner.device)
-        torch.set_num_threads(config.learner.torch_threads)
+        torch.set_num_threads(config.torch_threads("learner", usable_cores()))
         self.spec = make_spec(config.env)
         self.agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
         self._usable = UsableItems(self.agent)

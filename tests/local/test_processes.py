@@ -11,8 +11,8 @@ from services.launcher.processes import child_specs
 from services.launcher.workspace import TensorBoardPort
 
 
-def specs(tmp_path, resume=False, **overrides):
-    config = load_config("cartpole-apex", None, {k.replace("__", "."): v for k, v in overrides.items()}, {})
+def specs(tmp_path, resume=False, preset="cartpole-apex", **overrides):
+    config = load_config(preset, None, {k.replace("__", "."): v for k, v in overrides.items()}, {})
     port = TensorBoardPort(config.net.tensorboard_port)
     found = child_specs(config, tmp_path, tmp_path / "sockets", port, resume=resume)
     return {spec.name: spec for spec in found}
@@ -58,6 +58,18 @@ def test_shards_processes_and_what_is_off(tmp_path):
     assert list(found) == ["learner", "replay-0", "replay-1", "actor-0", "actor-1", "actor-2"]
     assert found["learner"].environment["OMP_NUM_THREADS"] == "4"
     assert f"ipc://{tmp_path}/sockets/replay-1" in found["replay-1"].command(0)
+
+
+def test_who_takes_turns_gets_every_core(tmp_path, monkeypatch):
+    monkeypatch.setattr("services.launcher.processes.usable_cores", lambda: 8)
+    turns = {"preset": "cartpole-ppo", "learner__torch_threads": "auto", "actor__torch_threads": "auto"}
+    threads = {}
+    for staleness in ("0", "1"):
+        found = specs(tmp_path, **turns, actor__processes="2", agent__max_staleness=staleness)
+        threads[staleness] = [
+            found[name].environment["OMP_NUM_THREADS"] for name in ("learner", "actor-0", "actor-1", "replay")
+        ]
+    assert threads == {"0": ["8", "4", "4", "1"], "1": ["1", "1", "1", "1"]}
 
 
 def test_every_service_has_a_status_port_of_its_own(tmp_path):
