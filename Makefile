@@ -20,7 +20,7 @@ TERRAFORM = terraform -chdir=$(TF_DIR)
 DEPLOY_VENV := .venv-deploy
 
 # Every module of benchmarks/ but the ones that others import.
-BENCHMARKS := $(filter-out __init__ common plot replay_rig replay_load replay_scale, $(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out __init__ common replay_rig replay_load replay_scale, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
 # Tests that are longer and rougher with TROUPE_CHAOS=1.
 CHAOS := $(addprefix tests/,replay/test_death.py replay/test_same_host.py data/test_arena.py fuzz agents/test_action_spaces.py)

@@ -39,6 +39,10 @@ _COMMANDS = {
     "train": "train from a preset on this machine",
     "resume": "continue a run from its newest checkpoint",
     "eval": "play full games with a run's newest, or a given, checkpoint",
+    "sweep": "train many runs: grids, seeds, suites of environments, searches",
+    "runs": "list run directories: state, steps, last evaluation",
+    "compare": "compare runs: a table of groups with intervals over seeds",
+    "plot": "draw the learning curves of runs",
     "presets": "list the presets",
     "config": "show, validate or explain the configuration",
     "env": "check an environment: what it shows, how fast it is, whether it works",
@@ -89,6 +93,10 @@ def _dispatch(words: list[str]) -> int:
         "train": _train,
         "resume": _resume,
         "eval": _evaluate,
+        "sweep": _sweep,
+        "runs": _runs,
+        "compare": _compare,
+        "plot": _plot,
         "presets": _presets,
         "config": _config,
         "env": _env,
@@ -170,6 +178,30 @@ def _evaluate(words: list[str]) -> int:
     from services.evaluator import evaluate
 
     return int(evaluate.main(words) or 0)
+
+
+def _sweep(words: list[str]) -> int:
+    from services.experiments import commands
+
+    return commands.sweep(words)
+
+
+def _runs(words: list[str]) -> int:
+    from services.experiments import commands
+
+    return commands.runs(words)
+
+
+def _compare(words: list[str]) -> int:
+    from services.experiments import commands
+
+    return commands.compare(words)
+
+
+def _plot(words: list[str]) -> int:
+    from services.experiments import commands
+
+    return commands.draw(words)
 
 
 def _presets(words: list[str]) -> int:

@@ -14,11 +14,18 @@ import argcomplete
 from common.config import preset_names
 from common.config.schema import SECTIONS
 
-_FIELDS = ("train", "resume", "learner", "env check")
+_FIELDS = ("train", "resume", "sweep", "learner", "env check")
 _OPTIONS = {
     "train": ("--run-dir", "--seed", "--total-steps", "--no-progress", "--sweep", "--keys", "--init-from"),
     "resume": ("--total-steps", "--no-progress", "--sweep", "--keys"),
     "eval": ("--episodes", "--seed", "--epsilon", "--video", "--json", "--modules"),
+    "sweep": (
+        *("--seeds", "--suite", "--parallel", "--trials", "--dir", "--resume", "--retry", "--dry-run"),
+        *("--seed", "--total-steps"),
+    ),
+    "runs": ("--json",),
+    "compare": ("--by", "--metric", "--suite", "--out", "--json"),
+    "plot": ("--by", "--metric", "--out", "--x", "--title"),
     "env check": ("--steps", "--json", "--sweep"),
     "learner": ("--run-dir", "--resume", "--keys", "--insecure"),
     "actor": ("--learner", "--name", "--slots", "--relay", "--keys", "--modules"),
@@ -53,12 +60,12 @@ def complete(commands: dict[str, str]) -> None:
 
 def _add_words(command: argparse.ArgumentParser, path: str) -> None:
     """What may stand behind one command."""
-    if path in ("train", "learner"):
+    if path in ("train", "learner", "sweep"):
         command.add_argument("preset", choices=preset_names())
     elif path in _WORDS:
         command.add_argument("word", choices=_WORDS[path])
-    elif path in ("resume", "eval"):
-        command.add_argument("run")
+    elif path in ("resume", "eval", "runs", "compare", "plot"):
+        command.add_argument("run", nargs="*")
     elif path == "env check":
         _complete_by(command.add_argument("id"), _environments)
     for option in _OPTIONS.get(path, ()):

@@ -27,7 +27,8 @@ Per field, the first of these that says something:
 1. the command line: `--replay.batch_size 64` or `--replay.batch-size=64` (`--seed`, `--total-steps`,
    `--keys` and `--init-from` are short for `--run.seed`, `--run.total_steps`, `--net.keys_dir` and
    `--learner.init_from`),
-2. a sweep file: `--sweep FILE`, TOML in the form of a preset,
+2. a sweep file: `--sweep FILE`, TOML in the form of a preset; one with a section `[sweep]` means several
+   runs, which [`troupe sweep FILE`](sweeps.md) makes,
 3. the environment: `TROUPE_REPLAY__BATCH_SIZE=64`,
 4. on `troupe resume`: the `config.toml` of the run,
 5. the preset: a name from `troupe presets`, or the path of a TOML file,

@@ -115,7 +115,7 @@ def load_layers(
     """
     layers = []
     if overrides:
-        layers.append(Layer("command line", {_canonical(key): text for key, text in overrides.items()}, True))
+        layers.append(Layer("command line", {canonical(key): text for key, text in overrides.items()}, True))
     if file is not None:
         layers.append(Layer(f"file {file}", _flat(read_toml(file), str(file))))
     if environ:
@@ -240,6 +240,8 @@ def _resumable(config: Config) -> dict[str, Any]:
 
 
 def _flat(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
+    if "sweep" in tables:
+        raise ConfigError(f"{source} has a section [sweep], for several runs: `troupe sweep {source}`")
     values: dict[str, Any] = {}
     for section, fields in tables.items():
         if not isinstance(fields, Mapping):
@@ -252,7 +254,8 @@ def _flat(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
     return values
 
 
-def _canonical(key: str) -> str:
+def canonical(key: str) -> str:
+    """The `section.field` that `key` names: dashes are underscores, and some fields have short names."""
     key = key.replace("-", "_")
     return SHORT_NAMES.get(key, key)
 
@@ -375,7 +378,8 @@ def _explain(error: ValidationError, origins: Mapping[str, str], *prefix: str) -
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         if isinstance(value, list) and origins.get(path, "").startswith("file "):
             advice += (
-                "; a --sweep file is laid over the preset, with one value for each field, not several to try"
+                "; a --sweep file is laid over the preset, with one value for each field; several to "
+                "try stand under [sweep.grid], for `troupe sweep`"
             )
         return f"{'.'.join(location)} = {shown} ({origins.get(path, 'default')}): {message}{advice}".replace(
             "\n", " "

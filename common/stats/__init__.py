@@ -1,6 +1,31 @@
 """Scores and their uncertainty. Pure functions over numbers."""
 
-from common.stats.intervals import Interval, bootstrap_mean, ci95
-from common.stats.scores import RANDOM_AND_HUMAN, atari_game, human_normalized
+from common.stats.intervals import (
+    Interval,
+    bootstrap,
+    bootstrap_mean,
+    ci95,
+    iqm,
+    mean,
+    mean_curve,
+    median,
+    optimality_gap,
+)
+from common.stats.scores import RANDOM_AND_HUMAN, atari_game, human_normalized, normalized, random_and_human
 
-__all__ = ["RANDOM_AND_HUMAN", "Interval", "atari_game", "bootstrap_mean", "ci95", "human_normalized"]
+__all__ = [
+    "RANDOM_AND_HUMAN",
+    "Interval",
+    "atari_game",
+    "bootstrap",
+    "bootstrap_mean",
+    "ci95",
+    "human_normalized",
+    "iqm",
+    "mean",
+    "mean_curve",
+    "median",
+    "normalized",
+    "optimality_gap",
+    "random_and_human",
+]

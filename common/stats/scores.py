@@ -1,6 +1,7 @@
-"""Human-normalised scores of the 57 Atari games: 0 is random play, 1 is a human professional.
+"""Human-normalised scores of the 57 Atari games and of DMLab-30: 0 is random play, 1 is a human.
 
-Random and human scores are those of the DQN literature (no-op starts, 108,000 frames), as listed by dqn_zoo.
+Atari's random and human scores are those of the DQN literature (no-op starts, 108,000 frames), as listed by
+dqn_zoo; DMLab-30's are those of Espeholt et al. 2018 (IMPALA), as listed by scalable_agent.
 """
 
 from __future__ import annotations
@@ -66,6 +67,40 @@ RANDOM_AND_HUMAN: dict[str, tuple[float, float]] = {
 }
 """Game in snake case to (random score, human score)."""
 
+DMLAB30: dict[str, tuple[float, float]] = {
+    "rooms_collect_good_objects_train": (0.073, 10.0),
+    "rooms_exploit_deferred_effects_train": (8.501, 85.65),
+    "rooms_select_nonmatching_object": (0.312, 65.9),
+    "rooms_watermaze": (4.065, 54.0),
+    "rooms_keys_doors_puzzle": (4.135, 53.8),
+    "language_select_described_object": (-0.07, 389.5),
+    "language_select_located_object": (1.929, 280.7),
+    "language_execute_random_task": (-5.913, 254.05),
+    "language_answer_quantitative_question": (-0.33, 184.5),
+    "lasertag_one_opponent_small": (-0.224, 12.65),
+    "lasertag_three_opponents_small": (-0.214, 18.55),
+    "lasertag_one_opponent_large": (-0.083, 18.6),
+    "lasertag_three_opponents_large": (-0.102, 31.5),
+    "natlab_fixed_large_map": (2.173, 36.9),
+    "natlab_varying_map_regrowth": (2.989, 24.45),
+    "natlab_varying_map_randomized": (7.346, 42.35),
+    "skymaze_irreversible_path_hard": (0.1, 100.0),
+    "skymaze_irreversible_path_varied": (14.4, 100.0),
+    "psychlab_arbitrary_visuomotor_mapping": (0.163, 58.75),
+    "psychlab_continuous_recognition": (0.224, 58.3),
+    "psychlab_sequential_comparison": (0.129, 39.5),
+    "psychlab_visual_search": (0.085, 78.5),
+    "explore_object_locations_small": (3.575, 74.45),
+    "explore_object_locations_large": (4.673, 65.65),
+    "explore_obstructed_goals_small": (6.76, 206.0),
+    "explore_obstructed_goals_large": (2.61, 119.5),
+    "explore_goal_locations_small": (7.66, 267.5),
+    "explore_goal_locations_large": (3.14, 194.5),
+    "explore_object_rewards_few": (2.073, 77.7),
+    "explore_object_rewards_many": (2.438, 106.7),
+}
+"""Level to (random score, human score); those of two levels were measured on their held-out versions."""
+
 
 def atari_game(env_id: str) -> str | None:
     """The key of the table for an environment id in any spelling, or None.
@@ -79,17 +114,28 @@ def atari_game(env_id: str) -> str | None:
     return _BY_LETTERS.get(_letters(name))
 
 
+def random_and_human(env_id: str) -> tuple[float, float] | None:
+    """The scores of random play and of a human, or None for an environment outside the tables."""
+    if env_id.startswith("dmlab:"):
+        return DMLAB30.get(env_id.removeprefix("dmlab:"))
+    game = atari_game(env_id)
+    return None if game is None else RANDOM_AND_HUMAN[game]
+
+
+def normalized(score: float, reference: tuple[float, float]) -> float:
+    """Where `score` lies between the two of `reference`, the first being 0 and the second 1."""
+    low, high = reference
+    return (score - low) / (high - low)
+
+
 def human_normalized(env_id: str, score: float) -> float | None:
-    """(score - random) / (human - random), or None for an environment outside the table.
+    """(score - random) / (human - random), or None for an environment outside the tables.
 
     >>> human_normalized("atari:pong", 14.6)
     1.0
     """
-    game = atari_game(env_id)
-    if game is None:
-        return None
-    random, human = RANDOM_AND_HUMAN[game]
-    return (score - random) / (human - random)
+    reference = random_and_human(env_id)
+    return None if reference is None else normalized(score, reference)
 
 
 def _letters(name: str) -> str:

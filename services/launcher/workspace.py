@@ -13,8 +13,10 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -50,13 +52,21 @@ def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[None]:
         make_directory(run_dir / name, "directory")
     with (run_dir / ".lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(lock)
         except OSError as error:
             raise ConfigError(f"{run_dir} is in use by another launcher; stop that one first") from error
         if resume and not has_checkpoint(run_dir):
             raise CheckpointError(f"nothing to resume in {run_dir}: it has no checkpoint")
         (run_dir / STATUS_FILE).unlink(missing_ok=True)  # an old one would look like progress
         yield
+
+
+def _lock(file: IO[str]) -> None:
+    """Take a lock, or raise OSError; who only looks whether there is one holds it for a moment."""
+    with contextlib.suppress(OSError):
+        return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    time.sleep(0.1)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager

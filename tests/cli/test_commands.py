@@ -249,7 +249,7 @@ def test_resume_keeps_the_run_and_says_what_changes(
     assert "run.total_steps: 1000 -> 9000000" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", ["plot", "eval RUN --device cuda"])
+@pytest.mark.parametrize("line", ["yaml", "eval RUN --device cuda"])
 def test_what_resembles_nothing_gets_no_suggestion(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(line.split()) == 2
     told = capsys.readouterr().err

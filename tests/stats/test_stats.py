@@ -43,7 +43,7 @@ def test_normalisation() -> None:
 def test_bootstrap() -> None:
     values = np.random.default_rng(1).normal(3.0, 1.0, 400)
     interval = bootstrap_mean(values.tolist())
-    assert interval.low < interval.mean < interval.high
+    assert interval.low < interval.value < interval.high
     assert interval.high - interval.low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.1)
     assert ci95(values.tolist()) == (interval.low, interval.high)
     assert ci95([21.0]) == (21.0, 21.0)

@@ -1,0 +1,1 @@
+"""Many runs: sweeps that make them, and whatever reads what they left behind."""

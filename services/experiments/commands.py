@@ -1,0 +1,181 @@
+"""`troupe sweep` makes runs; `troupe runs`, `compare` and `plot` say what came of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.config.field_options import parse_with_fields
+from common.config.loading import canonical
+from common.errors import ConfigError
+from common.runtime import StopSignal
+from common.runtime.parser import Parser, integer
+from services.experiments import groups, plan, plot, report, suites
+from services.experiments import sweep as running
+from services.experiments.runs import find_runs, read_run
+
+_RUNS = "run directories, or directories that have runs in them, such as those of sweeps"
+
+
+def runs(words: Sequence[str]) -> int:
+    """List run directories."""
+    parser = Parser(prog="troupe runs", description="List run directories, those written to last at the end.")
+    parser.add_argument(
+        "directories", metavar="DIR", type=Path, nargs="*", help="where to look (default: runs)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object for each run")
+    options = parser.parse_args(words)
+    found: list[tuple[str, groups.Run | str]] = []
+    for path in find_runs(options.directories or [Path("runs")]):
+        try:
+            found.append((str(path), read_run(path)))
+        except ConfigError as error:
+            found.append((str(path), f"unreadable: {error}"))
+    found.sort(key=lambda each: 0.0 if isinstance(each[1], str) else each[1].changed_s)
+    if options.json:
+        for name, run in found:
+            print(json.dumps({"run": name, **report.run_values(run)}))
+    else:
+        print("\n".join(report.overview(found)))
+    return 0
+
+
+def compare(words: Sequence[str]) -> int:
+    """Print a table of groups of runs."""
+    parser = _parser(
+        "compare",
+        "Compare runs: those that differ in nothing but their seeds are one group. Of each group: the mean\n"
+        "and the interquartile mean (IQM) of the last values of its runs, with 95 % bootstrap intervals\n"
+        "over runs, the mean of their best values, steps and minutes. Of several tasks with known scores\n"
+        "of random play and of humans also normalised scores, resampled task by task.",
+    )
+    parser.add_argument(
+        "--suite", metavar="NAME | FILE", help="normalise by the scores of a suite (see `troupe sweep`)"
+    )
+    parser.add_argument("--out", metavar="PICTURE", type=Path, help="draw the curves as well")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(words)
+    if options.out is not None:
+        plot.check_picture(options.out)
+    suite = suites.load(options.suite) if options.suite else None
+    comparison = _comparison(options)
+    if options.json:
+        print(json.dumps(report.as_values(comparison, suite)))
+    else:
+        print("\n".join(report.page(comparison, suite)))
+    if options.out is not None:
+        plot.draw(comparison, options.out)
+    return 0
+
+
+def draw(words: Sequence[str]) -> int:
+    """Draw the learning curves of runs."""
+    parser = _parser(
+        "plot",
+        "Draw returns against steps and against minutes: the mean of each group of runs that differ in\n"
+        "nothing but their seeds, with its 95 % bootstrap interval over runs, and each run thin behind it.",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="PICTURE",
+        type=Path,
+        default=Path("curves.png"),
+        help=f"to write, {', '.join(plot.KINDS)} (default: curves.png)",
+    )
+    parser.add_argument("--x", choices=plot.AXES, help="one axis instead of both")
+    parser.add_argument("--title", default="", help="above the picture")
+    options = parser.parse_args(words)
+    plot.check_picture(options.out)
+    plot.draw(_comparison(options), options.out, options.title, [options.x] if options.x else [])
+    print(options.out)
+    return 0
+
+
+def sweep(words: Sequence[str]) -> int:
+    """Train many runs."""
+    parser = _sweep_parser()
+    options, overrides = parse_with_fields(parser, words)
+    overrides = {canonical(name): text for name, text in overrides.items()}
+    keys = {name: getattr(options, name) for name in ("seeds", "suite", "parallel", "trials")}
+    if (options.source is None) == (options.resume is None):
+        raise ConfigError("name a sweep file, a preset, or the directory of a sweep with --resume")
+    if options.resume is not None:
+        wanted = running.recorded_sweep(options.resume, keys, overrides)
+        folder = options.resume
+    else:
+        wanted = plan.read(options.source, keys, overrides)
+        folder = options.dir or Path("runs") / f"sweep-{Path(options.source).stem}"
+    totals = running.check(wanted, wanted.runs())
+    if options.dry_run:
+        print("\n".join(totals))
+        return 0
+    changed = {*overrides, *keys} if options.resume is not None else ()
+    stop = StopSignal(force_after_s=None).install()
+    with running.claimed(folder):
+        runner = running.Runner(wanted, folder, stop, totals, retry=options.retry, changed=changed)
+        print(f"{len(runner.jobs)} runs in {folder}, {wanted.section.parallel} at a time", flush=True)
+        runner.run()
+        print("\n".join(["", *running.summary(runner.jobs, wanted, folder)]))
+        print("\n".join(running.how_to_go_on(runner.jobs, folder)), flush=True)
+    running.check_failures(runner.jobs, folder)
+    return 0
+
+
+def _sweep_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="troupe sweep",
+        usage="troupe sweep FILE | PRESET [OPTION ...] [--SECTION.FIELD VALUE ...]\n"
+        "       troupe sweep --resume DIR [OPTION ...] [--SECTION.FIELD VALUE ...]",
+        description="Train many runs: a grid, a list or a search over fields, seeds, a suite of tasks.\n"
+        "docs/sweeps.md describes the file. The same command again, or --resume, goes on: runs that are\n"
+        "done are left alone, those that were stopped are resumed. Fields on the command line are those\n"
+        "of every run, over what the file says.",
+        epilog="Every field of the configuration is an option, as for `troupe train`: --section.field\n"
+        "VALUE; --seed and --total-steps are short for --run.seed and --run.total_steps.",
+    )
+    parser.add_argument(
+        "source", metavar="FILE | PRESET", nargs="?", help="TOML file with a section [sweep], or a preset"
+    )
+    parser.add_argument("--seeds", type=_seeds, metavar="N | A,B", help="number of seeds, or the seeds")
+    parser.add_argument(
+        "--suite", metavar="NAME | FILE", help=f"a run for each of {', '.join(suites.SUITES)}"
+    )
+    parser.add_argument("--parallel", type=integer(1, 64), metavar="N", help="runs at a time (default: 1)")
+    parser.add_argument("--trials", type=integer(1), metavar="N", help="of [sweep.search]")
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="of the sweep (default: runs/sweep-NAME)")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the sweep in this directory")
+    parser.add_argument("--retry", action="store_true", help="try again what failed")
+    parser.add_argument("--dry-run", action="store_true", help="print the names of the runs only")
+    return parser
+
+
+def _seeds(text: str) -> int | list[int]:
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"should be a number, or several with commas, not {text!r}"
+        ) from None
+    return numbers[0] if "," not in text else numbers
+
+
+def _parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = Parser(prog=f"troupe {command}", description=description)
+    parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help=_RUNS)
+    parser.add_argument(
+        "--by",
+        metavar="FIELD[,FIELD]",
+        default="",
+        help="group by these fields (default: those in which the runs differ)",
+    )
+    parser.add_argument(
+        "--metric", default="", metavar="NAME", help="of metrics.csv (default: eval/episode_return)"
+    )
+    return parser
+
+
+def _comparison(options: argparse.Namespace) -> groups.Comparison:
+    found = [read_run(path) for path in find_runs(options.runs)]
+    return groups.compare(found, [name for name in options.by.split(",") if name], options.metric)

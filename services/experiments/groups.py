@@ -1,0 +1,157 @@
+"""Runs that differ in nothing but their seeds belong together; what the groups differ in names them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common.config.fields import role_of
+from common.config.loading import canonical, nearest_field
+from common.config.presets import is_path
+from common.config.schema import SECTIONS
+from common.config.text import format_value
+from common.errors import ConfigError
+from common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
+from services.experiments.runs import Run, Series
+
+_NEVER = {"run.seed", "run.name"}
+ENV, PRESET = "env.id", "run.preset"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one task that are compared as one.
+
+    Attributes:
+        label: what the group has and others have not; empty where there is one group only.
+        task: the environment.
+        runs: of the group.
+        series: of the compared metric, one for each run; some may be empty.
+    """
+
+    label: str
+    task: str
+    runs: Sequence[Run]
+    series: Sequence[Series]
+
+    @property
+    def finals(self) -> list[float]:
+        """The last value of every run that has one."""
+        return [each.values[-1] for each in self.series if each]
+
+    @property
+    def bests(self) -> list[float]:
+        """The highest value of every run that has one."""
+        return [max(each.values) for each in self.series if each]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs, and the metric that they are compared by."""
+
+    metric: str
+    by: Sequence[str]
+    groups: Sequence[Group]
+
+    @property
+    def labels(self) -> list[str]:
+        """Labels of the groups, each once, in order."""
+        return list(dict.fromkeys(group.label for group in self.groups))
+
+    @property
+    def tasks(self) -> list[str]:
+        """Environments, each once, in order."""
+        return list(dict.fromkeys(group.task for group in self.groups))
+
+    def of(self, label: str) -> list[Group]:
+        """The groups of this label, one for each task."""
+        return [group for group in self.groups if group.label == label]
+
+
+def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Comparison:
+    """Group runs, and read the metric of each.
+
+    Args:
+        runs: at least one.
+        by: fields; none: those in which the runs differ, see `differing_fields`.
+        metric: name in `metrics.csv`; "": evaluations, or training returns where no run has been evaluated.
+
+    Raises:
+        ConfigError: there is no such field, or no run has this metric.
+    """
+    fields = [_known(name, runs) for name in by] or differing_fields(runs)
+    names = [metric] if metric else [EVALUATION_RETURN, TRAINING_RETURN]
+    read = [run.series(names) for run in runs]
+    chosen = next((name for name in names if any(series[name] for series in read)), names[0])
+    if metric and not any(series[chosen] for series in read):
+        raise ConfigError(f"no run has values of {metric!r} in its metrics.csv")
+    labels = labelled([run.fields for run in runs], fields)
+    groups: dict[tuple[str, str], list[int]] = {}
+    for index, run in enumerate(runs):
+        groups.setdefault((labels[index], run.env_id), []).append(index)
+    return Comparison(
+        chosen,
+        fields,
+        [
+            Group(label, task, [runs[i] for i in members], [read[i][chosen] for i in members])
+            for (label, task), members in groups.items()
+        ],
+    )
+
+
+def differing_fields(runs: Sequence[Run]) -> list[str]:
+    """Fields in which runs differ, without seeds, names, the environment, and what belongs to a machine.
+
+    Runs of several presets differ in too much to list: the preset stands for it, and besides only what
+    differs among runs of one preset.
+    """
+    presets = {str(run.fields.get(PRESET, "")) for run in runs}
+    if len(presets) == 1:
+        return _differing([run.fields for run in runs])
+    within: dict[str, None] = {PRESET: None}
+    for preset in sorted(presets):
+        same = [run.fields for run in runs if str(run.fields.get(PRESET, "")) == preset]
+        within.update(dict.fromkeys(_differing(same)))
+    return list(within)
+
+
+def labelled(runs: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> list[str]:
+    """What names each run: `learning_rate=0.001 gamma=0.9`; whole names where short ones are ambiguous."""
+    short = short_names(fields)
+    return [" ".join(_said(field, short[field], run.get(field)) for field in fields) for run in runs]
+
+
+def short_names(fields: Collection[str]) -> dict[str, str]:
+    """The last part of each field's name, or all of it where several end alike."""
+    last = [field.rpartition(".")[2] for field in fields]
+    return {field: name if last.count(name) == 1 else field for field, name in zip(fields, last, strict=True)}
+
+
+def _said(field: str, name: str, value: Any) -> str:
+    if field in (PRESET, ENV) and isinstance(value, str):
+        return value.rpartition("/")[2].removesuffix(".toml") if is_path(value) and field == PRESET else value
+    text = value if isinstance(value, str) else "none" if value is None else format_value(value)
+    return f"{name}={text}"
+
+
+def _differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    names: dict[str, None] = {}
+    for run in runs:
+        names.update(dict.fromkeys(run))
+    return [name for name in names if _counts(name) and len({repr(run.get(name)) for run in runs}) > 1]
+
+
+def _counts(name: str) -> bool:
+    section, _, field = name.partition(".")
+    model = SECTIONS.get(section)
+    known = model is not None and field in model.model_fields
+    operational = known and model is not None and role_of(model, field) == "operational"
+    return not operational and name not in (*_NEVER, ENV, PRESET)
+
+
+def _known(name: str, runs: Sequence[Run]) -> str:
+    field = canonical(name.removeprefix("--"))
+    if not any(field in run.fields for run in runs):
+        raise ConfigError(f"no run has a field {name!r}; {nearest_field(field)}")
+    return field

@@ -1,0 +1,130 @@
+"""One run of a sweep as a child process: `troupe train`, or `troupe resume`, in a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.errors import ConfigError
+from common.runtime import guard
+from common.runtime.files import atomic_write, make_directory
+from services.experiments.plan import Planned, values_file
+from services.experiments.runs import Run, is_run, read_run
+from services.launcher.supervisor import best_error_line, describe_exit
+from services.launcher.workspace import has_checkpoint
+
+RUNS, VALUES, LOGS = "runs", "values", "logs"
+"""Folders of a sweep: run directories, each run's file, and what each run's command printed."""
+_PORT, _PORT_VARIABLE = "net.tensorboard_port", "TROUPE_NET__TENSORBOARD_PORT"
+_TAIL_BYTES = 8192
+
+
+@dataclass
+class Job:
+    """One run, planned, under way or over.
+
+    Attributes:
+        planned: its name and fields.
+        folder: of the sweep.
+        state: `waiting`, `running`, `done`, `stopped`, `failed` or `pruned`.
+        error: why it failed, one line.
+    """
+
+    planned: Planned
+    folder: Path
+    state: str = "waiting"
+    error: str = ""
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """That of the run."""
+        return self.planned.name
+
+    @property
+    def run_dir(self) -> Path:
+        """Where it trains."""
+        return self.folder / RUNS / self.name
+
+    def run(self) -> Run | None:
+        """What its directory says; None before it has begun."""
+        try:
+            return read_run(self.run_dir) if is_run(self.run_dir) else None
+        except ConfigError:
+            return None  # its configuration is being written
+
+    def start(self, preset: str, overrides: Mapping[str, str]) -> None:
+        """Train, or go on; in a process group of its own, so that Ctrl-C reaches only the sweep."""
+        values = make_directory(self.folder / VALUES, "directory") / f"{self.name}.toml"
+        fields = self.planned.fields
+        if _PORT_VARIABLE not in os.environ:
+            fields = {_PORT: 0, **fields}  # one TensorBoard shows all runs
+        atomic_write(values, values_file(fields).encode(), durable=False)
+        log_path = make_directory(self.folder / LOGS, "directory") / f"{self.name}.log"
+        command = ["train", preset, "--run-dir", str(self.run_dir)]
+        if is_run(self.run_dir):
+            if has_checkpoint(self.run_dir):
+                command = ["resume", str(self.run_dir)]
+            else:
+                shutil.rmtree(self.run_dir)  # it ended before there was anything to keep
+        command += ["--sweep", str(values), "--no-progress"]
+        command += [word for name, text in overrides.items() for word in (f"--{name}={text}",)]
+        # The launcher gets SIGTERM if this process dies, and then ends its own children.
+        prefix = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(int(signal.SIGTERM)), "0"]
+        with log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "services", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+        self.state, self.error = "running", ""
+
+    def poll(self) -> bool:
+        """Notice the end; returns whether it has just ended."""
+        code = None if self._process is None else self._process.poll()
+        if code is None:
+            return False
+        self._process = None
+        run = self.run()
+        if self.state == "pruned":
+            return True
+        if code == 0 and run is not None and run.state == "done":
+            self.state = "done"
+        elif code in (0, 130) or (code == -signal.SIGTERM):
+            self.state = "stopped"
+        else:
+            self.state = "failed"
+            self.error = best_error_line(self._last_lines(), describe_exit(code))
+        return True
+
+    def stop(self) -> None:
+        """Ask for an orderly end; once more: for a quick one."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once; its children see to themselves."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process has not been seen to end."""
+        return self._process is not None
+
+    def _last_lines(self) -> Sequence[str]:
+        try:
+            with (self.folder / LOGS / f"{self.name}.log").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                return file.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return []

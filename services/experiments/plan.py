@@ -1,0 +1,295 @@
+"""The sweep file, and the runs that it means."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common.config.loading import canonical
+from common.config.presets import is_path, preset_id, read_preset, read_toml
+from common.config.text import format_toml, format_value
+from common.errors import ConfigError
+from services.experiments import suites
+from services.experiments.groups import ENV, short_names
+from services.experiments.space import Space, draw, read_space
+
+SECTION = "sweep"
+SEED = "run.seed"
+MAX_RUNS = 10_000
+_MAX_NAME = 120
+
+Fields = dict[str, Any]
+"""`section.field` to its value."""
+
+
+class SweepSection(BaseModel):
+    """`[sweep]`: what differs between the runs, and how they are made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    preset: str = ""
+    seeds: int | list[int] = Field(0)
+    parallel: int = Field(1, ge=1, le=64)
+    suite: str = ""
+    grid: dict[str, Any] = {}
+    entries: list[dict[str, Any]] = Field([], alias="list")
+    search: dict[str, Any] = {}
+    trials: int = Field(0, ge=0, le=MAX_RUNS)
+    study: Literal["random"] = "random"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a sweep: its directory's name, and the values of its file, over preset and environment."""
+
+    name: str
+    fields: Fields
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What somebody asked for.
+
+    Attributes:
+        source: file or preset, for messages and names.
+        section: `[sweep]`, with what the command line says over it.
+        fixed: fields of the file that all runs have.
+        overrides: fields on the command line, as text: over all.
+    """
+
+    source: str
+    section: SweepSection
+    fixed: Fields = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def preset(self) -> str:
+        """What all runs begin from: a name, or an absolute path."""
+        return self.section.preset
+
+    @property
+    def is_study(self) -> bool:
+        """Whether what is tried next depends on what came of the runs before."""
+        return self.section.study != "random"
+
+    def runs(self) -> list[Planned]:
+        """Every run, in order; of a study none, for its trials are not known yet.
+
+        Raises:
+            ConfigError: names what in the file cannot be.
+        """
+        if self.is_study:
+            return []
+        found: dict[str, Planned] = {}
+        searched = set(self.space)
+        for label, setting in self._settings():
+            for task, seed in itertools.product(self._tasks(), self.seeds):
+                varied = self._varied({**setting, **({ENV: task} if task else {}), **seed})
+                planned = Planned(_name(label, varied, hidden=searched), {**self.fixed, **varied})
+                # What the command line decides makes runs alike; two values may be alike as names.
+                if found.setdefault(planned.name, planned).fields != planned.fields:
+                    other = Planned(f"{planned.name}-{_digest(varied)}", planned.fields)
+                    found[other.name] = other
+        if len(found) > MAX_RUNS:
+            raise ConfigError(f"{self.source} means {len(found):,} runs; {MAX_RUNS:,} is the most")
+        return list(found.values())
+
+    @property
+    def space(self) -> Space:
+        """`[sweep.search]`, without what the command line has decided."""
+        space = read_space(self.source, self.section.search)
+        return {name: place for name, place in space.items() if name not in self.overrides}
+
+    @property
+    def seeds(self) -> Sequence[Fields]:
+        """What each repetition of a setting has; one that is empty where the file says nothing of seeds."""
+        seeds = self.section.seeds
+        if SEED in self.overrides or not seeds:
+            return [{}]
+        return [{SEED: seed} for seed in (range(seeds) if isinstance(seeds, int) else seeds)]
+
+    def with_fields(self, name: str, setting: Fields) -> Planned:
+        """The run of a trial."""
+        seed = self.seeds[0]
+        return Planned(name, {**self.fixed, **self._varied({**setting, **seed})})
+
+    def tables(self) -> dict[str, Any]:
+        """The file again, as a document that `parse` reads."""
+        return {SECTION: self.section.model_dump(exclude_defaults=True, by_alias=True), **nested(self.fixed)}
+
+    def _tasks(self) -> list[str]:
+        suite = self.section.suite
+        return list(suites.load(suite)) if suite and ENV not in self.overrides else [""]
+
+    def _varied(self, fields: Fields) -> Fields:
+        return {name: value for name, value in fields.items() if name not in self.overrides}
+
+    def _settings(self) -> Iterator[tuple[str, Fields]]:
+        """What is tried: a label, empty where the values are label enough, and the values."""
+        grid = _grid(self.source, self.section.grid)
+        entries = [
+            _flat(f"{self.source}: an entry of [[sweep.list]]", entry) for entry in self.section.entries
+        ]
+        for entry in entries or [{}]:
+            for values in itertools.product(*grid.values()):
+                setting = {**entry, **dict(zip(grid, values, strict=True))}
+                if not self.section.search:
+                    yield "", setting
+                for trial in range(self.section.trials if self.section.search else 0):
+                    yield f"trial-{trial:04d}", {**setting, **draw(self.space, trial)}
+
+
+def read(source: str, options: Mapping[str, Any], overrides: Mapping[str, str]) -> Sweep:
+    """The sweep of a file, or of a preset with what the command line says.
+
+    Args:
+        source: TOML file with a section `[sweep]`, or a preset.
+        options: keys of `[sweep]` from the command line; None: not given.
+        overrides: fields from the command line.
+
+    Raises:
+        ConfigError: says what is wrong with the file.
+    """
+    tables = read_toml(Path(source)) if is_path(source) else {}
+    if SECTION not in tables:
+        read_preset(source)
+        tables = {SECTION: {"preset": source}}
+    chosen = {name: value for name, value in options.items() if value is not None}
+    section = tables[SECTION]
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{source}: sweep should be a section, [sweep]")
+    return parse(source, {**tables, SECTION: {**section, **chosen}}, overrides)
+
+
+def parse(source: str, tables: Mapping[str, Any], overrides: Mapping[str, str]) -> Sweep:
+    """The sweep that a document describes; see `read`."""
+    try:
+        section = SweepSection.model_validate(tables[SECTION])
+    except ValidationError as error:
+        raise ConfigError(_explain(source, error)) from None
+    if not section.preset:
+        raise ConfigError(f'{source} should say what to train: preset = "cartpole-ppo" under [sweep]')
+    fixed = _flat(source, {name: values for name, values in tables.items() if name != SECTION})
+    # Absolute, so that they are found again from another directory.
+    section = section.model_copy(
+        update={"preset": preset_id(section.preset), "suite": section.suite and preset_id(section.suite)}
+    )
+    decided = {canonical(name): text for name, text in overrides.items()}
+    sweep = Sweep(source, section, fixed, decided)
+    _check(sweep)
+    return sweep
+
+
+def nested(fields: Fields) -> dict[str, Any]:
+    """Fields as tables within tables, as TOML has them."""
+    tables: dict[str, Any] = {}
+    for path, value in fields.items():
+        *parents, name = path.split(".")
+        table = tables
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[name] = {**table[name], **value} if isinstance(value, dict) and name in table else value
+    return tables
+
+
+def values_file(fields: Fields) -> str:
+    """The text of one run's file, for `troupe train PRESET --sweep FILE`."""
+    return format_toml(nested(fields))
+
+
+def _check(sweep: Sweep) -> None:
+    """Refuse what contradicts itself."""
+    source, section = sweep.source, sweep.section
+    if bool(section.search) != bool(section.trials):
+        missing = "trials = 20 under [sweep]" if section.search else "fields under [sweep.search]"
+        raise ConfigError(f"{source}: a search needs {missing} too")
+    if sweep.is_study and (section.grid or section.entries or section.suite or len(sweep.seeds) > 1):
+        raise ConfigError(
+            f"{source}: a study ({section.study}) has one run for each trial; leave out grid, list, suite "
+            "and further seeds, and repeat its best setting afterwards"
+        )
+    if sweep.is_study and not section.search:
+        raise ConfigError(f"{source}: a study needs fields under [sweep.search]")
+    seeds = section.seeds
+    if seeds == [] or (isinstance(seeds, int) and seeds < 0):
+        raise ConfigError(f"{source}: seeds should be their number, or a list such as [0, 1, 2]")
+    grid = _grid(source, section.grid)
+    entries = {name for entry in section.entries for name in _flat(f"{source}: [[sweep.list]]", entry)}
+    layers = {
+        "[sweep.grid]": set(grid),
+        "[[sweep.list]]": entries,
+        "[sweep.search]": set(read_space(source, section.search)),
+        "seeds": {SEED} if seeds else set(),
+        "suite": {ENV} if section.suite else set(),
+        "its own section": set(sweep.fixed),
+    }
+    for (first, names), (second, others) in itertools.combinations(layers.items(), 2):
+        for name in sorted(names & others):
+            raise ConfigError(f"{source}: {name} is in {first} and in {second}; leave one out")
+    if section.suite:
+        suites.load(section.suite)
+
+
+def _grid(source: str, tables: Mapping[str, Any], prefix: str = "") -> dict[str, Sequence[Any]]:
+    """Field to its values; tables lead to fields, `agent.gamma = [0.9, 0.99]`, a list ends the way."""
+    found: dict[str, Sequence[Any]] = {}
+    for key, value in tables.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found.update(_grid(source, value, f"{path}."))
+        elif isinstance(value, list) and value and "." in path:
+            found[canonical(path)] = value
+        else:
+            raise ConfigError(
+                f"{source}: {path} of [sweep.grid] should be a list of values to try: "
+                "agent.learning_rate = [1e-3, 3e-4]"
+            )
+    return found
+
+
+def _flat(source: str, tables: Mapping[str, Any]) -> Fields:
+    fields: Fields = {}
+    for section, values in tables.items():
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{source}: {section!r} stands outside any section; write agent.{section}")
+        fields |= {canonical(f"{section}.{name}"): value for name, value in values.items()}
+    return fields
+
+
+def _name(label: str, fields: Fields, hidden: Collection[str]) -> str:
+    """The name of a run: what is its own, readable in a shell and in TensorBoard."""
+    short = short_names(fields)
+    parts = [label] if label else []
+    for path, value in fields.items():
+        if path in hidden:
+            continue
+        text = value if isinstance(value, str) else format_value(value)
+        text = text.rpartition(":")[2] if path == ENV else text
+        text = re.sub(r"[^\w.+-]+", "-", text).strip("-")
+        parts.append(text if path == ENV else f"{short[path]}={text}")
+    name = ",".join(parts) or "run"
+    return name if len(name) <= _MAX_NAME else f"{name[:60]}-{_digest(fields)}"
+
+
+def _digest(fields: Fields) -> str:
+    text = format_value({name: fields[name] for name in sorted(fields)})
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _explain(source: str, error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in problem["loc"][:1])
+    if problem["type"] == "extra_forbidden":
+        keys = [info.alias or name for name, info in SweepSection.model_fields.items()]
+        near = difflib.get_close_matches(where, keys, n=1, cutoff=0.0)
+        return f"{source}: unknown key {where!r} of [sweep]; nearest: {near[0]}"
+    message = problem["msg"].removeprefix("Input ")
+    return f"{source}: {where} of [sweep]: {message}".replace("\n", " ")

@@ -1,0 +1,210 @@
+"""Runs and groups of runs as tables for people, and as plain values for programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from common.stats import bootstrap, iqm, mean, median, normalized, optimality_gap, random_and_human
+from common.stats.intervals import Statistic
+from services.experiments.groups import Comparison, Group
+from services.experiments.runs import Run, Series
+
+References = Mapping[str, tuple[float, float] | None]
+"""Environment to its scores of 0 and of 1; None: unknown."""
+
+Scores = Sequence[Sequence[float]]
+"""For each task, those of its runs."""
+
+_AGGREGATES: dict[str, Statistic] = {
+    "median": median,
+    "iqm": iqm,
+    "mean": mean,
+    "optimality_gap": optimality_gap,
+}
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Lines of a table, as wide as it takes; all but the first `left` columns are flush right."""
+    widths = [max(len(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
+    lines = []
+    for row in (headers, *rows):
+        cells = [
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def overview(runs: Sequence[tuple[str, Run | str]]) -> list[str]:
+    """One line for each directory: what `troupe runs` prints. Instead of a run, what is wrong with it."""
+    rows = []
+    for name, run in runs:
+        if isinstance(run, str):
+            rows.append([name, "", "", run, "", "", "", ""])
+            continue
+        share = f"{min(1.0, run.steps / run.total_steps):.0%}" if run.total_steps else ""
+        rows.append(
+            [
+                *(name, run.preset, run.env_id, run.state),
+                *(f"{run.steps:,}", share, number(run.last_evaluation), _age(time.time() - run.changed_s)),
+            ]
+        )
+    headers = ["run", "preset", "environment", "state", "steps", "done", "evaluation", "changed"]
+    return table(headers, rows, left=4)
+
+
+def run_values(run: Run | str) -> dict[str, Any]:
+    """What `overview` shows, for programs."""
+    if isinstance(run, str):
+        return {"state": run}
+    return {
+        "preset": run.preset,
+        "env_id": run.env_id,
+        "state": run.state,
+        "steps": run.steps,
+        "total_steps": run.total_steps,
+        "wall_s": run.wall_s,
+        "last_evaluation": run.last_evaluation,
+        "changed_s": run.changed_s,
+    }
+
+
+def run_rows(runs: Sequence[tuple[str, Run | None, str, Series]]) -> list[str]:
+    """The runs of a sweep, one line each: name, run (None: not begun), state, and its metric's values."""
+    rows = []
+    for name, run, state, series in runs:
+        final, best = (number(series.values[-1]), number(max(series.values))) if series else ("-", "-")
+        steps, minutes = (f"{run.steps:,}", f"{run.wall_s / 60:.1f}") if run else ("-", "-")
+        rows.append([name, state, final, best, steps, minutes])
+    return table(["run", "state", "final", "best", "steps", "minutes"], rows, left=2)
+
+
+def group_table(comparison: Comparison) -> list[str]:
+    """One line for each group and task: its runs' last values, their mean and IQM with intervals."""
+    several = len(comparison.tasks) > 1
+    rows = []
+    for group in comparison.groups:
+        row = [group.label or "all runs", *([group.task] if several else []), f"{len(group.finals)}"]
+        finals, bests = group.finals, group.bests
+        row += [
+            interval([finals], mean) if finals else "-",
+            interval([finals], iqm) if finals else "-",
+            number(sum(bests) / len(bests)) if bests else "-",
+            f"{_mean([run.steps for run in group.runs]):,.0f}",
+            f"{_mean([run.wall_s for run in group.runs]) / 60:.1f}",
+        ]
+        rows.append(row)
+    headers = ["group", *(["task"] if several else []), "runs"]
+    headers += ["mean [95 %]", "IQM [95 %]", "best", "steps", "minutes"]
+    return table(headers, rows, left=2 if several else 1)
+
+
+def suite_table(comparison: Comparison, references: References | None = None) -> list[str]:
+    """Normalised scores over all tasks, a line for each label; none where there is one task or no score."""
+    rows = []
+    for label, scores, missing in _normalized(comparison, references):
+        values = [interval(scores, statistic) for statistic in _AGGREGATES.values()]
+        tasks = f"{len(scores)}" + (f" of {len(scores) + missing}" if missing else "")
+        rows.append([label or "all runs", tasks, f"{sum(map(len, scores))}", *values])
+    if not rows:
+        return []
+    headers = ["normalised scores", "tasks", "runs"]
+    return table([*headers, *(f"{_title(name)} [95 %]" for name in _AGGREGATES)], rows)
+
+
+def as_values(comparison: Comparison, references: References | None = None) -> dict[str, Any]:
+    """The same numbers for programs."""
+    groups = [_group_values(group) for group in comparison.groups]
+    suites = [
+        {
+            "label": label,
+            "tasks": len(scores),
+            "tasks_without_reference": missing,
+            **{name: _estimate(scores, statistic) for name, statistic in _AGGREGATES.items()},
+        }
+        for label, scores, missing in _normalized(comparison, references)
+    ]
+    return {"metric": comparison.metric, "by": list(comparison.by), "groups": groups, "normalized": suites}
+
+
+def page(comparison: Comparison, references: References | None = None) -> list[str]:
+    """All tables of a comparison, and what their numbers are."""
+    what = f"{comparison.metric}: the last value of each run"
+    if len(comparison.tasks) == 1:
+        what += f" of {comparison.tasks[0]}"
+    lines = [what, "", *group_table(comparison)]
+    normalised = suite_table(comparison, references)
+    return [*lines, "", *normalised] if normalised else lines
+
+
+def number(value: float | None) -> str:
+    """A return, with as many digits as one reads."""
+    return "-" if value is None else f"{value:,.2f}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
+def interval(scores: Scores, statistic: Statistic) -> str:
+    """`3.00 [2.50, 3.50]`; without bounds where no task has two runs to tell them from."""
+    found = bootstrap(scores, statistic)
+    bounds = f" [{number(found.low)}, {number(found.high)}]" if max(map(len, scores)) > 1 else ""
+    return f"{number(found.value)}{bounds}"
+
+
+def _estimate(scores: Scores, statistic: Statistic) -> dict[str, float | None]:
+    found = asdict(bootstrap(scores, statistic))
+    return found if max(map(len, scores)) > 1 else {**found, "low": None, "high": None}
+
+
+def _group_values(group: Group) -> dict[str, Any]:
+    finals = group.finals
+    return {
+        "label": group.label,
+        "task": group.task,
+        "runs": [str(run.path) for run in group.runs],
+        "finals": finals,
+        "bests": group.bests,
+        "mean": _estimate([finals], mean) if finals else None,
+        "iqm": _estimate([finals], iqm) if finals else None,
+        "steps": [run.steps for run in group.runs],
+        "wall_s": [run.wall_s for run in group.runs],
+    }
+
+
+def _normalized(
+    comparison: Comparison, references: References | None
+) -> list[tuple[str, list[list[float]], int]]:
+    """For each label its normalised scores by task, and the number of tasks that have none."""
+    if len(comparison.tasks) < 2:
+        return []
+    of: Callable[[str], tuple[float, float] | None] = random_and_human
+    if references is not None:
+        of = references.get
+    found = []
+    for label in comparison.labels:
+        scores = []
+        for group in comparison.of(label):
+            reference = of(group.task)
+            if reference is not None and group.finals:
+                scores.append([normalized(value, reference) for value in group.finals])
+        tasks = comparison.tasks if references is None else references
+        if scores:
+            found.append((label, scores, len(tasks) - len(scores)))
+    return found
+
+
+def _title(name: str) -> str:
+    return "IQM" if name == "iqm" else name.replace("_", " ")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _age(seconds: float) -> str:
+    for unit, length_s in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"

@@ -1,0 +1,242 @@
+"""Run directories as they are read after the fact, or while somebody trains in them."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.config.presets import is_path, read_toml
+from common.errors import ConfigError
+from common.runtime.checkpoint import newest_first, steps_of
+from common.runtime.files import CONFIG_FILE, STATUS_FILE, read_status, readable
+from common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN
+
+_MAX_DEPTH = 5
+"""Folders below one that is searched for runs."""
+_FRESH_S = 30.0
+"""A learner on another machine, or in a container, writes its status every second."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric of one run: values over steps and over seconds of training, all of one length."""
+
+    steps: list[int] = field(default_factory=list)
+    wall_s: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def add(self, steps: int, wall_s: float, value: float) -> None:
+        """Append a value."""
+        self.steps.append(steps)
+        self.wall_s.append(wall_s)
+        self.values.append(value)
+
+    def cut(self, steps: int) -> None:
+        """Drop what was recorded at `steps` or later."""
+        while self.steps and self.steps[-1] >= steps:
+            for column in (self.steps, self.wall_s, self.values):
+                column.pop()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory.
+
+    Attributes:
+        path: of the directory.
+        fields: its configuration, `section.field` to the value in its `config.toml`.
+        state: `running`, `done` (it has all its steps) or `stopped`.
+        steps: environment steps made so far.
+        wall_s: seconds of training, over all resumptions.
+        metrics: newest values by name.
+        changed_s: when it was last written to, in seconds since the epoch.
+    """
+
+    path: Path
+    fields: Mapping[str, Any]
+    state: str
+    steps: int
+    wall_s: float
+    metrics: Mapping[str, float]
+    changed_s: float
+
+    @property
+    def name(self) -> str:
+        """That of the directory."""
+        return self.path.name
+
+    @property
+    def preset(self) -> str:
+        """The preset's name; of a file, without its folder."""
+        preset = str(self.fields.get("run.preset", ""))
+        return Path(preset).stem if is_path(preset) else preset
+
+    @property
+    def env_id(self) -> str:
+        """The environment."""
+        return str(self.fields.get("env.id", ""))
+
+    @property
+    def total_steps(self) -> int:
+        """Steps after which it ends."""
+        return int(self.fields.get("run.total_steps", 0))
+
+    @property
+    def last_evaluation(self) -> float | None:
+        """The newest evaluation's mean return."""
+        return self.metrics.get(EVALUATION_RETURN)
+
+    def series(self, names: Collection[str] = (EVALUATION_RETURN, TRAINING_RETURN)) -> dict[str, Series]:
+        """Read metrics from its table; one that it does not have is empty."""
+        return read_series(self.path / CSV_FILE, names)
+
+
+def is_run(path: Path) -> bool:
+    """Whether there is a run in this directory."""
+    with readable(path):
+        return (path / CONFIG_FILE).is_file()
+
+
+def read_run(path: Path) -> Run:
+    """Read what a run directory says of itself.
+
+    Raises:
+        ConfigError: it is none, or its configuration is damaged.
+    """
+    if not is_run(path):
+        what = f"has no {CONFIG_FILE}" if path.is_dir() else "does not exist"
+        raise ConfigError(f"{path} is not a run directory: it {what}")
+    tables = read_toml(path / CONFIG_FILE)
+    fields = {
+        f"{section}.{name}": value
+        for section, values in tables.items()
+        if isinstance(values, Mapping)
+        for name, value in values.items()
+    }
+    total = fields.get("run.total_steps")
+    if not isinstance(total, int):
+        raise ConfigError(f"{path / CONFIG_FILE} is not that of a run: it has no run.total_steps")
+    status = read_status(path)
+    saved = next((steps_of(newest) for newest in newest_first(path / "checkpoints")), None)
+    steps = max(_integer(status.get("steps")), saved or 0)
+    metrics = status.get("metrics")
+    return Run(
+        path=path,
+        fields=fields,
+        state=_state(path, steps if saved is None else saved, total),
+        steps=steps,
+        wall_s=_number(status.get("wall_s")),
+        metrics={
+            name: float(value)
+            for name, value in (metrics if isinstance(metrics, Mapping) else {}).items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        },
+        changed_s=max(_changed_s(path / name) for name in (CONFIG_FILE, STATUS_FILE, CSV_FILE)),
+    )
+
+
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """Run directories among `paths` and below them, each once, in order.
+
+    Raises:
+        ConfigError: one of `paths` does not exist, or has no run in it.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        with readable(path):
+            if not path.is_dir():
+                what = "is not a directory" if path.exists() else "does not exist"
+                raise ConfigError(f"{path} {what}: name a run directory, or one that has runs in it")
+        below = list(_below(path, _MAX_DEPTH))
+        if not below:
+            raise ConfigError(f"there is no run in {path}")
+        found.update(dict.fromkeys(below))
+    return list(found)
+
+
+def read_series(path: Path, names: Collection[str]) -> dict[str, Series]:
+    """Read metrics from a run's `metrics.csv`; what is not finite is left out.
+
+    A run that was resumed from a checkpoint has rows of steps that it then made once more: the later ones
+    count.
+    """
+    found = {name: Series() for name in names}
+    reached = 0
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                words = line.rstrip("\n").split(",")
+                if len(words) != 7 or not words[1].isdigit():
+                    continue
+                steps = int(words[1])
+                if steps < reached:
+                    for series in found.values():
+                        series.cut(steps)
+                reached = steps
+                if words[5] in found:
+                    wall_s, value = _number(words[0]), _number(words[6], math.nan)
+                    if math.isfinite(value):
+                        found[words[5]].add(steps, wall_s, value)
+    except OSError:
+        pass  # not begun yet
+    return found
+
+
+def _below(path: Path, depth: int) -> Iterable[Path]:
+    """Runs at `path` or below; there are none within a run."""
+    with readable(path):
+        if (path / CONFIG_FILE).is_file():
+            yield path
+        elif depth and path.is_dir():
+            for child in sorted(path.iterdir()):
+                if child.is_dir() and not child.name.startswith("."):
+                    yield from _below(child, depth - 1)
+
+
+def _state(path: Path, steps: int, total_steps: int) -> str:
+    if _is_locked(path / ".lock"):
+        return "running"
+    if steps >= total_steps:
+        return "done"
+    # Services that were started one by one have no launcher that holds the lock.
+    has_launcher = (path / ".lock").exists()
+    fresh = time.time() - _changed_s(path / STATUS_FILE) < _FRESH_S
+    return "running" if fresh and not has_launcher else "stopped"
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a launcher holds the run."""
+    try:
+        with path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _integer(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _number(value: Any, otherwise: float = 0.0) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return otherwise

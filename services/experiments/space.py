@@ -1,0 +1,114 @@
+"""`[sweep.search]`: from where each field's values are taken, and a draw at random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from common.config.loading import canonical
+from common.errors import ConfigError
+
+_DIGITS = 4
+_SEED = 0x5EA4C4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of these values."""
+
+    values: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number between two bounds, both included; whole where they are; `log`: on a logarithmic scale."""
+
+    low: float
+    high: float
+    log: bool
+
+    @property
+    def whole(self) -> bool:
+        """Whether only whole numbers are meant."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+Space = Mapping[str, Choice | Range]
+
+
+def read_space(source: str, tables: Mapping[str, Any], prefix: str = "") -> dict[str, Choice | Range]:
+    """Field to where its values are from: a list, or `{low = 1e-5, high = 1e-3, log = true}`.
+
+    Raises:
+        ConfigError: names the field that is neither.
+    """
+    found: dict[str, Choice | Range] = {}
+    for key, value in tables.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, list) and value and prefix:
+            found[canonical(path)] = Choice(value)
+        elif isinstance(value, Mapping) and prefix and {"low", "high"} & set(value):
+            found[canonical(path)] = _range(f"{source}: {path} of [sweep.search]", value)
+        elif isinstance(value, Mapping) and value:
+            found.update(read_space(source, value, f"{path}."))
+        else:
+            raise ConfigError(
+                f"{source}: {path} of [sweep.search] should be a list of values, or "
+                "{low = 1e-5, high = 1e-3, log = true}"
+            )
+    return found
+
+
+def draw(space: Space, trial: int) -> dict[str, Any]:
+    """The values of a trial, drawn at random; the same for every call with the same number."""
+    return {
+        name: _drawn(place, np.random.default_rng([_SEED, trial, index]))
+        for index, (name, place) in enumerate(space.items())
+    }
+
+
+def ends(space: Space) -> list[dict[str, Any]]:
+    """Settings that have every extreme value once, to be checked before anything is tried."""
+    values = [
+        [place.low, place.high] if isinstance(place, Range) else place.values for place in space.values()
+    ]
+    longest = max(map(len, values), default=0)
+    return [
+        {name: options[min(index, len(options) - 1)] for name, options in zip(space, values, strict=True)}
+        for index in range(longest)
+    ]
+
+
+def _drawn(place: Choice | Range, rng: np.random.Generator) -> Any:
+    if isinstance(place, Choice):
+        return place.values[int(rng.integers(len(place.values)))]
+    if place.whole and not place.log:
+        return int(rng.integers(int(place.low), int(place.high) + 1))
+    if place.log:
+        # Whole numbers too: each gets the share of the logarithmic scale that rounds to it.
+        width = 0.5 if place.whole else 0.0
+        low, high = math.log(place.low - width), math.log(place.high + width)
+        value = math.exp(rng.uniform(low, high))
+    else:
+        value = rng.uniform(place.low, place.high)
+    value = round(value) if place.whole else float(f"{value:.{_DIGITS}g}")  # digits that one can read
+    return min(place.high, max(place.low, value))
+
+
+def _range(where: str, table: Mapping[str, Any]) -> Range:
+    unknown = set(table) - {"low", "high", "log"}
+    bounds = [table.get(name) for name in ("low", "high")]
+    log = table.get("log", False)
+    numbers = [value for value in bounds if isinstance(value, int | float) and not isinstance(value, bool)]
+    if unknown or len(numbers) < 2 or not isinstance(log, bool):
+        raise ConfigError(f"{where} should have two numbers, low and high, and log = true or not")
+    low, high = numbers
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ConfigError(f"{where}: low ({low:g}) should be less than high ({high:g}), both finite")
+    if log and low <= 0:
+        raise ConfigError(f"{where}: low ({low:g}) should be above 0 where log = true")
+    return Range(low, high, log)

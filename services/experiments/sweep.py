@@ -1,0 +1,307 @@
+"""The runner of sweeps: several runs in one directory, one after the other or several at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.config import load_layers
+from common.errors import ConfigError, TroupeError
+from common.runtime import StopSignal
+from common.runtime.files import atomic_write, make_directory
+from services.experiments import groups, plot, report, suites
+from services.experiments.jobs import RUNS, Job
+from services.experiments.plan import SECTION, Planned, Sweep, parse, values_file
+from services.experiments.runs import Series
+from services.launcher.workspace import own_command, shell_path
+
+RECORD = "sweep.json"
+_VERSION = 1
+_POLL_S = 0.5
+_LINE_S = 60.0
+_STOP_S = 120.0
+"""How long runs may take to stop: each writes a checkpoint."""
+_OVER = ("done", "failed", "pruned")
+
+
+class SweepError(TroupeError):
+    """Some runs failed."""
+
+
+def check(sweep: Sweep, planned: Sequence[Planned]) -> dict[str, int]:
+    """Refuse fields and values that cannot be, before any run begins; returns each run's total steps.
+
+    Raises:
+        ConfigError: names the field, and the file that it is from.
+    """
+    totals = {}
+    with tempfile.TemporaryDirectory(prefix="troupe-") as folder:
+        values = Path(folder) / "values.toml"
+        for run in planned:
+            values.write_text(values_file(run.fields), "utf-8")
+            try:
+                loaded = load_layers(sweep.preset, values, sweep.overrides, os.environ)
+            except ConfigError as error:
+                raise ConfigError(str(error).replace(f"file {values}", f"file {sweep.source}")) from None
+            totals[run.name] = loaded.config.run.total_steps
+    return totals
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Make the directory of a sweep, and hold it against a second runner."""
+    make_directory(folder, "directory of the sweep")
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"{folder} is in use by another `troupe sweep`; stop that one first") from error
+        yield
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of an earlier call; empty where there is none.
+
+    Raises:
+        ConfigError: it is damaged, or of another version of Troupe.
+    """
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {folder / RECORD}: {error}") from error
+    if not isinstance(record, dict) or record.get("version") != _VERSION:
+        raise ConfigError(
+            f"{folder / RECORD} is not a record of this version of Troupe: choose another --dir"
+        )
+    return record
+
+
+def recorded_sweep(folder: Path, options: Mapping[str, Any], overrides: Mapping[str, str]) -> Sweep:
+    """The sweep that was begun in this directory, for `--resume`; with other words on the command line."""
+    record = read_record(folder)
+    if not record:
+        raise ConfigError(f"there is no sweep in {folder}: it has no {RECORD}")
+    tables = record["tables"]
+    chosen = {name: value for name, value in options.items() if value is not None}
+    tables = {**tables, SECTION: {**tables[SECTION], **chosen}}
+    return parse(record["source"], tables, {**record["overrides"], **overrides})
+
+
+class Runner:
+    """The runs of one sweep. Use within `claimed`."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        folder: Path,
+        stop: StopSignal,
+        totals: Mapping[str, int],
+        *,
+        retry: bool = False,
+        changed: Collection[str] = (),
+    ) -> None:
+        """Take up what is there already.
+
+        Args:
+            sweep: what to run.
+            folder: of the sweep; may have runs of an earlier call.
+            stop: asks for an end.
+            totals: steps of every run.
+            retry: try again what failed.
+            changed: fields that may have other values now than the runs began with.
+
+        Raises:
+            ConfigError: the directory has another sweep.
+        """
+        self.sweep, self.folder, self._stop = sweep, folder, stop
+        self._totals, self._changed = totals, changed
+        record = read_record(folder)
+        self.jobs = [self._taken_up(planned, record, retry) for planned in sweep.runs()]
+        self._next_line_s = time.monotonic() + _LINE_S
+
+    def _taken_up(self, planned: Planned, record: dict[str, Any], retry: bool) -> Job:
+        job = Job(planned, self.folder)
+        before = record.get("runs", {}).get(planned.name)
+        if before is not None:
+            self._check_same(planned, before, record)
+            if before["state"] in ("failed", "pruned") and not (retry and before["state"] == "failed"):
+                job.state, job.error = before["state"], before["error"]
+        run = job.run()
+        if run is not None and run.state == "done" and run.steps >= self._totals[planned.name]:
+            job.state, job.error = "done", ""
+        return job
+
+    def _check_same(self, planned: Planned, before: dict[str, Any], record: dict[str, Any]) -> None:
+        """Refuse to go on with a run under other values than it began with."""
+        was = {**before["fields"], **record["overrides"], "preset": record["preset"]}
+        now = {**planned.fields, **self.sweep.overrides, "preset": self.sweep.preset}
+        for name in (*was, *now):
+            if was.get(name) != now.get(name) and name not in self._changed:
+                raise ConfigError(
+                    f"{self.folder} has a sweep with {name} = {was.get(name)} in {planned.name}, "
+                    f"not {now.get(name)}; choose another --dir"
+                )
+
+    def run(self) -> None:
+        """Run what is left, until all is over or a stop is asked for."""
+        self._save()
+        try:
+            while not self._stop and not self._all_over():
+                self._start_some()
+                for job in self.jobs:
+                    if job.poll():
+                        self._ended(job)
+                self._tell()
+                self._stop.wait(_POLL_S)
+        finally:
+            self._stop_all()
+            self._save()
+
+    def _all_over(self) -> bool:
+        return all(job.state in _OVER for job in self.jobs)
+
+    def _start_some(self) -> None:
+        for job in self.jobs:
+            if sum(other.alive for other in self.jobs) >= self.sweep.section.parallel:
+                return
+            if job.state != "waiting":
+                continue
+            run = job.run()
+            if run is not None and run.state == "running":
+                continue  # of an earlier call that was killed: it stops by itself
+            verb = "trains" if run is None else "goes on"
+            job.start(self.sweep.preset, self.sweep.overrides)
+            self._say(f"{job.name} {verb} ({self._count()})")
+            self._save()
+
+    def _ended(self, job: Job) -> None:
+        if job.state == "stopped" and not self._stop:
+            job.state, job.error = "failed", "stopped from outside"
+        run = job.run()
+        words = f"{job.name}: {job.state}"
+        if job.error:
+            words += f": {job.error}"
+        elif run is not None:
+            score = report.number(run.last_evaluation)
+            words += f", return {score}, {run.steps:,} steps, {run.wall_s / 60:.1f} minutes"
+        self._say(words)
+        self._save()
+
+    def _stop_all(self) -> None:
+        """Stop what runs: each writes its checkpoint; a second signal, or too long a wait, makes it quick."""
+        running = [job for job in self.jobs if job.alive]
+        if not running:
+            return
+        self._say(f"stopping {len(running)} runs, which write checkpoints (once more to stop at once)")
+        for job in running:
+            job.stop()
+        deadline_s, signals = time.monotonic() + _STOP_S, self._stop.signals
+        while any(job.alive for job in running) and time.monotonic() < deadline_s:
+            for job in running:
+                if job.poll():
+                    self._ended(job)
+                elif self._stop.signals > signals:
+                    job.stop()
+            signals = self._stop.signals
+            time.sleep(0.1)
+        for job in running:
+            job.kill()
+            if job.state == "running":
+                job.state = "stopped"
+
+    def _tell(self) -> None:
+        if time.monotonic() < self._next_line_s:
+            return
+        self._next_line_s = time.monotonic() + _LINE_S
+        parts = [self._count()]
+        for job in self.jobs:
+            run = job.run() if job.state == "running" else None
+            if run is not None:
+                share = run.steps / max(1, run.total_steps)
+                parts.append(f"{job.name} {share:.0%}, return {report.number(run.last_evaluation)}")
+        self._say("; ".join(parts))
+
+    def _count(self) -> str:
+        over = sum(job.state in _OVER for job in self.jobs)
+        return f"{over} of {len(self.jobs)} runs are over"
+
+    def _say(self, line: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+    def _save(self) -> None:
+        record = {
+            "version": _VERSION,
+            "source": self.sweep.source,
+            "preset": self.sweep.preset,
+            "overrides": dict(self.sweep.overrides),
+            "tables": self.sweep.tables(),
+            "runs": {
+                job.name: {
+                    "fields": job.planned.fields,
+                    "state": job.state,
+                    "error": job.error,
+                }
+                for job in self.jobs
+            },
+        }
+        atomic_write(self.folder / RECORD, json.dumps(record, indent=1, default=str).encode())
+
+
+def summary(jobs: Sequence[Job], sweep: Sweep, folder: Path) -> list[str]:
+    """Tables of all runs and of their groups; written to `summary.txt`, `summary.json` and `curves.png`."""
+    begun = [(job, run) for job in jobs if (run := job.run()) is not None]
+    suite = suites.load(sweep.section.suite) if sweep.section.suite else None
+    lines: list[str] = []
+    comparison = None
+    if begun:
+        comparison = groups.compare([run for _, run in begun])
+    series: dict[str, Series] = {}
+    if comparison is not None:
+        for group in comparison.groups:
+            series.update({run.name: each for run, each in zip(group.runs, group.series, strict=True)})
+    lines += report.run_rows(
+        [(job.name, job.run(), job.state, series.get(job.name, Series())) for job in jobs]
+    )
+    if comparison is not None and any(series.values()):
+        lines += ["", *report.page(comparison, suite)]
+        values = report.as_values(comparison, suite)
+        atomic_write(folder / "summary.json", json.dumps(values, indent=1).encode(), durable=False)
+    atomic_write(folder / "summary.txt", ("\n".join(lines) + "\n").encode(), durable=False)
+    if comparison is not None and any(series.values()):
+        try:
+            plot.draw(comparison, folder / "curves.png", folder.name)
+            lines += ["", f"curves: {shell_path(folder.absolute() / 'curves.png')}"]
+        except ConfigError as error:
+            lines += ["", f"no curves: {error}"]
+    return lines
+
+
+def how_to_go_on(jobs: Sequence[Job], folder: Path) -> list[str]:
+    """Commands for what is left, and for a look at what there is."""
+    command = f"{own_command()} sweep --resume {shell_path(folder.absolute())}"
+    lines = [
+        f"TensorBoard: {own_command('tensorboard')} --logdir {shell_path((folder / RUNS).absolute())}",
+    ]
+    if any(job.state in ("stopped", "waiting", "running") for job in jobs):
+        lines.append(f"go on: {command}")
+    return lines
+
+
+def check_failures(jobs: Sequence[Job], folder: Path) -> None:
+    """Raise what the command ends with where runs failed."""
+    failed = [job for job in jobs if job.state == "failed"]
+    if failed:
+        first = failed[0]
+        retry = f"{own_command()} sweep --resume {shell_path(folder.absolute())} --retry"
+        raise SweepError(
+            f"{len(failed)} of {len(jobs)} runs failed, {first.name}: {first.error}; try again with `{retry}`"
+        )

@@ -1,0 +1,169 @@
+"""Sweeps of real runs: interrupted, resumed, and with one that cannot work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from common.runtime.files import read_status
+from services.experiments import sweep as running
+from services.experiments.runs import read_run
+from tests.experiments.folders import make_run
+
+ROOT = Path(__file__).parents[2]
+FILE = """
+[sweep]
+preset = "cartpole-ppo"
+parallel = 2
+
+[[sweep.list]]
+env.id = "gym:CartPole-v1"
+
+[[sweep.list]]
+env.id = "tests.envs.broken:Broken-v0"
+env.kwargs = {how = "raise"}
+
+[run]
+log_every_s = 0.5
+
+[evaluator]
+enabled = false
+"""
+
+
+def command(folder, *words):
+    return subprocess.Popen(
+        [sys.executable, "-m", "services", "sweep", *map(str, words)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(process, code):
+    try:
+        stdout, stderr = process.communicate(timeout=150)
+    finally:
+        process.kill()
+    assert process.returncode == code, stdout + stderr
+    return stdout, stderr
+
+
+def states(folder):
+    runs = json.loads((folder / "sweep.json").read_text())["runs"]
+    return {name: run["state"] for name, run in runs.items()}
+
+
+@pytest.mark.slow
+def test_a_sweep_is_stopped_and_goes_on_and_lists_what_failed(tmp_path):
+    (tmp_path / "f.toml").write_text(FILE)
+    folder = tmp_path / "runs" / "sweep-f"
+    run = folder / "runs" / "CartPole-v1"
+    process = command(tmp_path, "f.toml", "--total-steps", 10_000_000)
+    deadline_s = time.monotonic() + 120
+    while read_status(run).get("updates", 0) < 2 or "failed" not in states(folder).values():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = finished(process, 70)
+    [broken] = set(states(folder)) - {"CartPole-v1"}
+    assert states(folder) == {"CartPole-v1": "stopped", broken: "failed"}
+    assert f"1 of 2 runs failed, {broken}: " in stderr
+    assert "the physics exploded" in stderr
+    assert stderr.count("\n") == 1
+    assert "sweep --resume runs/sweep-f" in stdout
+    stopped_at = read_run(run).steps
+
+    total = stopped_at + 2_000
+    stdout, stderr = finished(command("/", "--resume", folder, "--total-steps", total), 70)
+    assert f"{broken} trains" not in stdout
+    assert states(folder)["CartPole-v1"] == "done"
+    done = read_run(run)
+    assert (done.state, done.fields["run.seed"]) == ("done", 1)
+    assert done.steps >= total
+    assert "CartPole-v1" in (folder / "summary.txt").read_text()
+    [group] = [g for g in json.loads((folder / "summary.json").read_text())["groups"] if g["finals"]]
+    assert group["steps"] == [done.steps]
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+    stdout, _ = finished(command(tmp_path, "--resume", folder, "--retry"), 70)
+    assert "CartPole-v1 goes on" not in stdout
+    assert f"{broken} trains" in stdout
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """A sweep of one done run, as far as its directory tells."""
+    monkeypatch.chdir(tmp_path)
+    wanted = running.parse("cartpole-ppo", {"sweep": {"preset": "cartpole-ppo", "seeds": 1}}, {})
+    folder = tmp_path / "s"
+    with running.claimed(folder):
+        make_run(folder / "runs" / "seed=0", run__seed="0")
+        runner_of(wanted, folder).run()
+    return folder
+
+
+def runner_of(wanted, folder, **options):
+    from common.runtime import StopSignal
+
+    return running.Runner(wanted, folder, StopSignal(), running.check(wanted, wanted.runs()), **options)
+
+
+def test_what_is_done_is_left_alone(begun):
+    assert states(begun) == {"seed=0": "done"}
+    before = (begun / "runs" / "seed=0" / "config.toml").stat().st_mtime_ns
+    again = running.recorded_sweep(begun, {}, {})
+    runner = runner_of(again, begun)
+    runner.run()
+    assert [job.state for job in runner.jobs] == ["done"]
+    assert (begun / "runs" / "seed=0" / "config.toml").stat().st_mtime_ns == before
+    assert "seed=0  done    2.00" in "\n".join(running.summary(runner.jobs, again, begun))
+
+
+def test_more_steps_are_asked_for_by_resume_only(begun):
+    again = running.recorded_sweep(begun, {}, {"run.total_steps": "200_000"})
+    runner = runner_of(again, begun, changed={"run.total_steps"})
+    assert [job.state for job in runner.jobs] == ["waiting"]
+    with pytest.raises(
+        running.ConfigError, match=r"a sweep with run\.total_steps = None in seed=0, not 200_000"
+    ):
+        runner_of(again, begun)
+
+
+def test_a_sweep_of_other_values_is_refused_and_one_of_more_seeds_is_not(begun):
+    tables = {"sweep": {"preset": "cartpole-ppo", "seeds": 2}}
+    wider = running.parse("cartpole-ppo", tables, {})
+    assert [job.state for job in runner_of(wider, begun).jobs] == ["done", "waiting"]
+    other = running.parse("cartpole-ppo", {**tables, "agent": {"gamma": 0.9}}, {})
+    with pytest.raises(
+        running.ConfigError, match=r"agent\.gamma = None in seed=0, not 0\.9; choose another --dir"
+    ):
+        runner_of(other, begun)
+
+
+def test_one_runner_at_a_time(begun):
+    with (
+        running.claimed(begun),
+        pytest.raises(running.ConfigError, match="in use by another"),
+        running.claimed(begun),
+    ):
+        pass
+
+
+def test_a_record_that_is_none_is_refused(begun):
+    (begun / "sweep.json").write_text('{"version": 99}')
+    with pytest.raises(running.ConfigError, match="not a record of this version"):
+        running.recorded_sweep(begun, {}, {})
+    (begun / "sweep.json").write_text("{")
+    with pytest.raises(running.ConfigError, match="cannot read"):
+        running.recorded_sweep(begun, {}, {})
