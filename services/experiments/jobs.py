@@ -79,7 +79,7 @@ class Job:
         prefix = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(int(signal.SIGTERM)), "0"]
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "services", *command],
+                [*prefix, sys.executable, "-P", "-m", "services", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -16,11 +16,13 @@ Suite = dict[str, tuple[float, float] | None]
 
 _ATARI5 = ("battle_zone", "double_dunk", "name_this_game", "phoenix", "qbert")
 """Aitchison et al. 2023, "Atari-5": the five games whose scores say most about the median over all 57."""
+_MINATAR5 = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 _MUJOCO5 = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5")
 
 SUITES: dict[str, tuple[str, ...]] = {
     "atari57": tuple(f"atari:{game}" for game in RANDOM_AND_HUMAN),
     "atari5": tuple(f"atari:{game}" for game in _ATARI5),
+    "minatar5": tuple(f"minatar:{game}" for game in _MINATAR5),
     "dmlab30": tuple(f"dmlab:{level}" for level in DMLAB30),
     "mujoco5": tuple(f"gym:{name}" for name in _MUJOCO5),
 }

@@ -188,11 +188,12 @@ def test_pictures_have_the_curves(tmp_path):
 
 
 def test_every_suite_is_of_known_environments():
-    from common.envs import dmlab
+    from common.envs import dmlab, minatar
 
     assert [
         name for name, games in suites.SUITES.items() if len(games) != int("".join(filter(str.isdigit, name)))
     ] == []
+    assert list(suites.load("minatar5")) == [f"minatar:{game}" for game in minatar.GAMES]
     assert list(suites.load("dmlab30")) == [f"dmlab:{level}" for level in dmlab.DMLAB30]
     assert all(
         reference for name in ("atari57", "atari5", "dmlab30") for reference in suites.load(name).values()
@@ -245,7 +246,7 @@ BAD = [
     ("compare", ["RUN"]),
     ("compare R --by agent.gama", ["'agent.gama'", "nearest: agent.gamma"]),
     ("compare R --metric nothing", ["no run has values of 'nothing'"]),
-    ("compare R --suite minatari5", ["unknown suite 'minatari5'", "nearest: atari5"]),
+    ("compare R --suite attari5", ["unknown suite 'attari5'", "nearest: atari5"]),
     ("plot R --out p.bmp", ["p.bmp", ".png"]),
     ("plot R --out FILE/p.png", ["cannot create"]),
     ("plot R --agent.gamma 1", ["unknown argument --agent.gamma"]),
