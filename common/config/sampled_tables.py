@@ -26,6 +26,7 @@ def check_sampled_tables(agent: AgentConfig, replay: ReplayConfig) -> None:
             f"{replay.batch_size}: make them the same"
         )
     _check_kinds(agent, replay, tables)
+    _check_features(agent, tables)
     for table in tables:
         _check_room(table, shares[table.name], replay)
     if len(tables) > 1:
@@ -70,6 +71,18 @@ def _check_kinds(agent: AgentConfig, replay: ReplayConfig, tables: list[TableCon
             raise ValueError(
                 f"{algorithm} may learn {needs.max_times_sampled} time from an item, but the table "
                 f"`{table.name}` has max_times_sampled={table.max_times_sampled}"
+            )
+
+
+def _check_features(agent: AgentConfig, tables: list[TableConfig]) -> None:
+    """Who samples or removes by distance needs an agent that stores features, and says how far they are off."""
+    if getattr(agent, "behaviour_features", "none") != "none":
+        return
+    for table in tables:
+        if {table.sampler, table.remover} & {"elite", "attentive"}:
+            raise ValueError(
+                f"`{table.name}` in replay.tables goes by features, and {agent.algorithm} stores none: set "
+                "agent.behaviour_features of impala to torso or head, or take another sampler or remover"
             )
 
 

@@ -8,6 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Distance = Literal["norm", "cosine", "kl"]
+FEATURES = "features"
+"""Field of a chunk by which replay measures distances: float numbers of each step."""
+
 DISTANCES: tuple[Distance, ...] = get_args(Distance)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.data.columns import Payload
+from common.data.distances import FEATURES
 from common.data.packing import MAX_ENTRY_BYTES, PackingError, check_blocks
 from common.data.schema import MAX_FIELD_BYTES, FieldSpec, Items
 from common.data.table import TableConfig, valid_priorities
@@ -83,8 +84,21 @@ def check_insert(
         if table is None:
             raise no_table(name, tables)
         _check_items(items, insert.steps, table.capacity)
+        if table.sampler == "attentive":
+            _check_features(name, insert.specs)
         if item_steps and (items.lengths.min() < item_steps[0] or items.lengths.max() > item_steps[1]):
             raise RefusedError("bad_items", "an item of other than {} to {} steps".format(*item_steps))
+
+
+def _check_features(table: str, specs: Sequence[FieldSpec]) -> None:
+    """Raise RefusedError where no distance can be measured."""
+    spec = next((spec for spec in specs if spec.name == FEATURES), None)
+    if spec is None or spec.compress or np.dtype(spec.dtype).kind != "f":
+        raise RefusedError(
+            "bad_chunk",
+            f"table {table!r} is sampled by the field `{FEATURES}`, which this chunk lacks, or not as float "
+            "numbers that are not compressed",
+        )
 
 
 def no_table(name: str, tables: Mapping[str, Any]) -> RefusedError:

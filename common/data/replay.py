@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from common.data.changes import CHANGE, check_memory
 from common.data.columns import DiskFullError, Payload
+from common.data.distances import FEATURES
 from common.data.inserts import GapError, HeldError, Insert, check_insert, no_table, same_fields
 from common.data.leases import Leases
 from common.data.producers import Producers
@@ -121,7 +122,12 @@ class Replay:
         self._configs = {table.name: table for table in tables}
         self.layout: dict[str, Any] = {"tables": {table.name: table.slots for table in tables}}
         self.tables = {
-            table.name: Table(table, self.folder, self._release_queued if table.is_queue else self._release)
+            table.name: Table(
+                table,
+                self.folder,
+                self._release_queued if table.is_queue else self._release,
+                self._features,
+            )
             for table in tables
         }
         self._producers = Producers(self.folder)
@@ -301,6 +307,12 @@ class Replay:
         assert self.store is not None
         self.store.release(rows)
         self.store.let_go(rows)  # those that have items in other tables may go from now on
+
+    def _features(self, items: NDArray) -> NDArray:
+        """The field that distances are measured by, of records of items ``[n]``."""
+        assert self.store is not None
+        rows, offsets, lengths = (items[name].astype(np.int64) for name in ("row", "offset", "length"))
+        return self.store.gather(rows, offsets, lengths, only=(FEATURES,))[FEATURES]
 
     def _counted(self, error: RefusedError) -> RefusedError:
         self.counters.refused[error.kind] = self.counters.refused.get(error.kind, 0) + 1

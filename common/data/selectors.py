@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,21 @@ NO_SLOTS: Slots = np.empty(0, np.int64)
 
 TINY_PRIORITY = 1e-12
 """With a negative exponent, smaller priorities weigh as much as this one; zero would weigh infinitely."""
+
+
+@dataclass(frozen=True)
+class TableView:
+    """What a selector may look at of its table, besides what it is told.
+
+    Attributes:
+        items: ``[slots]``, the table's records (`common.data.table.ITEM`), as they are now.
+        samples: how many samples the table has given in its life.
+        features: the field ``features`` of items at ``slots [n]``, ``[n, window, ...]``.
+    """
+
+    items: NDArray
+    samples: Callable[[], int]
+    features: Callable[[Slots], NDArray]
 
 
 class Selector(ABC):
@@ -309,24 +325,3 @@ def _smallest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     if count >= len(values):
         return np.arange(len(values))
     return np.argpartition(values, count - 1)[:count]
-
-
-SAMPLERS: Mapping[str, Callable[[int, float], Selector]] = {
-    "prioritized": Prioritized,
-    "uniform": lambda capacity, _: Uniform(capacity),
-    "fifo": lambda capacity, _: Fifo(capacity),
-    "lifo": lambda capacity, _: Lifo(capacity),
-    "max_heap": lambda capacity, _: Heap(capacity, largest=True),
-    "min_heap": lambda capacity, _: Heap(capacity, largest=False),
-}
-"""What may choose the items of a batch, by name: makes it for a capacity and a priority exponent."""
-
-REMOVERS: Mapping[str, Callable[[int, float], Selector]] = {
-    "fifo": SAMPLERS["fifo"],
-    "lifo": SAMPLERS["lifo"],
-    "uniform": SAMPLERS["uniform"],
-    "lowest": SAMPLERS["min_heap"],
-    "soft": SAMPLERS["fifo"],  # the oldest, too; the table removes less often
-    "prioritized": SAMPLERS["prioritized"],
-}
-"""What may choose the items that go when the table is full."""

@@ -322,12 +322,13 @@ class ChunkStore:
         lengths: NDArray[np.int64],
         *,
         plain: bool = False,
+        only: Sequence[str] | None = None,
     ) -> dict[str, NDArray]:
-        """The entries of items ``[B]``, by field: see ``Column.gather``."""
+        """The entries of items ``[B]``, by field, of all or ``only`` of these: see ``Column.gather``."""
         starts = self._records["starts"][rows]
         arrays = {}
-        for name, column in self.columns.items():
-            spec = column.spec
+        for name in self.columns if only is None else only:
+            column, spec = self.columns[name], self.columns[name].spec
             first = starts[:, self._first_lane[name]] + offsets
             arrays[name] = column.gather(first, lengths + (spec.before + spec.after), plain=plain)
         return arrays

@@ -13,7 +13,8 @@ from common.data.changes import CHANGE
 from common.data.columns import MappedFile
 from common.data.counting import add_counts
 from common.data.limiter import Limiter
-from common.data.selectors import NO_SLOTS, REMOVERS, SAMPLERS, Chosen, Selector, Slots
+from common.data.samplers import REMOVERS, SAMPLERS
+from common.data.selectors import NO_SLOTS, Chosen, Selector, Slots, TableView
 from common.data.table_config import TableConfig
 from common.errors import ConfigError
 
@@ -43,8 +44,20 @@ class Table:
     """Items of one name. Their chunks belong to the store, which hears of every item that goes."""
 
     def __init__(
-        self, config: TableConfig, folder: Path, release: Callable[[NDArray[np.int64]], None]
+        self,
+        config: TableConfig,
+        folder: Path,
+        release: Callable[[NDArray[np.int64]], None],
+        features: Callable[[NDArray], NDArray],
     ) -> None:
+        """Open the table's files in ``folder``.
+
+        Args:
+            config: what it is.
+            folder: of the files.
+            release: is told the rows of items that have gone.
+            features: gives the field `features` of records ``[n]`` of ``ITEM``.
+        """
         capacity = self._slots = config.slots
         self.config = config
         self._release = release
@@ -60,8 +73,9 @@ class Table:
         self._header: NDArray[np.float64] = MappedFile(
             folder / f"{config.name}.header", "float64", (8,), sparse=False
         ).array
-        self.sampler: Selector = SAMPLERS[config.sampler](capacity, config.priority_exponent)
-        self.remover: Selector = REMOVERS[config.remover](capacity, config.removal_exponent)
+        view = TableView(self._items, lambda: self.limiter.sampled, lambda slots: features(self.items(slots)))
+        self.sampler: Selector = SAMPLERS[config.sampler](config, view)
+        self.remover: Selector = REMOVERS[config.remover](config, view)
         self.limiter = Limiter(
             config.min_items,
             config.samples_per_insert,

@@ -13,8 +13,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from common.data.distances import DISTANCES
+from common.data.elite import STRATEGIES
 from common.data.limiter import auto_error
-from common.data.selectors import REMOVERS, SAMPLERS
+from common.data.samplers import REMOVERS, SAMPLERS
 from common.errors import ConfigError
 
 LIMITERS = ("rate", "queue")
@@ -77,6 +79,17 @@ class TableConfig:
         "Rows of every batch of a run that come from this table; actors insert into all tables with a share. "
         "0 in all tables = `default` is the only one that a run uses.",
     )
+    candidates_max: float = _field(
+        4.0,
+        "Candidates for each row of a batch among which `elite` and `attentive` choose, at first.",
+    )
+    candidates_anneal_samples: int = _field(
+        0, "Samples over which those become one, which is uniform sampling; 0 = they do not."
+    )
+    strategy: str = _field("nearest", f"Which of the candidates are taken: {', '.join(STRATEGIES)}.")
+    distance: str = _field("norm", f"How `attentive` measures: {', '.join(DISTANCES)}.")
+    distance_power: float = _field(2.0, "Exponent of the distance `norm`.")
+    removal_candidates: int = _field(20, "Items of which the `elite` remover takes out the most off policy.")
 
     @property
     def slots(self) -> int:
@@ -93,6 +106,14 @@ class TableConfig:
         if self.samples_per_insert_error is not None:
             return self.samples_per_insert_error
         return auto_error(self.samples_per_insert, self.min_items, batch_size)
+
+
+_DISTANCE_BOUNDS = {
+    "candidates_max": (1, 1000),
+    "candidates_anneal_samples": (0, 2**53),
+    "distance_power": (1, 64),
+    "removal_candidates": (1, 1 << 16),
+}
 
 
 def table_meanings() -> dict[str, tuple[Any, str]]:
@@ -162,11 +183,13 @@ def check_tables(tables: Iterable[TableConfig]) -> None:
 def shard_tables(tables: Sequence[TableConfig], shards: int, batch_size: int) -> list[TableConfig]:
     """Return each shard's part of the tables of a run: capacities and minima are divided, rounded up."""
     parts = [
-        replace(table, capacity=-(-table.capacity // shards), min_items=-(-table.min_items // shards))
-        for table in tables
+        replace(table, **{name: -(-getattr(table, name) // shards) for name in _SHARED}) for table in tables
     ]
     return [replace(part, samples_per_insert_error=part.limiter_error(batch_size)) for part in parts]
 
+
+_SHARED = ("capacity", "min_items", "candidates_anneal_samples")
+"""Numbers of a run's table that its shards divide."""
 
 _NUMBERS = {
     each.name: int if isinstance(each.default, int) else float
@@ -229,6 +252,11 @@ def _check(where: str, table: TableConfig) -> None:
         )
     if table.soft_period_batches < 1:
         raise ConfigError(f"{where}: soft_period_batches should be at least 1")
+    _check_choice(where, "strategy", table.strategy, STRATEGIES)
+    _check_choice(where, "distance", table.distance, DISTANCES)
+    for key, (least, most) in _DISTANCE_BOUNDS.items():
+        if not least <= getattr(table, key) <= most:
+            raise ConfigError(f"{where}: {key} ({getattr(table, key)}) should be from {least} to {most}")
     if table.is_queue and not table.max_times_sampled:
         raise ConfigError(f"{where}: a queue needs max_times_sampled, or it would never empty")
     if table.is_queue and table.samples_per_insert:

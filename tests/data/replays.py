@@ -16,6 +16,7 @@ SPECS = (
     FieldSpec("obs", "uint8", FRAME, before=3, after=2, compress=True),
     FieldSpec("raw", "int32", (2,), before=1),
     FieldSpec("action", "int64", ()),
+    FieldSpec("features", "float16", (3,)),
 )
 BUDGET = 1 << 24
 OPENED: weakref.WeakSet[Replay] = weakref.WeakSet()
@@ -40,6 +41,11 @@ def entry(number):
     return ((number * 7 + np.arange(30)) % 256).astype(np.uint8).reshape(FRAME)
 
 
+def features(numbers):
+    """What a network might have seen in these steps."""
+    return np.cos(np.outer(numbers, [1.0, 0.1, 0.01])).astype(np.float16)
+
+
 def make_insert(
     sequence, start, steps, offsets, lengths, priorities, *, incarnation=9, table="default", specs=SPECS
 ):
@@ -50,6 +56,7 @@ def make_insert(
         "obs": Payload(*pack_entries(obs)),
         "raw": Payload(raw),
         "action": Payload(np.arange(start, start + steps, dtype=np.int64)),
+        "features": Payload(features(np.arange(start, start + steps))),
     }
     items = Items(np.array(offsets, np.int32), np.array(lengths, np.int32), np.array(priorities, np.float64))
     return Insert(incarnation, sequence, sequence, specs, payloads, steps, 4, {table: items})
@@ -65,6 +72,8 @@ def check_windows(sample):
     count = len(sample.ids)
     obs = unpack_frame(sample.arrays["obs"].data, (count, 3 + longest + 2, *FRAME), "uint8")
     assert sample.arrays["raw"].shape == (count, 1 + longest, 2)
+    steps = np.minimum(np.arange(longest), sample.lengths[:, None] - 1) + sample.arrays["action"][:, :1]
+    assert np.array_equal(sample.arrays["features"], features(steps.ravel()).reshape(count, longest, 3))
     for row in range(count):
         start, length = int(sample.arrays["action"][row, 0]), int(sample.lengths[row])
         for field, before, after in (("obs", 3, 2), ("raw", 1, 0), ("action", 0, 0)):

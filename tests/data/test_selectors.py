@@ -5,9 +5,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.selectors import SAMPLERS
+from common.data.samplers import REMOVERS, SAMPLERS
+from common.data.selectors import TableView
+from common.data.table import ITEM
+from common.data.table_config import TableConfig
 
 CAPACITY = 150
+
+
+def make(kind, capacity=CAPACITY, choices=SAMPLERS, **fields):
+    """A selector, and the records of its table, which `appear` and `vanish` keep as a table does."""
+    items = np.zeros(capacity, ITEM)
+    features = np.random.default_rng(7).normal(size=(capacity, 3, 2))
+    config = TableConfig(capacity=capacity, **fields)
+    return choices[kind](config, TableView(items, lambda: 0, lambda slots: features[slots])), items
+
+
+def appear(selector, items, slots, priorities):
+    items["commit"][slots] = items["commit"].max() + 1
+    selector.insert(np.asarray(slots), np.asarray(priorities, float))
+
+
+def vanish(selector, items, slots):
+    items["commit"][slots] = 0
+    selector.delete(slots)
+
 
 OPERATION = st.one_of(
     st.tuples(st.just("insert"), st.lists(st.floats(0, 1e6), min_size=1, max_size=40)),
@@ -41,6 +63,12 @@ def check_choice(kind, model, count, slots, probabilities):
             assert weights[slot] > 0
             assert probability == pytest.approx(weights[slot] / total, rel=1e-9)
         return
+    if kind in ("elite", "attentive"):  # see test_elite.py
+        assert len(slots) == (count if model else 0)
+        assert len(set(slots.tolist())) == min(count, len(model)), "twice only where there are too few"
+        assert set(slots.tolist()) <= set(model)
+        assert np.allclose(probabilities, 1 / max(len(model), 1))
+        return
     order = expected_order(kind, model)[:count]
     assert len(slots) == len(set(slots.tolist())) == len(order)
     if kind in ("fifo", "lifo"):
@@ -55,7 +83,7 @@ def check_choice(kind, model, count, slots, probabilities):
 @settings(max_examples=60, deadline=None)
 def test_agrees_with_a_list(kind, operations, seed):
     rng = np.random.default_rng(seed)
-    selector = SAMPLERS[kind](CAPACITY, 0.6)
+    selector, items = make(kind)
     model: dict[int, float] = {}  # slot -> priority, oldest first
     free = list(range(CAPACITY))
     for operation, value in operations:
@@ -64,11 +92,11 @@ def test_agrees_with_a_list(kind, operations, seed):
             if not len(priorities):
                 continue
             slots = np.array([free.pop(int(rng.integers(len(free)))) for _ in priorities])
-            selector.insert(slots, priorities)
+            appear(selector, items, slots, priorities)
             model |= dict(zip(slots.tolist(), priorities.tolist(), strict=True))
         elif operation == "delete" and model:
             slots = rng.choice(list(model), min(value, len(model)), replace=False)
-            selector.delete(slots)
+            vanish(selector, items, slots)
             for slot in slots.tolist():
                 del model[slot]
                 free.append(slot)
@@ -87,7 +115,7 @@ def test_agrees_with_a_list(kind, operations, seed):
                 possible = sum(p > 0 for p in model.values())
             assert len(slots) == len(set(slots.tolist())) == min(value, possible)
             assert set(slots.tolist()) <= set(model)
-            selector.delete(slots)
+            vanish(selector, items, slots)
             for slot in slots.tolist():
                 del model[slot]
                 free.append(slot)
@@ -105,8 +133,8 @@ def test_what_is_drawn_follows_the_distribution(kind, exponent):
     rng = np.random.default_rng(3)
     priorities = rng.random(count) * 10
     priorities[::7] = 0
-    selector = SAMPLERS[kind](count, exponent)
-    selector.insert(np.arange(count), priorities)
+    selector, items = make(kind, count, priority_exponent=exponent)
+    appear(selector, items, np.arange(count), priorities)
     weights = np.where(priorities > 0, priorities**exponent, 0) if kind == "prioritized" else np.ones(count)
     # One at a time: a batch is stratified, and so more even than chance.
     slots = np.concatenate([selector.select(1, rng)[0] for _ in range(2000)])
@@ -125,23 +153,23 @@ def test_a_negative_exponent_prefers_low_priorities():
     rng = np.random.default_rng(0)
     gone = np.zeros(4)
     for _ in range(2000):
-        selector = SAMPLERS["prioritized"](4, -0.4)
-        selector.insert(np.arange(4), np.array([0.5, 1.0, 2.0, 1e30]))
+        selector, items = make("prioritized", 4, REMOVERS, removal_exponent=-0.4)
+        appear(selector, items, np.arange(4), np.array([0.5, 1.0, 2.0, 1e30]))
         gone[selector.distinct(1, rng)] += 1
     weights = np.array([0.5, 1.0, 2.0]) ** -0.4
     assert gone[3] == 0
     assert chi_square(gone[:3], 2000 * weights / weights.sum()) < 2 + 5 * 2
     # Zero goes first, and does not break the sum.
-    selector = SAMPLERS["prioritized"](4, -0.4)
-    selector.insert(np.arange(3), np.array([0.0, 1.0, 1.0]))
+    selector, items = make("prioritized", 4, REMOVERS, removal_exponent=-0.4)
+    appear(selector, items, np.arange(3), np.array([0.0, 1.0, 1.0]))
     assert selector.distinct(1, rng).tolist() == [0]
 
 
 def test_uniform_removal_is_uniform():
     rng = np.random.default_rng(0)
     counts = np.zeros(20)
-    selector = SAMPLERS["uniform"](20, 0)
-    selector.insert(np.arange(20), np.ones(20))
+    selector, items = make("uniform", 20)
+    appear(selector, items, np.arange(20), np.ones(20))
     for _ in range(4000):
         counts[selector.distinct(5, rng)] += 1
     assert chi_square(counts, 1000.0) < 19 + 5 * np.sqrt(38)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from common.data import inserts
 from common.data.inserts import HeldError, RefusedError
+from common.data.samplers import REMOVERS, SAMPLERS
 from common.data.schema import Items
-from common.data.selectors import REMOVERS, SAMPLERS
 from common.data.table import MAX_PRIORITY
 from common.data.table_config import STEEPEST, TableConfig, parse_table
 from common.errors import ConfigError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from common.data.selectors import REMOVERS, SAMPLERS
+from common.data.samplers import REMOVERS, SAMPLERS
 from common.data.table_config import LIMITERS, TableConfig
 from services.replay.rates import Rates
 from services.replay.requests import RequestHandlers

@@ -1,0 +1,210 @@
+"""Elite and attentive replay: what a batch costs, and how well estimated distances stand for fresh ones.
+
+`python -m benchmarks.elite --json [--seconds S]`. Three parts: drawing 16 of N unrolls; a learner that
+computes the features of candidates anew, instead of sending distances back as priorities; and, in a training
+of CartPole on as many fresh as replayed unrolls, how far off policy what each way would choose is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.common import median_ms, parser, report
+from common.agents.impala import ImpalaAgent, ImpalaConfig
+from common.config.schema import EnvConfig
+from common.data.columns import Payload
+from common.data.distances import distances
+from common.data.elite import Elite
+from common.data.inserts import Insert
+from common.data.replay import Replay
+from common.data.schema import Chunk, FieldSpec, Items
+from common.data.selectors import TableView
+from common.data.table import ITEM
+from common.data.table_config import TableConfig
+from common.envs import EnvSpec, make_vector
+from common.spaces import ActionSpec
+from services.actor.local_inference import Rollout
+
+STEPS, FEATURES, ROWS, LAMBDA = 20, 64, 16, 6
+BREAKOUT = EnvSpec("atari:breakout", (4, 84, 84), "uint8", ActionSpec.discrete(4), 4, 4, True)
+SAMPLERS = {
+    "uniform": {"sampler": "uniform"},
+    "elite": {"sampler": "elite"},
+    "elite_spread": {"sampler": "elite", "strategy": "spread_least_sampled"},
+    "attentive": {"sampler": "attentive"},
+}
+
+
+def drawing(unrolls: int, seconds: float) -> dict[str, float]:
+    """Milliseconds that a shard needs to choose the rows of a batch, by sampler."""
+    rng = np.random.default_rng(0)
+    specs = (FieldSpec("features", "float16", (FEATURES,)),)
+    tables = [
+        TableConfig(name, capacity=unrolls, candidates_max=LAMBDA, **fields)  # type: ignore[arg-type]
+        for name, fields in SAMPLERS.items()
+    ]
+    whole = Items(np.zeros(1, np.int32), np.full(1, STEPS, np.int32), np.ones(1))
+    with tempfile.TemporaryDirectory() as folder:
+        replay = Replay(Path(folder), tables, budget_bytes=1 << 31)
+        features = rng.normal(size=(STEPS, FEATURES)).astype(np.float16)
+        for sequence in range(1, unrolls + 1):
+            items = dict.fromkeys(SAMPLERS, whole)
+            payloads = {"features": Payload(features * np.float16(rng.random()))}
+            replay.insert(Insert(1, sequence, sequence, specs, payloads, STEPS, 0, items))
+        found = {}
+        for name in SAMPLERS:
+            draw = replay.tables[name].draw
+            found[f"{name}_ms_{unrolls}"] = median_ms(lambda draw=draw: draw(ROWS, replay.rng), seconds)
+        update = replay.tables["elite"]
+        ids = replay.sample({"elite": ROWS}).ids  # type: ignore[union-attr]
+        found[f"update_ms_{unrolls}"] = median_ms(lambda: update.update(ids, rng.random(ROWS)), seconds)
+        replay.close()
+    return found
+
+
+def random_unrolls(agent: ImpalaAgent, count: int) -> dict[str, np.ndarray]:
+    """Unrolls of noise."""
+    rng, batch = np.random.default_rng(0), {}
+    for field in agent.fields:
+        shape = (count, field.entries(STEPS), *field.shape)
+        batch[field.name] = rng.integers(0, 2, shape).astype(field.dtype)
+    batch["frames"][:] = 4
+    return batch
+
+
+def fresh_features(agent: ImpalaAgent, batch: dict[str, np.ndarray]) -> np.ndarray:
+    """How far off policy each unroll is, with the features of today's network."""
+    unrolls = agent._unrolls(batch)
+    inputs = (unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory)
+    with torch.inference_mode():
+        features = agent._net.described(*inputs)[3]
+    return agent._distances(batch["features"], features)
+
+
+def scoring(seconds: float) -> dict[str, float]:
+    """An update of 5 fresh and 5 replayed unrolls of Breakout, and what elite replay adds to it."""
+    agents = [
+        ImpalaAgent(ImpalaConfig(torso="shallow", unroll_steps=STEPS, behaviour_features=kind), BREAKOUT)
+        for kind in ("none", "torso", "head")
+    ]
+    figures = {}
+    for agent in agents:
+        batch, weights = random_unrolls(agent, 10), np.ones(10, np.float32)
+        name = f"update_ms_{agent.config.behaviour_features}"
+        figures[name] = median_ms(lambda a=agent, b=batch, w=weights: a.update(b, w, False), seconds)
+    more = random_unrolls(agents[1], 5 * (LAMBDA - 1))
+    figures["rescore_ms"] = median_ms(lambda: fresh_features(agents[1], more), seconds)
+    stored = {field.name: field.entries(STEPS) * field.entry_bytes for field in agents[1].fields}
+    figures["unroll_bytes_raw"] = float(sum(stored.values()) - stored["features"])
+    figures["feature_bytes_torso"] = float(stored["features"])
+    figures["feature_bytes_head"] = float(STEPS * agents[2].feature_size * 2)
+    width = agents[1].feature_size
+    left, right = np.random.default_rng(0).normal(size=(2, 10, STEPS, width)).astype(np.float16)
+    figures["distance_ms"] = median_ms(lambda: distances("norm", left, right), seconds)
+    return figures
+
+
+class Estimates:
+    """What is known of the unrolls of a table, oldest out first, and of each way to estimate a distance."""
+
+    def __init__(self, capacity: int) -> None:
+        self.items = np.zeros(capacity, ITEM)
+        self.chunks: list[Chunk | None] = [None] * capacity
+        self.stale = np.zeros(capacity)
+        self.inserted = 0
+        config = TableConfig(capacity=capacity, sampler="elite", candidates_max=LAMBDA)
+        self.sampler = Elite(config, TableView(self.items, lambda: 0, lambda slots: slots))
+
+    def insert(self, chunk: Chunk) -> None:
+        """Take in an unroll."""
+        slot = np.array([self.inserted % len(self.items)])
+        if self.inserted >= len(self.items):
+            self.sampler.delete(slot)
+        self.inserted += 1
+        self.items["commit"][slot] = self.inserted
+        self.chunks[slot[0]], self.stale[slot] = chunk, 0.0
+        self.sampler.insert(slot, np.ones(1))
+
+    def measured(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+        """Take in what an update says."""
+        self.stale[slots] = 1.0 / priorities - 1.0
+        self.sampler.update(slots, priorities)
+
+    def batch(self, slots: np.ndarray) -> list[dict[str, np.ndarray]]:
+        """The fields of unrolls."""
+        return [chunk.fields for slot in slots if (chunk := self.chunks[slot]) is not None]
+
+
+def estimating(updates: int, capacity: int = 1000) -> dict[str, float]:
+    """Mean distance of the 4 nearest of 24 unrolls, when each way to know distances chooses them."""
+    env = make_vector(EnvConfig(id="gym:CartPole-v1", reward_clip="none"), 16, 1)
+    config = ImpalaConfig(
+        torso="mlp", see_last_step=False, unroll_steps=STEPS, gamma=0.98, baseline_cost=0.1,
+        entropy_cost=0.003, optimizer="adam", optimizer_epsilon=1e-5, learning_rate=1e-3,
+        behaviour_features="torso",
+    )  # fmt: skip
+    agent = ImpalaAgent(config, env.spec, seed=1)
+    rollout, queue = Rollout(agent, env, 0, 1), deque[Chunk]()
+    rollout.explore(list(range(16)), 16)
+    table, rng = Estimates(capacity), np.random.default_rng(1)
+    probes: dict[str, list[float]] = {}
+    done = 0
+    while done < updates:
+        queue.extend(rollout.step(0))
+        while len(queue) >= 4:
+            fresh = [queue.popleft() for _ in range(4)]
+            slots = table.sampler.select(4 * (table.inserted >= capacity // 2), rng)[0]
+            rows = [chunk.fields for chunk in fresh] + table.batch(slots)
+            batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+            priorities = agent.update(batch, np.ones(len(rows), np.float32), False, done / updates).priorities
+            assert priorities is not None
+            table.measured(slots, priorities[4:])
+            for chunk in fresh:
+                table.insert(chunk)
+            done += 1
+            if table.inserted > capacity and done % 100 == 0:
+                _probe(agent, table, rng, probes)
+    return {name: float(np.mean(values)) for name, values in probes.items()}
+
+
+def _probe(
+    agent: ImpalaAgent, table: Estimates, rng: np.random.Generator, probes: dict[str, list[float]]
+) -> None:
+    slots = np.arange(len(table.items))
+    rows = table.batch(slots)
+    true = fresh_features(agent, {name: np.stack([row[name] for row in rows]) for name in rows[0]})
+    ages = (table.inserted - table.items["commit"]).astype(float)
+    ways = {"fresh": true, "estimated": table.sampler._distances(slots), "stale": table.stale, "age": ages}
+    probes.setdefault("distance_uniform", []).append(float(true.mean()))
+    for name, known in ways.items():
+        drawn = [rng.choice(len(slots), 4 * LAMBDA, replace=False) for _ in range(200)]
+        chosen = [true[each[np.argsort(known[each], kind="stable")[:4]]].mean() for each in drawn]
+        probes.setdefault(f"distance_{name}", []).append(float(np.mean(chosen)))
+
+
+def main() -> None:
+    """Measure, and print the JSON line."""
+    options = parser(__doc__, seconds=2.0)
+    options.add_argument("--updates", type=int, default=1500, help="updates of the training")
+    options.add_argument("--unrolls", type=int, nargs="*", default=[1000, 10_000, 100_000])
+    args = options.parse_args()
+    torch.set_num_threads(1)
+    figures: dict[str, float | int | str] = {}
+    for unrolls in args.unrolls:
+        figures |= drawing(unrolls, args.seconds)
+    figures |= scoring(args.seconds)
+    figures |= estimating(args.updates)
+    rounded = {name: round(value, 4) for name, value in figures.items() if isinstance(value, float)}
+    if not args.json:
+        for name, value in rounded.items():
+            print(f"{name:32} {value:12.4g}")
+    report("elite", {**rounded})
+
+
+if __name__ == "__main__":
+    main()
