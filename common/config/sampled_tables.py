@@ -75,7 +75,7 @@ def _check_kinds(agent: AgentConfig, replay: ReplayConfig, tables: list[TableCon
 
 
 def _check_features(agent: AgentConfig, tables: list[TableConfig]) -> None:
-    """Who samples or removes by distance needs an agent that stores features, and says how far they are off."""
+    """Who samples or removes by distance needs an agent that stores features, and measures them."""
     if getattr(agent, "behaviour_features", "none") != "none":
         return
     for table in tables:

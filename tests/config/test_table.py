@@ -282,3 +282,13 @@ def test_a_mixture_that_cannot_be_or_would_wait_for_ever_is_refused(preset, fiel
 def test_a_server_by_itself_has_no_shares():
     with pytest.raises(ConfigError, match=r"table 'a': share is for \[\[replay.tables\]\] of a run"):
         parse_table("a:share=3")
+
+
+def test_what_goes_by_features_needs_an_agent_that_stores_them():
+    replay = "replay.tables"
+    tables = '[{{name = "a", limiter = "queue", capacity = 4, share = 4}}, {{name = "b", share = 4, {}}}]'
+    for chooser in ('sampler = "elite"', 'sampler = "attentive"', 'remover = "elite"'):
+        overrides = {replay: tables.format(chooser)}
+        with pytest.raises(ConfigError, match=r"`b` in replay.tables goes by features.*behaviour_features"):
+            load_config("cartpole-impala", overrides=overrides)
+        load_config("cartpole-impala", overrides=overrides | {"agent.behaviour_features": "head"})

@@ -213,7 +213,12 @@ def test_wrong_inserts_are_refused_and_change_nothing(tmp_path, change, kind):
 def test_margins_may_be_split_in_another_way(tmp_path):
     replay = open_replay(tmp_path)
     replay.insert(simple(1, 0, 4))
-    other = (FieldSpec("action", "int64", ()), FieldSpec("obs", "uint8", FRAME, 5, 0, True), SPECS[1])
+    other = (
+        FieldSpec("action", "int64", ()),
+        FieldSpec("obs", "uint8", FRAME, 5, 0, True),
+        SPECS[1],
+        SPECS[3],
+    )
     assert replay.insert(make_insert(2, 4, 4, range(4), [1] * 4, [1.0] * 4, specs=other))
 
 

@@ -384,10 +384,10 @@ def test_what_could_never_fit_is_refused_at_the_first_insert(tmp_path):
         replay = open_tables(tmp_path / folder, table, budget=1 << 20, must_fit=must_fit)
         return replay.insert(simple(1, 0, 4))
 
-    # Four items of 72 bytes that are not compressed.
-    assert first("a", (1 << 20) * 4 // 72)
+    # Four items of 96 bytes together that are not compressed.
+    assert first("a", (1 << 20) * 4 // 96)
     with pytest.raises(RefusedError, match="lower the capacity") as error:
-        first("b", (1 << 20) * 4 // 72 + 1)
+        first("b", (1 << 20) * 4 // 96 + 1)
     assert error.value.kind == "plan"
     assert "signature.json" not in {path.name for path in (tmp_path / "b").iterdir()}
     assert first("c", 10**6, must_fit=False), "the oldest leave early, as was asked for"
