@@ -178,7 +178,8 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
             return Update(priorities=None, metrics=metrics)
         distance = self._distances(batch["features"], features)
         if want_metrics:
-            metrics["learner/feature_distance"] = float(distance.mean())
+            old = distance if replayed is None else distance[replayed]
+            metrics["learner/feature_distance"] = float(old.mean()) if len(old) else 0.0
         return Update(nearness(distance), metrics)
 
     def _distances(self, stored: np.ndarray, features: Tensor) -> np.ndarray:
