@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import deque
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +59,8 @@ def drawing(unrolls: int, seconds: float) -> dict[str, float]:
             replay.insert(Insert(1, sequence, sequence, specs, payloads, STEPS, 0, items))
         found = {}
         for name in SAMPLERS:
-            draw = replay.tables[name].draw
-            found[f"{name}_ms_{unrolls}"] = median_ms(lambda draw=draw: draw(ROWS, replay.rng), seconds)
+            draw = partial(replay.tables[name].draw, ROWS, replay.rng)
+            found[f"{name}_ms_{unrolls}"] = median_ms(draw, seconds)
         update = replay.tables["elite"]
         ids = replay.sample({"elite": ROWS}).ids  # type: ignore[union-attr]
         found[f"update_ms_{unrolls}"] = median_ms(lambda: update.update(ids, rng.random(ROWS)), seconds)
@@ -96,7 +97,7 @@ def scoring(seconds: float) -> dict[str, float]:
     for agent in agents:
         batch, weights = random_unrolls(agent, 10), np.ones(10, np.float32)
         name = f"update_ms_{agent.config.behaviour_features}"
-        figures[name] = median_ms(lambda a=agent, b=batch, w=weights: a.update(b, w, False), seconds)
+        figures[name] = median_ms(partial(agent.update, batch, weights, False), seconds)
     more = random_unrolls(agents[1], 5 * (LAMBDA - 1))
     figures["rescore_ms"] = median_ms(lambda: fresh_features(agents[1], more), seconds)
     stored = {field.name: field.entries(STEPS) * field.entry_bytes for field in agents[1].fields}

@@ -14,7 +14,7 @@ FEATURES = "features"
 DISTANCES: tuple[Distance, ...] = get_args(Distance)
 
 
-def distances(kind: Distance, left: NDArray, right: NDArray, power: float = 2.0) -> NDArray[np.float64]:
+def distances(kind: str, left: NDArray, right: NDArray, power: float = 2.0) -> NDArray[np.float64]:
     """How far ``left [n, T, F]`` is from ``right``, of that shape or one that spreads to it: ``[n]``, from 0.
 
     Args:
