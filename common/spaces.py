@@ -224,9 +224,12 @@ class ActionSpec:
             return str(self.count)
         parts = []
         if self.choices:
-            parts.append(f"{len(self.choices)} choices of {min(self.choices)} to {max(self.choices)}")
+            least, most = min(self.choices), max(self.choices)
+            many = len(self.choices)
+            of = f"{least} to {most}" if least < most else f"{most}"
+            parts.append(f"{many} choices of {of}" if many > 1 else f"a choice of {of}")
         if self.reals:
-            parts.append(f"{self.reals} real numbers")
+            parts.append(f"{self.reals} real numbers" if self.reals > 1 else "a real number")
         return " and ".join(parts)
 
     @cached_property

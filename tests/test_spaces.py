@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from common.envs.gymnasium_spaces import action_spec
+from common.envs.gymnasium_spaces import action_spec, observation_leaves
 from common.errors import ConfigError
 from common.spaces import MAX_NUMBERS, ActionSpec, Leaf, runs
 
@@ -27,6 +27,27 @@ NEST = spaces.Dict(
 
 def spec_of(space, bins=0, ratio=0.0):
     return action_spec("test:env", space, bins, ratio)
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (spaces.Dict({"a": spaces.Discrete(3), "b": BOX}), "a choice of 3 and 2 real numbers"),
+        (spaces.MultiDiscrete([2, 5]), "2 choices of 2 to 5"),
+        (spaces.MultiBinary(4), "4 choices of 2"),
+        (spaces.Box(-1, 1, (1,)), "a real number"),
+    ],
+)
+def test_an_action_is_told_in_words(space, words):
+    assert str(spec_of(space)) == words
+
+
+def test_one_of_several_spaces_is_no_tuple_of_them():
+    one = spaces.OneOf([spaces.Discrete(3), BOX])
+    with pytest.raises(ConfigError, match="OneOf is none of"):
+        spec_of(one)
+    with pytest.raises(ValueError, match="OneOf is none of"):
+        observation_leaves(spaces.Dict({"either": one}))
 
 
 def test_a_row_has_the_choices_first_and_then_the_reals():

@@ -66,7 +66,9 @@ def inspect(config: EnvConfig) -> dict[str, Any]:
     from gymnasium.utils.env_checker import check_env
 
     env = _make_env(config, render=False)
-    spaces = {"observation_space": str(env.observation_space), "action_space": str(env.action_space)}
+    spaces = {
+        name: " ".join(str(getattr(env, name)).split()) for name in ("observation_space", "action_space")
+    }
     objections = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

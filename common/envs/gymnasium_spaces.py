@@ -30,15 +30,18 @@ def action_spec(env_id: str, space: Any, bins: int, bins_ratio: float) -> Action
 
 def leaves(space: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """The spaces in a nest of Dict and Tuple, each with the keys and places that lead to it."""
-    parts = getattr(space, "spaces", None)
-    if parts is None:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            if not isinstance(key, str):
+                raise ValueError(f"the key {key!r} is no text")
+            yield from leaves(part, (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for place, part in enumerate(space.spaces):
+            yield from leaves(part, (*path, place))
+    else:  # OneOf has spaces as well, but is one of them at a time
         yield path, space
-        return
-    pairs = parts.items() if hasattr(parts, "items") else enumerate(parts)
-    for key, part in pairs:
-        if not isinstance(key, str | int) or (hasattr(parts, "items") and not isinstance(key, str)):
-            raise ValueError(f"the key {key!r} is no text")
-        yield from leaves(part, (*path, key))
 
 
 def observation_leaves(space: Any) -> tuple[Leaf, ...]:
