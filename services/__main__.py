@@ -43,6 +43,7 @@ _COMMANDS = {
     "runs": "list run directories: state, steps, last evaluation",
     "compare": "compare runs: a table of groups with intervals over seeds",
     "plot": "draw the learning curves of runs",
+    "export": "write what a run has learned into a file for other programs",
     "presets": "list the presets",
     "config": "show, validate or explain the configuration",
     "env": "check an environment: what it shows, how fast it is, whether it works",
@@ -97,6 +98,7 @@ def _dispatch(words: list[str]) -> int:
         "runs": _runs,
         "compare": _compare,
         "plot": _plot,
+        "export": _export,
         "presets": _presets,
         "config": _config,
         "env": _env,
@@ -202,6 +204,12 @@ def _plot(words: list[str]) -> int:
     from services.experiments import commands
 
     return commands.draw(words)
+
+
+def _export(words: list[str]) -> int:
+    from services import export
+
+    return int(export.main(words) or 0)
 
 
 def _presets(words: list[str]) -> int:

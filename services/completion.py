@@ -26,6 +26,7 @@ _OPTIONS = {
     "runs": ("--json",),
     "compare": ("--by", "--metric", "--suite", "--out", "--json"),
     "plot": ("--by", "--metric", "--out", "--x", "--title"),
+    "export": ("--format", "--out", "--slots", "--json", "--modules"),
     "env check": ("--steps", "--json", "--sweep"),
     "learner": ("--run-dir", "--resume", "--keys", "--insecure"),
     "actor": ("--learner", "--name", "--slots", "--relay", "--keys", "--modules"),
@@ -64,7 +65,7 @@ def _add_words(command: argparse.ArgumentParser, path: str) -> None:
         command.add_argument("preset", choices=preset_names())
     elif path in _WORDS:
         command.add_argument("word", choices=_WORDS[path])
-    elif path in ("resume", "eval", "runs", "compare", "plot"):
+    elif path in ("resume", "eval", "export", "runs", "compare", "plot"):
         command.add_argument("run", nargs="*")
     elif path == "env check":
         _complete_by(command.add_argument("id"), _environments)

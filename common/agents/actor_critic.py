@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from common.agents.base import Act, Inputs
 from common.agents.fitting import RealsConfig, body_options, policy_distribution, policy_options, suited
-from common.agents.network import OwnLearning
+from common.agents.network import OwnLearning, Step
 from common.agents.unroll_agent import UnrollAgent, UnrollConfig
 from common.nets.actor_critic import ActorCritic
 
@@ -63,6 +64,11 @@ class ActorCriticAgent(UnrollAgent[Config, ActorCritic, OwnLearning]):
         if not self.memory_size:
             return Act(action, extras)
         return Act(action, extras | {"memory": inputs.memory}, memory.cpu().numpy())
+
+    def decide(self, step: Step) -> dict[str, Tensor]:
+        """See the base class."""
+        params, _, memory = self._net(*step.sequence())
+        return {"action": self._policy.best(params[0]), "policy": params[0], "next_memory": memory}
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:

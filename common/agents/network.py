@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -63,6 +63,25 @@ def _check_size(make: Callable[[], nn.Module]) -> None:
             f"the network would take {wanted / 2**30:,.1f} GiB of the {limit / 2**30:,.1f} GiB of memory "
             "here: lower agent.*_units and agent.*_layers"
         )
+
+
+class Step(NamedTuple):
+    """What a network may look at in `S` slots: `common.agents.base.Inputs` in tensors."""
+
+    obs: Tensor
+    """`[S, *obs_shape]`."""
+    last_action: Tensor
+    """`[S, *actions.shape]`."""
+    last_reward: Tensor
+    """`[S]`."""
+    first: Tensor
+    """`[S]` bool."""
+    memory: Tensor
+    """`[S, memory_size]`."""
+
+    def sequence(self) -> tuple[Tensor, ...]:
+        """Arguments of a network of sequences, of which this is one step."""
+        return (*(part[None] for part in self[:-1]), self.memory)
 
 
 class LearningState(Protocol):
@@ -132,6 +151,11 @@ class NetworkAgent(ABC, Generic[Config, Network, OwnLearning]):
     def _network(self) -> Network:
         """A new network; ConfigError where the observations are not for it."""
 
+    @property
+    def network(self) -> Network:
+        """What acts, and is published."""
+        return self._net
+
     @abstractmethod
     def _make_learning(self) -> OwnLearning:
         """What is needed to learn."""
@@ -141,6 +165,13 @@ class NetworkAgent(ABC, Generic[Config, Network, OwnLearning]):
         if self._learning is None:
             self._learning = self._make_learning()
         return self._learning
+
+    def decide(self, step: Step) -> dict[str, Tensor]:
+        """What it thinks best, as a function of tensors, for other programs: `action` first.
+
+        `q` or `policy` are what the network says, `next_memory` is the memory after the step.
+        """
+        raise ConfigError(f"{self.config.algorithm} does not say how it decides: it cannot be exported")
 
     def params(self) -> dict[str, np.ndarray]:
         """Weights and statistics of the network, as views where it lives on the CPU."""

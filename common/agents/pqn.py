@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from common.agents.base import Act, Inputs, Update
 from common.agents.fitting import suited
+from common.agents.network import Step
 from common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of, styled_body
 from common.agents.q_learning import epsilon_greedy
 from common.agents.unroll_agent import UnrollAgent, Unrolls
@@ -92,6 +93,11 @@ class PqnAgent(UnrollAgent[PqnConfig, PqnNetwork, PassesLearning[nn.Module]]):
         if not self.memory_size:
             return Act(action)
         return Act(action, {"memory": inputs.memory}, memory.cpu().numpy())
+
+    def decide(self, step: Step) -> dict[str, Tensor]:
+        """See the base class."""
+        q, memory = self._net(*step.sequence())
+        return {"action": q[0].argmax(1), "q": q[0], "next_memory": memory}
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:

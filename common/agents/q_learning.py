@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from common.agents.base import Act, Inputs, Update
 from common.agents.fitting import PixelConfig, network_inputs, suited
-from common.agents.network import Learning, NetworkAgent, NetworkConfig
+from common.agents.network import Learning, NetworkAgent, NetworkConfig, Step
 from common.agents.tensors import below, module_arrays, prefixed, tensors
 from common.agents.transitions import StoresTransitions, Transitions
 from common.data.accumulator import PRIORITY_FLOOR
@@ -141,6 +141,11 @@ class TransitionAgent(
         q = self._net(self._to_device(inputs.obs)).cpu().numpy()
         action = epsilon_greedy(q, epsilon, rng)
         return Act(action, {"value_taken": q[np.arange(len(q)), action], "value_max": q.max(axis=1)})
+
+    def decide(self, step: Step) -> dict[str, Tensor]:
+        """See the base class."""
+        q = self._net(step.obs)
+        return {"action": q.argmax(1), "q": q}
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:

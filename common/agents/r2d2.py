@@ -11,6 +11,7 @@ from torch import Tensor
 
 from common.agents.base import Act, Inputs, Update
 from common.agents.fitting import body_options, suited
+from common.agents.network import Step
 from common.agents.q_learning import QAgent, epsilon_greedy
 from common.config.fields import (
     MAX_STEPS,
@@ -142,6 +143,11 @@ class R2d2Agent(QAgent[R2d2Config, RecurrentQNetwork]):
             "memory": inputs.memory,
         }
         return Act(action, extras, memory.cpu().numpy())
+
+    def decide(self, step: Step) -> dict[str, Tensor]:
+        """See the base class."""
+        q, memory = self._net(*step.sequence())
+        return {"action": q[0].argmax(1), "q": q[0], "next_memory": memory}
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:

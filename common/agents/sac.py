@@ -18,7 +18,7 @@ from torch import Tensor
 
 from common.agents.base import Act, Inputs, Update
 from common.agents.fitting import network_inputs, suited
-from common.agents.network import Learning
+from common.agents.network import Learning, Step
 from common.agents.tensors import below, module_arrays, prefixed, tensors
 from common.agents.transitions import StoresTransitions, Transitions
 from common.config.fields import PixelAgentConfig, Units, Widths, structural, tunable
@@ -129,6 +129,11 @@ class SacAgent(StoresTransitions[SacConfig, SoftActorCritic, "_Learning"]):
         taken = self._q_taken(features, self._to_device(action)).amin(0)
         value = self._value(features, params, taken)
         return Act(action, {"value_taken": taken.cpu().numpy(), "value_max": value.cpu().numpy()})
+
+    def decide(self, step: Step) -> dict[str, Tensor]:
+        """See the base class."""
+        params = self._net.policy(self._net.encode(step.obs))
+        return {"action": self._policy.best(params), "policy": params}
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:

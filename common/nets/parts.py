@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -49,10 +49,11 @@ class PartInputs(nn.Module):
 
     def forward(self, obs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Maps uint8 `[B, bytes]` to floats `[B, sum of widths]`; floats stay as they are."""
-        if obs.is_floating_point():
-            return obs
-        parts = zip(self.leaves, self._arrays(obs), self.scales, strict=True)
-        return torch.cat([self._numbers(leaf, array, scale) for leaf, array, scale in parts], 1).to(dtype)
+        return obs if obs.is_floating_point() else self._joined(self._arrays(obs)).to(dtype)
+
+    def of_parts(self, parts: Sequence[Tensor]) -> Tensor:
+        """Maps the parts themselves, `[B, *shape]` each in its own dtype, to what `forward` makes of them."""
+        return self._joined(_ready(leaf, part) for leaf, part in zip(self.leaves, parts, strict=True))
 
     def observe(self, obs: Tensor, counts: Tensor | None = None) -> None:
         """Takes packed observations `[..., bytes]`, where `counts` `[...]`, into the statistics."""
@@ -66,16 +67,14 @@ class PartInputs(nn.Module):
     def _arrays(self, obs: Tensor) -> Iterator[Tensor]:
         """Each part of `[B, bytes]`: images `[B, C, H, W]`, rows `[B, size]` of the others, without NaN."""
         for leaf, part in zip(self.leaves, obs.split(self._ends, dim=1), strict=True):
-            dtype = getattr(torch, leaf.dtype)
             # A copy begins where every dtype may.
-            array = part.clone(memory_format=torch.contiguous_format).view(dtype)
-            if leaf.picture:
-                images = array.view(-1, *leaf.shape)
-                yield images.movedim(-1, 1) if leaf.picture == "hwc" else images.view(-1, *image_shape(leaf))
-            elif array.is_floating_point():
-                yield array.float().nan_to_num(0.0, _LARGEST, -_LARGEST).clamp(-_LARGEST, _LARGEST)
-            else:
-                yield array
+            yield _ready(
+                leaf, part.clone(memory_format=torch.contiguous_format).view(getattr(torch, leaf.dtype))
+            )
+
+    def _joined(self, arrays: Iterable[Tensor]) -> Tensor:
+        parts = zip(self.leaves, arrays, self.scales, strict=True)
+        return torch.cat([self._numbers(leaf, array, scale) for leaf, array, scale in parts], 1)
 
     def _numbers(self, leaf: Leaf, array: Tensor, scale: nn.Module) -> Tensor:
         if not leaf.choices:
@@ -87,6 +86,17 @@ class PartInputs(nn.Module):
         if min(leaf.choices) == most:
             return hot.flatten(1)
         return torch.cat([hot[:, place, :count] for place, count in enumerate(leaf.choices)], dim=1)
+
+
+def _ready(leaf: Leaf, part: Tensor) -> Tensor:
+    """A part `[B, ...]` as an image `[B, C, H, W]`, or a row `[B, size]`; no real number is NaN."""
+    if leaf.picture:
+        images = part.reshape(-1, *leaf.shape)
+        return images.permute(0, 3, 1, 2) if leaf.picture == "hwc" else images.reshape(-1, *image_shape(leaf))
+    array = part.reshape(-1, leaf.size)
+    if not array.is_floating_point():
+        return array
+    return array.float().nan_to_num(0.0, _LARGEST, -_LARGEST).clamp(-_LARGEST, _LARGEST)
 
 
 class PartsTorso(nn.Module):

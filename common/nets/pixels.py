@@ -58,6 +58,8 @@ class NormalizedPixels(Normalizer):
             return obs
         pixels = as_images(obs)
         scale = 1.0 / self.deviation
+        if torch.jit.is_tracing():
+            return self._traceable(pixels, scale).to(dtype)
         # Both are laid out as a whole image: broadcast over channels, the innermost axis, they would be slow.
         factor, shift = self._as_image(scale), self._as_image(-self.mean * scale)
         images = torch.empty_like(pixels, dtype=dtype, memory_format=torch.channels_last)
@@ -79,6 +81,21 @@ class NormalizedPixels(Normalizer):
             return
         frames = obs.select(-len(self.shape) - 1, -1) if self._stack else obs
         self.update(frames if counts is None else frames[counts])
+
+    def _traceable(self, pixels: Tensor, scale: Tensor) -> Tensor:
+        """The same in plain arithmetic, which every format of a network knows."""
+        factor, shift = self._as_image(scale), self._as_image(-self.mean * scale)
+        images = (pixels.to(torch.float32) * factor + shift).clamp(-self._clip, self._clip)
+        if self._stack < 2:
+            return images
+        frames = pixels.to(torch.float32).unflatten(1, (self._stack, -1))
+        seen = torch.zeros_like(frames[:, 0].flatten(1).amax(1))  # the brightest pixel so far
+        shown = []
+        for place, image in enumerate(images.unflatten(1, (self._stack, -1)).unbind(1)):
+            seen = torch.maximum(seen, frames[:, place].flatten(1).amax(1))
+            newest = place == self._stack - 1
+            shown.append(image if newest else image * (seen > 0).to(image.dtype)[:, None, None, None])
+        return torch.cat(shown, dim=1)
 
     def _as_image(self, values: Tensor) -> Tensor:
         frame = self._of_a_sample(values)

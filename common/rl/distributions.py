@@ -52,8 +52,12 @@ class Distribution(ABC):
         """`KL(p || q)` in nats, `[...]`, of p with `params` and q with `others`."""
 
     @abstractmethod
-    def mode(self, params: np.ndarray) -> np.ndarray:
+    def best(self, params: Tensor) -> Tensor:
         """The actions that stand for the policy where nothing is drawn."""
+
+    def mode(self, params: np.ndarray) -> np.ndarray:
+        """The same in numpy."""
+        return self.best(torch.from_numpy(params)).numpy()
 
     @abstractmethod
     def sample(self, params: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -78,9 +82,9 @@ class Categorical(Distribution):
         """Exact."""
         return policy.kl(params, others)
 
-    def mode(self, params: np.ndarray) -> np.ndarray:
+    def best(self, params: Tensor) -> Tensor:
         """The most likely ones."""
-        return params.argmax(axis=-1)
+        return params.argmax(-1)
 
     def sample(self, params: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The largest of logits plus Gumbel noise is distributed as the softmax of the logits."""
@@ -115,9 +119,9 @@ class MultiCategorical(Distribution):
         pairs = zip(self._logits(params), self._logits(others), strict=True)
         return self._summed(policy.kl(ours, theirs) for ours, theirs in pairs)
 
-    def mode(self, params: np.ndarray) -> np.ndarray:
+    def best(self, params: Tensor) -> Tensor:
         """The most likely value of each."""
-        return np.concatenate([logits.argmax(axis=-1) for logits in self._logits_of_rows(params)], axis=-1)
+        return torch.cat([logits.argmax(-1) for logits in self._logits(params)], dim=-1)
 
     def sample(self, params: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """As one choice."""
@@ -127,11 +131,6 @@ class MultiCategorical(Distribution):
         """Logits `[..., numbers, n]` of the numbers with n values, run by run."""
         parts = params.split([numbers * n for numbers, n in self._runs], dim=-1)
         return [part.unflatten(-1, run) for part, run in zip(parts, self._runs, strict=True)]
-
-    def _logits_of_rows(self, params: np.ndarray) -> list[np.ndarray]:
-        ends = np.cumsum([numbers * n for numbers, n in self._runs])[:-1]
-        parts = np.split(params, ends, axis=-1)
-        return [part.reshape(*part.shape[:-1], *run) for part, run in zip(parts, self._runs, strict=True)]
 
     @staticmethod
     def _summed(parts: object) -> Tensor:
@@ -174,9 +173,9 @@ class Reals(Distribution):
         off = (mean - other_mean) / other
         return (0.5 * (ratio.square() + off.square() - 1.0) - ratio.log()).sum(-1)
 
-    def mode(self, params: np.ndarray) -> np.ndarray:
+    def best(self, params: Tensor) -> Tensor:
         """The means."""
-        return self._moments_of_rows(params)[0]
+        return self.moments(params)[0]
 
     def sample(self, params: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Float32."""
@@ -238,9 +237,9 @@ class TanhNormal(Reals):
         normal = -0.5 * noise.square() - deviation.log() - _HALF_LOG_TAU
         return drawn.tanh(), (normal - _log_slope(drawn)).sum(-1)
 
-    def mode(self, params: np.ndarray) -> np.ndarray:
+    def best(self, params: Tensor) -> Tensor:
         """The squashed means."""
-        return np.tanh(super().mode(params))
+        return super().best(params).tanh()
 
     def sample(self, params: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Within [-1, 1]."""
@@ -272,9 +271,9 @@ class Tanh(Distribution):
         """Of the normals that probabilities are taken from."""
         return (0.5 * (params.tanh() - others.tanh()).square()).sum(-1)
 
-    def mode(self, params: np.ndarray) -> np.ndarray:
+    def best(self, params: Tensor) -> Tensor:
         """The action."""
-        return np.tanh(params)
+        return params.tanh()
 
     def sample(self, params: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The action."""
@@ -308,15 +307,16 @@ class Joint(Distribution):
             params[..., self._width :], others[..., self._width :]
         )
 
-    def mode(self, params: np.ndarray) -> np.ndarray:
+    def best(self, params: Tensor) -> Tensor:
         """Both, float32."""
         left, right = params[..., : self._width], params[..., self._width :]
-        return _row(self._choices.mode(left), self._reals.mode(right))
+        return torch.cat([self._choices.best(left).to(torch.float32), self._reals.best(right)], dim=-1)
 
     def sample(self, params: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Both, float32."""
         left, right = params[..., : self._width], params[..., self._width :]
-        return _row(self._choices.sample(left, rng), self._reals.sample(right, rng))
+        chosen = self._choices.sample(left, rng).astype(np.float32)
+        return np.concatenate([chosen, self._reals.sample(right, rng)], axis=-1)
 
 
 def distribution_of(
@@ -356,7 +356,3 @@ def _normal_log_density(values: Tensor, mean: Tensor, deviation: Tensor) -> Tens
 def _log_slope(drawn: Tensor) -> Tensor:
     """`log(1 - tanh(u)^2)`, exact also where `tanh(u)` is 1 in float32."""
     return 2.0 * (math.log(2.0) - drawn - softplus(-2.0 * drawn))
-
-
-def _row(choices: np.ndarray, reals: np.ndarray) -> np.ndarray:
-    return np.concatenate([choices.astype(np.float32), reals], axis=-1)

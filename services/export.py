@@ -1,0 +1,169 @@
+"""`troupe export`: what a run has learned, as a file for other programs."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.agents import Agent
+from common.agents.acting import Acting
+from common.config import Config
+from common.errors import ConfigError
+from common.installation import install_command
+from common.permits import add_module_argument
+from common.runtime.checkpoint import Checkpoint, open_checkpoint
+from common.runtime.files import atomic_write
+from common.runtime.logging import warnings_shown
+from common.runtime.parser import Parser, integer
+from services.evaluator.evaluate import agent_of, config_of, spec_of
+
+OPSET = 17
+"""Of ONNX: the newest that the exporter knows whole."""
+NAME = "troupe.json"
+"""Under which the description is in the file."""
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = Parser(
+        prog="troupe export",
+        description="Write the policy of a run's newest, or a given, checkpoint into a file for other "
+        "programs: what it does where nothing is drawn, with the statistics of its inputs. A recurrent state "
+        "is an input and an output.",
+    )
+    parser.add_argument("path", type=Path, metavar="RUN_DIR_OR_CHECKPOINT", help="where the parameters are")
+    parser.add_argument("--format", required=True, choices=sorted(WRITERS), help="safetensors: weights alone")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="written anew")
+    parser.add_argument(
+        "--slots",
+        type=integer(1, 4096),
+        default=1,
+        metavar="N",
+        help="environments that a call decides for; fixed in the file (default: 1)",
+    )
+    add_module_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print the file's description as one JSON line")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the file; returns the exit code."""
+    arguments = parse(argv)
+    with warnings_shown("common.runtime.checkpoint"):
+        checkpoint = open_checkpoint(arguments.path)
+    torch.set_num_threads(1)
+    config = config_of(checkpoint, arguments.modules, plays=False)
+    agent = agent_of(checkpoint, config, spec_of(checkpoint))
+    description = export(agent, config, checkpoint, arguments.format, arguments.out, arguments.slots)
+    print(json.dumps(description) if arguments.json else table(description, arguments.out))
+    return 0
+
+
+def export(
+    agent: Agent, config: Config, checkpoint: Checkpoint, form: str, out: Path, slots: int = 1
+) -> dict[str, Any]:
+    """Write the agent of a checkpoint to `out` in a format of `WRITERS`; returns the description in it.
+
+    Raises:
+        ConfigError: its network cannot be written so, a package is missing, or the file cannot be written.
+    """
+    acting = Acting(agent, slots).eval()
+    description = describe(acting, agent, config, checkpoint)
+    try:
+        data = WRITERS[form](acting, agent, json.dumps(description))
+    except ImportError as error:
+        message = f"--format {form} needs the package {error.name}: {install_command('export')}"
+        raise ConfigError(message) from None
+    except (RuntimeError, ValueError, torch.onnx.errors.OnnxExporterError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"this network cannot be written as {form}: {reason}") from error
+    try:
+        atomic_write(out, data)
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror}") from error
+    return description
+
+
+def describe(acting: Acting, agent: Agent, config: Config, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What somebody needs to know to use the file: JSON values."""
+    with torch.inference_mode():
+        results = dict(zip(acting.outputs, acting(*acting.inputs.values()), strict=True))
+    meta = checkpoint.meta
+    return {
+        "algorithm": config.agent.algorithm,
+        "env": config.env.model_dump(mode="json"),
+        "spec": asdict(agent.spec),
+        "inputs": {name: _shape(tensor) for name, tensor in acting.inputs.items()},
+        "outputs": {name: _shape(tensor) for name, tensor in results.items()},
+        "steps": int(meta.get("steps", 0)),
+        "updates": int(meta.get("updates", 0)),
+        "troupe": meta.get("troupe", {}),
+    }
+
+
+def table(description: dict[str, Any], out: Path) -> str:
+    """Write a description for people."""
+    rows = [f"{out}: {description['algorithm']} after {description['steps']:,} steps"]
+    for way in ("inputs", "outputs"):
+        rows += [
+            f"  {way[:-1]:<7}{name:<14}{each['dtype']} {each['shape']}"
+            for name, each in description[way].items()
+        ]
+    return "\n".join(rows)
+
+
+def _shape(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+
+
+def _torchscript(acting: Acting, agent: Agent, description: str) -> bytes:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")  # of shapes that become constants, as they should
+        traced = torch.jit.trace(acting, tuple(acting.inputs.values()), check_trace=False)
+        torch.jit.save(torch.jit.freeze(traced), buffer, _extra_files={NAME: description})
+    return buffer.getvalue()
+
+
+def _onnx(acting: Acting, agent: Agent, description: str) -> bytes:
+    import onnx
+
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            *(acting, tuple(acting.inputs.values()), buffer),  # type: ignore[arg-type]
+            input_names=list(acting.inputs),
+            output_names=list(acting.outputs),
+            opset_version=OPSET,
+            dynamo=False,  # the other exporter needs a package more, and refuses what depends on data
+        )
+    model = onnx.load_from_string(buffer.getvalue())
+    onnx.checker.check_model(model)
+    model.producer_name = "troupe"
+    onnx.helper.set_model_props(model, {NAME: description})
+    written: bytes = model.SerializeToString()
+    return written
+
+
+def _safetensors(acting: Acting, agent: Agent, description: str) -> bytes:
+    from safetensors.numpy import save
+
+    written: bytes = save(agent.params(), metadata={NAME: description})
+    return written
+
+
+WRITERS: dict[str, Callable[[Acting, Agent, str], bytes]] = {
+    "onnx": _onnx,
+    "safetensors": _safetensors,
+    "torchscript": _torchscript,
+}
+"""By format: the bytes of a file."""

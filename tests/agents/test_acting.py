@@ -1,0 +1,214 @@
+"""An exported policy decides as the agent does: with its memory, its statistics, for each kind of network."""
+
+import io
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from common.agents import make_agent
+from common.agents.acting import Acting
+from common.agents.apex import ApexConfig
+from common.agents.base import Inputs
+from common.agents.impala import ImpalaConfig
+from common.agents.policy_gradient import PolicyGradientConfig
+from common.agents.pqn import PqnConfig
+from common.agents.r2d2 import R2d2Config
+from common.agents.sac import SacConfig
+from common.config import EnvConfig, load_config
+from common.errors import ConfigError
+from common.spaces import unpacked
+from services import export
+from services.actor.local_inference import Rollout
+from tests.agents.replayed import batch_of, windows
+from tests.agents.test_action_spaces import match
+from tests.agents.test_contract import PIXELS, VECTORS
+from tests.agents.test_contract import played as chunks_of
+
+SMALL = {"mlp_units": (8,), "hidden_units": 16}
+MEMORY = {"lstm_units": 5, "see_last_step": True, "unroll_steps": 4}
+FAMILIES = {
+    "apex": (ApexConfig(**SMALL), VECTORS),
+    "apex-pixels": (ApexConfig(hidden_units=16, torso="small"), PIXELS),
+    "r2d2": (R2d2Config(**SMALL, lstm_units=6), VECTORS),
+    "pqn-memory": (PqnConfig(**SMALL, **MEMORY, normalize_vectors=True), VECTORS),
+    "impala-pixels": (ImpalaConfig(hidden_units=16, **MEMORY, lstm_layers=2), PIXELS),
+    "ppo-reals": (
+        PolicyGradientConfig(**SMALL, normalize_vectors=True, unroll_steps=4, shared_torso=False),
+        match("box"),
+    ),
+    "ppo-nest": (PolicyGradientConfig(**SMALL, **MEMORY), match("tuple")),
+    "ppo-parts": (
+        PolicyGradientConfig(torso="shallow", mlp_units=(8,), hidden_units=8, unroll_steps=4),
+        EnvConfig(id="tests.envs.matching:Read-v0", reward_clip="none"),
+    ),
+    "sac-reals": (SacConfig(mlp_units=(8,), normalize_vectors=True), match("box")),
+    "sac-choice": (SacConfig(mlp_units=(8,)), VECTORS),
+}
+
+
+def learned(config, env):
+    """An agent whose statistics have seen something and whose decisions differ, and a rollout of it."""
+    from common.envs import make_vector
+
+    vector = make_vector(env, 2, 0)
+    agent = make_agent(config, vector.spec, seed=3)
+    chunks = chunks_of(agent, env)
+    agent.update(*arguments(agent, chunks))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in agent.network.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return agent, Rollout(agent, vector, 6, seed=0)
+
+
+def arguments(agent, chunks):
+    fields, lengths = batch_of(windows(chunks, agent.fields)[:4])
+    return fields, np.ones(len(lengths), np.float32), False, 0.0, lengths
+
+
+def feeds(acting, agent, inputs):
+    """What the file is given for an agent's inputs, as numpy."""
+    arrays = {
+        "obs": inputs.obs,
+        "last_action": inputs.last_action,
+        "last_reward": inputs.last_reward,
+        "first": inputs.first,
+        "memory": inputs.memory,
+    }
+    if agent.spec.obs_leaves:
+        rows = [list(unpacked(agent.spec.obs_leaves, row)) for row in inputs.obs]
+        names = [name for name in acting.inputs if name.startswith("obs.")]
+        arrays |= {name: np.stack(parts) for name, parts in zip(names, zip(*rows, strict=True), strict=True)}
+    return {name: arrays[name] for name in acting.inputs}
+
+
+def anything(agent, rng):
+    """Inputs as they may be: also the first of an episode, and stacks with padding."""
+    spec = agent.spec
+    obs = rng.normal(0.0, 3.0, (2, *spec.obs_shape)).astype(np.float32)
+    if spec.obs_dtype == "uint8":
+        obs = rng.integers(0, 255, (2, *spec.obs_shape), np.uint8)
+        obs[0, : rng.integers(max(1, spec.stack))] = 0
+    return Inputs(
+        obs,
+        spec.actions.random(rng, 2),
+        rng.normal(size=2).astype(np.float32),
+        rng.random(2) < 0.3,
+        rng.normal(size=(2, agent.memory_size)).astype(np.float32),
+    )
+
+
+def torchscript(data, acting):
+    described = {export.NAME: ""}
+    module = torch.jit.load(io.BytesIO(data), _extra_files=described)
+    assert json.loads(described[export.NAME])["algorithm"]
+    return lambda named: [each.numpy() for each in module(*map(torch.from_numpy, named.values()))]
+
+
+def onnx(data, acting):
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra troupe[export]")
+    session = runtime.InferenceSession(data)
+    assert [each.name for each in session.get_inputs()] == list(acting.inputs)
+    assert [each.name for each in session.get_outputs()] == list(acting.outputs)
+    assert json.loads(session.get_modelmeta().custom_metadata_map[export.NAME])["algorithm"]
+    return lambda named: session.run(None, dict(named))
+
+
+@pytest.mark.parametrize("load", [torchscript, onnx])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_exported_policy_chooses_as_the_agent_does(family, load):
+    if load is onnx:
+        pytest.importorskip("onnx", reason="needs the extra troupe[export]")
+    config, env = FAMILIES[family]
+    agent, rollout = learned(config, env)
+    acting = Acting(agent, 2).eval()
+    run = load(export.WRITERS[load.__name__](acting, agent, json.dumps({"algorithm": "x"})), acting)
+    said, rng = [], np.random.default_rng(0)
+    rollout.explore([0, 1], 2)
+    for _ in range(16):
+        inputs = anything(agent, rng)
+        if agent.spec.obs_leaves:  # not every byte is a choice that there is
+            inputs = replace(inputs, obs=rollout._slots.inputs.obs)
+            rollout.step(0)
+        act = agent.act(inputs, np.zeros(2, np.float32), rng)
+        results = dict(zip(acting.outputs, run(feeds(acting, agent, inputs)), strict=True))
+        if agent.spec.actions.reals:
+            np.testing.assert_allclose(results["action"], act.action, rtol=1e-4, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(results["action"], act.action)
+        if agent.memory_size:
+            np.testing.assert_allclose(results["next_memory"], act.memory, rtol=1e-3, atol=1e-5)
+        said.append(results[acting.outputs[1]])
+    rollout.env.close()
+    assert np.std(np.array(said), axis=0).max() > 1e-2, "the same for everything proves nothing"
+
+
+def test_padding_of_a_stack_is_nothing_in_a_file_too():
+    """Frames from before an episode's start are 0, not black pixels minus their mean."""
+    from common.nets.pixels import NormalizedPixels
+
+    inputs, rng = NormalizedPixels((12, 12), 4), np.random.default_rng(0)
+    inputs.observe(torch.from_numpy(rng.integers(60, 255, (50, 4, 12, 12), np.uint8)))
+    obs = torch.from_numpy(rng.integers(0, 255, (5, 4, 12, 12), np.uint8))
+    for row, padded in enumerate((0, 1, 3, 4)):
+        obs[row, :padded] = 0
+    traced = torch.jit.trace(inputs, (obs,), check_trace=False)
+    torch.testing.assert_close(traced(obs), inputs(obs))
+    assert (inputs(obs)[1, 0] == 0).all()
+    assert (inputs(obs)[3, 3] != 0).any()
+
+
+def test_the_command_writes_files_that_say_what_they_are(tmp_path, capsys):
+    from dataclasses import asdict
+
+    from safetensors import safe_open
+
+    from common.envs import make_spec
+    from common.runtime.checkpoint import save_checkpoint
+
+    config = load_config("cartpole-apex", None, {"agent.mlp_units": "[8]", "agent.hidden_units": "8"}, {})
+    spec = make_spec(config.env)
+    agent = make_agent(config.agent, spec, seed=1)
+    arrays, meta = agent.state()
+    whole = {
+        "steps": 70,
+        "agent": meta,
+        "config": config.to_dict(),
+        "spec": asdict(spec),
+        "troupe": {"version": "1"},
+    }
+    save_checkpoint(tmp_path / "checkpoints", arrays, whole)
+    words = [str(tmp_path), "--out", str(tmp_path / "policy"), "--json", "--format"]
+    assert export.main([*words, "torchscript", "--slots", "3"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["inputs"] == {"obs": {"shape": [3, 4], "dtype": "float32"}}
+    assert told["outputs"]["action"] == {"shape": [3], "dtype": "int64"}
+    assert (told["steps"], told["troupe"]) == (70, {"version": "1"})
+    obs = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    action, _ = torch.jit.load(tmp_path / "policy")(torch.from_numpy(obs))
+    with torch.no_grad():
+        assert action.tolist() == agent.network(torch.from_numpy(obs)).argmax(1).tolist()
+    assert export.main([*words, "safetensors"]) == 0
+    with safe_open(tmp_path / "policy", "numpy") as file:
+        assert json.loads(file.metadata()[export.NAME])["env"]["id"] == "gym:CartPole-v1"
+        np.testing.assert_array_equal(file.get_tensor("hidden.weight"), agent.params()["hidden.weight"])
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    config, env = FAMILIES["apex"]
+    agent, rollout = learned(config, env)
+    rollout.env.close()
+    checkpoint = export.Checkpoint({}, {}, tmp_path)
+    whole = load_config("cartpole-apex", None, {}, {})
+    with pytest.raises(ConfigError, match="cannot write"):
+        export.export(agent, whole, checkpoint, "torchscript", tmp_path / "none" / "file")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ConfigError, match=r"needs the package onnx: pip install .*export"):
+        export.export(agent, whole, checkpoint, "onnx", tmp_path / "file")
+    agent.decide = super(type(agent).__mro__[1], agent).decide  # one that does not say how
+    with pytest.raises(ConfigError, match="does not say how it decides"):
+        export.export(agent, whole, checkpoint, "torchscript", tmp_path / "file")
