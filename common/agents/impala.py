@@ -40,11 +40,11 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
     reads_instructions = True
 
     algorithm: Literal["impala"] = structural("impala", "IMPALA, actor-critic with V-trace.")
-    torso: Literal["auto", "shallow", "nature", "minatar", "deep", "football", "mlp"] = structural(
+    torso: Literal["auto", "shallow", "nature", "wide", "minatar", "deep", "football", "mlp"] = structural(
         "auto",
-        "Network before the memory: `shallow` or `nature` convolutions, `deep` or `football` residual nets, "
-        "`minatar` for grids under 20 x 20, `mlp` for vectors; `auto` takes `shallow`, `minatar` or `mlp` by "
-        "the observation.",
+        "Network before the memory: `shallow`, `nature` or `wide` convolutions, `deep` or `football` "
+        "residual nets, `minatar` for grids under 20 x 20, `mlp` for vectors; `auto` takes `shallow`, "
+        "`minatar` or `mlp` by the observation.",
     )
     hidden_units: Units = structural(256, "Width of the layer after a pixel torso.")
     mlp_units: Widths = structural((64, 64), "Widths of the mlp torso's layers.")
@@ -60,7 +60,8 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
     pg_rho_bar: float | None = tunable(1.0, "Most weight of a policy gradient; none = not clipped.", gt=0)
     lambda_: float = tunable(1.0, "Shortens the traces further; 1 = the paper.", ge=0, le=1)
     reward_clip: policy.RewardClip = tunable(
-        "abs_one", "Reward in the loss: raw, clipped to [-1, 1], or squeezed with losses hurting less."
+        "abs_one",
+        "Reward in the loss: raw, clipped to [-1, 1], its sign, or squeezed with losses hurting less.",
     )
     baseline_cost: float = tunable(0.5, "Weight of the baseline's loss.", ge=0)
     entropy_cost: float = tunable(0.01, "Weight of the entropy bonus; where it begins if adjusted.", ge=0)

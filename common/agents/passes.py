@@ -67,7 +67,7 @@ class PassesConfig(LearningRateConfig, PixelAgentConfig):
     )
     gamma: float = tunable(0.99, "Discount per step.", ge=0, le=1)
     reward_clip: policy.RewardClip = tunable(
-        "none", "Reward in the loss: raw, clipped to [-1, 1], or squeezed with losses hurting less."
+        "none", "Reward in the loss: raw, clipped to [-1, 1], its sign, or squeezed with losses hurting less."
     )
     reward_scale: float = tunable(1.0, "Multiplies the reward, after clipping.", gt=0)
     epochs: int = tunable(3, "Passes over a batch.", ge=1, le=1024)

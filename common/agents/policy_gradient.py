@@ -43,7 +43,7 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     algorithm: Literal["policy_gradient"] = structural(
         "policy_gradient", "PPO and its relatives: several passes over fresh unrolls."
     )
-    torso: Literal["auto", "shallow", "nature", "minatar", "deep", "mlp"] = structural(
+    torso: Literal["auto", "shallow", "nature", "wide", "minatar", "deep", "mlp"] = structural(
         "auto",
         "Network below the heads; auto: `shallow` for pixels, `minatar` for grids under 20 x 20, `mlp` for "
         "vectors.",

@@ -41,7 +41,8 @@ class PqnConfig(PassesConfig):
     )
     lambda_: float = tunable(0.65, "Share of each return that is not the next step's own value.", ge=0, le=1)
     reward_clip: policy.RewardClip = tunable(
-        "abs_one", "Reward in the loss: raw, clipped to [-1, 1], or squeezed with losses hurting less."
+        "abs_one",
+        "Reward in the loss: raw, clipped to [-1, 1], its sign, or squeezed with losses hurting less.",
     )
     epochs: int = tunable(2, "Passes over a batch.", ge=1, le=1024)
     minibatch_steps: int = tunable(

@@ -67,6 +67,11 @@ def _check_kinds(agent: AgentConfig, replay: ReplayConfig, tables: list[TableCon
             "share that gives any: add one (docs/elite.md), or leave the field out"
         )
     for table in queues:
+        if agent.allowed_staleness is not None and not table.holds_writers:
+            raise ValueError(
+                f"{algorithm} keeps to agent.max_staleness = {agent.allowed_staleness} and waits for every "
+                f"unroll, but when_full of `{table.name}` drops some: set it to wait, or the other to none"
+            )
         if needs.max_times_sampled and table.max_times_sampled != needs.max_times_sampled:
             raise ValueError(
                 f"{algorithm} may learn {needs.max_times_sampled} time from an item, but the table "
@@ -112,11 +117,11 @@ def _check_warm_up(replay: ReplayConfig) -> None:
     tables = replay.sampled_tables(replay.shards)
     most = max(tables, key=lambda table: table.min_items)
     for queue in tables:
-        if queue.is_queue and queue.capacity < most.min_items:
+        if queue.holds_writers and queue.capacity < most.min_items:
             raise ValueError(
                 f"`{most.name}` in replay.tables waits for {most.min_items} items (of each shard), but every "
                 f"unroll also goes into the queue `{queue.name}`, which is full with {queue.capacity}: lower "
-                f"min_items, or raise the capacity of `{queue.name}`"
+                f"min_items, raise the capacity of `{queue.name}`, or set its when_full to keep_latest"
             )
 
 

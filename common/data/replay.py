@@ -20,7 +20,7 @@ from common.data.inserts import GapError, HeldError, Insert, check_insert, no_ta
 from common.data.leases import Leases
 from common.data.producers import Producers
 from common.data.sample import Sample, Share
-from common.data.schema import MAX_FIELD_BYTES, FieldSpec
+from common.data.schema import MAX_FIELD_BYTES, FieldSpec, Items
 from common.data.store import (
     HEADER_FILE,
     ChunkStore,
@@ -125,7 +125,7 @@ class Replay:
             table.name: Table(
                 table,
                 self.folder,
-                self._release_queued if table.is_queue else self._release,
+                self._release_queued if table.holds_writers else self._release,
                 self._features,
             )
             for table in tables
@@ -158,7 +158,7 @@ class Replay:
         for table in self.tables.values():
             rows = table.restore(store.commits)
             np.add.at(store.references, rows, 1)
-            if table.config.is_queue:
+            if table.config.holds_writers:
                 store.keep(rows)
             self.restored_items += table.size
         live = store.live()
@@ -195,9 +195,9 @@ class Replay:
                 insert.checked = True
             self._hold(insert)
             store = self._create(insert) if self.store is None else self.store
-            counts = {name: len(items.offsets) for name, items in insert.items.items()}
-            check_memory(sum(counts.values()), self._slots)
-            starts = self._make_room(store, insert.payloads)
+            admitted = self._admitted(insert)
+            check_memory(sum(len(items.offsets) for items in admitted.values()), self._slots)
+            starts = self._make_room(store, insert.payloads) if admitted else []
         except RefusedError as error:
             # The producer gives it up: its next insert must not look like a gap.
             self.stuck = ""
@@ -208,18 +208,34 @@ class Replay:
             raise HeldError(self.stuck) from None
         self.stuck = ""
         with CHANGE:
-            self._store(store, starts, insert, counts)
+            for name in insert.items.keys() - admitted.keys():
+                self.tables[name].count_dropped(len(insert.items[name].offsets))
+            if admitted:
+                self._store(store, starts, insert, admitted)
+            self._producers.settle(insert.incarnation, insert.sequence, stored=True)
         return True
 
-    def _store(self, store: ChunkStore, starts: list[int], insert: Insert, counts: Mapping[str, int]) -> None:
+    def _admitted(self, insert: Insert) -> dict[str, Items]:
+        """The items of ``insert`` by table, without those that a full queue drops."""
+        return {
+            name: items
+            for name, items in insert.items.items()
+            if self.tables[name].admits(len(items.offsets))
+        }
+
+    def _store(
+        self, store: ChunkStore, starts: list[int], insert: Insert, admitted: Mapping[str, Items]
+    ) -> None:
         """Write what is checked and has a place, whole."""
         # In this order, for a process may die anywhere: entries, items, the commit that makes both exist, and
-        # the producer's number at last. Killed before the commit, nothing is there and the insert comes
-        # again; killed after it, `Producers.restore` finds the chunk, and the repeated insert is known for
-        # one.
-        count, queued = sum(counts.values()), sum(n for name, n in counts.items() if self._is_queue(name))
-        row, commit = store.write(starts, insert.payloads, count, queued)
-        for name, items in insert.items.items():
+        # the producer's number at last, by the caller. Killed before the commit, nothing is there and the
+        # insert comes again; killed after it, `Producers.restore` finds the chunk, and the repeated insert is
+        # known for one.
+        counts = {name: len(items.offsets) for name, items in admitted.items()}
+        count = sum(counts.values())
+        kept = sum(n for name, n in counts.items() if self._configs[name].holds_writers)
+        row, commit = store.write(starts, insert.payloads, count, kept)
+        for name, items in admitted.items():
             table = self.tables[name]
             table.insert(row, commit, items.offsets, items.lengths, items.priorities, self.rng)
         store.commit(
@@ -233,7 +249,6 @@ class Replay:
         )
         for name, inserted in counts.items():
             self.tables[name].count_inserted(inserted)
-        self._producers.settle(insert.incarnation, insert.sequence, stored=True)
         self.counters.inserted_chunks += 1
         self.counters.inserted_items += count
         self.counters.inserted_steps += insert.steps
@@ -244,9 +259,6 @@ class Replay:
             if table.limiter.insert_held(table.size, len(items.offsets)):
                 table.held_items = len(items.offsets)
                 raise HeldError(f"queue {name!r} is full")
-
-    def _is_queue(self, name: str) -> bool:
-        return self._configs[name].is_queue
 
     def _create(self, insert: Insert) -> ChunkStore:
         """Make the store for the fields of the first insert."""

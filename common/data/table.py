@@ -69,7 +69,8 @@ class Table:
         self._priorities: NDArray[np.float64] = MappedFile(
             folder / f"{config.name}.priorities", "float64", (capacity,), sparse=False
         ).array
-        # Outlives the process: items inserted and sampled, the limiter's base, and the limits that it is for.
+        # Outlives the process: items inserted and sampled, the limiter's base, the limits that it is for, and
+        # items dropped.
         self._header: NDArray[np.float64] = MappedFile(
             folder / f"{config.name}.header", "float64", (8,), sparse=False
         ).array
@@ -80,11 +81,14 @@ class Table:
             config.min_items,
             config.samples_per_insert,
             config.limiter_error(),
-            queue_capacity=config.capacity if config.is_queue else 0,
+            queue_capacity=config.capacity if config.holds_writers else 0,
         )
         self.size = 0
         self.held_items = 0
         """Of the insert that found no room in a queue, if none has since."""
+        self.dropped_items = 0
+        """Acknowledged and never sampled, over the life of the table, for the queue was full."""
+        self._drops_latest = True  # of one that alternates, next time
         self._shortest = _LONGEST
         self._batches = 0  # sampled since the excess was removed
         self._uses = np.zeros(capacity if config.max_times_sampled else 0, np.int32)
@@ -151,6 +155,7 @@ class Table:
         limiter = self.limiter
         limiter.inserted, limiter.sampled = int(self._header[0]), int(self._header[1])
         limiter.base = float(self._header[2])
+        self.dropped_items = int(self._header[5])
         limits = (limiter.samples_per_insert, float(limiter.min_items))
         if tuple(self._header[3:5]) != limits:
             limiter.forgive()
@@ -177,7 +182,10 @@ class Table:
         """Add items of one chunk, removing others where the table is full. They exist once it commits."""
         count = len(offsets)
         if self.size + count > self._slots:
-            self._remove_excess(self.size + count - self.config.capacity, rng)
+            excess = self.size + count - self.config.capacity
+            if self.config.is_queue:
+                self.count_dropped(excess)
+            self._remove_excess(excess, rng)
         slots = self._take_slots(count)
         items = np.empty(count, ITEM)
         items["commit"], items["row"], items["sampled"] = commit, row, 0
@@ -194,6 +202,19 @@ class Table:
         self.sampler.insert(slots, priorities)
         self.remover.insert(slots, priorities)
         self._remember(row, slots)
+
+    def admits(self, count: int) -> bool:
+        """Whether so many items that come are taken in; else ``when_full`` of a queue has them dropped."""
+        if self.size + count <= self.config.capacity:
+            return True
+        keeps_oldest = self.config.when_full == "keep_oldest"
+        return not (keeps_oldest or (self.config.when_full == "alternate" and self._drops_latest))
+
+    def count_dropped(self, count: int) -> None:
+        """Count items that a full queue has dropped, of those that it held or of those that came."""
+        self.dropped_items += count
+        self._header[5] = self.dropped_items
+        self._drops_latest = not self._drops_latest
 
     @property
     def shortest(self) -> int:

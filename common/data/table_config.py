@@ -21,6 +21,9 @@ from common.errors import ConfigError
 
 LIMITERS = ("rate", "queue")
 
+WHEN_FULL = ("wait", "keep_latest", "keep_oldest", "alternate")
+"""What happens where something comes to a full queue."""
+
 RESERVED = ("chunks",)
 """Names that no table can have, for replay has files of these names already."""
 
@@ -59,7 +62,12 @@ class TableConfig:
     limiter: str = _field(
         "rate",
         "`rate` holds to `min_items` and `samples_per_insert`; with `queue` nothing is removed but by being "
-        "sampled, and writers wait while the table is full.",
+        "sampled, and writers wait while the table is full (see `when_full`).",
+    )
+    when_full: str = _field(
+        "wait",
+        "Of a queue: `wait`, or drop what has been acknowledged: `keep_latest` the oldest, `keep_oldest` "
+        "what comes, `alternate` one and the other in turn.",
     )
     priority_exponent: float = _field(0.6, "Alpha of the prioritized sampler.")
     removal_exponent: float = _field(-0.4, "The same of the prioritized remover, below 0.")
@@ -98,8 +106,13 @@ class TableConfig:
 
     @property
     def is_queue(self) -> bool:
-        """Whether writers wait while the table is full."""
+        """Whether items are passed on in order, each so often, and then are gone."""
         return self.limiter == "queue"
+
+    @property
+    def holds_writers(self) -> bool:
+        """Whether writers wait while the table is full, and nothing that it has acknowledged is dropped."""
+        return self.is_queue and self.when_full == "wait"
 
     def limiter_error(self, batch_size: int = USUAL_BATCH) -> float:
         """Return ``samples_per_insert_error``; where it is none, the one that suits batches of this size."""
@@ -232,6 +245,7 @@ def _check(where: str, table: TableConfig) -> None:
     _check_choice(where, "sampler", table.sampler, SAMPLERS)
     _check_choice(where, "remover", table.remover, REMOVERS)
     _check_choice(where, "limiter", table.limiter, LIMITERS)
+    _check_choice(where, "when_full", table.when_full, WHEN_FULL)
     if not 0 < table.capacity < 2**31:
         raise ConfigError(f"{where}: capacity ({table.capacity}) should be from 1 to {2**31 - 1}")
     if not 0 < table.min_items <= table.capacity:
@@ -259,6 +273,12 @@ def _check(where: str, table: TableConfig) -> None:
             raise ConfigError(f"{where}: {key} ({getattr(table, key)}) should be from {least} to {most}")
     if table.is_queue and not table.max_times_sampled:
         raise ConfigError(f"{where}: a queue needs max_times_sampled, or it would never empty")
+    if not table.is_queue and table.when_full != TableConfig.when_full:
+        raise ConfigError(
+            f"{where}: when_full is for a queue; from other tables the remover takes something out"
+        )
+    if table.is_queue and table.remover != QUEUE["remover"] and not table.holds_writers:
+        raise ConfigError(f"{where}: when_full says what leaves a full queue: leave the remover out")
     if table.is_queue and table.samples_per_insert:
         raise ConfigError(f"{where}: a queue has no samples_per_insert")
 

@@ -61,12 +61,14 @@ class PixelTorso(nn.Module):
 
     `nature`: 32 of 8x8/4, 64 of 4x4/2, 64 of 3x3/1 (Mnih et al. 2015).
     `small`: 16 of 8x8/4, 32 of 4x4/2 (Mnih et al. 2013), a quarter of the arithmetic.
+    `wide`: 64 of 3x3/3, 64 of 3x3/2, 128 of 3x3/2, the network of the elite-replay platform.
     `minatar`: 16 of 3x3/1 (Young & Tian 2019), for grids too small for the others.
     """
 
     LAYERS: ClassVar = {
         "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
         "small": ((16, 8, 4), (32, 4, 2)),
+        "wide": ((64, 3, 3), (64, 3, 2), (128, 3, 2)),
         "minatar": ((16, 3, 1),),
     }
 
@@ -178,7 +180,7 @@ class Projected(nn.Module):
 
 LEAST_SIDE = 20
 """Height and width under which nothing is left of a picture behind the `small` torso's layers."""
-PIXEL_TORSOS = ("nature", "small", "minatar", "deep", "football")
+PIXEL_TORSOS = ("nature", "small", "wide", "minatar", "deep", "football")
 
 
 def make_torso(

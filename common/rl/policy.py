@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 Reduction = Literal["sum", "mean"]
-RewardClip = Literal["none", "abs_one", "soft_asymmetric"]
+RewardClip = Literal["none", "abs_one", "sign", "soft_asymmetric"]
 
 
 def log_prob(logits: Tensor, actions: Tensor) -> Tensor:
@@ -45,11 +45,14 @@ def policy_gradient(log_probs: Tensor, advantages: Tensor) -> Tensor:
 def clip_reward(reward: Tensor, mode: RewardClip) -> Tensor:
     """Reward as the loss sees it.
 
-    `abs_one`: clipped to [-1, 1]. `soft_asymmetric`: `5 tanh(r / 5)`, and 0.3 times that below zero, which
-    keeps large rewards apart and makes losses hurt less (Espeholt et al. 2018, appendix D and figure D.1).
+    `abs_one`: clipped to [-1, 1]. `sign`: -1, 0 or 1. `soft_asymmetric`: `5 tanh(r / 5)`, and 0.3 times that
+    below zero, which keeps large rewards apart and makes losses hurt less (Espeholt et al. 2018, appendix D
+    and figure D.1).
     """
     if mode == "abs_one":
         return reward.clamp(-1.0, 1.0)
+    if mode == "sign":
+        return reward.sign()
     if mode == "soft_asymmetric":
         squeezed = torch.tanh(reward / 5.0)
         return 5.0 * torch.where(reward < 0, 0.3 * squeezed, squeezed)

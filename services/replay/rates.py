@@ -60,6 +60,7 @@ class Rates:
             "replay/inserts_per_s": self._rates["", "inserted"],
             "replay/samples_per_s": self._rates["", "sampled"],
             "replay/bytes": replay.store.used_bytes if replay.store else 0,
+            "replay/dropped_items_total": sum(table.dropped_items for table in replay.tables.values()),
         }
 
     def details(self) -> dict[str, float]:
@@ -89,6 +90,7 @@ class Rates:
                 "capacity": table.config.capacity,
                 "inserted_total": table.limiter.inserted,
                 "sampled_total": table.limiter.sampled,
+                "dropped_total": table.dropped_items,
                 "inserts_per_s": self._rates[table_name, "inserted"],
                 "samples_per_s": self._rates[table_name, "sampled"],
                 "samples_per_insert": table.limiter.current,
@@ -137,10 +139,12 @@ class Rates:
             "sampler": config.sampler,
             "remover": config.remover,
             "limiter": config.limiter,
+            "when_full": config.when_full,
             "max_times_sampled": config.max_times_sampled,
             "total_priority": table.sampler.total,
             "inserted_total": limiter.inserted,
             "sampled_total": limiter.sampled,
+            "dropped_total": table.dropped_items,
             "inserts_per_s": self._rates[name, "inserted"],
             "samples_per_s": self._rates[name, "sampled"],
             "min_items": limiter.min_items,

@@ -83,7 +83,7 @@ class RequestHandlers:
         # The tables that each has inserted into. The one heard last is last.
         self._writers: OrderedDict[bytes, frozenset[str]] = OrderedDict()
         self._tables = frozenset(replay.tables)
-        self._queues = frozenset(name for name, table in replay.tables.items() if table.config.is_queue)
+        self._queues = frozenset(name for name, table in replay.tables.items() if table.config.holds_writers)
         self._paused_since_s: dict[str, float] = {}
         self._blocked_s = dict.fromkeys(replay.tables, 0.0)
         self.server = Server(

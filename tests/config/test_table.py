@@ -115,6 +115,9 @@ def test_the_replay_server_which_does_not_know_the_algorithm_takes_any_table():
         ("[{capacity = 9.5}]", "capacity = '9.5' should be a whole number"),
         ("[{capacity = 9000000000000000000000}]", "should be a whole number"),
         ("[{name = 3}]", "name = '3' should be a text"),
+        ("[{when_full = 'keep_latest'}]", "when_full is for a queue"),
+        ("[{limiter = 'queue', when_full = 'keep_latst'}]", "nearest: keep_latest"),
+        ("[{limiter = 'queue', when_full = 'alternate', remover = 'lifo'}]", "leave the remover out"),
         ("[{min_items = 2, capacity = 1}]", "min_items (2) should be from 1 to the capacity (1)"),
         ("[{}, {}]", "table 'default' is there twice"),
     ],
@@ -202,6 +205,12 @@ def test_shares_say_which_tables_a_batch_is_from():
     [
         ("cartpole-impala", fields_of(8, FRESH, AGAIN)),
         ("cartpole-impala", fields_of(8, AGAIN, FRESH, **{"replay.shards": "2"})),
+        (
+            "cartpole-impala",
+            fields_of(
+                8, FRESH + ', when_full = "keep_latest"', AGAIN.replace("min_items = 8", "min_items = 400")
+            ),
+        ),
         ("cartpole-ppo", fields_of(8, FRESH, AGAIN, **{"agent.max_staleness": "none"})),
         (
             "cartpole-apex",
@@ -234,6 +243,11 @@ def test_mixtures_that_make_sense(preset, fields):
         ("cartpole-impala", fields_of(8, FRESH, AGAIN, **{"replay.shards": "5"}), "4 x 5 items, not 16"),
         ("cartpole-pqn", fields_of(8, FRESH, AGAIN), "pqn learns from fresh unrolls only"),
         ("cartpole-impala", {"agent.trust_region": "0.3"}, "agent.trust_region is for replayed rows"),
+        (
+            "cartpole-ppo",
+            fields_of(4, FRESH + ', when_full = "keep_latest"'),
+            "waits for every unroll, but when_full of `fresh` drops some",
+        ),
         ("cartpole-ppo", fields_of(8, FRESH, AGAIN), "policy_gradient keeps to agent.max_staleness = 0"),
         (
             "cartpole-apex",

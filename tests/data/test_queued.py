@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common.data import producers as producers_module
 from common.data.inserts import HeldError
 from tests.data import replays
-from tests.data.replays import check_windows, first_steps, several, simple
+from tests.data.replays import BUDGET, check_everything, check_windows, first_steps, several, simple
 
 TABLES = ("default:capacity=400", "queue:limiter=queue,capacity=300")
 
@@ -162,3 +162,63 @@ def test_many_new_producers_do_not_make_replay_forget_the_others(tmp_path, monke
     assert insert(299)
     assert np.count_nonzero(replay._producers.files()["producers"]["incarnation"]) == 50
     replay.close()
+
+
+class Model:
+    """A full queue that drops, as a list."""
+
+    def __init__(self, when_full, capacity):
+        self.items, self.dropped = [], 0
+        self._when_full, self._capacity = when_full, capacity
+        self._drops_what_comes = when_full == "keep_oldest"
+        if when_full == "alternate":
+            self._drops_what_comes = True
+
+    def insert(self, items):
+        excess = len(self.items) + len(items) - self._capacity
+        if excess <= 0:
+            self.items += items
+            return
+        if self._drops_what_comes:
+            self.dropped += len(items)
+        else:
+            self.items = self.items[excess:] + items
+            self.dropped += excess
+        if self._when_full == "alternate":
+            self._drops_what_comes = not self._drops_what_comes
+
+
+@pytest.mark.parametrize("when_full", ["keep_latest", "keep_oldest", "alternate"])
+def test_a_full_queue_drops_what_it_is_told_to_and_counts_it(tmp_path, when_full):
+    tables = ("default:capacity=30", f"queue:limiter=queue,capacity=10,when_full={when_full}")
+    replay, model, rng = (
+        open_tables(tmp_path, BUDGET, *tables),
+        Model(when_full, 10),
+        np.random.default_rng(4),
+    )
+    sequence = start = 0
+    for round_ in range(120):
+        count, sequence = int(rng.integers(1, 5)), sequence + 1
+        names = ("queue", "default") if rng.random() < 0.5 else ("queue",)
+        assert replay.insert(several(sequence, start, count, *names)), (
+            "it is acknowledged, whatever becomes of it"
+        )
+        model.insert(list(range(start, start + count)))
+        if len(names) > 1:
+            assert start + count - 1 in first_steps(replay, "default"), "the other table has it all the same"
+        start += count
+        assert list(first_steps(replay, "queue")) == model.items
+        assert not replay.insert(several(sequence, start, count, *names)), "repeated, it is known"
+        if rng.random() < 0.3:
+            taken = min(int(rng.integers(1, 8)), len(model.items))
+            sample = replay.sample({"queue": taken})
+            check_windows(sample)
+            assert sample.arrays["action"][:, 0].tolist() == model.items[:taken]
+            model.items = model.items[taken:]
+        if round_ == 60 and when_full != "alternate":  # whose turn it is is forgotten
+            replay.close()
+            replay = open_tables(tmp_path, BUDGET, *tables)
+        assert replay.tables["queue"].dropped_items == model.dropped
+        check_everything(replay)
+    assert model.dropped > 50
+    assert not replay.insert_blocked()

@@ -19,6 +19,7 @@ from common.spaces import ActionSpec
     [
         ("nature", (4, 84, 84), 64 * 7 * 7, 77_984),
         ("small", (4, 84, 84), 32 * 9 * 9, 12_336),
+        ("wide", (4, 84, 84), 128 * 6 * 6, 113_152),
         ("minatar", (4, 10, 10), 16 * 8 * 8, 592),
         # 72 x 96 pixels: 36 x 48, 18 x 24, 9 x 12 after the poolings. By section, with biases:
         # 448 + 4 x 2320, 4640 + 4 x 9248, 9248 + 4 x 9248, and the 16 planes' 2320 instead of 448.
@@ -32,7 +33,8 @@ def test_torsos_have_the_published_shapes(kind, shape, features, parameters):
     out = torso(torch.rand(2, *shape))
     assert out.shape == (2, features)
     convolutions = [m for m in torso.modules() if isinstance(m, nn.Conv2d)]
-    assert len(convolutions) == {"nature": 3, "small": 2, "minatar": 1, "deep": 15, "football": 20}[kind]
+    counts = {"nature": 3, "small": 2, "wide": 3, "minatar": 1, "deep": 15, "football": 20}
+    assert len(convolutions) == counts[kind]
     assert sum(p.numel() for p in torso.parameters()) == parameters
 
 

@@ -160,3 +160,16 @@ def test_a_full_queue_stops_its_own_writers_only(server, client):
     assert fresh.credit, fresh.blocked_reason
     assert actor.credit == 0
     assert fresh.status()["tables"]["default"]["items"] == 200
+
+
+def test_writers_never_wait_for_a_queue_that_drops(server, client):
+    endpoint = server("--table", "rollouts:limiter=queue,capacity=4,when_full=keep_latest")
+    actor = client(endpoint)
+    deadline = time.monotonic() + 120
+    for number in range(20):
+        while not actor.insert(rollout(number), "rollouts"):
+            assert time.monotonic() < deadline, actor.blocked_reason
+            actor.poll(20)
+    assert actor.flush(60)
+    assert actor.status()["tables"]["rollouts"]["dropped_total"] == 16
+    assert actor.sample(4, "rollouts").versions.tolist() == [16, 17, 18, 19]

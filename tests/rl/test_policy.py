@@ -41,5 +41,6 @@ def test_reward_clipping(reward):
 
     assert clip("none") == reward
     assert clip("abs_one") == max(-1.0, min(1.0, reward))
+    assert clip("sign") == np.sign(reward)
     scale = 5.0 if reward >= 0 else 1.5
     assert clip("soft_asymmetric") == pytest.approx(scale * np.tanh(reward / 5.0))
