@@ -326,12 +326,7 @@ def test_config_validate_accepts_every_preset(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("preset", "says"),
-    [
-        ("dmlab-impala-paper", "deepmind_lab"),
-        ("football-vtrace", "gfootball"),
-        ("minatar-breakout-impala", "minatar"),
-    ],
+    ("preset", "says"), [("dmlab-impala-paper", "deepmind_lab"), ("football-vtrace", "gfootball")]
 )
 def test_a_missing_engine_is_named_in_one_line(preset, says, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, says, None)  # as if it were not installed

@@ -1,5 +1,7 @@
 """MinAtar's games, stepped for real, beside the package's own environment."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from common.config.schema import EnvConfig
 from common.envs import make_spec, make_vector
 from common.envs.base import slot_seeds
 from common.envs.minatar import GAMES
-from common.errors import ConfigError
+from common.errors import ConfigError, MissingEngineError
 
 minatar = pytest.importorskip("minatar")
 
@@ -72,6 +74,12 @@ def test_what_is_not_there_is_refused():
         make_spec(config("braekout"))
     with pytest.raises(ConfigError, match="nearest: difficulty_ramping"):
         make_spec(config(kwargs={"ramping": False}))
+
+
+def test_without_the_package_its_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "minatar", None)  # as if it were not installed
+    with pytest.raises(MissingEngineError, match=r"minatar:breakout needs the module minatar.*\[minatar\]"):
+        make_spec(config())
 
 
 def test_the_preset_has_the_papers_network():
