@@ -88,8 +88,8 @@ class EnvConfig(Section):
 
     id: str = structural(
         "atari:pong",
-        "Environment: `atari:GAME`, `minatar:GAME`, `gym:ID`, `dmlab:LEVEL`, `football:SCENARIO` or "
-        "`package.module:ID` (a Gymnasium registration).",
+        "Environment: `atari:GAME`, `minatar:GAME`, `mujoco:TASK`, `gym:ID`, `dmlab:LEVEL`, "
+        "`football:SCENARIO` or `package.module:ID` (a Gymnasium registration).",
     )
     frame_skip: int = structural(4, "Emulator frames per step (action repeat).", ge=1, le=1024)
     frame_size: int = structural(84, "Height and width of an observation, in pixels.", ge=16, le=1024)
@@ -127,6 +127,16 @@ class EnvConfig(Section):
     )
     kwargs: dict[str, Any] = structural(
         {}, "Further keyword arguments of `gymnasium.make`, or options of the family."
+    )
+    processes: int = tunable(
+        0,
+        "Processes that step the copies of one actor, or of the evaluator, so that one that crashes or hangs "
+        "is started again; 0 = they are stepped in the actor itself.",
+        ge=0,
+        le=MAX_PROCESSES,
+    )
+    step_timeout_s: float = tunable(
+        30.0, "Seconds after which a call that has not returned ends its process, with `processes`.", gt=0
     )
     check_timeout_s: float = operational(
         60.0,

@@ -33,6 +33,7 @@ FAMILIES = {
     "football": "common.envs.football",
     "gym": "common.envs.gymnasium_envs",
     "minatar": "common.envs.minatar",
+    "mujoco": "common.envs.gymnasium_envs",
 }
 
 
@@ -45,6 +46,10 @@ def make_vector(
     config: EnvConfig, num_slots: int, seed: int, threads: int = 1, *, evaluation: bool = False
 ) -> VectorEnv:
     """`num_slots` copies of the configured environment; `evaluation` plays full games without clipping."""
+    if config.processes:
+        from common.envs.workers import WorkerVector
+
+        return WorkerVector(config, num_slots, seed, threads, evaluation=evaluation)
     return _family(config.id).make_vector(config, num_slots, seed, threads, evaluation=evaluation)
 
 
@@ -66,7 +71,9 @@ def environment_module(env_id: str) -> str:
     return "" if family in FAMILIES else env_id.rpartition(":")[0]
 
 
-COMMON_SETTINGS = {"id", "reward_clip", "max_episode_frames", "check_timeout_s"}
+COMMON_SETTINGS = {
+    *("id", "reward_clip", "max_episode_frames", "check_timeout_s", "processes", "step_timeout_s")
+}
 """Fields of `[env]` that every family knows."""
 
 
@@ -95,8 +102,8 @@ def _family(env_id: str) -> Any:
         if known:
             raise ConfigError(f"environment id {env_id!r} has no family: did you mean {known}?")
         raise ConfigError(
-            f"environment id {env_id!r} has no family: write atari:GAME, gym:ID, minatar:GAME, dmlab:LEVEL, "
-            "football:SCENARIO or package.module:ID"
+            f"environment id {env_id!r} has no family: write atari:GAME, gym:ID, minatar:GAME, mujoco:TASK, "
+            "dmlab:LEVEL, football:SCENARIO or package.module:ID"
         )
     # A prefix that is no family is the module that registers a stranger's environment with Gymnasium.
     return importlib.import_module(FAMILIES.get(prefix, FAMILIES["gym"]))

@@ -77,17 +77,20 @@ class Failure:
         cause: goes on a sentence that begins with the id, such as `raised ValueError: no`.
         slot: the copy that failed; None where all copies are one object.
         step: of the episode, counted from 1; 0 is `reset`.
+        seed: that the copy had last; None where it is not known.
     """
 
     env_id: str
     cause: str
     slot: int | None
     step: int
+    seed: int | None = None
 
     def __str__(self) -> str:
         where = f"at step {self.step}" if self.step else "in reset()"
         slot = "all slots" if self.slot is None else f"slot {self.slot}"
-        return f"{self.env_id} {self.cause} {where}, {slot}"
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return f"{self.env_id} {self.cause} {where}, {slot}{seed}"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ VARIABLE = "TROUPE_ENV_CALLS"
 MAKING, RESET, STEP, CHECKER = 1, 2, 3, 4
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 _HEADER = struct.Struct("<qq")  # number of the first slot; whether one record stands for all slots
-_RECORD = struct.Struct("<qqq")  # number of the call, which call it is (0: none), step of the episode
+_RECORD = struct.Struct("<qqqq")  # number of the call, which call it is (0: none), step of the episode, seed
+_CALL = struct.Struct("<qqq")  # the part of a record that changes with every call
 _FILES = itertools.count()
 
 
@@ -32,12 +33,14 @@ class Call:
         call: `MAKING`, `RESET`, `STEP` or `CHECKER`.
         step: of the episode, counted from 1; 0 where it has none.
         slot: the copy; None where all copies are one object.
+        seed: that the copy had last; None where nobody has said so.
     """
 
     number: int
     call: int
     step: int
     slot: int | None
+    seed: int | None = None
 
     def __str__(self) -> str:
         if self.call == CHECKER:
@@ -63,6 +66,8 @@ class Calls:
         self._whole = whole
         self._numbers = itertools.count(1)
         self.number_from(0)
+        for record in range(1 if whole else slots):
+            self.seeded(record, None)
 
     def number_from(self, first: int) -> None:
         """Say which number the first slot has in the process."""
@@ -70,11 +75,20 @@ class Calls:
 
     def enter(self, slot: int, call: int, step: int = 0) -> None:
         """A call begins."""
-        _RECORD.pack_into(self._memory, 16 + 24 * slot, next(self._numbers), call, step)
+        _CALL.pack_into(self._memory, 16 + 32 * slot, next(self._numbers), call, step)
+
+    def seeded(self, slot: int, seed: int | None) -> None:
+        """The copy has this seed from here on."""
+        struct.pack_into("<q", self._memory, 40 + 32 * slot, -1 if seed is None else seed)
+
+    def seed_of(self, slot: int) -> int | None:
+        """The seed that the copy had last."""
+        (seed,) = struct.unpack_from("<q", self._memory, 40 + 32 * slot)
+        return None if seed < 0 else seed
 
     def leave(self, slot: int) -> None:
         """It has returned."""
-        self._memory[24 + 24 * slot] = 0  # the lowest byte of which call it is
+        self._memory[24 + 32 * slot] = 0  # the lowest byte of which call it is
 
     def running(self) -> list[Call]:
         """The calls that have not returned."""
@@ -124,7 +138,7 @@ def _running(memory: bytes) -> list[Call]:
     first, whole = _HEADER.unpack_from(memory)
     records = _RECORD.iter_unpack(memory[_HEADER.size :])
     return [
-        Call(number, call, step, None if whole else first + slot)
-        for slot, (number, call, step) in enumerate(records)
+        Call(number, call, step, None if whole else first + slot, None if seed < 0 else seed)
+        for slot, (number, call, step, seed) in enumerate(records)
         if call
     ]

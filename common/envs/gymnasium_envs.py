@@ -1,5 +1,7 @@
 """Any Gymnasium environment: `gym:CartPole-v1`, or a stranger's `package.module:Id-v0`.
 
+Families whose environments are registered with Gymnasium have a file with `registered`, see `_REGISTERED`.
+
 Pictures go through grey, resize and stack; everything else becomes a flat float32 vector. What only looks
 like a picture is refused, for little would learn from it as a vector, unless `env.flatten` says so.
 """
@@ -7,6 +9,7 @@ like a picture is refused, for little would learn from it as a vector, unless `e
 from __future__ import annotations
 
 import difflib
+import importlib
 import logging
 import os
 import warnings
@@ -34,6 +37,8 @@ _log = logging.getLogger(__name__)
 _USUAL_STEPS_PER_S = 30
 
 PREFIX = "gym:"
+_REGISTERED = {"mujoco": "common.envs.mujoco"}
+"""Modules whose `registered(name)` gives Gymnasium's id of what such a family calls `name`."""
 
 
 def settings(spec: EnvSpec) -> set[str]:
@@ -265,10 +270,18 @@ def _flat(space: Any, raw: Any, dtype: str) -> np.ndarray:
     return _import_gymnasium().spaces.flatten(space, raw).astype(np.float32)
 
 
+def _gym_id(config_id: str) -> str:
+    """What `gymnasium.make` takes, for `env.id`."""
+    family, _, name = config_id.partition(":")
+    if family in _REGISTERED:
+        return str(importlib.import_module(_REGISTERED[family]).registered(name))
+    return config_id.removeprefix(PREFIX)
+
+
 def _make_env(config: EnvConfig, *, render: bool) -> Any:
     """`gymnasium.make`, with every expected failure turned into one line that says what to do."""
     gym = _import_gymnasium()
-    env_id = config.id.removeprefix(PREFIX)
+    env_id = _gym_id(config.id)
     module = env_id.rpartition(":")[0]
     if module:
         import_module(module, config.id)

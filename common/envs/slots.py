@@ -82,6 +82,8 @@ class SlotVector(VectorEnv):
         self._blank = np.zeros(spec.obs_shape, spec.obs_dtype)
         self._rebuilders = [Rebuilder() for _ in slots]
         self._games = GameTracker(self.num_slots)
+        for slot, slot_seed in enumerate(slot_seeds(seed, self.num_slots).tolist()):
+            self.calls.seeded(slot, slot_seed)  # what every family gives its copies
         self._pool = ThreadPoolExecutor(threads, "env") if threads > 1 else None
 
     def reset(self, seed: int | None = None) -> np.ndarray:
@@ -174,6 +176,8 @@ class SlotVector(VectorEnv):
 
     def _begin(self, slot: int, seed: int | None = None) -> None:
         """The first observation of an episode, checked."""
+        if seed is not None:
+            self.calls.seeded(slot, seed)
         self.calls.enter(slot, RESET)
         obs = self._slots[slot].reset(seed)
         self.calls.leave(slot)
@@ -185,13 +189,15 @@ class SlotVector(VectorEnv):
         self._games.clear(slot)
         while True:
             self.calls.leave(slot)
-            failure = Failure(self._config.id, cause_of(error), slot, step)
+            failure = Failure(self._config.id, cause_of(error), slot, step, self.calls.seed_of(slot))
             self.restarts_total += 1
             self.failures.append(failure)
             self._rebuilders[slot].failed(failure)
             try:
                 self.calls.enter(slot, MAKING)
-                self._slots[slot].rebuild(int(self._seeds.spawn(1)[0].generate_state(1)[0] >> 1))
+                again_seed = int(self._seeds.spawn(1)[0].generate_state(1)[0] >> 1)
+                self.calls.seeded(slot, again_seed)
+                self._slots[slot].rebuild(again_seed)
                 self._begin(slot)
                 return
             except _CAUGHT as again:

@@ -28,6 +28,7 @@ _EXTRAS = {
     "ale_py": "actor",
     "cv2": "actor",
     "minatar": "minatar",
+    "mujoco": "mujoco",
     "safetensors": "learner",
     "tensorboardX": "learner",
     "PIL": "evaluator",

@@ -40,7 +40,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path, bool, 
     return calls
 
 
-NEED_ENGINES = ("dmlab-impala-paper", "football-vtrace", "minatar-breakout-impala")
+NEED_ENGINES = ("dmlab-impala-paper", "football-vtrace", "minatar-breakout-impala", "halfcheetah-ppo")
 
 
 def make_run(folder: Path, **overrides: str) -> Path:

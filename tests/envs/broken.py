@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import time
 from typing import Any, ClassVar
 
@@ -71,6 +72,8 @@ class BrokenEnv(gymnasium.Env):
             os._exit(3)
         if how == "abort":
             os.abort()
+        if how == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
         if how == "hang":
             time.sleep(10_000)
         return how

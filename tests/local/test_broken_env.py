@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,13 +28,13 @@ HOW = " ".join(["raise"] * SLOTS * ROUNDS + ["hang", "_exit", "raise"])
 class Training:
     """A real training of an environment that breaks."""
 
-    def __init__(self, folder: Path) -> None:
-        self._output = folder / "output"
+    def __init__(self, folder: Path, how: str, *options: str) -> None:
+        self.logs, self._output = folder / "run" / "logs", folder / "output"
         words = ["train", "cartpole-apex", "--run-dir", str(folder / "run"), "--no-progress"]
         words += ["--net.tensorboard-port", "0", "--run.log-every-s", "0.5", "--evaluator.enabled", "false"]
-        words += ["--env.id", BROKEN, "--env.kwargs.how", HOW, "--env.kwargs.record", str(folder / "record")]
+        words += ["--env.id", BROKEN, "--env.kwargs.how", how, "--env.kwargs.record", str(folder / "record")]
         words += ["--env.kwargs.at", AT, "--env.kwargs.length", "1000", "--actor.slots", str(SLOTS)]
-        words += ["--actor.env-stall-s", "1", "--replay.samples-per-insert", "8", "--total-steps", "4000"]
+        words += ["--replay.samples-per-insert", "8", "--total-steps", "4000", *options]
         with self._output.open("w") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "services", *words],
@@ -55,19 +56,28 @@ class Training:
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Iterator[Training]:
-    training = Training(tmp_path)
-    yield training
-    if training.process.poll() is None:
-        training.process.send_signal(signal.SIGINT)
-        try:
-            training.process.wait(60)
-        except subprocess.TimeoutExpired:
-            training.process.kill()
-            training.process.wait()
+def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
+    started: list[Training] = []
+
+    def train(*words: str) -> Training:
+        started.append(Training(tmp_path, *words))
+        return started[-1]
+
+    yield train
+    for training in started:
+        if training.process.poll() is None:
+            training.process.send_signal(signal.SIGINT)
+            try:
+                training.process.wait(60)
+            except subprocess.TimeoutExpired:
+                training.process.kill()
+                training.process.wait()
 
 
-def test_failures_a_hang_and_an_end_of_the_process_are_told_and_the_run_goes_on(training: Training) -> None:
+def test_failures_a_hang_and_an_end_of_the_process_are_told_and_the_run_goes_on(
+    train: Callable[..., Training],
+) -> None:
+    training = train(HOW, "--actor.env-stall-s", "1")
     where = f"at step {AT}, slot 0"
     failed = f"environments: {SLOTS * ROUNDS} failures"
     training.until(f"{failed} and 1 hang, the last: actor-0: {BROKEN} hangs {where}, for ")
@@ -84,3 +94,15 @@ def test_failures_a_hang_and_an_end_of_the_process_are_told_and_the_run_goes_on(
     assert summary.startswith("environments: ")
     assert "failures and 1 hang, the last: actor-0: " in summary
     assert f"{BROKEN} raised RuntimeError: the physics exploded at step {AT}, slot " in summary
+
+
+def test_with_processes_the_actor_lives_through_all_of_it(train: Callable[..., Training]) -> None:
+    """Two ways to crash, a hang and a NaN, once each: the run ends as if nothing had been."""
+    training = train("_exit segfault hang nan nothing", "--env.processes", "2", "--env.step-timeout-s", "2")
+    assert training.process.wait(300) == 0, training.output
+    assert "died" not in training.output
+    summary = [line for line in training.output.splitlines() if "environments: " in line][-1]
+    assert summary.startswith("environments: 4 failures, the last: actor-0: ")
+    log = (training.logs / "actor-0.log").read_text()
+    for cause in (r"os\._exit\(3\)", "SIGSEGV", "did not return within 2 s", "observation with nan"):
+        assert len(re.findall(rf"{cause}.* at step {AT}, slot \d, seed \d+; its", log)) == 1, log

@@ -1,0 +1,131 @@
+"""`python -m common.envs.worker FD PARENT_PID`: steps some environments for the process that started it.
+
+What to do comes over the Unix socket FD, from `common.envs.workers`, in messages of JSON; every one but `map`
+is answered. Arrays are in shared memory (`common.envs.shared`). It ends with its parent, also in the midst of
+a call that hangs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+import numpy as np
+
+from common.config.schema import EnvConfig
+from common.envs import make_vector
+from common.envs.base import VectorEnv
+from common.envs.shared import SharedStep
+from common.envs.spectator import NoPictureError
+from common.errors import TroupeError
+
+MAX_MESSAGE = 1 << 20
+_PR_SET_PDEATHSIG = 1
+
+
+class _Worker:
+    """The environments, and where their steps go."""
+
+    def __init__(self, config: dict[str, Any], slots: int, seed: int, threads: int, evaluation: bool) -> None:
+        # Here are the processes; what they make has none.
+        own = EnvConfig.model_validate(config).model_copy(update={"processes": 0})
+        self.vector: VectorEnv = make_vector(own, slots, seed, threads, evaluation=evaluation)
+
+    def map(self, fd: int, all_slots: int, first: int) -> None:
+        """The slots from `first` on are this process's."""
+        self._shared = SharedStep(self.vector.spec, all_slots, fd)
+        self._part = slice(first, first + self.vector.num_slots)
+
+    def reset(self, seed: int) -> dict[str, Any]:
+        """New episodes."""
+        self._shared.obs[self._part] = self.vector.reset(seed)
+        return self._failures()
+
+    def step(self) -> dict[str, Any]:
+        """One step, with the actions that are there."""
+        shared, part = self._shared, self._part
+        step = self.vector.step(shared.actions[part].copy())
+        shared.obs[part], shared.reward[part] = step.obs, step.reward
+        shared.terminated[part], shared.truncated[part] = step.terminated, step.truncated
+        for slot, obs in step.final_obs.items():
+            shared.final_obs[part.start + slot] = obs
+        told: dict[str, Any] = {}
+        if step.final_obs:
+            told["final"] = list(step.final_obs)
+        if step.discarded:
+            told["discarded"] = step.discarded
+        if step.episodes:
+            told["episodes"] = [dataclasses.astuple(episode) for episode in step.episodes]
+        return told | self._failures()
+
+    def render(self, slot: int) -> tuple[dict[str, Any], int | None]:
+        """The size of a picture, and the file that holds it; or why there is none."""
+        try:
+            picture = np.ascontiguousarray(self.vector.render_frame(slot))
+        except NoPictureError as error:
+            return {"missing": str(error)}, None
+        fd = os.memfd_create("troupe-picture", os.MFD_CLOEXEC)
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.write(picture.tobytes())
+        return {"shape": list(picture.shape)}, fd
+
+    def _failures(self) -> dict[str, Any]:
+        found = []
+        while self.vector.failures:
+            failure = self.vector.failures.popleft()
+            found.append([failure.cause[:1000], failure.slot, failure.step, failure.seed])
+        return {"failures": found[-20:], "failed": len(found)} if found else {}
+
+
+def main() -> None:
+    """Do as it is told until the other end closes."""
+    end_with(int(sys.argv[2]))
+    # The parent says it, with the slot's number there.
+    logging.getLogger("common.envs.base").setLevel(logging.ERROR)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the socket
+    link = socket.socket(fileno=int(sys.argv[1]))
+    worker: _Worker | None = None
+    while True:
+        message, fds, _, _ = socket.recv_fds(link, MAX_MESSAGE, 1)
+        if not message:
+            return
+        task = json.loads(message)
+        do, fd = task.pop("do"), None
+        try:
+            if do == "make":
+                worker = _Worker(**task)
+                spec = dataclasses.asdict(worker.vector.spec)
+                said: dict[str, Any] = {"spec": spec, "steps_per_s": worker.vector.steps_per_s}
+            else:
+                assert worker is not None
+                if do == "map":
+                    worker.map(fds[0], **task)
+                    continue
+                if do == "render":
+                    said, fd = worker.render(**task)
+                else:
+                    said = worker.step() if do == "step" else worker.reset(**task)
+        except TroupeError as error:
+            said = {"error": type(error).__name__, "text": str(error)[:4000]}
+        socket.send_fds(link, [json.dumps(said).encode()], [] if fd is None else [fd])
+        if fd is not None:
+            os.close(fd)
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, however that happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the request was in force
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
