@@ -18,7 +18,6 @@ _FIELDS = ("train", "resume", "sweep", "learner", "env check")
 _OPTIONS = {
     "train": ("--run-dir", "--seed", "--total-steps", "--no-progress", "--sweep", "--keys", "--init-from"),
     "resume": ("--total-steps", "--no-progress", "--sweep", "--keys"),
-    "eval": ("--episodes", "--seed", "--epsilon", "--video", "--json", "--modules"),
     "sweep": (
         *("--seeds", "--suite", "--parallel", "--trials", "--dir", "--resume", "--retry", "--dry-run"),
         *("--seed", "--total-steps"),
@@ -27,6 +26,10 @@ _OPTIONS = {
     "compare": ("--by", "--metric", "--suite", "--out", "--json"),
     "plot": ("--by", "--metric", "--out", "--x", "--title"),
     "export": ("--format", "--out", "--slots", "--json", "--modules"),
+    "eval": (
+        *("--episodes", "--seed", "--slots", "--device", "--epsilon", "--greedy", "--sampled", "--all"),
+        *("--video", "--output", "--json", "--modules"),
+    ),
     "env check": ("--steps", "--json", "--sweep"),
     "learner": ("--run-dir", "--resume", "--keys", "--insecure"),
     "actor": ("--learner", "--name", "--slots", "--relay", "--keys", "--modules"),

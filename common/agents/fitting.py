@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -162,14 +163,16 @@ def _first_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def check_device(device: str) -> None:
-    """Refuse a device of torch, `cpu`, `cuda` or `cuda:N`, that this machine does not have."""
+def check_device(device: str, name: str = "learner.device") -> None:
+    """Refuse a device of torch, `cpu`, `cuda` or `cuda:N`, that is not on this machine; `name` gave it."""
     if device == "cpu":
         return
+    if not re.fullmatch(r"cuda(:\d+)?", device):
+        raise ConfigError(f"{name} should be cpu, cuda or cuda:N, not {device!r}")
     if not torch.cuda.is_available():
-        raise ConfigError(f"learner.device is {device!r} but torch finds no CUDA; use cpu")
+        raise ConfigError(f"{name} is {device!r} but torch finds no CUDA; use cpu")
     number = int(device.partition(":")[2] or 0)
     if number >= torch.cuda.device_count():
         raise ConfigError(
-            f"learner.device is {device!r} but there are {torch.cuda.device_count()} GPUs, counted from 0"
+            f"{name} is {device!r} but there are {torch.cuda.device_count()} GPUs, counted from 0"
         )

@@ -9,7 +9,14 @@ from common.config.compare import (
     to_toml,
 )
 from common.config.fields import AgentConfig, Section, UntypedAgentConfig, operational, structural, tunable
-from common.config.loading import Loaded, config_from_dict, load_config, load_layers, read_config
+from common.config.loading import (
+    Loaded,
+    config_from_dict,
+    load_config,
+    load_layers,
+    read_config,
+    with_overrides,
+)
 from common.config.presets import preset_names, preset_summary
 from common.config.schema import (
     ActorConfig,
@@ -52,4 +59,5 @@ __all__ = [
     "structural_hash",
     "to_toml",
     "tunable",
+    "with_overrides",
 ]

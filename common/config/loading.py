@@ -177,6 +177,12 @@ def read_config(path: Path, *, typed_agent: bool = True) -> Config:
     return config_from_dict(read_toml(path), source=str(path), typed_agent=typed_agent)
 
 
+def with_overrides(config: Config, overrides: Mapping[str, str]) -> Loaded:
+    """Return `config` with fields over its own that were given as text, as on a command line."""
+    words = Layer("command line", {_canonical(key): text for key, text in overrides.items()}, True)
+    return merge([words, Layer("configuration", _flat(config.to_dict(), "configuration"))])
+
+
 def config_from_dict(
     values: Mapping[str, Any], *, source: str = "configuration", typed_agent: bool = True
 ) -> Config:

@@ -108,6 +108,8 @@ def atari_game(env_id: str) -> str | None:
     >>> atari_game("atari:MsPacman"), atari_game("gym:ALE/UpNDown-v5"), atari_game("gym:CartPole-v1")
     ('ms_pacman', 'up_n_down', None)
     """
+    if env_id.startswith("minatar:"):  # other games by the same names
+        return None
     name = env_id.rpartition(":")[2].rpartition("/")[2]
     for suffix in ("NoFrameskip-v4", "-v0", "-v4", "-v5"):
         name = name.removesuffix(suffix)

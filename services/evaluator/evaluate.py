@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,92 +15,226 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from common.agents import Agent, make_agent
-from common.config import Config
-from common.envs import EnvSpec, Episode, make_spec
+from common.agents.fitting import check_device
+from common.config import Config, with_overrides
+from common.config.field_options import parse_with_fields
+from common.config.fields import MAX_SLOTS, PolicyConfig
+from common.envs import EnvSpec, Episode, check_settings, make_spec
 from common.errors import CheckpointError, ConfigError
 from common.installation import install_command
 from common.permits import add_module_argument, permitted_config
-from common.runtime.checkpoint import Checkpoint, open_checkpoint
+from common.runtime.checkpoint import Checkpoint, check, newest_first, open_checkpoint, steps_of
+from common.runtime.files import readable
 from common.runtime.logging import warnings_shown
 from common.runtime.parser import Parser, integer, real
 from common.runtime.video import ENCODERS, Recorder, check_film_path
-from common.stats import ci95, human_normalized
-from services.evaluator.games import Result, play
+from services.evaluator.games import play
+from services.evaluator.report import Report, check_output, markdown, summary, table, write
 
-MAX_SLOTS = 8
+SLOTS = 8
+"""Games side by side, unless somebody wants others."""
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Read the command line: options, and fields of `[env]` as text."""
     parser = Parser(
-        prog="troupe eval", description="Play full games with a run's newest, or a given, checkpoint."
+        prog="troupe eval",
+        usage="troupe eval PATH ... [OPTION ...] [--env.FIELD VALUE ...]",
+        description="Play full games with a run's newest, or given, checkpoints.\n\n"
+        "Fields of [env] are options too, such as --env.sticky_actions 0.25 or --env.id: the network plays\n"
+        "in another environment than in its training, as long as what it sees and does has the same shape.",
     )
-    parser.add_argument("path", type=Path, metavar="RUN_DIR_OR_CHECKPOINT", help="where the parameters are")
-    parser.add_argument("--episodes", type=integer(1), default=20, metavar="N", help="games (default: 20)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("path", type=Path, nargs="+", metavar="PATH", help="run directory, or checkpoint")
+    add("--all", action="store_true", help="every whole checkpoint of the run, from the oldest on: a curve")
+    add("--episodes", type=integer(1), default=20, metavar="N", help="games (default: 20)")
+    add(
         "--seed",
         type=integer(0),
         default=0,
         metavar="S",
-        help="seed of the games: with as many of them, the same (default: 0)",
+        help="seed of the games: with as many slots, the same; few are the first of many (default: 0)",
     )
-    parser.add_argument(
+    add(
+        "--slots",
+        type=integer(1, MAX_SLOTS),
+        default=SLOTS,
+        metavar="N",
+        help="games side by side (default: 8)",
+    )
+    add(
+        "--device", default="cpu", metavar="DEVICE", help="of the network: cpu, cuda or cuda:N (default: cpu)"
+    )
+    explore = parser.add_mutually_exclusive_group()
+    explore.add_argument(
         "--epsilon", type=real(0, 1), metavar="E", help="exploration (default: agent.eval_epsilon)"
     )
-    parser.add_argument("--video", type=Path, metavar="FILE", help="film the first game: .mp4 or .gif")
+    explore.add_argument("--greedy", action="store_true", help="always the best action: --epsilon 0")
+    explore.add_argument(
+        "--sampled", action="store_true", help="actions drawn from the policy, for algorithms that have one"
+    )
+    add("--video", type=Path, metavar="FILE", help="film the first game: .mp4 or .gif")
+    add("--output", type=Path, action="append", default=[], metavar="FILE", help="report: .json, .csv or .md")
     add_module_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON line instead of a table")
-    return parser.parse_args(argv)
+    add("--json", action="store_true", help="print one JSON line for each checkpoint instead of a table")
+    options, fields = parse_with_fields(parser, argv)
+    for name in fields:
+        if not name.startswith("env."):
+            parser.error(f"unrecognized arguments: --{name}")
+    return options, fields
 
 
 def main(argv: Sequence[str]) -> int:
     """Play and print; returns the exit code."""
-    arguments = parse(argv)
-    if arguments.video:
-        check_film_path(arguments.video)
-    with warnings_shown("common.runtime.checkpoint"):
-        checkpoint = open_checkpoint(arguments.path)
+    options, fields = parse(argv)
+    paths = [path for given in options.path for path in (every_checkpoint(given) if options.all else [given])]
+    _check_outputs(options, paths)
     torch.set_num_threads(1)
-    config, agent = restore(checkpoint, arguments.modules)
-    epsilon = agent.eval_epsilon if arguments.epsilon is None else arguments.epsilon
-    recorder = Recorder() if arguments.video else None
-    quiet = arguments.json
-    if not quiet:
+    reports: list[Report] = []
+    recorder = Recorder() if options.video else None
+    for path in paths:
+        with warnings_shown("common.runtime.checkpoint"):
+            checkpoint = open_checkpoint(path)
+        config, agent = restore(checkpoint, options.modules, fields, options.device)
+        report = _played(checkpoint, config, agent, options, recorder)
+        reports.append(report)
+        if options.json:
+            print(json.dumps(report), flush=True)
+        elif len(paths) == 1:
+            print(table(report))
+    if len(paths) > 1 and not options.json:
+        print(markdown(reports), end="")
+    for path in options.output:
+        write(path, reports)
+    if recorder is not None:
+        _write_video(options.video, recorder)
+    return 0
+
+
+def _check_outputs(options: argparse.Namespace, paths: Sequence[Path]) -> None:
+    """Refuse, before the games, what could not be written after them."""
+    if options.video:
+        if len(paths) > 1:
+            raise ConfigError(f"--video films the first game of one checkpoint: there are {len(paths)}")
+        check_film_path(options.video)
+    for path in options.output:
+        check_output(path)
+    check_device(options.device, "--device")
+
+
+def _played(
+    checkpoint: Checkpoint,
+    config: Config,
+    agent: Agent,
+    options: argparse.Namespace,
+    recorder: Recorder | None,
+) -> Report:
+    """Play with one checkpoint, and print each game unless a program reads."""
+    epsilon = _epsilon(config, agent, options)
+    if not options.json:
         print(f"checkpoint  {checkpoint.path}\nenvironment {config.env.id}, full games, epsilon {epsilon:g}")
     played: list[Episode] = []
 
     def on_game(game: Episode) -> None:
         played.append(game)
-        if not quiet:
-            counted = f"{len(played):3d} of {arguments.episodes}"
+        if not options.json:
+            counted = f"{len(played):3d} of {options.episodes}"
             print(f"  game {counted}: return {game.return_raw:g}, {game.steps} steps", flush=True)
 
-    report = evaluate(
+    return evaluate(
         checkpoint,
         config,
         agent,
-        episodes=arguments.episodes,
-        seed=arguments.seed,
+        episodes=options.episodes,
+        seed=options.seed,
         epsilon=epsilon,
+        slots=options.slots,
         recorder=recorder,
         on_game=on_game,
     )
-    print(json.dumps(report) if quiet else table(report))
-    if recorder is not None:
-        _write_video(arguments.video, recorder)
-    return 0
 
 
-def restore(checkpoint: Checkpoint, modules: Collection[str] = ()) -> tuple[Config, Agent]:
+def _epsilon(config: Config, agent: Agent, options: argparse.Namespace) -> float:
+    """The chance of exploring that the options ask for."""
+    if options.sampled:
+        if not isinstance(config.agent, PolicyConfig):
+            raise ConfigError(
+                f"--sampled: {config.agent.algorithm} has no policy to draw from; --epsilon is its chance of "
+                "an action at random"
+            )
+        return 1.0
+    if options.greedy:
+        return 0.0
+    return float(agent.eval_epsilon if options.epsilon is None else options.epsilon)
+
+
+def every_checkpoint(path: Path) -> list[Path]:
+    """The checkpoints of a run, or of a directory of them, from the oldest on; damaged ones are left out.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    with readable(path):
+        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+        # One that is kept for good may be among the newest too, by the same name.
+        by_name = {each.name: each for place in ("archive", ".") for each in newest_first(folder / place)}
+        found = []
+        for each in sorted(by_name.values(), key=lambda each: (steps_of(each), each.name)):
+            try:
+                check(each)
+            except CheckpointError as error:
+                print(f"troupe: {error}: left out", file=sys.stderr)
+            else:
+                found.append(each)
+    if not found:
+        raise ConfigError(f"{path} has no whole checkpoint: give a run directory, or leave --all out")
+    return found
+
+
+def restore(
+    checkpoint: Checkpoint,
+    modules: Collection[str] = (),
+    fields: Mapping[str, str] | None = None,
+    device: str = "cpu",
+) -> tuple[Config, Agent]:
     """Build the agent that a checkpoint holds, to play; it brings its own configuration.
 
     Environment and algorithm may be from Troupe itself or from `modules`: importing a module runs it.
+    `fields` of `[env]`, as on a command line, take the place of those of the training; an environment that
+    they name needs no permission, and gets none of the training's `env.kwargs`.
 
     Raises:
         CheckpointError: it does not say what it is of.
+        ConfigError: the environment that `fields` make shows or takes something else than the training's.
     """
-    config = config_of(checkpoint, modules)
-    return config, agent_of(checkpoint, config, make_spec(config.env))
+    own_id = not fields or "env.id" not in fields
+    config = config_of(checkpoint, modules, plays=own_id)
+    if not fields:
+        return config, agent_of(checkpoint, config, make_spec(config.env), device)
+    if not own_id:
+        config = config.model_copy(update={"env": config.env.model_copy(update={"kwargs": {}})})
+    loaded = with_overrides(config, fields)
+    spec = make_spec(loaded.config.env)
+    check_settings(loaded.config.env, spec, loaded.chosen("env"))
+    if "spec" in checkpoint.meta:
+        _check_fits(spec, spec_of(checkpoint))
+    return loaded.config, agent_of(checkpoint, loaded.config, spec, device)
+
+
+def _check_fits(spec: EnvSpec, trained: EnvSpec) -> None:
+    """Refuse an environment that another network would be for."""
+    for name in ("obs_shape", "obs_dtype", "obs_leaves", "stack", "instruction_words", "actions"):
+        now, before = getattr(spec, name), getattr(trained, name)
+        if now != before:
+            what = {"actions": "actions", "stack": "frames in a stack"}.get(name, "observations")
+            raise ConfigError(
+                f"the network does not fit {spec.id}: it was trained with other {what} "
+                f"({name} {_shown(before)}) than these ({_shown(now)})"
+            )
+
+
+def _shown(value: object) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
 def config_of(checkpoint: Checkpoint, modules: Collection[str], *, plays: bool = True) -> Config:
@@ -154,59 +288,29 @@ def evaluate(
     episodes: int,
     seed: int,
     epsilon: float,
+    slots: int = SLOTS,
     recorder: Recorder | None = None,
     on_game: Callable[[Episode], None] = lambda game: None,
-) -> dict[str, Any]:
-    """Play full games with the agent of a checkpoint; returns what `--json` prints."""
+) -> Report:
+    """Play full games with the agent of a checkpoint; returns what `--json` prints.
+
+    With as many `slots` and the same `seed`, the first games are the same, however many `episodes` there are.
+    """
     result = play(
         agent,
         config.env,
         episodes=episodes,
-        slots=MAX_SLOTS,
+        slots=slots,
+        steady=True,
         seed=seed,
         epsilon=epsilon,
         max_episode_frames=config.evaluator.max_episode_frames,
-        threads=min(MAX_SLOTS, os.cpu_count() or 1),
+        threads=min(slots, os.cpu_count() or 1),
         recorder=recorder,
         on_game=on_game,
     )
     assert result is not None  # nobody stops it
     return summary(result, config, checkpoint, seed=seed, epsilon=epsilon)
-
-
-def summary(
-    result: Result, config: Config, checkpoint: Checkpoint, *, seed: int, epsilon: float
-) -> dict[str, Any]:
-    """Return what `--json` prints."""
-    low, high = ci95(result.returns)
-    return {
-        "mean_return": result.mean_return,
-        "ci95": [low, high],
-        "human_normalized": human_normalized(config.env.id, result.mean_return),
-        "returns": result.returns,
-        "mean_length": result.mean_steps,
-        "episodes": len(result.returns),
-        "env": config.env.id,
-        "steps": int(checkpoint.meta.get("steps", 0)),
-        "updates": int(checkpoint.meta.get("updates", 0)),
-        "checkpoint": str(checkpoint.path),
-        "seed": seed,
-        "epsilon": epsilon,
-    }
-
-
-def table(report: dict[str, Any]) -> str:
-    """Write a summary for people."""
-    low, high = report["ci95"]
-    normalised = report["human_normalized"]
-    rows = [
-        ("trained for", f"{report['steps']:,} steps, {report['updates']:,} updates"),
-        ("mean return", f"{report['mean_return']:.2f}  (95 % interval {low:.2f} to {high:.2f})"),
-        ("human-normalised", "unknown for this environment" if normalised is None else f"{normalised:.3f}"),
-        ("best, worst", f"{max(report['returns']):g}, {min(report['returns']):g}"),
-        ("mean length", f"{report['mean_length']:.0f} steps"),
-    ]
-    return "\n".join(f"{label:<17} {value}" for label, value in rows)
 
 
 def _write_video(path: Path, recorder: Recorder) -> None:

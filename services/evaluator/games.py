@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from common.runtime.video import Recorder
 
 @dataclass(frozen=True)
 class Result:
-    """Finished games, in the order slot by slot."""
+    """Finished games, by number: the first of every slot, then the second ones, and so on."""
 
     returns: list[float]
     steps: list[int]
@@ -51,6 +52,7 @@ def play(
     recorder: Recorder | None = None,
     on_game: Callable[[Episode], None] = lambda game: None,
     should_stop: Callable[[], bool] = lambda: False,
+    steady: bool = False,
 ) -> Result | None:
     """Play `episodes` full games without reward clipping.
 
@@ -69,11 +71,13 @@ def play(
         recorder: films the first game of slot 0.
         on_game: called with every game that counts.
         should_stop: looked at before every step.
+        steady: slots that have played their share go on as long as others do. Every forward pass is then of
+            all slots, and what happens in one does not depend on `episodes`: the first games are the same.
 
     Returns:
         The games, or None if stopped early.
     """
-    slots = min(slots, episodes)
+    slots = slots if steady else min(slots, episodes)
     game_seed, action_seed = np.random.SeedSequence(seed).generate_state(2)
     rng = np.random.default_rng(action_seed)
     env = env.model_copy(update={"max_episode_frames": max_episode_frames})
@@ -98,17 +102,17 @@ def play(
                     recorder.missing, recorder = str(error), None
             # Slots whose games are over are stepped with zeros, but no longer cost a forward pass.
             actions[:] = 0
-            if len(busy) < len(acting):
+            if len(busy) < len(acting) and not steady:
                 inputs = inputs.rows([acting.index(slot) for slot in busy])
                 acting = busy
-            act = agent.act(inputs, np.full(len(busy), epsilon, np.float32), rng)
-            actions[busy] = act.action
+            act = agent.act(inputs, np.full(len(acting), epsilon, np.float32), rng)
+            actions[acting] = act.action
             step = vector.step(actions)
             ended = step.terminated | step.truncated
             ended[step.discarded] = True
             # Games are not clipped, but the network has always seen rewards as training counts them.
-            seen = clip_rewards(step.reward[busy], env.reward_clip)
-            inputs = inputs.after(act, step.obs[busy], seen, ended[busy])
+            seen = clip_rewards(step.reward[acting], env.reward_clip)
+            inputs = inputs.after(act, step.obs[acting], seen, ended[acting])
             for game in step.episodes:
                 if len(games[game.slot]) < quotas[game.slot]:
                     games[game.slot].append(game)
@@ -119,5 +123,5 @@ def play(
 
 
 def _result(games: Sequence[Sequence[Episode]]) -> Result:
-    flat = [game for of_slot in games for game in of_slot]
+    flat = [game for of_number in itertools.zip_longest(*games) for game in of_number if game is not None]
     return Result([game.return_raw for game in flat], [game.steps for game in flat])

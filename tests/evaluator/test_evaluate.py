@@ -1,6 +1,9 @@
 """`troupe eval`: from a run, a directory of checkpoints or one checkpoint."""
 
+import csv
+import dataclasses
 import json
+import re
 import sys
 
 import numpy as np
@@ -18,9 +21,10 @@ from services.evaluator import evaluate
 def run_dir(tmp_path):
     config = load_config("cartpole-apex", None, {}, {})
     for steps in (100, 200):
-        agent = make_agent(config.agent, make_spec(config.env), seed=steps)
-        arrays, meta = agent.state()
+        spec = make_spec(config.env)
+        arrays, meta = make_agent(config.agent, spec, seed=steps).state()
         whole = {"steps": steps, "updates": steps // 4, "config": config.to_dict(), "agent": meta}
+        whole["spec"] = dataclasses.asdict(spec)
         save_checkpoint(tmp_path / "checkpoints", arrays, whole)
     return tmp_path
 
@@ -124,3 +128,66 @@ def test_a_network_that_is_not_finite_does_not_play(run_dir, capsys, value):
         evaluate.main([str(run_dir)])
     assert CheckpointError.exit_code == 5
     assert "game" not in capsys.readouterr().out
+
+
+def test_all_checkpoints_are_a_curve(run_dir, tmp_path, capsys):
+    files = [tmp_path / f"report.{kind}" for kind in ("json", "csv", "md")]
+    outputs = [word for file in files for word in ("--output", str(file))]
+    options = ["--episodes", "2", "--all", *outputs]
+    assert evaluate.main([str(run_dir), *options]) == 0
+    printed = capsys.readouterr().out
+    reports = json.loads(files[0].read_text())
+    assert [report["steps"] for report in reports] == [100, 200]
+    assert len(reports[1]["returns"]) == 2
+    lines = list(csv.DictReader(files[1].open()))
+    assert [line["steps"] for line in lines] == ["100", "200"]
+    for line, report in zip(lines, reports, strict=True):
+        assert float(line["mean_return"]) == pytest.approx(report["mean_return"], rel=1e-5)
+        assert float(line["ci95_low"]) == pytest.approx(report["ci95"][0], rel=1e-5)
+    table = files[2].read_text()
+    assert printed.endswith(table)
+    assert [row.split(" | ")[0] for row in table.splitlines()[2:]] == ["| 100", "| 200"]
+    # A damaged one is left out, and said.
+    (run_dir / "checkpoints" / "step-000000000100" / "arrays.safetensors").write_bytes(b"short")
+    assert evaluate.main([str(run_dir), *options, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert [json.loads(line)["steps"] for line in printed.out.splitlines()] == [200]
+    assert "step-000000000100 is damaged" in printed.err
+
+
+def test_fields_of_the_environment_may_be_others(run_dir, capsys):
+    short = json_of(capsys, run_dir, "--episodes", 2, "--env.id", "gym:CartPole-v0")
+    assert short["env"] == "gym:CartPole-v0"
+    with pytest.raises(ConfigError, match=r"does not fit gym:Acrobot-v1"):
+        evaluate.main([str(run_dir), "--env.id", "gym:Acrobot-v1"])
+    with pytest.raises(ConfigError, match=r"env.sticky_actions would do nothing: gym:CartPole-v1"):
+        evaluate.main([str(run_dir), "--env.sticky-actions", "0.25"])
+    with pytest.raises(ConfigError, match=r"unknown argument --run.seed"):
+        evaluate.main([str(run_dir), "--run.seed", "3"])
+
+
+def test_how_it_plays(run_dir, capsys):
+    assert json_of(capsys, run_dir, "--episodes", 1, "--greedy")["epsilon"] == 0.0
+    with pytest.raises(ConfigError, match="apex has no policy to draw from"):
+        evaluate.main([str(run_dir), "--sampled"])
+    with pytest.raises(ConfigError, match="not allowed with"):
+        evaluate.main([str(run_dir), "--greedy", "--epsilon", "0.1"])
+    few = json_of(capsys, run_dir, "--episodes", 2, "--slots", 3, "--epsilon", 0.5)["returns"]
+    many = json_of(capsys, run_dir, "--episodes", 5, "--slots", 3, "--epsilon", 0.5)["returns"]
+    assert many[:2] == few
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--device", "tpu"], "--device should be cpu, cuda or cuda:N, not 'tpu'"),
+        (["--output", "report.xml"], "its name should end in .json, .csv, .md"),
+        (["--output", "no/report.md"], "the folder no is not there"),
+        (["--all", "--video", "a.gif"], "one checkpoint: there are 2"),
+        (["--slots", "0"], "should be from 1 to"),
+    ],
+)
+def test_what_cannot_be_is_said_before_the_games(run_dir, capsys, words, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        evaluate.main([str(run_dir), *words])
+    assert not capsys.readouterr().out

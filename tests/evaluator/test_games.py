@@ -75,8 +75,8 @@ def run(agent, **options):
 
 
 def test_every_slot_plays_its_share_so_long_games_count_as_much_as_short_ones(fake):
-    assert run(fake).returns == [3.0, 3.0, 6.0, 6.0]
-    assert run(fake, episodes=5).returns == [3.0, 3.0, 3.0, 6.0, 6.0]
+    assert run(fake).returns == [3.0, 6.0, 3.0, 6.0]
+    assert run(fake, episodes=5).returns == [3.0, 6.0, 3.0, 6.0, 3.0]
     assert run(fake, episodes=1).returns == [3.0]
     assert FakeVector.last.num_slots == 1
     assert FakeVector.last.closed
@@ -85,6 +85,29 @@ def test_every_slot_plays_its_share_so_long_games_count_as_much_as_short_ones(fa
 def test_slots_that_are_done_cost_no_forward_pass(fake):
     run(fake)
     assert fake.batches == [2] * 6 + [1] * 6
+
+
+def test_steady_slots_are_asked_to_the_end(fake):
+    assert run(fake, steady=True).returns == [3.0, 6.0, 3.0, 6.0]
+    assert fake.batches == [2] * 12
+    assert run(fake, steady=True, episodes=1).returns == [3.0]
+    assert FakeVector.last.num_slots == 2
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5])
+def test_the_first_games_are_the_same_for_any_number(epsilon):
+    """Whatever other slots still play, and whatever they draw."""
+    config = load_config("cartpole-ppo", None, {}, {})
+    agent = make_agent(config.agent, make_spec(config.env), seed=3)
+
+    def lengths(episodes):
+        options = {"slots": 3, "max_episode_frames": 1000, "steady": True}
+        return play(agent, config.env, episodes=episodes, seed=1, epsilon=epsilon, **options).steps
+
+    many = lengths(11)
+    assert len(set(many)) >= 3
+    for few in (1, 2, 4, 7):
+        assert lengths(few) == many[:few]
 
 
 def test_every_slot_keeps_its_own_memory(fake):

@@ -1,0 +1,114 @@
+"""What `troupe eval` says of the games: for people, and as JSON, CSV and Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.config import Config
+from common.errors import ConfigError
+from common.runtime.checkpoint import Checkpoint
+from common.stats import ci95, human_normalized
+from services.evaluator.games import Result
+
+Report = dict[str, Any]
+"""What `--json` prints of one checkpoint."""
+
+
+def summary(result: Result, config: Config, checkpoint: Checkpoint, *, seed: int, epsilon: float) -> Report:
+    """The report of one checkpoint."""
+    low, high = ci95(result.returns)
+    return {
+        "mean_return": result.mean_return,
+        "ci95": [low, high],
+        "human_normalized": human_normalized(config.env.id, result.mean_return),
+        "returns": result.returns,
+        "mean_length": result.mean_steps,
+        "episodes": len(result.returns),
+        "env": config.env.id,
+        "steps": int(checkpoint.meta.get("steps", 0)),
+        "updates": int(checkpoint.meta.get("updates", 0)),
+        "checkpoint": str(checkpoint.path),
+        "seed": seed,
+        "epsilon": epsilon,
+    }
+
+
+def table(report: Report) -> str:
+    """Of one checkpoint, for people."""
+    low, high = report["ci95"]
+    normalised = report["human_normalized"]
+    rows = [
+        ("trained for", f"{report['steps']:,} steps, {report['updates']:,} updates"),
+        ("mean return", f"{report['mean_return']:.2f}  (95 % interval {low:.2f} to {high:.2f})"),
+        ("human-normalised", "unknown for this environment" if normalised is None else f"{normalised:.3f}"),
+        ("best, worst", f"{max(report['returns']):g}, {min(report['returns']):g}"),
+        ("mean length", f"{report['mean_length']:.0f} steps"),
+    ]
+    return "\n".join(f"{label:<17} {value}" for label, value in rows)
+
+
+_COLUMNS: dict[str, Callable[[Report], str]] = {
+    "steps": lambda report: str(report["steps"]),
+    "updates": lambda report: str(report["updates"]),
+    "mean_return": lambda report: f"{report['mean_return']:.6g}",
+    "ci95_low": lambda report: f"{report['ci95'][0]:.6g}",
+    "ci95_high": lambda report: f"{report['ci95'][1]:.6g}",
+    "human_normalized": lambda report: (
+        "" if report["human_normalized"] is None else f"{report['human_normalized']:.6g}"
+    ),
+    "mean_length": lambda report: f"{report['mean_length']:.6g}",
+    "episodes": lambda report: str(report["episodes"]),
+    "env": lambda report: report["env"],
+    "checkpoint": lambda report: report["checkpoint"],
+}
+
+
+def _csv(reports: Sequence[Report]) -> str:
+    """A line for each checkpoint."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(_COLUMNS)
+    lines.writerows([column(report) for column in _COLUMNS.values()] for report in reports)
+    return text.getvalue()
+
+
+def markdown(reports: Sequence[Report]) -> str:
+    """A table with a row for each checkpoint: the curve of a run."""
+    lines = ["| steps | mean return | 95 % interval | human-normalised | games |", "|--:|--:|--:|--:|--:|"]
+    for report in reports:
+        low, high = report["ci95"]
+        normalised = report["human_normalized"]
+        shown = "" if normalised is None else f"{normalised:.3f}"
+        mean = f"{report['mean_return']:.2f}"
+        lines.append(
+            f"| {report['steps']:,} | {mean} | {low:.2f} to {high:.2f} | {shown} | {report['episodes']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+_FORMATS: dict[str, Callable[[Sequence[Report]], str]] = {
+    ".json": lambda reports: json.dumps(reports, indent=1) + "\n",
+    ".csv": _csv,
+    ".md": markdown,
+}
+
+
+def check_output(path: Path) -> None:
+    """Raise ConfigError where a report cannot be written to `path`, before the games are played."""
+    if path.suffix.lower() not in _FORMATS:
+        raise ConfigError(f"cannot write the report {path}: its name should end in {', '.join(_FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"cannot write the report {path}: the folder {path.parent} is not there")
+
+
+def write(path: Path, reports: Sequence[Report]) -> None:
+    """Write reports in the format that the file's name ends in."""
+    try:
+        path.write_text(_FORMATS[path.suffix.lower()](reports))
+    except OSError as error:
+        raise ConfigError(f"cannot write the report {path}: {error.strerror}") from error
