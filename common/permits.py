@@ -37,16 +37,21 @@ def add_module_argument(parser: argparse.ArgumentParser) -> None:
 def modules_of(config: Config) -> list[str]:
     """The modules outside Troupe that a run with this configuration imports."""
     names = environment_module(config.env.id), algorithm_module(config.agent.algorithm)
-    return [name for name in names if name]
+    wrappers = (_module_of(wrapper) for wrapper in config.env.wrappers)
+    return list(dict.fromkeys(name for name in (*names, *wrappers) if name))
 
 
-def check_environment(env_id: str, permitted: Collection[str], source: str) -> None:
-    """Refuse an environment of a module that is not permitted; `source` says who names it.
+def check_environment(
+    env_id: str, permitted: Collection[str], source: str, wrappers: Collection[str] = ()
+) -> None:
+    """Refuse an environment, or `wrappers`, of a module that is not permitted; `source` says who names it.
 
     Raises:
         ConfigError: says how to permit it.
     """
     _check(environment_module(env_id), permitted, f"{source} has the environment {env_id}")
+    for wrapper in wrappers:
+        _check(_module_of(wrapper), permitted, f"{source} has the wrapper {wrapper}")
 
 
 def check_algorithm(algorithm: str, permitted: Collection[str], source: str) -> None:
@@ -70,8 +75,14 @@ def permitted_config(
         check_algorithm(algorithm, permitted, source)
     config = config_from_dict(values, source=source)
     if plays:
-        check_environment(config.env.id, permitted, source)
+        check_environment(config.env.id, permitted, source, config.env.wrappers)
     return config
+
+
+def _module_of(wrapper: str) -> str:
+    """The module that using a wrapper imports; empty for Gymnasium's own."""
+    module = wrapper.partition(":")[0]
+    return "" if module == "gymnasium.wrappers" else module
 
 
 def _check(module: str, permitted: Collection[str], names: str) -> None:

@@ -286,13 +286,18 @@ def runs(choices: Sequence[int]) -> list[tuple[int, int]]:
     return [(len(list(group)), count) for count, group in itertools.groupby(choices)]
 
 
-def packed(leaves: Sequence[Leaf], nest: Any) -> np.ndarray:
-    """The arrays of a nested observation as uint8 `[bytes]`, one after the other, each in its own dtype."""
+def packed(leaves: Sequence[Leaf], nest: Any, scales: Sequence[float | None] = ()) -> np.ndarray:
+    """The arrays of a nested observation as uint8 `[bytes]`, one after the other, each in its own dtype.
+
+    `scales`: of each leaf, what its floats are multiplied with to be pixels from 0 to 255; None: it has none.
+    """
     parts = []
-    for leaf in leaves:
+    for leaf, scale in itertools.zip_longest(leaves, scales):
         value = nest
         for key in leaf.path:
             value = value[key]
+        if scale is not None:
+            value = np.rint(np.clip(np.asarray(value) * scale, 0, 255))
         with np.errstate(over="ignore"):  # it becomes infinite, which is looked for where it comes from
             array = np.ascontiguousarray(value, leaf.dtype)
         if array.size != leaf.size:

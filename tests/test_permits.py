@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from common.config import load_config
+from common.config import config_from_dict, load_config
 from common.config.algorithms import algorithm_module
 from common.envs import environment_module
 from common.errors import ConfigError
@@ -72,3 +72,15 @@ def test_a_run_has_the_modules_of_both_environment_and_algorithm():
     values = load_config("cartpole-apex", None, {}, {}).to_dict()
     values["env"] = {"id": "my.maze:Maze-v0"}
     assert modules_of(permitted_config(values, ["my"], "the run")) == ["my.maze"]
+
+
+def test_wrappers_need_permission_as_the_environment_does():
+    values = load_config("cartpole-apex", None, {}, {}).to_dict()
+    values["env"]["wrappers"] = ["gymnasium.wrappers:ClipReward", "your.code:Wrap", "common.envs.x:Y"]
+    with pytest.raises(ConfigError, match=r"has the wrapper your.code:Wrap, which runs the module your.code"):
+        permitted_config(values, ["my"], "the run")
+    config = permitted_config(values, ["your"], "the run")
+    assert modules_of(config) == ["your.code", "common.envs.x"]
+    for wrong in ("os", "os:", ":system", "os:a.b", "os system:x"):
+        with pytest.raises(ConfigError, match=r"should be package\.module:Name"):
+            config_from_dict({**values, "env": {"wrappers": [wrong]}})

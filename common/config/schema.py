@@ -61,6 +61,14 @@ _TABLES_LOOK = (
     "capacity = 64}]"
 )
 
+
+def _wrapper(value: str) -> str:
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+", value):
+        raise ValueError(f"should be package.module:Name, not {value!r}")
+    return value
+
+
+Wrapper = Annotated[str, AfterValidator(_wrapper)]
 ReplayTable = Annotated[TableConfig, BeforeValidator(_table)]
 Device = Annotated[str, AfterValidator(_device)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
@@ -137,6 +145,11 @@ class EnvConfig(Section):
     )
     step_timeout_s: float = tunable(
         30.0, "Seconds after which a call that has not returned ends its process, with `processes`.", gt=0
+    )
+    wrappers: tuple[Wrapper, ...] = structural(
+        (),
+        "Wrappers of a Gymnasium environment, each `package.module:Name`, called with what it wraps; the "
+        "first is the innermost.",
     )
     check_timeout_s: float = operational(
         60.0,

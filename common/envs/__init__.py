@@ -29,11 +29,13 @@ __all__ = [
 
 FAMILIES = {
     "atari": "common.envs.atari",
+    "dm_control": "common.envs.dm_control",
     "dmlab": "common.envs.dmlab",
     "football": "common.envs.football",
     "gym": "common.envs.gymnasium_envs",
     "minatar": "common.envs.minatar",
     "mujoco": "common.envs.gymnasium_envs",
+    "old_gym": "common.envs.gymnasium_envs",
 }
 
 
@@ -66,7 +68,7 @@ def environment_module(env_id: str) -> str:
     ('', 'my.module')
     """
     family, _, name = env_id.partition(":")
-    if family == "gym":
+    if family in ("gym", "old_gym"):
         return name.rpartition(":")[0]
     return "" if family in FAMILIES else env_id.rpartition(":")[0]
 

@@ -9,8 +9,10 @@ like a picture is refused, for little would learn from it as a vector, unless `e
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import logging
+import operator
 import os
 import warnings
 from collections.abc import Iterator
@@ -19,10 +21,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common.envs.base import EnvSpec, VectorEnv, slot_seeds
-from common.envs.gymnasium_spaces import action_spec, observation_leaves, stored_dtype
+from common.envs.gymnasium_spaces import action_spec, observation_leaves, picture_scales, stored_dtype
 from common.envs.names import own_name
-from common.envs.pictures import FrameProcessor, Layout, layout_of, looks_like_picture, push_frame
-from common.envs.returned import BadReturn, check_finite, check_observation, reset_result, step_result
+from common.envs.pictures import FrameProcessor, Layout, layout_of, push_frame
+from common.envs.returned import (
+    OLD_INTERFACE,
+    BadReturn,
+    check_finite,
+    check_observation,
+    reset_result,
+    step_result,
+)
 from common.envs.slots import SlotVector
 from common.envs.spectator import NoPictureError
 from common.errors import ConfigError
@@ -37,13 +46,13 @@ _log = logging.getLogger(__name__)
 _USUAL_STEPS_PER_S = 30
 
 PREFIX = "gym:"
-_REGISTERED = {"mujoco": "common.envs.mujoco"}
+_REGISTERED = {"mujoco": "common.envs.mujoco", "old_gym": "common.envs.old_gym"}
 """Modules whose `registered(name)` gives Gymnasium's id of what such a family calls `name`."""
 
 
 def settings(spec: EnvSpec) -> set[str]:
     """Fields of `[env]` that mean something here, besides those that all families know."""
-    return {"kwargs", "flatten", "action_bins", "action_bins_ratio"} | (
+    return {"kwargs", "flatten", "action_bins", "action_bins_ratio", "wrappers"} | (
         {"frame_size", "grayscale", "frame_stack"} if spec.pixels else set()
     )
 
@@ -110,6 +119,7 @@ class _Slot:
         self._mode = getattr(self.env, "render_mode", None)
         self._space = self.env.observation_space  # through all wrappers, which takes a while
         self._shape, self._dtype = getattr(self._space, "shape", None), getattr(self._space, "dtype", None)
+        self._scales = picture_scales(self._space) if self._spec.obs_leaves else ()
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """First observation of a new episode; the first one after building is seeded in any case."""
@@ -139,7 +149,10 @@ class _Slot:
         return self.obs
 
     def _packed(self, raw: Any) -> np.ndarray:
-        row = packed(self._spec.obs_leaves, raw)
+        for leaf, scale in zip(self._spec.obs_leaves, self._scales, strict=True):
+            if scale is not None:  # of pixels nothing would be left to see afterwards
+                check_finite(np.asarray(functools.reduce(operator.getitem, leaf.path, raw)))
+        row = packed(self._spec.obs_leaves, raw, self._scales)
         for array in unpacked(self._spec.obs_leaves, row):
             check_finite(array)
         return row
@@ -182,7 +195,7 @@ def _unpacking_error(error: ValueError) -> BadReturn | None:
         return None
     return BadReturn(
         "returned another number of values from step() than five (observation, reward, terminated, "
-        f"truncated, info): {error}; Gym's old interface is not understood"
+        f"truncated, info): {error}; {OLD_INTERFACE}"
     )
 
 
@@ -234,8 +247,6 @@ def _unfit_pictures(space: Any, name: str = "") -> Iterator[tuple[str, str]]:
     if parts is not None:
         for key, part in parts.items() if hasattr(parts, "items") else enumerate(parts):
             yield from _unfit_pictures(part, f"{name or ' in its observation'}[{key!r}]")
-    elif name and looks_like_picture(space) and space.dtype != np.uint8:
-        yield name, f"of {space.dtype}, not uint8, beside other things"
     else:
         try:
             layout_of(space)
@@ -293,7 +304,9 @@ def _make_env(config: EnvConfig, *, render: bool) -> Any:
         if render and "render_mode" not in kwargs and "rgb_array" in _render_modes(gym, env_id):
             kwargs["render_mode"] = "rgb_array"
         # What it returns is checked here, at every step; Gymnasium would look at the first, and only warn.
-        return gym.make(env_id, **{"disable_env_checker": True, **kwargs})
+        return _wrapped(config, gym.make(env_id, **{"disable_env_checker": True, **kwargs}))
+    except ConfigError:
+        raise
     except gym.error.DependencyNotInstalled as error:
         raise ConfigError(f"{config.id} lacks a package: {_one_line(error)}") from error
     except (gym.error.UnregisteredEnv, gym.error.Error) as error:
@@ -302,6 +315,17 @@ def _make_env(config: EnvConfig, *, render: bool) -> Any:
         raise ConfigError(
             f"{config.id} cannot be made with kwargs {kwargs}: {type(error).__name__}: {_one_line(error)}"
         ) from error
+
+
+def _wrapped(config: EnvConfig, env: Any) -> Any:
+    """The environment in `env.wrappers`, the first one innermost."""
+    for name in config.wrappers:
+        module, _, attribute = name.partition(":")
+        wrapper = getattr(import_module(module, f"env.wrappers of {config.id}"), attribute, None)
+        if not callable(wrapper):
+            raise ConfigError(f"env.wrappers {name!r}: the module {module} has no {attribute} to call")
+        env = wrapper(env)
+    return env
 
 
 def _render_modes(gym: Any, env_id: str) -> list[str]:

@@ -59,6 +59,12 @@ def observation_leaves(space: Any) -> tuple[Leaf, ...]:
     return found
 
 
+def picture_scales(space: Any) -> tuple[float | None, ...]:
+    """For each of `observation_leaves`: what its floats are multiplied with to be pixels, None for others."""
+    layouts = (layout_of(part) for _, part in leaves(space))
+    return tuple(layout.scale if layout else None for layout in layouts)
+
+
 def stored_dtype(dtype: np.dtype) -> str:
     """The dtype in which numbers of an observation are stored: float32, or that of whole numbers."""
     if dtype.kind == "b":
@@ -74,7 +80,8 @@ def _seen(path: Path, space: Any) -> Leaf:
 
     if not isinstance(space, spaces.Box):
         return _leaf(path, space)
-    return Leaf(path, space.shape, stored_dtype(space.dtype), picture=_axes(space))
+    picture = _axes(space)
+    return Leaf(path, space.shape, "uint8" if picture else stored_dtype(space.dtype), picture=picture)
 
 
 def _axes(space: Any) -> Literal["", "hw", "hwc", "chw"]:

@@ -22,21 +22,26 @@ PREFIX = "mujoco:"
 
 def registered(name: str) -> str:
     """Gymnasium's id of a task. Raises ConfigError where there is none of this name, or MuJoCo is missing."""
-    os.environ.setdefault("MUJOCO_GL", "egl")  # films are drawn without a window system
-    try:
-        import mujoco
-    except ImportError as error:
-        raise MissingEngineError(
-            f"{PREFIX}{name} needs the module {error.name or 'mujoco'}: {install_command('mujoco')}"
-        ) from error
-    # By default it appends to a file in the current folder, and prints.
-    mujoco.set_mju_user_warning(_warn)
+    load(f"{PREFIX}{name}", "mujoco")
     tasks = _tasks()
     if name not in tasks:
         newest = [task for task in tasks if task.partition("-")[0].lower() == name.partition("-")[0].lower()]
         near = newest[-1:] or difflib.get_close_matches(name, tasks, n=1, cutoff=0.0)
         raise ConfigError(f"unknown MuJoCo task {name!r}: did you mean {PREFIX}{near[0]}?")
     return name
+
+
+def load(env_id: str, extra: str) -> None:
+    """Import MuJoCo for an environment; MissingEngineError, which names the `extra`, where it is missing."""
+    os.environ.setdefault("MUJOCO_GL", "egl")  # films are drawn without a window system
+    try:
+        import mujoco
+    except ImportError as error:
+        raise MissingEngineError(
+            f"{env_id} needs the module {error.name or 'mujoco'}: {install_command(extra)}"
+        ) from error
+    # By default it appends to a file in the current folder, and prints.
+    mujoco.set_mju_user_warning(_warn)
 
 
 def _tasks() -> list[str]:

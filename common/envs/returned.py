@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+OLD_INTERFACE = "Gym's old interface is understood where env.id begins with old_gym:"
+
 
 class BadReturn(Exception):
     """An environment returned what it must not; the text goes on a sentence that begins with its id."""
@@ -94,7 +96,7 @@ def not_finite(obs: np.ndarray) -> list[int]:
 
 def _wrong_length(call: str, result: Any, wanted: str) -> str:
     what = f"{len(result)} values" if isinstance(result, tuple) else _shown(result)
-    old = "; Gym's old interface is not understood" if isinstance(result, tuple) else ""
+    old = f"; {OLD_INTERFACE}" if isinstance(result, tuple) else ""
     return f"returned {what} from {call}, not ({wanted}){old}"
 
 

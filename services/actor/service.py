@@ -107,7 +107,8 @@ class ActorService:
         self._control.close("has seen the config")
         # The agent's section is checked by who runs the network: others need no torch.
         self._config = config_from_dict(seen.config, typed_agent=False)
-        check_environment(self._config.env.id, self._modules, "the run")
+        env = self._config.env
+        check_environment(env.id, self._modules, "the run", env.wrappers)
         self._acting = self._make_acting()
         wanted = self._slots_wanted or self._config.actor.slots
         self._acting.prepare(wanted)

@@ -201,7 +201,7 @@ def restore(
 
     Environment and algorithm may be from Troupe itself or from `modules`: importing a module runs it.
     `fields` of `[env]`, as on a command line, take the place of those of the training; an environment that
-    they name needs no permission, and gets none of the training's `env.kwargs`.
+    they name needs no permission, and gets none of the training's `env.kwargs` and `env.wrappers`.
 
     Raises:
         CheckpointError: it does not say what it is of.
@@ -212,7 +212,9 @@ def restore(
     if not fields:
         return config, agent_of(checkpoint, config, make_spec(config.env), device)
     if not own_id:
-        config = config.model_copy(update={"env": config.env.model_copy(update={"kwargs": {}})})
+        config = config.model_copy(
+            update={"env": config.env.model_copy(update={"kwargs": {}, "wrappers": ()})}
+        )
     loaded = with_overrides(config, fields)
     spec = make_spec(loaded.config.env)
     check_settings(loaded.config.env, spec, loaded.chosen("env"))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -184,3 +185,35 @@ def test_an_environment_that_fails_in_its_own_constructor_is_one_line(
     )
     with pytest.raises(ConfigError, match=r"gym:Broken-v0 cannot be made .*: RuntimeError: no licence found"):
         make_spec(config("gym:Broken-v0"))
+
+
+def test_wrappers_go_round_the_environment_the_first_one_innermost() -> None:
+    wrappers = ["tests.envs.test_gymnasium_envs:Doubled", "tests.envs.test_gymnasium_envs:Shifted"]
+    env = make_vector(config(reward_clip="none", wrappers=wrappers), 1, seed=1)
+    assert env.spec.obs_shape == (3,)
+    assert env.reset().tolist() == [[0, 0, 7]]
+    assert env.step(actions(1)).reward.tolist() == [2 * 2.5 + 1]
+    with pytest.raises(ConfigError, match="has no Missing to call"):
+        make_spec(config(wrappers=["tests.envs.test_gymnasium_envs:Missing"]))
+    with pytest.raises(ConfigError, match=r"env.wrappers of .* needs the module no_such_package"):
+        make_spec(config(wrappers=["no_such_package:Wrap"]))
+
+
+class Doubled(gymnasium.RewardWrapper):
+    def reward(self, reward: Any) -> float:
+        return 2 * float(reward)
+
+
+class Shifted(gymnasium.ObservationWrapper):
+    """Another reward, and one more number to see."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self.observation_space = gymnasium.spaces.Box(-1e9, 1e9, (3,), np.float64)
+
+    def observation(self, observation: Any) -> np.ndarray:
+        return np.append(observation, 7.0)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, float(reward) + 1, *rest

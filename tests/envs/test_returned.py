@@ -29,7 +29,7 @@ CAUSES = {
     "list reward": "returned the reward [1.0, 2.0], which is no number",
     "none terminated": "returned terminated None instead of True or False",
     "old interface": "returned 4 values from step(), not (observation, reward, terminated, truncated, info); "
-    "Gym's old interface is not understood",
+    "Gym's old interface is understood where env.id begins with old_gym:",
     "raise": "raised RuntimeError: the physics exploded",
     "exit": "raised SystemExit: 3",
 }

@@ -1,0 +1,126 @@
+"""DeepMind Control Suite: `dm_control:walker-walk`, the domain and the task (Tassa et al. 2018).
+
+An observation is the numbers of all that the task shows, float32, in the suite's order; an action is its real
+numbers. Episodes are cut after the suite's time limit, which truncates them: no task ends by itself, but for
+those whose last discount is 0.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from common.envs import mujoco
+from common.envs.base import EnvSpec, VectorEnv, slot_seeds
+from common.envs.slots import SlotVector
+from common.errors import ConfigError, MissingEngineError
+from common.installation import install_command
+from common.spaces import ActionSpec, Leaf
+
+if TYPE_CHECKING:
+    from common.config.schema import EnvConfig
+
+PREFIX = "dm_control:"
+_PICTURE = {"height": 240, "width": 320, "camera_id": 0}
+
+
+def settings(spec: EnvSpec) -> set[str]:
+    """Fields of `[env]` that mean something here, besides those that all families know."""
+    return {"kwargs", "action_bins", "action_bins_ratio"}
+
+
+def make_spec(config: EnvConfig) -> EnvSpec:
+    """Numbers and actions of the task, from one copy that is closed again."""
+    env = _make(config, 0)
+    try:
+        limits = env.action_spec()
+        low, high = (np.broadcast_to(each, limits.shape).ravel() for each in (limits.minimum, limits.maximum))
+        leaf = Leaf((), limits.shape, limits.dtype.name, low=tuple(low.tolist()), high=tuple(high.tolist()))
+        return EnvSpec(
+            id=config.id,
+            obs_shape=tuple(env.observation_spec()["observations"].shape),
+            obs_dtype="float32",
+            actions=ActionSpec((leaf,), config.action_bins, config.action_bins_ratio),
+            stack=0,
+            frames_per_step=1,
+            pixels=False,
+        )
+    finally:
+        env.close()
+
+
+def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, evaluation: bool) -> VectorEnv:
+    """`num_slots` copies that step one after the other, or in `threads` threads."""
+    spec = make_spec(config)
+    slots = [ControlSlot(config, spec, slot_seed) for slot_seed in slot_seeds(seed, num_slots).tolist()]
+    vector = SlotVector(config, spec, slots, seed, threads, evaluation=evaluation)
+    vector.steps_per_s = slots[0].steps_per_s
+    return vector
+
+
+class ControlSlot:
+    """One copy of a task."""
+
+    def __init__(self, config: EnvConfig, spec: EnvSpec, seed: int) -> None:
+        self._config = config
+        self._spec = spec
+        self.rebuild(seed)
+        self.steps_per_s = 1.0 / float(self._env.control_timestep())
+        self.obs = np.zeros(spec.obs_shape, np.float32)
+
+    def rebuild(self, seed: int) -> None:
+        """A new copy with draws of its own."""
+        self._env: Any = _make(self._config, seed)
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        """A new episode."""
+        if seed is not None:
+            self._env.task.random.seed(seed)
+        return self._seen(self._env.reset())
+
+    def step(self, action: list[float]) -> tuple[np.ndarray, float, bool, bool]:
+        """One step of control; the last one of an episode is truncated unless its discount is 0."""
+        step = self._env.step(self._spec.actions.native(action))
+        last, over = step.last(), step.discount == 0.0
+        return self._seen(step), float(step.reward), bool(last and over), bool(last and not over)
+
+    def _seen(self, step: Any) -> np.ndarray:
+        self.obs = step.observation["observations"].astype(np.float32)
+        return self.obs
+
+    def render(self) -> np.ndarray:
+        """What the first camera sees."""
+        return np.asarray(self._env.physics.render(**_PICTURE))
+
+    def close(self) -> None:
+        """Free the simulation."""
+        self._env.close()
+
+
+def _make(config: EnvConfig, seed: int) -> Any:
+    """A task of the suite; ConfigError where there is none of this name or with these kwargs."""
+    mujoco.load(config.id, "dm-control")  # before the suite, which looks for a way to draw
+    try:
+        from dm_control import suite
+    except ImportError as error:
+        message = (
+            f"{config.id} needs the module {error.name or 'dm_control'}: {install_command('dm-control')}"
+        )
+        raise MissingEngineError(message) from error
+    name = config.id.removeprefix(PREFIX)
+    tasks = {f"{domain}-{task}": (domain, task) for domain, task in suite.ALL_TASKS}
+    if name not in tasks:
+        near = difflib.get_close_matches(name, tasks, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"unknown task {name!r} of the Control Suite: did you mean {PREFIX}{near}?")
+    domain, task = tasks[name]
+    try:
+        return suite.load(
+            domain,
+            task,
+            task_kwargs={**config.kwargs, "random": seed},
+            environment_kwargs={"flat_observation": True},
+        )
+    except TypeError as error:  # what the task's function says of an argument that it does not have
+        raise ConfigError(f"{config.id} cannot be made with kwargs {config.kwargs}: {error}") from error
