@@ -179,7 +179,7 @@ def read_config(path: Path, *, typed_agent: bool = True) -> Config:
 
 def with_overrides(config: Config, overrides: Mapping[str, str]) -> Loaded:
     """Return `config` with fields over its own that were given as text, as on a command line."""
-    words = Layer("command line", {_canonical(key): text for key, text in overrides.items()}, True)
+    words = Layer("command line", {canonical(key): text for key, text in overrides.items()}, True)
     return merge([words, Layer("configuration", _flat(config.to_dict(), "configuration"))])
 
 

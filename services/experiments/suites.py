@@ -24,7 +24,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "atari5": tuple(f"atari:{game}" for game in _ATARI5),
     "minatar5": tuple(f"minatar:{game}" for game in _MINATAR5),
     "dmlab30": tuple(f"dmlab:{level}" for level in DMLAB30),
-    "mujoco5": tuple(f"gym:{name}" for name in _MUJOCO5),
+    "mujoco5": tuple(f"mujoco:{name}" for name in _MUJOCO5),
 }
 
 
