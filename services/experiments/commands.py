@@ -107,17 +107,19 @@ def sweep(words: Sequence[str]) -> int:
     else:
         wanted = plan.read(options.source, keys, overrides)
         folder = options.dir or Path("runs") / f"sweep-{Path(options.source).stem}"
-    totals = running.check(wanted, wanted.runs())
+    totals = running.check(wanted)
     if options.dry_run:
-        print("\n".join(totals))
+        print(f"{wanted.section.trials} trials" if wanted.is_study else "\n".join(totals))
         return 0
-    changed = {*overrides, *keys} if options.resume is not None else ()
+    changed = overrides if options.resume is not None else ()
     stop = StopSignal(force_after_s=None).install()
     with running.claimed(folder):
         runner = running.Runner(wanted, folder, stop, totals, retry=options.retry, changed=changed)
-        print(f"{len(runner.jobs)} runs in {folder}, {wanted.section.parallel} at a time", flush=True)
+        print(f"{runner.planned} runs in {folder}, {wanted.section.parallel} at a time", flush=True)
         runner.run()
         print("\n".join(["", *running.summary(runner.jobs, wanted, folder)]))
+        if runner.study is not None:
+            print("\n".join(running.best_trial(runner.study, wanted, folder)))
         print("\n".join(running.how_to_go_on(runner.jobs, folder)), flush=True)
     running.check_failures(runner.jobs, folder)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import itertools
@@ -31,7 +32,7 @@ Fields = dict[str, Any]
 
 
 class SweepSection(BaseModel):
-    """`[sweep]`: what differs between the runs, and how they are made."""
+    """`[sweep]`: what differs between the runs, and how they are made; docs/sweeps.md explains the keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -43,7 +44,8 @@ class SweepSection(BaseModel):
     entries: list[dict[str, Any]] = Field([], alias="list")
     search: dict[str, Any] = {}
     trials: int = Field(0, ge=0, le=MAX_RUNS)
-    study: Literal["random"] = "random"
+    study: Literal["random", "tpe"] = "random"
+    pruner: Literal["median", "none"] = "median"
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,17 @@ class Sweep:
         if self.is_study:
             return []
         found: dict[str, Planned] = {}
-        searched = set(self.space)
+        searched, repetitions = set(self.space), list(itertools.product(self._tasks(), self.seeds))
         for label, setting in self._settings():
-            for task, seed in itertools.product(self._tasks(), self.seeds):
+            for task, seed in repetitions:
                 varied = self._varied({**setting, **({ENV: task} if task else {}), **seed})
                 planned = Planned(_name(label, varied, hidden=searched), {**self.fixed, **varied})
                 # What the command line decides makes runs alike; two values may be alike as names.
                 if found.setdefault(planned.name, planned).fields != planned.fields:
                     other = Planned(f"{planned.name}-{_digest(varied)}", planned.fields)
                     found[other.name] = other
-        if len(found) > MAX_RUNS:
-            raise ConfigError(f"{self.source} means {len(found):,} runs; {MAX_RUNS:,} is the most")
+            if len(found) > MAX_RUNS:
+                raise ConfigError(f"{self.source} means more than {MAX_RUNS:,} runs, which is the most")
         return list(found.values())
 
     @property
@@ -138,13 +140,14 @@ class Sweep:
         entries = [
             _flat(f"{self.source}: an entry of [[sweep.list]]", entry) for entry in self.section.entries
         ]
+        space = self.space
         for entry in entries or [{}]:
             for values in itertools.product(*grid.values()):
                 setting = {**entry, **dict(zip(grid, values, strict=True))}
-                if not self.section.search:
+                if not space:
                     yield "", setting
-                for trial in range(self.section.trials if self.section.search else 0):
-                    yield f"trial-{trial:04d}", {**setting, **draw(self.space, trial)}
+                for trial in range(self.section.trials if space else 0):
+                    yield f"trial-{trial:04d}", {**setting, **draw(space, trial)}
 
 
 def read(source: str, options: Mapping[str, Any], overrides: Mapping[str, str]) -> Sweep:
@@ -196,7 +199,9 @@ def nested(fields: Fields) -> dict[str, Any]:
         table = tables
         for parent in parents:
             table = table.setdefault(parent, {})
-        table[name] = {**table[name], **value} if isinstance(value, dict) and name in table else value
+        if isinstance(value, dict):  # a copy: other fields may lead into it
+            value = {**table.get(name, {}), **copy.deepcopy(value)}
+        table[name] = value
     return tables
 
 
@@ -219,7 +224,7 @@ def _check(sweep: Sweep) -> None:
     if sweep.is_study and not section.search:
         raise ConfigError(f"{source}: a study needs fields under [sweep.search]")
     seeds = section.seeds
-    if seeds == [] or (isinstance(seeds, int) and seeds < 0):
+    if seeds == [] or (isinstance(seeds, int) and not 0 <= seeds <= MAX_RUNS):
         raise ConfigError(f"{source}: seeds should be their number, or a list such as [0, 1, 2]")
     grid = _grid(source, section.grid)
     entries = {name for entry in section.entries for name in _flat(f"{source}: [[sweep.list]]", entry)}

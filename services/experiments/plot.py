@@ -23,6 +23,7 @@ AXES = {"steps": "environment steps", "minutes": "wall clock, minutes"}
 _LABELS = {EVALUATION_RETURN: "return per game, evaluation", TRAINING_RETURN: "return per game, training"}
 _COLUMNS = 5
 _MARKED = 100
+_IN_LEGEND = 20
 
 
 def check_picture(path: Path) -> None:
@@ -72,7 +73,7 @@ def draw(comparison: Comparison, out: Path, title: str = "", x: Sequence[str] = 
     for unused in list(grid[len(panels) :]):
         unused.set_axis_off()
     grid[0].set_ylabel(_LABELS.get(comparison.metric, comparison.metric))
-    if len(comparison.labels) > 1 or comparison.labels[0]:
+    if len(comparison.labels) <= _IN_LEGEND:
         grid[0].legend(fontsize=7)
     figure.suptitle(title)
     make_directory(out.absolute().parent, "directory of the picture")

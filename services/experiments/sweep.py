@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from common.config import load_layers
+from common.config.text import format_value
 from common.errors import ConfigError, TroupeError
 from common.runtime import StopSignal
 from common.runtime.files import atomic_write, make_directory
-from services.experiments import groups, plot, report, suites
-from services.experiments.jobs import RUNS, Job
+from services.experiments import groups, plot, report, search, suites
+from services.experiments.jobs import RUNS, VALUES, Job
 from services.experiments.plan import SECTION, Planned, Sweep, parse, values_file
 from services.experiments.runs import Series
+from services.experiments.space import ends
+from services.launcher.panel import lost_terminal_tolerated
 from services.launcher.workspace import own_command, shell_path
 
 RECORD = "sweep.json"
@@ -35,13 +39,21 @@ class SweepError(TroupeError):
     """Some runs failed."""
 
 
-def check(sweep: Sweep, planned: Sequence[Planned]) -> dict[str, int]:
+def check(sweep: Sweep) -> dict[str, int]:
     """Refuse fields and values that cannot be, before any run begins; returns each run's total steps.
+
+    Of a study there are no runs yet: the extreme values of its space are checked.
 
     Raises:
         ConfigError: names the field, and the file that it is from.
     """
     totals = {}
+    planned = sweep.runs()
+    if sweep.is_study:
+        search.check_installed()
+        if not sweep.space:
+            raise ConfigError(f"{sweep.source}: the command line leaves nothing to search")
+        planned = [sweep.with_fields(f"end-{i}", each) for i, each in enumerate(ends(sweep.space))]
     with tempfile.TemporaryDirectory(prefix="troupe-") as folder:
         values = Path(folder) / "values.toml"
         for run in planned:
@@ -125,7 +137,14 @@ class Runner:
         self.sweep, self.folder, self._stop = sweep, folder, stop
         self._totals, self._changed = totals, changed
         record = read_record(folder)
-        self.jobs = [self._taken_up(planned, record, retry) for planned in sweep.runs()]
+        self.study = self._opened_study(record) if sweep.is_study else None
+        if self.study is None:
+            self.jobs = [self._taken_up(planned, record, retry) for planned in sweep.runs()]
+        else:
+            self.jobs = self.study.jobs()
+            for job in self.jobs:
+                if job.name in record.get("runs", {}):
+                    self._check_same(job.planned, record["runs"][job.name], record)
         self._next_line_s = time.monotonic() + _LINE_S
 
     def _taken_up(self, planned: Planned, record: dict[str, Any], retry: bool) -> Job:
@@ -139,6 +158,17 @@ class Runner:
         if run is not None and run.state == "done" and run.steps >= self._totals[planned.name]:
             job.state, job.error = "done", ""
         return job
+
+    def _opened_study(self, record: dict[str, Any]) -> search.Study:
+        now = self.sweep.section.search
+        if record and record["tables"][SECTION].get("search") != now:
+            raise ConfigError(f"{self.folder} has a study of another [sweep.search]; choose another --dir")
+        return search.Study(self.sweep, self.folder)
+
+    @property
+    def planned(self) -> int:
+        """Runs that there are in the end."""
+        return len(self.jobs) if self.study is None else max(len(self.jobs), self.sweep.section.trials)
 
     def _check_same(self, planned: Planned, before: dict[str, Any], record: dict[str, Any]) -> None:
         """Refuse to go on with a run under other values than it began with."""
@@ -160,6 +190,9 @@ class Runner:
                 for job in self.jobs:
                     if job.poll():
                         self._ended(job)
+                    elif self.study is not None and job.state == "running" and self.study.look(job):
+                        job.state = "pruned"
+                        job.stop()
                 self._tell()
                 self._stop.wait(_POLL_S)
         finally:
@@ -167,25 +200,33 @@ class Runner:
             self._save()
 
     def _all_over(self) -> bool:
-        return all(job.state in _OVER for job in self.jobs)
+        return len(self.jobs) >= self.planned and all(job.state in _OVER for job in self.jobs)
 
     def _start_some(self) -> None:
         for job in self.jobs:
-            if sum(other.alive for other in self.jobs) >= self.sweep.section.parallel:
-                return
-            if job.state != "waiting":
-                continue
-            run = job.run()
-            if run is not None and run.state == "running":
-                continue  # of an earlier call that was killed: it stops by itself
-            verb = "trains" if run is None else "goes on"
-            job.start(self.sweep.preset, self.sweep.overrides)
-            self._say(f"{job.name} {verb} ({self._count()})")
-            self._save()
+            if job.state == "waiting" and self._has_room():
+                self._begin(job)
+        while self.study is not None and len(self.jobs) < self.planned and self._has_room():
+            self.jobs.append(self.study.ask())
+            self._begin(self.jobs[-1])
+
+    def _has_room(self) -> bool:
+        return sum(job.alive for job in self.jobs) < self.sweep.section.parallel
+
+    def _begin(self, job: Job) -> None:
+        run = job.run()
+        if run is not None and run.state == "running":
+            return  # of an earlier call that was killed: it stops by itself
+        verb = "trains" if run is None else "goes on"
+        job.start(self.sweep.preset, self.sweep.overrides)
+        self._say(f"{job.name} {verb} ({self._count()})")
+        self._save()
 
     def _ended(self, job: Job) -> None:
         if job.state == "stopped" and not self._stop:
             job.state, job.error = "failed", "stopped from outside"
+        if self.study is not None:
+            self.study.tell(job)
         run = job.run()
         words = f"{job.name}: {job.state}"
         if job.error:
@@ -232,10 +273,11 @@ class Runner:
 
     def _count(self) -> str:
         over = sum(job.state in _OVER for job in self.jobs)
-        return f"{over} of {len(self.jobs)} runs are over"
+        return f"{over} of {self.planned} runs are over"
 
     def _say(self, line: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+        with lost_terminal_tolerated():
+            print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
     def _save(self) -> None:
         record = {
@@ -283,6 +325,18 @@ def summary(jobs: Sequence[Job], sweep: Sweep, folder: Path) -> list[str]:
         except ConfigError as error:
             lines += ["", f"no curves: {error}"]
     return lines
+
+
+def best_trial(study: search.Study, sweep: Sweep, folder: Path) -> list[str]:
+    """What a study has found, and how to train with it."""
+    best = study.best()
+    if best is None:
+        return ["no trial is over yet"]
+    name, value, setting = best
+    said = ", ".join(f"{field} = {format_value(chosen)}" for field, chosen in setting.items())
+    file = shell_path(folder.absolute() / VALUES / f"{name}.toml")
+    again = f"{own_command()} train {shlex.quote(sweep.preset)} --sweep {file} --seed 2"
+    return [f"best: {name}, return {report.number(value)}: {said}", f"train with it: {again}"]
 
 
 def how_to_go_on(jobs: Sequence[Job], folder: Path) -> list[str]:

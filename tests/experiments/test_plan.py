@@ -81,6 +81,13 @@ def test_each_run_s_file_gives_its_values(tmp_path):
     assert config.env.kwargs == {"other": "x", "depth": {"of_it": 2}}
 
 
+def test_runs_share_no_values():
+    wanted = sweep({"grid": {"env": {"kwargs": {"a": [1, 2]}}}}, env={"kwargs": {"b": {"c": 3}}})
+    for run in wanted.runs():
+        plan.values_file(run.fields)
+    assert wanted.fixed == {"env.kwargs": {"b": {"c": 3}}}
+
+
 def test_a_suite_is_a_run_of_each_environment():
     found = settings({"suite": "atari5", "seeds": 2}, "env.id", "run.seed")
     assert len(found) == 10
@@ -142,6 +149,11 @@ BAD = [
     (HEAD + "parallel = 0\n", ["parallel of [sweep]", "greater than or equal to 1"]),
     (HEAD + "seeds = []\n", ["seeds should be"]),
     (HEAD + "seeds = -1\n", ["seeds should be"]),
+    (HEAD + "seeds = 1_000_000_000_000\n", ["seeds should be"]),
+    (
+        HEAD + "seeds = 100\n" + "".join(f"grid.env.kwargs.{x} = [1, 2, 3, 4]\n" for x in "abcdefghijklmno"),
+        ["more than 10,000 runs"],
+    ),
     (HEAD + "seeds = 'x'\n", ["seeds of [sweep]"]),
     (HEAD + "suite = 'atari6'\n", ["unknown suite 'atari6'"]),
     (HEAD + "grid.agent.gamma = 0.9\n", ["agent.gamma of [sweep.grid]", "a list of values"]),

@@ -116,7 +116,7 @@ def begun(tmp_path, monkeypatch):
 def runner_of(wanted, folder, **options):
     from common.runtime import StopSignal
 
-    return running.Runner(wanted, folder, StopSignal(), running.check(wanted, wanted.runs()), **options)
+    return running.Runner(wanted, folder, StopSignal(), running.check(wanted), **options)
 
 
 def test_what_is_done_is_left_alone(begun):

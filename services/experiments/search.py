@@ -1,0 +1,173 @@
+"""A study: Optuna chooses what to try next from what came of earlier trials, and ends those that lag."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.config.text import format_value
+from common.errors import ConfigError
+from common.installation import install_command
+from services.experiments.jobs import Job
+from services.experiments.plan import Planned, Sweep
+from services.experiments.space import Choice, Range
+
+if TYPE_CHECKING:
+    from optuna import Study as OptunaStudy
+    from optuna.distributions import BaseDistribution
+
+STORAGE = "study.sqlite3"
+_NAME = "sweep"
+_LEVELS = 20
+"""Parts of a run after which its newest evaluation is compared with that of other trials: pruners need places
+that all trials pass, and evaluations come when they come."""
+_WARM_UP_LEVELS = 5
+_STARTUP_TRIALS = 4
+"""No trial ends early before this level, nor before so many have ended by themselves."""
+_SEED = 0x0A7
+_STATES = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed"}
+"""What Optuna calls the end of a trial. One that is `RUNNING` waits to be resumed."""
+
+
+def check_installed() -> None:
+    """Raise ConfigError where Optuna is not installed."""
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError(f"a study needs optuna: {install_command('search')}")
+
+
+class Study:
+    """The trials of one sweep, kept in a SQLite file in its directory."""
+
+    def __init__(self, sweep: Sweep, folder: Path) -> None:
+        """Open the study, or begin it.
+
+        Raises:
+            ConfigError: the file is damaged, or another study's.
+        """
+        check_installed()
+        self._sweep, self._folder = sweep, folder
+        self._space = sweep.space
+        self._study = _opened(sweep, folder / STORAGE)
+        self._levels: dict[str, int] = {}
+
+    def jobs(self) -> list[Job]:
+        """Every trial so far; those that were under way wait to be resumed."""
+        found = []
+        for trial in self._study.get_trials(deepcopy=False):
+            job = Job(self._planned(trial.number, trial.params), self._folder)
+            job.state = _STATES.get(trial.state.name, "waiting")
+            job.error = str(trial.user_attrs.get("error", ""))
+            found.append(job)
+        return found
+
+    def ask(self) -> Job:
+        """The next trial."""
+        trial = self._study.ask({name: _distribution(place) for name, place in self._space.items()})
+        return Job(self._planned(trial.number, trial.params), self._folder)
+
+    def look(self, job: Job) -> bool:
+        """Take in how far a trial is; returns whether it should end, for most others were better there."""
+        import optuna
+
+        run = job.run()
+        if run is None or run.last_evaluation is None or self._sweep.section.pruner == "none":
+            return False
+        level = min(_LEVELS - 1, _LEVELS * run.steps // max(1, run.total_steps))
+        if level <= self._levels.get(job.name, 0):
+            return False
+        self._levels[job.name] = level
+        frozen = self._study.get_trials(deepcopy=False)[_number(job)]
+        trial = optuna.trial.Trial(self._study, frozen._trial_id)
+        for passed in range(max(frozen.intermediate_values, default=0) + 1, level + 1):
+            trial.report(run.last_evaluation, passed)
+        return trial.should_prune()
+
+    def tell(self, job: Job) -> None:
+        """Record the end of a trial: the newest evaluation is what it is worth."""
+        from optuna.trial import TrialState
+
+        run = job.run()
+        value = None if run is None else run.last_evaluation
+        if job.state == "done" and value is not None:
+            self._study.tell(_number(job), value)
+        elif job.state == "pruned":
+            self._study.tell(_number(job), state=TrialState.PRUNED)
+        elif job.state in ("done", "failed"):
+            job.state, job.error = "failed", job.error or "it was not evaluated"
+            self._study.tell(_number(job), state=TrialState.FAIL)
+
+    def best(self) -> tuple[str, float, dict[str, Any]] | None:
+        """Name, return and values of the best trial; None while none is over."""
+        done = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.name == "COMPLETE"]
+        if not done:
+            return None
+        trial = max(done, key=lambda each: each.value if each.value is not None else float("-inf"))
+        return _name(trial.number), float(trial.value or 0.0), self._setting(trial.params)
+
+    def _planned(self, number: int, params: dict[str, Any]) -> Planned:
+        return self._sweep.with_fields(_name(number), self._setting(params))
+
+    def _setting(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The fields that Optuna's parameters mean."""
+        setting = {}
+        for name, value in params.items():
+            place = self._space.get(name)
+            if isinstance(place, Choice):
+                value = place.values[_labels(place).index(value)]
+            setting[name] = value
+        return setting
+
+
+def _opened(sweep: Sweep, file: Path) -> OptunaStudy:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+    if sweep.section.pruner == "median":
+        pruner = optuna.pruners.MedianPruner(_STARTUP_TRIALS, _WARM_UP_LEVELS)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study = optuna.create_study(
+                storage=f"sqlite:///{file.absolute()}",
+                study_name=_NAME,
+                direction="maximize",
+                load_if_exists=True,
+                pruner=pruner,
+            )
+            # One that goes on must not draw again what it began with.
+            seed = _SEED + len(study.get_trials(deepcopy=False))
+            study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=sweep.section.parallel > 1)
+    except Exception as error:  # SQLAlchemy's and Optuna's own are of no common kind
+        why = str(error).splitlines()[0]
+        raise ConfigError(f"cannot open the study {file}: {why}; choose another --dir") from error
+    return study
+
+
+def _distribution(place: Choice | Range) -> BaseDistribution:
+    from optuna import distributions
+
+    if isinstance(place, Choice):
+        return distributions.CategoricalDistribution(_labels(place))
+    if place.whole:
+        return distributions.IntDistribution(int(place.low), int(place.high), log=place.log)
+    return distributions.FloatDistribution(place.low, place.high, log=place.log)
+
+
+def _labels(place: Choice) -> Sequence[Any]:
+    """What the study's file calls the choices: it can hold no lists."""
+    return [
+        value if isinstance(value, str | int | float | bool) else format_value(value)
+        for value in place.values
+    ]
+
+
+def _name(number: int) -> str:
+    return f"trial-{number:04d}"
+
+
+def _number(job: Job) -> int:
+    return int(job.name.removeprefix("trial-"))
