@@ -30,14 +30,14 @@ def check_and_print(loaded: Loaded, steps: int, as_json: bool) -> None:
 
 def _rows(found: Findings) -> list[tuple[str, str]]:
     spec = found.spec
-    low, high = found.observation_range
     lowest, highest = found.reward_range
     frames = f", of {spec.frames_per_step} frames each" if spec.frames_per_step > 1 else ""
-    gets = f"{spec.obs_dtype} {list(spec.obs_shape)}, from {low:g} to {high:g}"
     if spec.obs_leaves:
-        gets = ", ".join(_part(leaf) for leaf in spec.obs_leaves)
+        parts = zip(spec.obs_leaves, found.observation_ranges, strict=True)
+        gets = "; ".join(_part(leaf, *between) for leaf, between in parts)
     else:
-        gets = f"{'pictures' if spec.pixels else 'numbers'} {gets}"
+        kind, (between,) = "pictures" if spec.pixels else "numbers", found.observation_ranges
+        gets = f"{kind} {spec.obs_dtype} {list(spec.obs_shape)}{_range(*between)}"
     rows = [
         ("environment", spec.id),
         *([("shows", found.observation_space)] if found.observation_space else []),
@@ -57,7 +57,11 @@ def _rows(found: Findings) -> list[tuple[str, str]]:
     return rows
 
 
-def _part(leaf: Leaf) -> str:
+def _range(low: float, high: float) -> str:
+    return f", from {low:g} to {high:g}"
+
+
+def _part(leaf: Leaf, low: float, high: float) -> str:
     """Return a part of an observation in a few words."""
     name = ".".join(map(str, leaf.path))
     if leaf.choices:
@@ -65,6 +69,7 @@ def _part(leaf: Leaf) -> str:
         what = f"{many} symbols" if many > 1 else f"a symbol of {leaf.choices[0]}"
     else:
         what = f"{'a picture' if leaf.picture else 'numbers'} {leaf.dtype} {list(leaf.shape)}"
+        what += _range(low, high)
     return f"{name}: {what}" if name else what
 
 

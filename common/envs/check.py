@@ -41,7 +41,8 @@ class Findings:
         spec: what networks and accumulators need to know.
         steps: played, over all slots.
         frames_per_s: emulator frames a second, of all slots in one thread.
-        observation_range: smallest and largest number of an observation, as the network gets it.
+        observation_ranges: smallest and largest number of each part of an observation, as the network gets
+            it; one pair where it has no parts.
         reward_range: smallest and largest reward, as it is learned from.
         terminated: how often an episode, or a life, ended.
         truncated: how often one was cut short.
@@ -55,7 +56,7 @@ class Findings:
     spec: EnvSpec
     steps: int
     frames_per_s: float
-    observation_range: tuple[float, float]
+    observation_ranges: list[tuple[float, float]]
     reward_range: tuple[float, float]
     terminated: int
     truncated: int
@@ -156,6 +157,9 @@ def _findings(found: dict[str, Any]) -> Findings:
     spec = found.pop("spec")
     spec["obs_shape"] = tuple(spec["obs_shape"])
     episodes = [(score, steps) for score, steps in found.pop("episodes")]
-    observed, rewarded = tuple(found.pop("observation_range")), tuple(found.pop("reward_range"))
-    ranges: dict[str, Any] = {"observation_range": observed, "reward_range": rewarded}
+    observed = [tuple(each) for each in found.pop("observation_ranges")]
+    ranges: dict[str, Any] = {
+        "observation_ranges": observed,
+        "reward_range": tuple(found.pop("reward_range")),
+    }
     return Findings(spec=TypeAdapter(EnvSpec).validate_python(spec), episodes=episodes, **ranges, **found)

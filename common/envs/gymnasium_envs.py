@@ -149,12 +149,13 @@ class _Slot:
         return self.obs
 
     def _packed(self, raw: Any) -> np.ndarray:
-        for leaf, scale in zip(self._spec.obs_leaves, self._scales, strict=True):
+        leaves = self._spec.obs_leaves
+        for leaf, scale in zip(leaves, self._scales, strict=True):
             if scale is not None:  # of pixels nothing would be left to see afterwards
-                check_finite(np.asarray(functools.reduce(operator.getitem, leaf.path, raw)))
-        row = packed(self._spec.obs_leaves, raw, self._scales)
-        for array in unpacked(self._spec.obs_leaves, row):
-            check_finite(array)
+                check_finite(np.asarray(functools.reduce(operator.getitem, leaf.path, raw)), leaf.path)
+        row = packed(leaves, raw, self._scales)
+        for leaf, array in zip(leaves, unpacked(leaves, row), strict=True):
+            check_finite(array, leaf.path)
         return row
 
     def rebuild(self, seed: int) -> None:

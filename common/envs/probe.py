@@ -21,6 +21,7 @@ from common.envs import base, inspect, make_spec, make_vector
 from common.envs.calls import CHECKER, Calls
 from common.envs.check import WAY_PAST
 from common.errors import ConfigError, TroupeError
+from common.spaces import unpacked
 
 MAX_FAILURES = 0.1
 """Of the steps played; a training in which more fail learns from little."""
@@ -68,14 +69,15 @@ def _play(vector: base.VectorEnv, steps: int, seconds: float, seed: int) -> dict
     rng = np.random.default_rng(seed)
     obs = vector.reset()
     rounds, began_s = 0, time.perf_counter()
-    rewards, low, high = [], obs.min(), obs.max()
+    rewards, seen = [], _ranges(vector.spec, obs)
     terminated = truncated = 0
     games: list[base.Episode] = []
     while rounds * vector.num_slots < steps and time.perf_counter() - began_s < seconds:
         step = vector.step(vector.spec.actions.random(rng, vector.num_slots))
         rounds += 1
         rewards.append(step.reward)
-        low, high = min(low, step.obs.min()), max(high, step.obs.max())
+        now = _ranges(vector.spec, step.obs)
+        seen = np.stack([np.minimum(seen[:, 0], now[:, 0]), np.maximum(seen[:, 1], now[:, 1])], axis=1)
         terminated, truncated = terminated + step.terminated.sum(), truncated + step.truncated.sum()
         games += step.episodes
     lasted_s = time.perf_counter() - began_s
@@ -84,7 +86,7 @@ def _play(vector: base.VectorEnv, steps: int, seconds: float, seed: int) -> dict
     return {
         "steps": rounds * vector.num_slots,
         "frames_per_s": rounds * vector.num_slots * vector.spec.frames_per_step / max(lasted_s, 1e-9),
-        "observation_range": [float(low), float(high)],
+        "observation_ranges": seen.tolist(),
         "reward_range": [float(reward.min()), float(reward.max())],
         "terminated": int(terminated),
         "truncated": int(truncated),
@@ -92,6 +94,14 @@ def _play(vector: base.VectorEnv, steps: int, seconds: float, seed: int) -> dict
         "failures": vector.restarts_total,
         "first_failure": str(vector.failures[0]) if vector.failures else "",
     }
+
+
+def _ranges(spec: base.EnvSpec, obs: np.ndarray) -> np.ndarray:
+    """Smallest and largest number `[parts, 2]` of observations `[S, *obs_shape]`; one row without parts."""
+    if not spec.obs_leaves:
+        return np.array([[obs.min(), obs.max()]], float)
+    of_slots = np.array([[(a.min(), a.max()) for a in unpacked(spec.obs_leaves, row)] for row in obs], float)
+    return np.stack([of_slots[..., 0].min(axis=0), of_slots[..., 1].max(axis=0)], axis=1)
 
 
 def _check_failures(vector: base.VectorEnv, steps: int) -> None:

@@ -45,8 +45,10 @@ def reset_result(result: Any) -> Any:
     return result[0]
 
 
-def check_observation(space: Any, raw: Any) -> None:
+def check_observation(space: Any, raw: Any, path: tuple[str | int, ...] = ()) -> None:
     """Raise BadReturn where `raw` has not the shape of the Gymnasium space, or a type that loses something.
+
+    `path` leads to it where it is a part of an observation.
 
     A float64 where float32 was announced loses nothing that matters; a float where uint8 was announced does.
     Bounds are not looked at.
@@ -55,17 +57,17 @@ def check_observation(space: Any, raw: Any) -> None:
     if isinstance(parts, dict) and isinstance(raw, dict):
         for name, part in parts.items():
             if name not in raw:
-                raise BadReturn(f"returned an observation without {name!r}")
-            check_observation(part, raw[name])
+                raise BadReturn(f"returned an observation without {_named((*path, name))}")
+            check_observation(part, raw[name], (*path, name))
     elif isinstance(parts, tuple) and isinstance(raw, tuple) and len(raw) == len(parts):
-        for part, value in zip(parts, raw, strict=True):
-            check_observation(part, value)
+        for place, (part, value) in enumerate(zip(parts, raw, strict=True)):
+            check_observation(part, value, (*path, place))
     elif hasattr(space, "low") and raw is not None:
         array = np.asarray(raw)
         if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
-            raise BadReturn(f"returned an observation {_kind(array)}, its space is {_kind(space)}")
+            raise BadReturn(f"returned an observation {_kind(array)}{_as(path)}, its space is {_kind(space)}")
     elif raw is None or not space.contains(raw):
-        raise BadReturn(f"returned the observation {_shown(raw)}, its space is {space}")
+        raise BadReturn(f"returned the observation {_shown(raw)}{_as(path)}, its space is {space}")
 
 
 def check_array(obs: Any, like: np.ndarray) -> None:
@@ -74,16 +76,26 @@ def check_array(obs: Any, like: np.ndarray) -> None:
         raise BadReturn(f"returned an observation {_shown(obs)} instead of {_kind(like)}")
 
 
-def check_finite(obs: np.ndarray) -> None:
-    """Raise BadReturn where a float observation holds NaN or an infinite value."""
+def check_finite(obs: np.ndarray, path: tuple[str | int, ...] = ()) -> None:
+    """Raise BadReturn where a float observation, or its part at `path`, holds NaN or an infinite value."""
     if not_finite(obs[None]):
-        raise finite_error(obs)
+        raise finite_error(obs, path)
 
 
-def finite_error(obs: np.ndarray) -> BadReturn:
-    """What to say of an observation that holds such values."""
+def finite_error(obs: np.ndarray, path: tuple[str | int, ...] = ()) -> BadReturn:
+    """What to say of an observation, or of a part of one, that holds such values."""
     bad = obs[~np.isfinite(obs)]
-    return BadReturn(f"returned an observation with {bad[0]} ({len(bad)} of its {obs.size} numbers)")
+    of = f"{len(bad)} of its {obs.size} numbers"
+    return BadReturn(f"returned an observation with {bad[0]}{_as(path)} ({of})")
+
+
+def _named(path: tuple[str | int, ...]) -> str:
+    return repr(".".join(map(str, path)))
+
+
+def _as(path: tuple[str | int, ...]) -> str:
+    """Which part of an observation it is; empty for a whole one."""
+    return f" as its part {_named(path)}" if path else ""
 
 
 def not_finite(obs: np.ndarray) -> list[int]:

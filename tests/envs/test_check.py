@@ -92,6 +92,16 @@ def test_what_is_found() -> None:
     assert (findings.steps, findings.terminated, findings.truncated) == (100, 0, 20)
     assert findings.episodes == [(12.5, 5)] * 20
     assert findings.reward_range == (1.0, 1.0)
-    assert findings.observation_range == (0.0, 10.0)
+    assert findings.observation_ranges == [(0.0, 10.0)]
     assert findings.spec.obs_shape == (2,)
     assert findings.frames_per_s > 0
+
+
+def test_the_range_of_each_part_is_found() -> None:
+    findings = found("tests.envs.matching:Read-v0")
+    parts = [".".join(map(str, leaf.path)) for leaf in findings.spec.obs_leaves]
+    ranges = dict(zip(parts, findings.observation_ranges, strict=True))
+    assert ranges["pair.0"] == (2.0, 4.0)
+    assert ranges["pair.1"] == (0.0, 1.0)
+    assert 150 < ranges["column"][1] < 210
+    assert ranges["height"][0] < -50 < 50 < ranges["height"][1]

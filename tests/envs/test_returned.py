@@ -120,12 +120,55 @@ def test_what_loses_nothing_is_taken(space: gymnasium.Space, raw: object) -> Non
         (NESTED, {"camera": np.zeros((2, 2), np.uint8)}, "without 'where'"),
         (NESTED, {"camera": np.zeros((2, 3), np.uint8), "where": (np.zeros(2), 2)}, "uint8 .2, 3."),
         (NESTED, {"camera": np.zeros((2, 2), np.uint8), "where": (np.zeros(2),)}, "its space is Tuple"),
+        (
+            NESTED,
+            {"camera": np.zeros((2, 2), np.uint8), "where": (np.zeros(2), 7)},
+            "the observation 7 as its part 'where.1', its space is Discrete",
+        ),
         (NESTED, np.zeros(4), "its space is Dict"),
     ],
 )
 def test_what_does_not_fit_its_space_is_refused(space: gymnasium.Space, raw: object, words: str) -> None:
     with pytest.raises(BadReturn, match=words):
         check_observation(space, raw)
+
+
+class PartEnv(gymnasium.Env):
+    """Shows a symbol and a place, of which one number is lost in step 2."""
+
+    observation_space = SPACES.Dict(
+        {"symbol": SPACES.Discrete(3), "at": SPACES.Tuple([SPACES.Box(-1, 1, (2,))])}
+    )
+    action_space = SPACES.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        self._t = 0
+        return self._seen(), {}
+
+    def step(self, action: int) -> tuple[dict, float, bool, bool, dict]:
+        self._t += 1
+        return self._seen(), 0.0, False, False, {}
+
+    def _seen(self) -> dict[str, object]:
+        return {"symbol": 1, "at": (np.array([0.0, np.nan if self._t == 2 else 0.5], np.float32),)}
+
+
+gymnasium.register("Part-v0", entry_point=PartEnv)
+
+
+def test_a_wrong_part_is_named() -> None:
+    env = make("tests.envs.test_returned:Part-v0", slots=1)
+    env.reset()
+    for _ in range(2):
+        env.step(np.zeros(1, np.int64))
+    (failure,) = env.failures
+    assert "returned an observation with nan as its part 'at.0' (1 of its 2 numbers) at step 2" in str(
+        failure
+    )
+    env.close()
 
 
 class ChangingSlot:
