@@ -151,6 +151,29 @@ def test_a_sweep_of_other_values_is_refused_and_one_of_more_seeds_is_not(begun):
         runner_of(other, begun)
 
 
+def test_a_suite_s_own_scores_are_in_its_summary(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tasks = {"gym:CartPole-v1": 300.0, "gym:Acrobot-v1": -80.0}
+    (tmp_path / "s.toml").write_text(
+        '[tasks."gym:CartPole-v1"]\nlow = 100\nhigh = 500\n[tasks."gym:Acrobot-v1"]\nlow = -100\nhigh = -60\n'
+    )
+    wanted = running.parse("f", {"sweep": {"preset": "cartpole-ppo", "suite": "s.toml", "seeds": 2}}, {})
+    for run in wanted.runs():
+        value = tasks[run.fields["env.id"]]
+        fields = {name.replace(".", "__"): str(each) for name, each in run.fields.items()}
+        make_run(tmp_path / "s" / "runs" / run.name, returns=[(10, value)], **fields)
+    runner = runner_of(wanted, tmp_path / "s")
+    lines = running.summary(runner.jobs, wanted, tmp_path / "s")
+    assert [line.split()[:3] for line in lines[1:5]] == [
+        [f"{task.partition(':')[2]},seed={seed}", "done", f"{value:.2f}"]
+        for task, value in tasks.items()
+        for seed in (0, 1)
+    ]
+    [scores] = json.loads((tmp_path / "s" / "summary.json").read_text())["normalized"]
+    assert (scores["tasks"], scores["iqm"]["value"], scores["median"]["value"]) == (2, 0.5, 0.5)
+    assert lines[-3].split()[:5] == ["all", "runs", "2", "4", "0.50"]
+
+
 def test_one_runner_at_a_time(begun):
     with (
         running.claimed(begun),
