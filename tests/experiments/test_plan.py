@@ -128,6 +128,16 @@ def test_draws_stay_when_there_are_more_of_them():
     assert few[0].fields["agent.learning_rate"] == few[1].fields["agent.learning_rate"]
 
 
+def test_what_the_command_line_decides_is_not_searched(tmp_path, capsys, monkeypatch):
+    wanted = sweep({"search": SEARCH, "trials": 2}, {"agent.gamma": "0.5", "agent.epochs": "2"})
+    assert set(wanted.space) == {"agent.learning_rate", "agent.minibatch_steps"}
+    assert all("agent.gamma" not in run.fields for run in wanted.runs())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.toml").write_text(HEAD + "trials = 3\nsearch.agent.gamma = [0.9, 0.99]\n")
+    assert cli.main(["sweep", "f.toml", "--agent.gamma", "0.5", "--dry-run"]) == 0
+    assert capsys.readouterr().out == "run\n"
+
+
 def test_the_ends_of_a_space_are_checked():
     found = space.ends(space.read_space("f", SEARCH))
     assert {setting["agent.learning_rate"] for setting in found} == {1e-5, 1e-2}
