@@ -23,7 +23,7 @@ from common.errors import ConfigError, TroupeError
 from common.spaces import ActionSpec, Leaf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from common.config.schema import EnvConfig
 
@@ -95,12 +95,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Episode:
-    """One finished game: its unclipped return, its length, and how many emulator frames it took."""
+    """One finished game: its unclipped return, its length, and how many emulator frames it took.
+
+    `task` says which of several it was, where an environment is made of several.
+    """
 
     slot: int
     return_raw: float
     steps: int
     frames: int
+    task: str = ""
 
 
 @dataclass
@@ -148,6 +152,12 @@ class VectorEnv(abc.ABC):
         Without a `seed`, the first reset takes the one given at construction and later ones go on from there.
         """
 
+    def assign(self, slots: Sequence[int], total_slots: int) -> None:  # noqa: B027
+        """The copies have these numbers among all slots of the run; to be said before a reset.
+
+        It makes a difference where copies are unlike, as the levels of DMLab-30 are.
+        """
+
     @abc.abstractmethod
     def step(self, actions: np.ndarray) -> Step:
         """Apply `actions` `[S, *spec.actions.shape]`, one per slot."""
@@ -173,9 +183,9 @@ class GameTracker:
         self.returns += rewards
         self.steps += 1
 
-    def finish(self, slot: int, frames: int) -> Episode:
+    def finish(self, slot: int, frames: int, task: str = "") -> Episode:
         """The game of `slot` as it ended; the slot starts from zero."""
-        episode = Episode(slot, float(self.returns[slot]), int(self.steps[slot]), frames)
+        episode = Episode(slot, float(self.returns[slot]), int(self.steps[slot]), frames, task)
         self.clear(slot)
         return episode
 

@@ -1,4 +1,4 @@
-"""DeepMind Lab: `dmlab:LEVEL`, or `dmlab:dmlab30` for its thirty levels, one after the other over the slots.
+"""DeepMind Lab: `dmlab:LEVEL`, or `dmlab:dmlab30` for its thirty levels, shared out among a run's slots.
 
 Written against the documented interface of the module `deepmind_lab`, which no package index has; tests use
 a stand-in for it. `env.frame_skip` is the number of action repeats; of the other fields about frames none
@@ -10,9 +10,11 @@ An episode ends when the engine stops, and has no observation then: the last one
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +89,7 @@ DMLAB30 = (
     "explore_object_rewards_many",
 )
 HELD_OUT = {name: name.removesuffix("_train") + "_test" for name in DMLAB30 if name.endswith("_train")}
+_TRAINED = {held_out: name for name, held_out in HELD_OUT.items()}
 HELD_OUT_SEED = str(0x600D5EED)
 """Mixed into the levels' own draws, so that evaluation sees what training does not."""
 
@@ -116,18 +119,57 @@ def make_spec(config: EnvConfig) -> EnvSpec:
 
 
 def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, evaluation: bool) -> VectorEnv:
-    """`num_slots` engines; evaluation plays the held-out levels."""
-    spec, levels = make_spec(config), levels_of(config.id, evaluation=evaluation)
-    seeds = slot_seeds(seed, num_slots).tolist()
-    # With fewer slots than levels, other processes should begin with others.
-    first = seed % len(levels)
-    slots = [
-        LabSlot(config, spec, levels[(first + i) % len(levels)], seeds[i], evaluation=evaluation)
-        for i in range(num_slots)
-    ]
-    vector = SlotVector(config, spec, slots, seed, threads, evaluation=evaluation)
-    vector.steps_per_s = 60 / config.frame_skip
-    return vector
+    """`num_slots` engines, as if these were all slots until `assign`; evaluation plays held-out levels."""
+    return LabVector(config, num_slots, seed, threads, evaluation=evaluation)
+
+
+class LabVector(SlotVector):
+    """Engines, each in its slot's share of the levels."""
+
+    def __init__(
+        self, config: EnvConfig, num_slots: int, seed: int, threads: int, *, evaluation: bool
+    ) -> None:
+        spec, self._levels = make_spec(config), levels_of(config.id, evaluation=evaluation)
+        seeds = slot_seeds(seed, num_slots).tolist()
+        self._labs = [
+            LabSlot(config, spec, turns(i, num_slots, self._levels), seeds[i], evaluation=evaluation)
+            for i in range(num_slots)
+        ]
+        super().__init__(config, spec, self._labs, seed, threads, evaluation=evaluation)
+        self.steps_per_s = 60 / config.frame_skip
+
+    def assign(self, slots: Sequence[int], total_slots: int) -> None:
+        """Share the levels out anew; engines that are in the level of another slot here change places."""
+        wanted = [turns(slot, total_slots, self._levels) for slot in slots]
+        free, placed = list(self._labs), dict[int, LabSlot]()
+        for place, levels in enumerate(wanted):
+            fit = next((lab for lab in free if lab.level == levels[0]), None)
+            if fit is not None:
+                free.remove(fit)
+                placed[place] = fit
+        self._labs[:] = [placed.get(place) or free.pop() for place in range(len(wanted))]
+        for lab, levels in zip(self._labs, wanted, strict=True):
+            lab.take_turns(levels)
+
+    def _task(self, slot: int) -> str:
+        return task_of(self._labs[slot].level) if len(self._levels) > 1 else ""
+
+
+def turns(slot: int, total_slots: int, levels: Sequence[str]) -> list[str]:
+    """The levels that a slot of the run plays in turn, an episode each.
+
+    With as many slots as levels a slot has one for good, for a new level is a new engine. With fewer, game
+    `r` of slot `s` is level `s + r * total_slots`: together they play all, as evenly as can be.
+    """
+    if total_slots >= len(levels):
+        return [levels[slot % len(levels)]]
+    return list(levels[slot::total_slots])
+
+
+def task_of(level: str) -> str:
+    """A level's name in tables of scores: without the folder, and the same for its held-out variant."""
+    name = level.rpartition("/")[2]
+    return _TRAINED.get(name, name)
 
 
 def levels_of(env_id: str, *, evaluation: bool) -> list[str]:
@@ -141,10 +183,13 @@ def levels_of(env_id: str, *, evaluation: bool) -> list[str]:
 
 
 class LabSlot:
-    """One engine in one level."""
+    """One engine, in one level after the other."""
 
-    def __init__(self, config: EnvConfig, spec: EnvSpec, level: str, seed: int, *, evaluation: bool) -> None:
-        self.level = level
+    def __init__(
+        self, config: EnvConfig, spec: EnvSpec, levels: list[str], seed: int, *, evaluation: bool
+    ) -> None:
+        self.level = levels[0]
+        self.take_turns(levels)
         self._spec = spec
         self._options = options(config, OPTIONS)
         self._evaluation = evaluation
@@ -169,10 +214,19 @@ class LabSlot:
             level_cache=LevelCache(Path(folder)) if folder else None,
         )
 
+    def take_turns(self, levels: list[str]) -> None:
+        """Play these, an episode each, from the first on."""
+        self._turns = itertools.cycle(levels)
+
     def reset(self, seed: int | None = None) -> np.ndarray:
-        """A new episode with a seed of its own."""
+        """A new episode with a seed of its own, in the next level."""
         if seed is not None:
             self._random = np.random.default_rng(seed)
+        level = next(self._turns)
+        if level != self.level:
+            self.level = level
+            self.close()
+            self._lab = self._make()
         self._lab.reset(seed=int(self._random.integers(2**31)))  # the engine takes no numpy integer
         self.obs = self._observe()
         return self.obs

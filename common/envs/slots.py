@@ -116,13 +116,17 @@ class SlotVector(VectorEnv):
                 if not (step.terminated[slot] or step.truncated[slot]):
                     continue
                 step.final_obs[slot] = outcome[0].astype(obs.dtype, copy=False)
-                step.episodes.append(self._games.finish(slot, int(frames[slot])))
+                step.episodes.append(self._games.finish(slot, int(frames[slot]), self._task(slot)))
                 self._reset_slot(slot)
             obs[slot] = self._slots[slot].obs
         step.reward = clip_rewards(reward, self._clip)
         step.terminated[step.discarded] = False
         step.truncated[step.discarded] = False
         return step
+
+    def _task(self, slot: int) -> str:
+        """See `Episode.task`, of the episode that the slot is in."""
+        return ""
 
     def _outcomes(self, actions: list[Any]) -> list[Outcome | BaseException]:
         """What each copy returned, or the exception that it raised."""

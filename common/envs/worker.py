@@ -1,8 +1,8 @@
 """`python -m common.envs.worker FD PARENT_PID`: steps some environments for the process that started it.
 
 What to do comes over the Unix socket FD, from `common.envs.workers`, in messages of JSON; every one but `map`
-is answered. Arrays are in shared memory (`common.envs.shared`). It ends with its parent, also in the midst of
-a call that hangs.
+and `assign` is answered. Arrays are in shared memory (`common.envs.shared`). It ends with its parent, also in
+the midst of a call that hangs.
 """
 
 from __future__ import annotations
@@ -107,6 +107,9 @@ def main() -> None:
                 assert worker is not None
                 if do == "map":
                     worker.map(fds[0], **task)
+                    continue
+                if do == "assign":
+                    worker.vector.assign(**task)
                     continue
                 if do == "render":
                     said, fd = worker.render(**task)

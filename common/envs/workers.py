@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,12 @@ class WorkerVector(VectorEnv):
     def pids(self) -> list[int]:
         """Of the processes."""
         return [worker.pid for worker in self._workers]
+
+    def assign(self, slots: Sequence[int], total_slots: int) -> None:
+        """Each process is told of its part, now and when it is started again."""
+        for worker in self._workers:
+            worker.assignment = {"slots": list(slots[worker.slots]), "total_slots": total_slots}
+            worker.tell({"do": "assign", **worker.assignment})
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """New episodes everywhere, `[S, *obs_shape]`."""
@@ -195,6 +202,8 @@ class WorkerVector(VectorEnv):
                 worker.start(self._draw())
                 worker.made(self._making_s)
                 worker.map(self._shared.fd, self.num_slots)
+                if worker.assignment:
+                    worker.tell({"do": "assign", **worker.assignment})
                 worker.tell({"do": "reset", "seed": self._draw()})
                 answer, _ = worker.answer(self._config.step_timeout_s)
                 self._note_failures(worker, answer)
@@ -239,6 +248,7 @@ class _Worker:
     def __init__(self, task: dict[str, Any], first: int, folder: Path) -> None:
         self.slots = slice(first, first + task["slots"])
         self.rebuilder = Rebuilder()
+        self.assignment: dict[str, Any] = {}
         self._task = task
         self._folder = folder
         self._child: subprocess.Popen[bytes] | None = None

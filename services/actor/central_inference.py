@@ -87,6 +87,7 @@ class CentralActing:
         self.waits_for = f"actions (of {self._endpoint(welcome)})"
         self._groups = []
         for slots, env in zip(parts, self._envs, strict=True):
+            env.assign(slots, welcome.total_slots)
             self._groups.append(EnvGroup(slots, env, env.reset(welcome.seed(control.incarnation, slots[0]))))
         self._begin_all()
         _log.info(

@@ -132,6 +132,7 @@ class LocalActing:
         if self._env.num_slots != len(welcome.slots):
             self._env.close()
             self._env = self._make_env(len(welcome.slots))
+        self._env.assign(welcome.slots, welcome.total_slots)
         seed = welcome.seed(self._control.incarnation, welcome.slots[0])
         chunk_steps = self._config.actor.chunk_steps
         self.rollout = Rollout(self._agent, self._env, chunk_steps, seed, self.timing)

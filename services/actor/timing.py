@@ -75,6 +75,12 @@ class TimingReports:
             "params/staleness": float(staleness),
         }
         episodes = [[episode.return_raw, episode.steps] for episode in timing.episodes]
+        by_task: dict[str, list[float]] = {}
+        for episode in timing.episodes:
+            if episode.task:
+                by_task.setdefault(episode.task, []).append(episode.return_raw)
+        for task, returns in by_task.items():
+            metrics[f"actor/return/{task}"] = sum(returns) / len(returns)
         timing.episodes.clear()
         self._last_s, self._last = now, replace(timing)
         return metrics, {"episodes": episodes} if episodes else {}

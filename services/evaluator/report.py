@@ -12,7 +12,7 @@ from typing import Any
 from common.config import Config
 from common.errors import ConfigError
 from common.runtime.checkpoint import Checkpoint
-from common.stats import ci95, human_normalized
+from common.stats import ci95
 from services.evaluator.games import Result
 
 Report = dict[str, Any]
@@ -25,7 +25,9 @@ def summary(result: Result, config: Config, checkpoint: Checkpoint, *, seed: int
     return {
         "mean_return": result.mean_return,
         "ci95": [low, high],
-        "human_normalized": human_normalized(config.env.id, result.mean_return),
+        "human_normalized": None,
+        **result.human_normalized(config.env.id),
+        **({"tasks": result.by_task()} if result.tasks else {}),
         "returns": result.returns,
         "mean_length": result.mean_steps,
         "episodes": len(result.returns),
@@ -49,6 +51,9 @@ def table(report: Report) -> str:
         ("best, worst", f"{max(report['returns']):g}, {min(report['returns']):g}"),
         ("mean length", f"{report['mean_length']:.0f} steps"),
     ]
+    rows += [(task, f"{mean:.2f}") for task, mean in report.get("tasks", {}).items()]
+    if "human_normalized_capped" in report:
+        rows.append(("capped at 1", f"{report['human_normalized_capped']:.3f}"))
     return "\n".join(f"{label:<17} {value}" for label, value in rows)
 
 

@@ -15,7 +15,6 @@ from common.errors import PeerError
 from common.installation import install_command
 from common.runtime import StopSignal, health
 from common.runtime.video import Recorder, encode_gif, encode_mp4
-from common.stats import human_normalized
 from common.wire.control.client import ControlClient
 from common.wire.security.claims import MAX_EPISODES, MAX_VIDEO_BYTES
 from services.evaluator.games import Result, play
@@ -132,10 +131,9 @@ class Evaluator:
             "eval/version": float(self._version),
             "eval/duration_s": seconds,
         }
-        normalised = human_normalized(self._config.env.id, result.mean_return)
-        if normalised is not None:
-            metrics["eval/human_normalized"] = normalised
-        return metrics
+        normalised = result.human_normalized(self._config.env.id)
+        metrics |= {f"eval/{name}": value for name, value in normalised.items()}
+        return metrics | {f"eval/return/{task}": mean for task, mean in result.by_task().items()}
 
     def _send_video(self, recorder: Recorder) -> None:
         """Send the film ahead of the scores: the learner may end the run as soon as it has those."""

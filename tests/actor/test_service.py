@@ -14,7 +14,7 @@ import zmq
 from common.agents import make_agent
 from common.config import Config, load_config, structural_hash
 from common.data.schema import Chunk, check_chunk
-from common.envs import Episode, make_spec
+from common.envs import Episode, VectorEnv, make_spec
 from common.errors import ConfigError, PeerError
 from common.runtime.lifecycle import StopSignal
 from common.wire import messages
@@ -167,11 +167,16 @@ def test_takes_newer_parameters(context: Context, control: ControlServer, replay
     actor.end()
 
 
-def test_two_actors_share_the_slots(context: Context, control: ControlServer, replay: Replay) -> None:
+def test_two_actors_share_the_slots(
+    context: Context, control: ControlServer, replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[list[int], int]] = []  # to the environments, which may be unlike
+    monkeypatch.setattr(VectorEnv, "assign", lambda env, slots, total: told.append((list(slots), total)))
     publish(control)
     actors = [run_actor(context, control, f"actor-{i}") for i in range(2)]
     until(lambda: sorted(s for peer in control.peers() for s in peer["slots"]) == list(range(8)))
     until(lambda: all(hasattr(getattr(a.service, "_acting", None), "rollout") for a in actors))
+    assert sorted(told) == [([0, 1, 2, 3], 8), ([4, 5, 6, 7], 8)]
     ladders = np.concatenate([a.service._acting.rollout.epsilons for a in actors])
     assert len(np.unique(ladders)) == 8
     for actor in actors:

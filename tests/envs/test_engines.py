@@ -11,7 +11,7 @@ from common.agents import make_agent
 from common.config import load_config
 from common.data.instructions import word_ids
 from common.envs import make_spec, make_vector
-from common.envs.dmlab import ACTIONS, DMLAB30, LevelCache, levels_of
+from common.envs.dmlab import ACTIONS, DMLAB30, LevelCache, levels_of, turns
 from common.errors import ConfigError, MissingEngineError
 from services.actor.local_inference import Rollout
 from tests.agents.in_process import stacked_fields
@@ -122,7 +122,7 @@ def test_a_lab_observation_is_the_picture_and_the_instruction():
 
 
 def test_lab_episodes_end_where_the_engine_stops_and_begin_again():
-    env = make_vector(config_of("dmlab-impala-paper").env, 1, 1)
+    env = make_vector(config_of("dmlab-impala-paper", env__id="dmlab:rooms_watermaze").env, 1, 1)
     env.reset()
     for number in range(2, EPISODE_STEPS + 1):
         step = env.step(np.array([0]))
@@ -154,6 +154,55 @@ def test_all_levels_are_played_and_evaluation_plays_held_out_ones():
     assert levels - set(DMLAB30) == {"rooms_collect_good_objects_test", "rooms_exploit_deferred_effects_test"}
     assert {lab.config["mixerSeed"] for lab in FakeLab.made} == {str(0x600D5EED)}
     assert levels_of("dmlab:tests/demo_map", evaluation=False) == ["tests/demo_map"]
+
+
+@pytest.mark.parametrize("total", [1, 4, 7, 10, 29, 30, 45, 150])
+def test_the_slots_of_a_run_share_all_levels(total):
+    shares = [turns(slot, total, DMLAB30) for slot in range(total)]
+    assert {level for share in shares for level in share} == set(DMLAB30)
+    if total < 30:  # game r of slot s is level s + r * total, so the first thirty games are all levels
+        games = [share[r] for r in range(30) for share in shares if r < len(share)]
+        assert games == list(DMLAB30)
+    else:
+        assert all(len(share) == 1 for share in shares)
+        assert [share[0] for share in shares[:30]] == list(DMLAB30)
+
+
+def playing():
+    """Levels of the engines that run, in the order of their slots' last resets."""
+    return [lab.level.rpartition("/")[2] for lab in FakeLab.made if not lab.closed]
+
+
+def test_a_process_plays_the_levels_of_its_slots():
+    env = make_vector(config_of("dmlab-impala-paper").env, 10, 1)
+    env.assign(range(10, 20), 30)
+    env.reset()
+    assert sorted(playing()) == sorted(DMLAB30[10:20])
+    made = len(FakeLab.made)
+    env.assign([*range(45, 50), *range(40, 45)], 60)  # the same levels in other places
+    env.reset()
+    assert len(FakeLab.made) == made
+    for _ in range(EPISODE_STEPS):
+        step = env.step(np.zeros(10, np.int64))
+    assert [game.task for game in step.episodes] == [*DMLAB30[15:20], *DMLAB30[10:15]]
+    env.assign([10, *range(20, 29)], 60)
+    env.reset()
+    assert sorted(playing()) == sorted([DMLAB30[10], *DMLAB30[20:29]])
+
+
+def test_few_slots_play_all_levels_in_turn_and_evaluation_scores_them_by_name():
+    env = make_vector(config_of("dmlab-impala-paper").env, 4, 1, evaluation=True)
+    env.reset()
+    tasks = []
+    for _ in range(8 * EPISODE_STEPS):
+        tasks += [game.task for game in env.step(np.zeros(4, np.int64)).episodes]
+    assert tasks[:30:1] == [*DMLAB30[:28], "explore_object_rewards_few", "explore_object_rewards_many"]
+    assert any(lab.level.endswith("rooms_collect_good_objects_test") for lab in FakeLab.made)
+    alone = make_vector(config_of("dmlab-impala-paper", env__id="dmlab:rooms_watermaze").env, 1, 1)
+    alone.reset()
+    for _ in range(EPISODE_STEPS):
+        step = alone.step(np.array([0]))
+    assert step.episodes[0].task == ""
 
 
 def test_lab_options_are_checked():

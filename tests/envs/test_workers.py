@@ -103,6 +103,16 @@ def test_what_ends_or_holds_up_a_process_costs_its_episodes_only(how: str, cause
     assert not any(psutil.pid_exists(pid) for pid in after)
 
 
+def test_each_process_is_told_which_slots_are_its_own() -> None:
+    env = make("tests.envs.counting:Counting-v0", 3)
+    env.assign([7, 8, 9], 20)
+    workers = env._workers  # type: ignore[attr-defined]
+    assert [worker.assignment["slots"] for worker in workers] == [[7, 8], [9]]
+    env.reset()  # they understand it: it is not answered
+    assert not env.step(zeros(3)).discarded
+    env.close()
+
+
 def test_nonsense_is_mended_in_the_process_and_told() -> None:
     env = make(BROKEN, 3, how="nan", at=2, copy=1)
     env.reset()

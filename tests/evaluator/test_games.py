@@ -9,7 +9,7 @@ from common.envs import EnvSpec, Episode, Step, make_spec
 from common.runtime.video import Recorder
 from common.spaces import ActionSpec
 from services.evaluator import games
-from services.evaluator.games import play
+from services.evaluator.games import Result, play
 
 SPEC = EnvSpec("test:fake", (1,), "float32", ActionSpec.discrete(2), 0, 1, False)
 
@@ -150,6 +150,21 @@ def test_the_same_seed_gives_the_same_games():
 
     assert returns(1) == returns(1)
     assert returns(1) != returns(2)
+
+
+def test_tasks_are_scored_each_by_its_own_human_and_capped():
+    """Random and human scores are 0.073 and 10 of one level, 7.66 and 267.5 of the other."""
+    tasks = ["rooms_collect_good_objects_train", "explore_goal_locations_small"]
+    result = Result([5.0, 400.0, 6.0, 300.0], [1, 1, 1, 1], tasks * 2)
+    assert result.by_task() == {tasks[0]: 5.5, tasks[1]: 350.0}
+    low, high = (5.5 - 0.073) / (10 - 0.073), (350 - 7.66) / (267.5 - 7.66)
+    assert high > 1
+    scores = result.human_normalized("dmlab:dmlab30")
+    assert scores == pytest.approx(
+        {"human_normalized": (low + high) / 2, "human_normalized_capped": (low + 1) / 2}
+    )
+    assert Result([14.6], [1]).human_normalized("atari:pong") == {"human_normalized": 1.0}
+    assert Result([14.6], [1]).human_normalized("minatar:breakout") == {}
 
 
 def test_the_longest_game_is_not_that_of_training():
