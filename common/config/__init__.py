@@ -18,6 +18,7 @@ from common.config.loading import (
     with_overrides,
 )
 from common.config.presets import preset_names, preset_summary
+from common.config.replay_section import ReplayConfig
 from common.config.schema import (
     ActorConfig,
     Config,
@@ -26,7 +27,6 @@ from common.config.schema import (
     InferenceConfig,
     LearnerConfig,
     NetConfig,
-    ReplayConfig,
     RunConfig,
 )
 

@@ -8,7 +8,7 @@ from common.config.fields import AgentConfig
 from common.data.table_config import TableConfig
 
 if TYPE_CHECKING:
-    from common.config.schema import ReplayConfig
+    from common.config.replay_section import ReplayConfig
 
 
 def check_sampled_tables(agent: AgentConfig, replay: ReplayConfig) -> None:
