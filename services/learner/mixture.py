@@ -14,13 +14,16 @@ class Mixture:
 
     Attributes:
         shares: rows of a batch, by table.
+        kept: those that still have an item when it has been learned from.
         has_queue: whether one of them is a queue.
     """
 
     def __init__(self, config: Config) -> None:
         self.shares = config.replay.shares()
-        again = {table.name for table in config.replay.sampled_tables() if not table.is_queue}
-        self.has_queue = len(again) < len(self.shares)
+        tables = config.replay.sampled_tables()
+        self.kept = {table.name for table in tables if table.max_times_sampled != 1}
+        self.has_queue = any(table.is_queue for table in tables)
+        again = {table.name for table in tables if not table.is_queue}
         self._again = again if config.agent.table.replays else set()
 
     def replayed(self, batch: SampleBatch) -> NDArray[np.bool_] | None:

@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -34,18 +34,20 @@ class Prefetcher:
         shards: Callable[[], list[str]],
         *,
         shares: Mapping[str, int],
+        kept: Collection[str],
         depth: int,
         incarnation: int,
         fields: Sequence[FieldSpec] | None = None,
         pinned: bool = False,
         security: Security | None = None,
     ) -> None:
-        """Prepare. `shares` are the rows of a batch, by table.
+        """Prepare. `shares` are the rows of a batch, by table, `kept` the tables that are told priorities.
 
         Where `fields` are given, a shard with others is left out; see `Learner` for the rest.
         """
         self._shards = shards
         self._wanted = shares
+        self._kept = kept
         self._depth = depth
         self._replay = ShardedReplayClient(
             pool=ArrayPool(_pinned if pinned else np.empty),
@@ -117,7 +119,7 @@ class Prefetcher:
             while True:
                 batch, priorities = self._done.get_nowait()
                 if priorities is not None:
-                    self._replay.update(batch, priorities)
+                    self._replay.update(batch, priorities, self._kept)
                 self._replay.recycle(batch)
 
 

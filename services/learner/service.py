@@ -137,6 +137,7 @@ class Learner:
             self._context,
             self.control.shards,
             shares=self._mixture.shares,
+            kept=self._mixture.kept,
             depth=config.learner.prefetch,
             incarnation=secrets.randbits(63),
             fields=self.agent.fields,

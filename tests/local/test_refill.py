@@ -5,9 +5,10 @@ import time
 import pytest
 import zmq
 
+from common.data.table_config import TableConfig
 from common.wire import messages, sockets
 from common.wire.codec import Message, decode
-from services.launcher.refill import Refill, refill_line
+from services.launcher.refill import Refill, items_before_learning, refill_line
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,11 @@ def test_asks_every_shard_and_waits_for_none(tmp_path):
     finally:
         refill.close()
         context.destroy(linger=0)
+
+
+def test_items_before_learning_are_those_of_all_tables():
+    queue = TableConfig("fresh", limiter="queue", capacity=8, share=4)
+    again = TableConfig("again", capacity=100, min_items=30, share=4)
+    assert items_before_learning([again]) == 30
+    assert items_before_learning([queue]) == 0
+    assert items_before_learning([queue, again]) == 8 + 30

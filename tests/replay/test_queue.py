@@ -115,6 +115,8 @@ def test_one_insert_for_several_tables_and_one_batch_from_several(server, client
     weights = updated * 5**0.6 + (80 - updated)
     assert np.isclose(one.sample(4).total_priority, weights)
     assert one.status()["unknown_priorities"] == 3, "the rollouts are gone"
+    one.update(batch, np.full(23, 5.0), ["default"])
+    assert one.status()["unknown_priorities"] == 3, "and nobody was told of them again"
     with pytest.raises(ReplayRefusedError, match="no_table"):
         one.sample({"rollouts": 1, "other": 2}, timeout_s=60)
 

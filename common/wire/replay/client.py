@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -254,13 +254,19 @@ class ReplayClient(Sampler):
         self._updates.append(encode(messages.Priorities(table=table, **arrays).message()))
         self._send_pending()
 
-    def update(self, batch: SampleBatch, priorities: ArrayLike) -> None:
-        """``update_priorities`` of every row of ``batch``, each in the table that it comes from."""
+    def update(
+        self, batch: SampleBatch, priorities: ArrayLike, tables: Collection[str] | None = None
+    ) -> None:
+        """``update_priorities`` of every row of ``batch``, each in the table that it comes from.
+
+        Only those of ``tables``, where these are given: what came from a queue has left it.
+        """
         values = np.asarray(priorities, np.float64)
         if values.shape != batch.ids.shape:
             raise ConfigError(f"priorities of the shape {values.shape} for a batch of {len(batch.ids)}")
         for table, rows in batch.rows().items():
-            self.update_priorities(batch.ids[rows], values[rows], table)
+            if tables is None or table in tables:
+                self.update_priorities(batch.ids[rows], values[rows], table)
 
     def status(self, timeout_s: float = 5.0) -> dict[str, Any]:
         """Sizes, rates and counters of the server. Raises PeerError after ``timeout_s``."""

@@ -282,11 +282,13 @@ class ShardedReplayClient(Sampler):
             if not shard.lost:  # there it is the test whether the shard is back
                 shard.client.cancel_samples()
 
-    def update(self, batch: SampleBatch, priorities: ArrayLike) -> None:
-        """Set the raw priorities ``[B]`` of the items of ``batch``, if its shard is still there."""
+    def update(
+        self, batch: SampleBatch, priorities: ArrayLike, tables: Collection[str] | None = None
+    ) -> None:
+        """As that of `ReplayClient`, if the shard of ``batch`` is still there."""
         shard = self._shards.get(batch.shard)
         if shard is not None:
-            shard.client.update(batch, priorities)
+            shard.client.update(batch, priorities, tables)
 
     def recycle(self, batch: SampleBatch) -> None:
         """Let a later batch use the arrays of this one, which has no fields any more."""
