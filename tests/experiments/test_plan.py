@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,10 @@ import services.__main__ as cli
 from common.config import load_layers
 from common.errors import ConfigError
 from services.experiments import plan, space
+from services.experiments import sweep as running
 from services.experiments.plan import SECTION
+
+STUDIES = Path(__file__).parents[2] / "configs" / "sweeps"
 
 
 def sweep(tables, overrides=None, **options):
@@ -227,3 +231,11 @@ def test_a_preset_beside_nothing_is_found_from_anywhere(tmp_path, monkeypatch):
     assert [run.name for run in found.runs()] == ["seed=0", "seed=1"]
     with pytest.raises(ConfigError, match="unknown preset"):
         plan.read("cartpole", {}, {})
+
+
+@pytest.mark.parametrize("study", sorted(STUDIES.glob("*.toml")), ids=lambda study: study.stem)
+def test_the_studies_that_come_along_can_be_run(study):
+    found = plan.read(str(study), {}, {})
+    names = {run.fields["run.name"] for run in found.runs()}
+    assert names == {"fresh", "uniform", "elite-1", "elite-3", "attentive"}
+    assert len(running.check(found)) == len(names) * len({run.fields["run.seed"] for run in found.runs()})
