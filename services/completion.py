@@ -76,6 +76,8 @@ def _add_words(command: argparse.ArgumentParser, path: str) -> None:
         action = command.add_argument(option)
         if option == "--modules":
             _complete_by(action, _modules)
+        if option == "--suite":
+            _complete_by(action, _suites)
     if path in _FIELDS:
         for section, model in SECTIONS.items():
             for name in model.model_fields:
@@ -97,6 +99,12 @@ def _environments(**_: Any) -> list[str]:
 
         found += [f"gym:{name}" for name in gymnasium.registry if "/" not in name]
     return found
+
+
+def _suites(**_: Any) -> list[str]:
+    from services.experiments.suites import SUITES  # here: for the other words nobody waits for numpy
+
+    return list(SUITES)
 
 
 def _modules(**_: Any) -> list[str]:
