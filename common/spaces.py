@@ -203,6 +203,8 @@ class ActionSpec:
         if self._plain:
             return self._plain[0] + int(row)  # type: ignore[arg-type]
         numbers = np.atleast_1d(np.asarray(row, np.float64))
+        if len(self.leaves) == 1 and not self.leaves[0].path:
+            return self._value(self.leaves[0], numbers)
         chosen, reals = 0, len(self.choices)
         values = []
         for leaf in self.leaves:
@@ -244,16 +246,25 @@ class ActionSpec:
             array = (part.astype(np.int64) + leaf.start).astype(dtype).reshape(leaf.shape)
             return array if leaf.shape else array[()]
         values = self._grid[part.astype(np.int64)] if self.binned(leaf) else part
-        low = np.array([-np.inf if bound is None else bound for bound in leaf.low])
-        high = np.array([np.inf if bound is None else bound for bound in leaf.high])
-        two = np.isfinite(low) & np.isfinite(high)
-        share = (values.clip(-1.0, 1.0) + 1.0) / 2.0
-        values = np.where(
-            two, np.where(two, low, 0.0) * (1.0 - share) + np.where(two, high, 0.0) * share, values
-        )
+        low, high, two, finite_low, finite_high = self._limits[leaf]
+        share = (np.maximum(np.minimum(values, 1.0), -1.0) + 1.0) / 2.0
+        scaled = finite_low * (1.0 - share) + finite_high * share
+        values = scaled if two.all() else np.where(two, scaled, values)
         if dtype.kind != "f":
             values = np.rint(values)
-        return values.clip(low, high).astype(dtype).reshape(leaf.shape)
+        return np.maximum(np.minimum(values, high), low).astype(dtype).reshape(leaf.shape)
+
+    @cached_property
+    def _limits(self) -> dict[Leaf, tuple[np.ndarray, ...]]:
+        """Of each leaf of real numbers: bounds, which numbers have two, and bounds with 0 for none."""
+        found: dict[Leaf, tuple[np.ndarray, ...]] = {}
+        for leaf in self.leaves:
+            low = np.array([-np.inf if bound is None else bound for bound in leaf.low])
+            high = np.array([np.inf if bound is None else bound for bound in leaf.high])
+            if len(low):
+                two = np.isfinite(low) & np.isfinite(high)
+                found[leaf] = low, high, two, np.where(two, low, 0.0), np.where(two, high, 0.0)
+        return found
 
     @cached_property
     def _grid(self) -> np.ndarray:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Outcome = tuple[np.ndarray, float, bool, bool]
 """Next observation, raw reward, terminated, truncated."""
+_NOTHING: Any = (None, 0.0, False, False)
+"""In the place of an outcome that is none."""
 _CAUGHT = (Exception, SystemExit)
 """What an environment may raise without ending the process: it may also call `exit()`."""
 
@@ -96,32 +98,30 @@ class SlotVector(VectorEnv):
 
     def step(self, actions: np.ndarray) -> Step:
         """One step of every copy."""
-        n = self.num_slots
         outcomes = self._outcomes(actions.tolist())
         obs = self._checked(outcomes)
-        reward = np.zeros(n, np.float64)
-        step = Step(obs, np.empty(0), np.zeros(n, bool), np.zeros(n, bool))
-        for slot, outcome in enumerate(outcomes):
-            if not isinstance(outcome, BaseException):
-                _, reward[slot], step.terminated[slot], step.truncated[slot] = outcome
+        failed = {slot: each for slot, each in enumerate(outcomes) if isinstance(each, BaseException)}
+        whole = [_NOTHING if isinstance(each, BaseException) else each for each in outcomes]
+        _, rewards, terminated, truncated = zip(*whole, strict=True)
+        reward = np.array(rewards, np.float64)
+        step = Step(obs, np.empty(0), np.array(terminated, bool), np.array(truncated, bool))
         self._games.add(reward)
         frames = self._games.steps * self.spec.frames_per_step
         step.truncated |= (frames >= self._config.max_episode_frames) & ~step.terminated
-        for slot, outcome in enumerate(outcomes):
-            if isinstance(outcome, BaseException):
-                step.discarded.append(slot)
-                self._recover(slot, outcome, int(self._games.steps[slot]))
-            else:
-                self._rebuilders[slot].succeeded()
-                if not (step.terminated[slot] or step.truncated[slot]):
-                    continue
-                step.final_obs[slot] = outcome[0].astype(obs.dtype, copy=False)
-                step.episodes.append(self._games.finish(slot, int(frames[slot]), self._task(slot)))
-                self._reset_slot(slot)
+        for slot, rebuilder in enumerate(self._rebuilders):
+            if slot not in failed:
+                rebuilder.succeeded()
+        for slot, error in failed.items():
+            step.terminated[slot] = step.truncated[slot] = False
+            step.discarded.append(slot)
+            self._recover(slot, error, int(self._games.steps[slot]))
+            obs[slot] = self._slots[slot].obs
+        for slot in np.flatnonzero(step.terminated | step.truncated).tolist():
+            step.final_obs[slot] = obs[slot].copy()
+            step.episodes.append(self._games.finish(slot, int(frames[slot]), self._task(slot)))
+            self._reset_slot(slot)
             obs[slot] = self._slots[slot].obs
         step.reward = clip_rewards(reward, self._clip)
-        step.terminated[step.discarded] = False
-        step.truncated[step.discarded] = False
         return step
 
     def _task(self, slot: int) -> str:
