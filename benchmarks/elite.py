@@ -194,7 +194,7 @@ def main() -> None:
     """Measure, and print the JSON line."""
     options = parser(__doc__, seconds=2.0)
     options.add_argument("--updates", type=int, default=500, help="updates of the training")
-    options.add_argument("--unrolls", type=int, nargs="*", default=[1000, 10_000, 100_000])
+    options.add_argument("--unrolls", type=int, nargs="*", default=[1000, 10_000])
     args = options.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, float | int | str] = {}
