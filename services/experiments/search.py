@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from common.installation import install_command
 from services.experiments.jobs import Job
 from services.experiments.plan import Planned, Sweep
-from services.experiments.space import Choice, Range
+from services.experiments.space import Choice, Range, readable
 
 if TYPE_CHECKING:
     from optuna import Study as OptunaStudy
@@ -75,8 +75,8 @@ class Study:
         run = job.run()
         if run is None or run.last_evaluation is None or self._sweep.section.pruner == "none":
             return False
-        level = min(_LEVELS - 1, _LEVELS * run.steps // max(1, run.total_steps))
-        if level <= self._levels.get(job.name, 0):
+        level = _LEVELS * run.steps // max(1, run.total_steps)
+        if level >= _LEVELS or level <= self._levels.get(job.name, 0):
             return False
         self._levels[job.name] = level
         frozen = self._study.get_trials(deepcopy=False)[_number(job)]
@@ -117,6 +117,8 @@ class Study:
             place = self._space.get(name)
             if isinstance(place, Choice):
                 value = place.values[_labels(place).index(value)]
+            elif isinstance(place, Range) and not place.whole:
+                value = readable(place, value)
             setting[name] = value
         return setting
 

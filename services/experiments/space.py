@@ -83,6 +83,11 @@ def ends(space: Space) -> list[dict[str, Any]]:
     ]
 
 
+def readable(place: Range, value: float) -> float:
+    """`value` with as many digits as one reads, within the bounds."""
+    return min(place.high, max(place.low, float(f"{value:.{_DIGITS}g}")))
+
+
 def _drawn(place: Choice | Range, rng: np.random.Generator) -> Any:
     if isinstance(place, Choice):
         return place.values[int(rng.integers(len(place.values)))]
@@ -95,8 +100,7 @@ def _drawn(place: Choice | Range, rng: np.random.Generator) -> Any:
         value = math.exp(rng.uniform(low, high))
     else:
         value = rng.uniform(place.low, place.high)
-    value = round(value) if place.whole else float(f"{value:.{_DIGITS}g}")  # digits that one can read
-    return min(place.high, max(place.low, value))
+    return min(place.high, max(place.low, round(value))) if place.whole else readable(place, value)
 
 
 def _range(where: str, table: Mapping[str, Any]) -> Range:

@@ -200,7 +200,8 @@ class Runner:
             self._save()
 
     def _all_over(self) -> bool:
-        return len(self.jobs) >= self.planned and all(job.state in _OVER for job in self.jobs)
+        over = all(job.state in _OVER and not job.alive for job in self.jobs)
+        return over and len(self.jobs) >= self.planned
 
     def _start_some(self) -> None:
         for job in self.jobs:

@@ -52,6 +52,7 @@ def test_a_study_finds_what_is_good(tmp_path):
         assert 1e-4 <= fields["agent.learning_rate"] <= 1e-1
         assert fields["agent.mlp_units"] in ([32], [64, 64])
         assert fields["run.total_steps"] == 1000
+        assert fields["agent.learning_rate"] == float(f"{fields['agent.learning_rate']:.4g}")
         # Best at nine epochs with two layers.
         end(study, job, fields["agent.epochs"] + 5 * (len(fields["agent.mlp_units"]) == 2))
     name, value, setting = study.best()
@@ -72,6 +73,8 @@ def test_trials_that_lag_end_early_but_not_the_first_ones(tmp_path):
         end(study, job, 100.0)
     bad, good = study.ask(), study.ask()
     progress(bad, 200, 1.0)  # within the first quarter
+    assert not study.look(bad)
+    progress(bad, 1000, 1.0)  # it has all its steps: its last evaluation is about to come
     assert not study.look(bad)
     progress(bad, 420, 1.0)
     progress(good, 420, 101.0)
