@@ -28,6 +28,15 @@ class ApexConfig(PixelAgentConfig):
     mlp_units: Widths = structural((256, 256), "Widths of the mlp torso's layers.")
     dueling: bool = structural(True, "Separate value and advantage streams.")
     double: bool = tunable(True, "Double Q-learning: the online network chooses the bootstrap action.")
+    munchausen_alpha: float = tunable(
+        0.0,
+        "Weight of the log-policy in the reward (Munchausen DQN; the paper has 0.9), in the place of double "
+        "Q-learning; 0 = off.",
+        ge=0,
+        le=1,
+    )
+    munchausen_tau: float = tunable(0.03, "Temperature of that policy, a softmax of the target's Q.", gt=0)
+    munchausen_least: float = tunable(-1.0, "Least log-policy (times the temperature) in the reward.", le=0)
     n_steps: int = structural(3, "Steps of reward before the bootstrap.", ge=1, le=255)
     gamma: float = structural(0.99, "Discount per step.", ge=0, le=1)
     optimizer: Literal["rmsprop", "adam"] = structural("rmsprop", "Centred RMSProp, or Adam.")
@@ -62,7 +71,16 @@ class ApexAgent(TransitionAgent[ApexConfig]):
         return self.config.dueling
 
     def _targets(self, transitions: Transitions, target: QNetwork) -> Tensor:
-        """Of double Q-learning, or of plain."""
+        """Of double Q-learning, of plain, or Munchausen's."""
+        config = self.config
+        if config.munchausen_alpha:
+            q, next_q = target(torch.cat([transitions.obs, transitions.next_obs])).chunk(2)
+            return returns.munchausen_target(
+                *(transitions.reward, transitions.discount, transitions.action, q, next_q),
+                alpha=config.munchausen_alpha,
+                tau=config.munchausen_tau,
+                least=config.munchausen_least,
+            )
         outcome, next_q = (transitions.reward, transitions.discount), target(transitions.next_obs)
         if self.config.double:
             return returns.double_q_target(*outcome, self._net(transitions.next_obs), next_q)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from common.agents.base import Act, Agent, Inputs
+from common.agents.hindsight import Hindsight
 from common.data.schema import Chunk
 from common.envs import Step
 
@@ -22,12 +23,16 @@ class Slots:
         epsilons: `[S]` float32, exploration.
     """
 
-    def __init__(self, agent: Agent, obs: np.ndarray, chunk_steps: int) -> None:
+    def __init__(
+        self, agent: Agent, obs: np.ndarray, chunk_steps: int, hindsight: Hindsight | None = None
+    ) -> None:
         """Every slot begins at `obs` `[S, *obs_shape]`; none explores until `explore`."""
         self.inputs = Inputs.start(obs, agent.memory_size, agent.spec.actions)
         self.epsilons = np.zeros(len(obs), np.float32)
         self._agent = agent
         self._accumulators = [agent.accumulator(chunk_steps, slot / len(obs)) for slot in range(len(obs))]
+        if hindsight is not None:
+            self._accumulators = [hindsight.around(each, chunk_steps) for each in self._accumulators]
         for accumulator, first in zip(self._accumulators, obs, strict=True):
             accumulator.start(first)
 

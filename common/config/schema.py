@@ -161,6 +161,16 @@ class ActorConfig(Section):
         1, "Threads that step the environment copies of one process.", ge=1, le=MAX_THREADS
     )
     chunk_steps: int = structural(50, "Steps of one slot that are sent together.", ge=1, le=MAX_STEPS)
+    hindsight_copies: int = structural(
+        0,
+        "Times that a transition is stored again with a goal that its episode reached later (HER), for "
+        "environments with goals; 0 = none.",
+        ge=0,
+        le=64,
+    )
+    hindsight_window_steps: int = structural(
+        1000, "Steps of an episode over which such goals are looked for.", ge=1, le=MAX_STEPS
+    )
     params_period_steps: int = tunable(
         400, "Local inference: steps per slot between two looks for newer parameters.", ge=1
     )

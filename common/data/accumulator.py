@@ -65,15 +65,15 @@ class NStepAccumulator:
     ) -> None:
         """`stack` is the number of frames per stacked-pixel observation, 0 for whole observations.
 
-        Actions are stored as they are where `action_dtype` is None.
+        Actions are stored as they are where `action_dtype` is None. `powers` float64 `[n + 1]` are of gamma.
         """
         if n_steps < 1 or chunk_steps < 1:
             raise ValueError("n_steps and chunk_steps must be at least 1")
         self._n = n_steps
         self._chunk_steps = chunk_steps
         self._stack = stack
-        self._action_dtype = action_dtype
-        self._powers = gamma ** np.arange(n_steps + 1, dtype=np.float64)
+        self.action_dtype = action_dtype
+        self.powers = gamma ** np.arange(n_steps + 1, dtype=np.float64)
         self._frames: list[np.ndarray] = []
         self._actions: list[int | list[float] | np.ndarray] = []
         self._rewards: list[float] = []
@@ -157,11 +157,11 @@ class NStepAccumulator:
         available = min(known, steps + n)
         rewards[:available] = self._rewards[:available]
         # Steps beyond the episode hold reward 0, so every window may sum all n places.
-        returns = np.lib.stride_tricks.sliding_window_view(rewards, n)[:steps] @ self._powers[:n]
+        returns = np.lib.stride_tricks.sliding_window_view(rewards, n)[:steps] @ self.powers[:n]
         values = np.full(steps + n, bootstrap, np.float64)
         values[:available] = self._max[:available]
         last = np.arange(steps) + windows
-        discounts = self._powers[windows]
+        discounts = self.powers[windows]
         if ended:
             values[known:] = bootstrap
             if terminated:
@@ -170,7 +170,7 @@ class NStepAccumulator:
         chunk = Chunk(
             fields={
                 "obs": self._observations(steps),
-                "action": np.asarray(self._actions[:steps], self._action_dtype),
+                "action": np.asarray(self._actions[:steps], self.action_dtype),
                 "reward": returns.astype(np.float32),
                 "discount": discounts.astype(np.float32),
                 "bootstrap_steps": windows.astype(np.uint8),

@@ -75,6 +75,11 @@ def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, e
     return vector
 
 
+def make_plain(config: EnvConfig) -> Any:
+    """One copy without any wrapper, for methods that are its own."""
+    return _make_env(config, render=False).unwrapped
+
+
 def inspect(config: EnvConfig) -> dict[str, Any]:
     """The spaces in Gymnasium's words, and what its own checker warns of or refuses (`objections`)."""
     from gymnasium.utils.env_checker import check_env

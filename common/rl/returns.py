@@ -31,6 +31,42 @@ def q_target(reward: Tensor, discount: Tensor, q_next_target: Tensor) -> Tensor:
     return reward + discount * q_next_target.amax(dim=-1)
 
 
+def munchausen_target(
+    reward: Tensor,
+    discount: Tensor,
+    action: Tensor,
+    q: Tensor,
+    next_q: Tensor,
+    *,
+    alpha: float,
+    tau: float,
+    least: float,
+) -> Tensor:
+    """`r + alpha [tau log pi(a|s)] + discount sum_a' pi(a'|s') (Q(s', a') - tau log pi(a'|s'))`.
+
+    The policy is a softmax of the target network's Q at temperature tau, and the bracket is cut to
+    `[least, 0]` (Vieillard et al. 2020, equation 2 and section 4).
+
+    Args:
+      reward: `[B]` float; of several steps the bonus is that of the first.
+      discount: `[B]` float, 0 where the episode terminated.
+      action: `[B]` int64.
+      q: `[B, A]` float, the target network's at the observation.
+      next_q: `[B, A]` float, the target network's at the next one.
+      alpha: weight of the bonus.
+      tau: temperature.
+      least: of the bonus before it is weighted, 0 or below.
+
+    Returns:
+      `[B]` float.
+    """
+    log_policy = tau * torch.log_softmax(q / tau, dim=1)
+    bonus = log_policy.gather(1, action[:, None]).squeeze(1).clamp(least, 0.0)
+    next_log_policy = tau * torch.log_softmax(next_q / tau, dim=1)
+    value = (torch.softmax(next_q / tau, dim=1) * (next_q - next_log_policy)).sum(dim=1)
+    return reward + alpha * bonus + discount * value
+
+
 def signed_hyperbolic(x: Tensor, epsilon: float = 1e-3) -> Tensor:
     """Value rescaling `sign(x) (sqrt(|x| + 1) - 1) + epsilon x` (Pohlen et al. 2018, proposition A.2)."""
     return torch.sign(x) * (torch.sqrt(torch.abs(x) + 1.0) - 1.0) + epsilon * x

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from common.agents import Agent, make_agent
+from common.agents.hindsight import Hindsight, hindsight_of
 from common.agents.pace import HELD_LIMIT_S, Pace
 from common.agents.slot_states import Slots
 from common.config import Config, config_from_dict
@@ -33,14 +34,20 @@ class Rollout:
     """Acts in all slots at once and cuts what happened into chunks; `timing.steps` counts every slot."""
 
     def __init__(
-        self, agent: Agent, env: VectorEnv, chunk_steps: int, seed: int, timing: Timing | None = None
+        self,
+        agent: Agent,
+        env: VectorEnv,
+        chunk_steps: int,
+        seed: int,
+        timing: Timing | None = None,
+        hindsight: Hindsight | None = None,
     ) -> None:
         self.env = env
         self.timing = timing or Timing()
         self._agent = agent
         seeds = np.random.SeedSequence(seed).generate_state(2)
         self._rng = np.random.default_rng(int(seeds[0]))
-        self._slots = Slots(agent, env.reset(int(seeds[1])), chunk_steps)
+        self._slots = Slots(agent, env.reset(int(seeds[1])), chunk_steps, hindsight)
 
     @property
     def episodes(self) -> list[Episode]:
@@ -135,7 +142,8 @@ class LocalActing:
         self._env.assign(welcome.slots, welcome.total_slots)
         seed = welcome.seed(self._control.incarnation, welcome.slots[0])
         chunk_steps = self._config.actor.chunk_steps
-        self.rollout = Rollout(self._agent, self._env, chunk_steps, seed, self.timing)
+        hindsight = hindsight_of(self._config, self._env.spec)
+        self.rollout = Rollout(self._agent, self._env, chunk_steps, seed, self.timing, hindsight)
         self.rollout.explore(welcome.slots, welcome.total_slots)
 
     def ready(self) -> bool:

@@ -90,6 +90,7 @@ def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
     With `play`, and unless `env.check_timeout_s` is 0, it is played for a moment.
     """
     from common.agents import make_agent
+    from common.agents.hindsight import hindsight_of
     from common.envs import check_settings, make_spec
     from common.envs.check import check
 
@@ -104,7 +105,9 @@ def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
     else:
         spec = make_spec(config.env)
     check_settings(config.env, spec, loaded.chosen("env"))
-    make_agent(config.agent, spec)
+    agent, hindsight = make_agent(config.agent, spec), hindsight_of(config, spec)
+    if hindsight is not None:
+        hindsight.around(agent.accumulator(config.actor.chunk_steps), config.actor.chunk_steps)
     return spec
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import UNSET
 
 from common.agents import Act, Agent, Inputs
+from common.agents.hindsight import Hindsight
 from common.agents.pace import Pace
 from common.agents.slot_states import Slots
 from common.data.schema import Chunk
@@ -76,6 +77,7 @@ class Groups:
         leases: the slots of every live actor process, by its incarnation.
         total_slots: of the run.
         make_pace: the pace of a new group.
+        hindsight: see `Slots`.
     """
 
     def __init__(
@@ -87,7 +89,9 @@ class Groups:
         leases: Callable[[], dict[int, set[int]]],
         total_slots: int,
         make_pace: Callable[[], Pace | None] = lambda: None,
+        hindsight: Hindsight | None = None,
     ) -> None:
+        self._hindsight = hindsight
         self._agent = agent
         self._spec = spec
         self._chunk_steps = chunk_steps
@@ -119,7 +123,7 @@ class Groups:
         if len(set(indices)) != len(indices) or not leased.issuperset(indices):
             raise RefusedError(messages.NOT_LEASED, f"not all of the slots {indices[:8]} are leased to it")
         obs = unpack_start(_arrays(body), len(indices), self._spec)
-        slots = Slots(self._agent, obs, self._chunk_steps)
+        slots = Slots(self._agent, obs, self._chunk_steps, self._hindsight)
         slots.explore(indices, self._total_slots)
         group = Group(key, identity, number, indices, slots, pace=self._make_pace())
         taken = [

@@ -16,6 +16,7 @@ import zmq
 from msgspec import UNSET
 
 from common.agents import Agent
+from common.agents.hindsight import hindsight_of
 from common.agents.pace import HELD_LIMIT_S, Pace
 from common.config import Config
 from common.data.schema import Chunk
@@ -99,6 +100,7 @@ class CentralInference:
         self._groups = Groups(
             *(agent, spec, config.actor.chunk_steps, section.max_batch, leases, config.total_slots),
             make_pace=lambda: Pace.of(config.agent),
+            hindsight=hindsight_of(config, spec),
         )
         self._held: dict[Key, tuple[Group, float]] = {}  # and since when
         self._queue: BatchQueue[Group] = BatchQueue(

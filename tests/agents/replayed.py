@@ -3,6 +3,7 @@
 import numpy as np
 
 from common.agents import make_agent
+from common.agents.hindsight import hindsight_of
 from common.envs import make_vector
 from common.rl.importance import annealed, importance_weights
 from services.actor.local_inference import Rollout
@@ -34,7 +35,8 @@ def learn_by_replay(config, *, updates, seed, slots=None):
     slots = slots or config.actor.slots
     env = make_vector(config.env, slots, seed)
     agent = make_agent(config.agent, env.spec, seed=seed)
-    rollout = Rollout(agent, env, config.actor.chunk_steps, seed)
+    hindsight = hindsight_of(config, env.spec)
+    rollout = Rollout(agent, env, config.actor.chunk_steps, seed, hindsight=hindsight)
     rollout.explore(list(range(slots)), slots)
     rng = np.random.default_rng(seed)
     replay, items, priorities = config.replay, [], np.zeros(0)

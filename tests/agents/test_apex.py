@@ -64,6 +64,33 @@ def test_priorities_are_the_td_errors_computed_by_hand(spec, dueling, double):
     assert meta["updates"] == 3
 
 
+def test_munchausen_s_targets_are_of_the_target_network():
+    rng = np.random.default_rng(0)
+    config = ApexConfig(
+        hidden_units=16, mlp_units=(8,), munchausen_alpha=0.7, munchausen_tau=0.5, munchausen_least=-0.4
+    )
+    agent, batch = make_agent(config, VECTOR, seed=1), batch_of(rng, VECTOR, 7)
+    for _ in range(3):
+        agent.update(batch, np.ones(7, np.float32))
+    now = torch.from_numpy(batch["obs"][:, 0])
+    then = torch.from_numpy(
+        np.stack([row[m] for row, m in zip(batch["obs"], batch["bootstrap_steps"][:, 0], strict=True)])
+    )
+    with torch.no_grad():
+        q = agent._net(now).numpy()
+        before, after = (agent._start_learning().target(obs).numpy() for obs in (now, then))
+    rows, action = np.arange(7), batch["action"][:, 0]
+
+    def log_policy(values):
+        return values / 0.5 - np.log(np.exp(values / 0.5).sum(1, keepdims=True))
+
+    bonus = np.clip(0.5 * log_policy(before)[rows, action], -0.4, 0.0)
+    value = (np.exp(log_policy(after)) * (after - 0.5 * log_policy(after))).sum(1)
+    goal = batch["reward"][:, 0] + 0.7 * bonus + batch["discount"][:, 0] * value
+    got = agent.update(batch, np.ones(7, np.float32)).priorities
+    np.testing.assert_allclose(got, np.abs(goal - q[rows, action]) + PRIORITY_FLOOR, rtol=1e-4, atol=1e-5)
+
+
 def test_dueling_advantages_have_mean_zero():
     agent = make_agent(ApexConfig(hidden_units=16, mlp_units=(8,)), VECTOR, seed=0)
     net = agent._net

@@ -8,9 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 ROOT = Path(__file__).parents[2]
 QUIET = ["--no-progress", "--net.tensorboard_port", "0", "--evaluator.period_s", "0"]
@@ -91,25 +89,3 @@ def test_the_contract_of_algorithms_holds_for_it(folder, troupe):
     code += "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
     out = troupe(ROOT, *words, "-k", "my_package", program=("-c", code))
     assert "passed" in out
-
-
-def test_the_targets_are_the_papers(folder, monkeypatch):
-    """Equation 2, action by action in plain numpy."""
-    monkeypatch.syspath_prepend(str(folder))
-    from my_package.munchausen import MunchausenConfig, munchausen_target
-
-    config = MunchausenConfig(alpha=0.8, tau=0.5, log_policy_min=-1.0)
-    rng = np.random.default_rng(0)
-    q, next_q = rng.normal(size=(2, 6, 3))
-    reward, action, discount = rng.normal(size=6), rng.integers(0, 3, 6), np.array([0.9] * 5 + [0.0])
-    q[0] = [9.0, 0.0, 0.0]
-    action[0] = 1  # its log-policy is below the clip
-    wanted = []
-    for b in range(6):
-        policy = np.exp(q[b] / 0.5) / np.exp(q[b] / 0.5).sum()
-        next_policy = np.exp(next_q[b] / 0.5) / np.exp(next_q[b] / 0.5).sum()
-        bonus = max(-1.0, 0.5 * np.log(policy[action[b]]))
-        value = sum(next_policy[a] * (next_q[b, a] - 0.5 * np.log(next_policy[a])) for a in range(3))
-        wanted.append(reward[b] + 0.8 * bonus + discount[b] * value)
-    tensors = map(torch.from_numpy, (reward, discount, action, q, next_q))
-    np.testing.assert_allclose(munchausen_target(*tensors, config).numpy(), wanted, rtol=1e-9)

@@ -64,3 +64,22 @@ def test_annealing():
     assert annealed(0.4, 1.0, 50, 100) == pytest.approx(0.7)
     assert annealed(0.4, 1.0, 500, 100) == 1.0
     assert annealed(0.4, 1.0, 500, 0) == 0.4
+
+
+def test_munchausen_targets_are_the_papers():
+    """Equation 2 of Vieillard et al. 2020, action by action in plain numpy."""
+    rng = np.random.default_rng(0)
+    q, next_q = rng.normal(size=(2, 6, 3))
+    reward, action, discount = rng.normal(size=6), rng.integers(0, 3, 6), np.array([0.9] * 5 + [0.0])
+    q[0] = [9.0, 0.0, 0.0]
+    action[0] = 1  # its log-policy is below the clip
+    wanted = []
+    for b in range(6):
+        policy = np.exp(q[b] / 0.5) / np.exp(q[b] / 0.5).sum()
+        next_policy = np.exp(next_q[b] / 0.5) / np.exp(next_q[b] / 0.5).sum()
+        bonus = max(-1.0, 0.5 * np.log(policy[action[b]]))
+        value = sum(next_policy[a] * (next_q[b, a] - 0.5 * np.log(next_policy[a])) for a in range(3))
+        wanted.append(reward[b] + 0.8 * bonus + discount[b] * value)
+    tensors = map(torch.from_numpy, (reward, discount, action, q, next_q))
+    targets = returns.munchausen_target(*tensors, alpha=0.8, tau=0.5, least=-1.0)
+    np.testing.assert_allclose(targets.numpy(), wanted, rtol=1e-9)

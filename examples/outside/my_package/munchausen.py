@@ -1,10 +1,7 @@
-"""Munchausen DQN (Vieillard, Pietquin and Geist 2020): the agent's log-policy is added to its reward.
+"""Munchausen DQN (Vieillard, Pietquin and Geist 2020) as an algorithm: a configuration and targets.
 
-The policy is a softmax of the target network's Q at temperature tau. With it, equation 2 of the paper is
-
-    r + alpha tau log pi(a|s) + gamma sum_a' pi(a'|s') (q(s', a') - tau log pi(a'|s'))
-
-where tau log pi(a|s) is clipped to [l0, 0].
+Ape-X has the same targets as an option, `agent.munchausen_alpha`; here it is what an algorithm outside this
+tree looks like that learns from transitions as Troupe's do.
 """
 
 from __future__ import annotations
@@ -13,11 +10,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from common.agents.q_learning import TransitionAgent
 from common.agents.transitions import Transitions
 from common.nets.q_network import QNetwork
+from common.rl.returns import munchausen_target
 from troupe import PixelAgentConfig, register_algorithm, structural, tunable
 
 
@@ -45,34 +42,16 @@ class MunchausenConfig(PixelAgentConfig):
     eval_epsilon: float = tunable(0.001, "Exploration of the evaluator.", ge=0, le=1)
 
 
-def munchausen_target(
-    reward: Tensor, discount: Tensor, action: Tensor, q: Tensor, next_q: Tensor, config: MunchausenConfig
-) -> Tensor:
-    """Targets `[B]`.
-
-    Args:
-      reward: `[B]`.
-      discount: `[B]`, 0 where the episode terminated.
-      action: `[B]` int64.
-      q: `[B, A]`, the target network's at the observation.
-      next_q: `[B, A]`, the target network's at the next one.
-      config: alpha, tau and l0.
-    """
-    log_policy = config.tau * functional.log_softmax(q / config.tau, dim=1)
-    bonus = log_policy.gather(1, action[:, None]).squeeze(1).clamp(config.log_policy_min, 0.0)
-    next_log_policy = config.tau * functional.log_softmax(next_q / config.tau, dim=1)
-    next_policy = functional.softmax(next_q / config.tau, dim=1)
-    value = (next_policy * (next_q - next_log_policy)).sum(dim=1)
-    return reward + config.alpha * bonus + discount * value
-
-
 class MunchausenAgent(TransitionAgent[MunchausenConfig]):
     """Learns from single transitions; `common.agents.base.Agent` says what each method has to do."""
 
     def _targets(self, transitions: Transitions, target: QNetwork) -> Tensor:
         q, next_q = target(torch.cat([transitions.obs, transitions.next_obs])).chunk(2)
         outcome = transitions.reward, transitions.discount, transitions.action
-        return munchausen_target(*outcome, q, next_q, self.config)
+        config = self.config
+        return munchausen_target(
+            *outcome, q, next_q, alpha=config.alpha, tau=config.tau, least=config.log_policy_min
+        )
 
     def _optimizer(self) -> torch.optim.Optimizer:
         rate, epsilon = self.config.learning_rate, self.config.adam_epsilon

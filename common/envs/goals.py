@@ -1,0 +1,72 @@
+"""Environments with goals: Gymnasium's convention, and what another goal would have earned.
+
+An observation is a dictionary with `observation`, `achieved_goal` and `desired_goal`; the environment has
+`compute_reward(achieved_goal, desired_goal, info)` and perhaps `compute_terminated` with the same arguments.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from common.envs.base import EnvSpec, clip_rewards
+from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from common.config.schema import EnvConfig
+
+ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
+
+
+class EnvGoals:
+    """`common.data.hindsight.Goals` of packed observations, by one copy of the environment.
+
+    `info` is empty: what depends on it cannot be worked out later.
+    """
+
+    def __init__(self, config: EnvConfig, spec: EnvSpec) -> None:
+        """Raises ConfigError where the environment has no goals, or cannot say what another one earns."""
+        self._places: dict[str, tuple[slice, Any]] = {}
+        begin = 0
+        for leaf in spec.obs_leaves:
+            if leaf.path in ((ACHIEVED,), (DESIRED,)):
+                self._places[str(leaf.path[0])] = slice(begin, begin + leaf.nbytes), leaf
+            begin += leaf.nbytes
+        form = [(leaf.shape, leaf.dtype) for _, leaf in self._places.values()]
+        self._env = _env_with_goals(config) if len(form) == 2 else None
+        reward = getattr(self._env, "compute_reward", None)
+        if reward is None:
+            raise ConfigError(
+                f"actor.hindsight_copies needs an environment with goals: {config.id} does not show "
+                f"{ACHIEVED} and {DESIRED} and have compute_reward; set it to 0"
+            )
+        if form[0] != form[1]:
+            raise ConfigError(f"{config.id} shows an {ACHIEVED} that is not of the form of its {DESIRED}")
+        self._reward = reward
+        self._terminated = getattr(self._env, "compute_terminated", None)
+        self._clip = config.reward_clip
+
+    def replaced(self, obs: np.ndarray, reached: np.ndarray) -> np.ndarray:
+        """See `Goals`: uint8 `[bytes]`, a copy."""
+        changed = obs.copy()
+        changed[self._places[DESIRED][0]] = reached[self._places[ACHIEVED][0]]
+        return changed
+
+    def outcome(self, obs: np.ndarray, terminated: bool) -> tuple[float, bool]:
+        """See `Goals`; without `compute_terminated` a step ends what it ended with its own goal."""
+        goals = [self._part(obs, name) for name in (ACHIEVED, DESIRED)]
+        reward = clip_rewards(np.asarray([self._reward(*goals, {})], np.float64), self._clip)
+        if self._terminated is not None:
+            terminated = bool(self._terminated(*goals, {}))
+        return float(reward[0]), terminated
+
+    def _part(self, obs: np.ndarray, name: str) -> np.ndarray:
+        place, leaf = self._places[name]
+        return np.frombuffer(obs[place].tobytes(), leaf.dtype).reshape(leaf.shape)
+
+
+def _env_with_goals(config: EnvConfig) -> Any:
+    from common.envs.gymnasium_envs import make_plain
+
+    return make_plain(config)
