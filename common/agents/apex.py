@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, Self
 
+import numpy as np
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
-from common.agents.q_learning import TransitionAgent
+from common.agents.q_learning import TargetLearning, TransitionAgent
 from common.agents.rmsprop import RMSProp
 from common.agents.transitions import Transitions
 from common.config.fields import PixelAgentConfig, Units, Widths, structural, tunable
 from common.nets.q_network import QNetwork
+from common.nets.quantiles import QuantileNetwork
 from common.rl import returns
 
 
@@ -37,6 +40,13 @@ class ApexConfig(PixelAgentConfig):
     )
     munchausen_tau: float = tunable(0.03, "Temperature of that policy, a softmax of the target's Q.", gt=0)
     munchausen_least: float = tunable(-1.0, "Least log-policy (times the temperature) in the reward.", le=0)
+    quantiles: int = structural(
+        0,
+        "Quantiles of the return, drawn anew, that an update learns from as many (IQN; the paper has 64); "
+        "acting goes by the mean of 32. 0 = off: means are learned.",
+        ge=0,
+        le=1024,
+    )
     n_steps: int = structural(3, "Steps of reward before the bootstrap.", ge=1, le=255)
     gamma: float = structural(0.99, "Discount per step.", ge=0, le=1)
     optimizer: Literal["rmsprop", "adam"] = structural("rmsprop", "Centred RMSProp, or Adam.")
@@ -56,6 +66,12 @@ class ApexConfig(PixelAgentConfig):
     epsilon_alpha: float = tunable(7.0, "Spread of exploration over the slots.", ge=0)
     eval_epsilon: float = tunable(0.001, "Exploration of the evaluator.", ge=0, le=1)
 
+    @model_validator(mode="after")
+    def _one_kind_of_target(self) -> Self:
+        if self.quantiles and self.munchausen_alpha:
+            raise ValueError("quantiles and munchausen_alpha exclude each other: set one of them to 0")
+        return self
+
 
 class ApexAgent(TransitionAgent[ApexConfig]):
     """Learns as Ape-X DQN. See `common.agents.base.Agent` for the methods' contracts."""
@@ -69,6 +85,42 @@ class ApexAgent(TransitionAgent[ApexConfig]):
     def dueling(self) -> bool:
         """See the base class."""
         return self.config.dueling
+
+    @property
+    def network_type(self) -> type[QNetwork]:
+        """See the base class."""
+        return QuantileNetwork if self.config.quantiles else QNetwork
+
+    def _judged(
+        self, transitions: Transitions, learning: TargetLearning[QNetwork]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See the base class; of quantiles TD error and Q are those of their means."""
+        net, target = self._net, learning.target
+        if not (isinstance(net, QuantileNetwork) and isinstance(target, QuantileNetwork)):
+            return super()._judged(transitions, learning)
+        assert isinstance(learning, _QuantileLearning)
+        shares, next_shares = learning.shares(2, len(transitions.obs), self.config.quantiles)
+        rows = torch.arange(len(transitions.obs), device=self._device)
+        with torch.no_grad():
+            following = target.quantiles(transitions.next_obs, next_shares.to(self._device))
+            q_next = net(transitions.next_obs) if self.config.double else following.mean(1)
+            following = following[rows, :, q_next.argmax(1)]
+            goals = transitions.reward[:, None] + transitions.discount[:, None] * following
+        shares = shares.to(self._device)
+        values = net.quantiles(transitions.obs, shares)[rows, :, transitions.action]
+        losses = returns.quantile_losses(values, shares, goals, self.config.huber_delta)
+        return losses, goals.mean(1) - values.mean(1), values.mean(1)
+
+    def _make_learning(self) -> TargetLearning[QNetwork]:
+        if not self.config.quantiles:
+            return super()._make_learning()
+        return _QuantileLearning(
+            self._net,
+            self._optimizer(),
+            target_period_updates=self.config.target_update_period_updates,
+            max_grad_norm=self.config.max_grad_norm,
+            seed=self._seed,
+        )
 
     def _targets(self, transitions: Transitions, target: QNetwork) -> Tensor:
         """Of double Q-learning, of plain, or Munchausen's."""
@@ -99,6 +151,27 @@ class ApexAgent(TransitionAgent[ApexConfig]):
             epsilon=config.optimizer_epsilon,
             centered=True,
         )
+
+
+class _QuantileLearning(TargetLearning[QNetwork]):
+    """Adds the generator of shares."""
+
+    def __init__(self, *arguments: Any, seed: int, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def shares(self, *shape: int) -> Tensor:
+        """Draws from (0, 1)."""
+        return torch.rand(shape, generator=self._generator).clamp(1e-6, 1.0 - 1e-6)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """See `TargetLearning`."""
+        return super().arrays() | {"shares": self._generator.get_state().numpy().copy()}
+
+    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """See `TargetLearning`."""
+        super().load_arrays(arrays)
+        self._generator.set_state(torch.from_numpy(arrays["shares"].copy()))
 
 
 make = ApexAgent

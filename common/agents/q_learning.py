@@ -131,6 +131,11 @@ class TransitionAgent(
     """All of an agent without memory on n-step transitions but its targets and its optimiser."""
 
     @property
+    def network_type(self) -> type[QNetwork]:
+        """What is made of these fields."""
+        return QNetwork
+
+    @property
     def dueling(self) -> bool:
         """Whether value and advantages have a stream each."""
         return False
@@ -163,11 +168,8 @@ class TransitionAgent(
         """One step of the chosen actions' Q towards their targets; new priorities are `|TD error|`."""
         learning = self._start_learning()
         transitions = self._transitions(batch)
-        with torch.no_grad():
-            target = self._targets(transitions, learning.target)
-        q = self._net(transitions.obs).gather(1, transitions.action[:, None]).squeeze(1)
-        error = target - q
-        loss = (self._to_device(weights) * returns.huber(error, self.config.huber_delta)).mean()
+        losses, error, q = self._judged(transitions, learning)
+        loss = (self._to_device(weights) * losses).mean()
         norm = learning.step(loss)
         self._net.observe(transitions.obs)
         metrics: dict[str, float] = {}
@@ -181,6 +183,16 @@ class TransitionAgent(
         priorities = error.detach().abs().double().cpu().numpy() + PRIORITY_FLOOR
         return Update(priorities=priorities, metrics=metrics)
 
+    def _judged(
+        self, transitions: Transitions, learning: TargetLearning[QNetwork]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, TD error and Q of each transition, `[B]`."""
+        with torch.no_grad():
+            target = self._targets(transitions, learning.target)
+        q = self._net(transitions.obs).gather(1, transitions.action[:, None]).squeeze(1)
+        error = target - q
+        return returns.huber(error, self.config.huber_delta), error, q
+
     @abstractmethod
     def _targets(self, transitions: Transitions, target: QNetwork) -> Tensor:
         """What the Q of the actions should be, `[B]`; no gradient flows through it."""
@@ -191,6 +203,7 @@ class TransitionAgent(
         def make(torso: str) -> QNetwork:
             units = config.hidden_units, config.mlp_units
             pixels = network_inputs(config, spec)
-            return QNetwork(spec.obs_shape, spec.actions.count, torso, *units, self.dueling, pixels)
+            made = self.network_type
+            return made(spec.obs_shape, spec.actions.count, torso, *units, self.dueling, pixels)
 
         return suited(config.torso, "nature", spec, make)

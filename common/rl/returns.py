@@ -67,6 +67,23 @@ def munchausen_target(
     return reward + alpha * bonus + discount * value
 
 
+def quantile_losses(values: Tensor, shares: Tensor, targets: Tensor, delta: float = 1.0) -> Tensor:
+    """Quantile Huber loss of each transition (Dabney et al. 2018b, equation 3).
+
+    Args:
+      values: `[B, N]`, of the quantiles at `shares`.
+      shares: `[B, N]`, in (0, 1).
+      targets: `[B, M]`, draws of what should be distributed so.
+      delta: errors beyond this size count linearly; kappa in the paper.
+
+    Returns:
+      `[B]`: the sum over the N quantiles of means over the M targets.
+    """
+    errors = targets[:, None] - values[:, :, None]
+    sides = (shares[:, :, None] - (errors < 0).to(shares.dtype)).abs()
+    return (sides * huber(errors, delta) / delta).mean(dim=2).sum(dim=1)
+
+
 def signed_hyperbolic(x: Tensor, epsilon: float = 1e-3) -> Tensor:
     """Value rescaling `sign(x) (sqrt(|x| + 1) - 1) + epsilon x` (Pohlen et al. 2018, proposition A.2)."""
     return torch.sign(x) * (torch.sqrt(torch.abs(x) + 1.0) - 1.0) + epsilon * x

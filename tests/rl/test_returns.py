@@ -83,3 +83,19 @@ def test_munchausen_targets_are_the_papers():
     tensors = map(torch.from_numpy, (reward, discount, action, q, next_q))
     targets = returns.munchausen_target(*tensors, alpha=0.8, tau=0.5, least=-1.0)
     np.testing.assert_allclose(targets.numpy(), wanted, rtol=1e-9)
+
+
+def test_quantile_losses_are_the_papers():
+    """Equation 3 of Dabney et al. 2018, pair by pair in plain numpy."""
+    rng = np.random.default_rng(0)
+    values, targets, shares = rng.normal(size=(2, 3)), 2 * rng.normal(size=(2, 4)), rng.random((2, 3))
+    wanted = np.zeros(2)
+    for b in range(2):
+        for i in range(3):
+            for j in range(4):
+                error = targets[b, j] - values[b, i]
+                size = abs(error)
+                huber = 0.5 * error**2 if size <= 0.5 else 0.5 * (size - 0.25)
+                wanted[b] += abs(shares[b, i] - (error < 0)) * huber / 0.5 / 4
+    losses = returns.quantile_losses(*map(torch.from_numpy, (values, shares, targets)), delta=0.5)
+    np.testing.assert_allclose(losses.numpy(), wanted, rtol=1e-9)

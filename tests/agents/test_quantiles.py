@@ -1,0 +1,92 @@
+"""IQN as an option of Ape-X: targets by hand, what it learns of a distribution, and resuming."""
+
+import numpy as np
+import pytest
+import torch
+
+from common.agents import make_agent
+from common.agents.apex import ApexConfig
+from common.data.accumulator import PRIORITY_FLOOR
+from tests.agents.test_apex import PIXELS, VECTOR, batch_of
+
+SMALL = {"hidden_units": 16, "mlp_units": (8,), "quantiles": 5}
+
+
+@pytest.mark.parametrize("spec", [VECTOR, PIXELS], ids=["vector", "pixels"])
+@pytest.mark.parametrize("double", [True, False])
+def test_targets_and_losses_by_hand(spec, double):
+    rng = np.random.default_rng(0)
+    agent, batch = make_agent(ApexConfig(**SMALL, double=double, huber_delta=0.7), spec, seed=4), None
+    for _ in range(3):  # move the online network away from the target
+        batch = batch_of(rng, spec, 7)
+        agent.update(batch, np.ones(7, np.float32))
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(4):
+        shares = torch.rand((2, 7, 5), generator=generator)
+    transitions = agent._transitions(batch)
+    target = agent._start_learning().target
+    with torch.no_grad():
+        values = agent._net.quantiles(transitions.obs, shares[0]).numpy()
+        following = target.quantiles(transitions.next_obs, shares[1]).numpy()
+        chooses = agent._net(transitions.next_obs).numpy() if double else following.mean(1)
+    losses, errors = np.zeros(7), np.zeros(7)
+    for b in range(7):
+        goals = batch["reward"][b, 0] + batch["discount"][b, 0] * following[b, :, chooses[b].argmax()]
+        own = values[b, :, batch["action"][b, 0]]
+        errors[b] = goals.mean() - own.mean()
+        for i, value in enumerate(own):
+            difference = goals - value
+            size = np.abs(difference)
+            huber = np.where(size < 0.7, 0.5 * size**2, 0.7 * (size - 0.35))
+            losses[b] += (np.abs(float(shares[0, b, i]) - (difference < 0)) * huber / 0.7).mean()
+    update = agent.update(batch, np.linspace(0.1, 1.0, 7).astype(np.float32))
+    np.testing.assert_allclose(update.priorities, np.abs(errors) + PRIORITY_FLOOR, rtol=1e-3, atol=1e-5)
+    wanted = (np.linspace(0.1, 1.0, 7) * losses).mean()
+    assert update.metrics["learner/loss"] == pytest.approx(wanted, rel=1e-3)
+
+
+def test_quantiles_are_those_of_what_comes():
+    """An action pays 2, one nothing, one either: its quantiles are 0 below the middle and 2 above."""
+    config = ApexConfig(
+        hidden_units=32,
+        mlp_units=(16,),
+        quantiles=16,
+        optimizer="adam",
+        learning_rate=3e-3,
+        n_steps=1,
+        huber_delta=0.1,
+    )
+    agent, rng = make_agent(config, VECTOR, seed=0), np.random.default_rng(0)
+    for _ in range(350):
+        action = rng.integers(0, 3, (64, 1)).astype(np.int32)
+        reward = np.choose(action, [2 * np.ones((64, 1)), np.zeros((64, 1)), 2 * rng.integers(0, 2, (64, 1))])
+        batch = {
+            "obs": np.ones((64, 2, 3), np.float32),
+            "action": action,
+            "reward": reward.astype(np.float32),
+            "discount": np.zeros((64, 1), np.float32),
+            "bootstrap_steps": np.ones((64, 1), np.uint8),
+        }
+        agent.update(batch, np.ones(64, np.float32), False)
+    obs = torch.ones(1, 3)
+    with torch.no_grad():
+        low, high = agent._net.quantiles(obs, torch.tensor([[0.25, 0.75]]))[0].numpy()
+        means = agent._net(obs)[0].numpy()
+    np.testing.assert_allclose(low[:3], [2, 0, 0], atol=0.3)
+    np.testing.assert_allclose(high[:3], [2, 0, 2], atol=0.3)
+    np.testing.assert_allclose(means[:3], [2, 0, 1], atol=0.25)
+
+
+def test_what_is_drawn_goes_on_where_it_stopped():
+    rng = np.random.default_rng(0)
+    first, second = (make_agent(ApexConfig(**SMALL), VECTOR, seed=seed) for seed in (0, 5))
+    batch, weights = batch_of(rng, VECTOR, 4), np.ones(4, np.float32)
+    first.update(batch, weights)
+    second.load_state(*first.state())
+    one, two = first.update(batch, weights), second.update(batch, weights)
+    np.testing.assert_array_equal(one.priorities, two.priorities)
+
+
+def test_munchausen_and_quantiles_exclude_each_other():
+    with pytest.raises(ValueError, match="exclude each other"):
+        ApexConfig(quantiles=8, munchausen_alpha=0.9)
