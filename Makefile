@@ -22,8 +22,13 @@ DEPLOY_VENV := .venv-deploy
 # Every module of benchmarks/ but the ones that others import.
 BENCHMARKS := $(filter-out __init__ common replay_rig replay_load replay_scale, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
+# Processes of tests: most of them wait for services. A file's tests stay together.
+WORKERS ?= 2
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 # Tests that are longer and rougher with TROUPE_CHAOS=1.
-CHAOS := $(addprefix tests/,replay/test_death.py replay/test_same_host.py data/test_arena.py fuzz agents/test_action_spaces.py)
+CHAOS := $(addprefix tests/,replay/test_death.py replay/test_same_host.py data/test_arena.py fuzz \
+  $(addprefix agents/,test_action_spaces.py test_impala_pixels.py test_policy_gradient.py test_r2d2.py))
 
 # Several processes share the cores: numeric libraries must not take all of them each.
 export OMP_NUM_THREADS ?= 1
@@ -51,10 +56,10 @@ train: setup ## learn Atari Pong on this machine (TensorBoard on port 6006; Ctrl
 	$(BIN)/troupe train pong-ppo $(ARGS)
 
 test: setup lint ## everything that CI checks
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 coverage: setup ## the tests, half as long again, and the share of lines that they run
-	$(BIN)/python -m pytest --cov --cov-report= $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report= $(ARGS)
 	@echo "covered: $$($(BIN)/coverage report --format=total) % of all lines, without the processes that tests start"
 
 test-deploy: setup $(DEPLOY_VENV)/.installed ## what is under deploy/: Terraform against a stand-in for AWS, Packer, boot, containers
@@ -80,7 +85,7 @@ $(DEPLOY_VENV)/.installed: tests/deploy/requirements.txt
 unit: setup ## the tests that need neither several processes nor much time
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-chaos: setup ## kill replay fifty times under load, send services 10 million hostile messages (TROUPE_FUZZ_MESSAGES), read while it evicts
+chaos: setup ## kill replay fifty times under load, send services 10 million hostile messages (TROUPE_FUZZ_MESSAGES), learn in every way
 	TROUPE_CHAOS=1 $(BIN)/python -m pytest --timeout=3600 $(CHAOS) $(ARGS)
 
 lint: setup ## style, types, and who may import whom

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-import zmq
 
 from tests.data import replays
+from tests.harness import Context
 
 SECOND_TRY = {
     *("actor", "cli", "evaluator", "examples", "front_door"),
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def context():
-    context = zmq.Context()
+    context = Context()
     yield context
     context.destroy(linger=0)
 

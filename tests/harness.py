@@ -1,5 +1,6 @@
 """What tests of several parts need to run services inside this process."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import zmq
 
 from common.data.replay import Replay
 from common.data.table_config import TableConfig
@@ -20,6 +22,9 @@ LOOPBACK = "tcp://127.0.0.1:*"
 CONFIG = {"env": {"id": "atari:pong"}, "agent": {"n_steps": 3}, "net": {"control": "here"}}
 PATIENCE_S = 60.0
 """A busy machine gets so long for what takes a moment."""
+CHAOS = bool(os.environ.get("TROUPE_CHAOS"))
+only_in_chaos = pytest.mark.skipif(not CHAOS, reason="takes long: make chaos")
+"""Of several that prove nearly the same, the others."""
 
 
 def until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
@@ -53,6 +58,17 @@ def told_to_wait(client: ControlClient, reason: Callable[[], bool]) -> str:
         with pytest.raises(PeerError) as caught:
             joining.result(60)
     return str(caught.value)
+
+
+class Context(zmq.Context):
+    """Holds on to its sockets: what a test leaves open `destroy` closes, not the garbage collector."""
+
+    held: list[zmq.Socket] | None = None  # pyzmq takes what no class names for an option of ZeroMQ's
+
+    def socket(self, *args: Any, **options: Any) -> zmq.Socket:
+        made = super().socket(*args, **options)
+        self.held = [*(self.held or []), made]
+        return made
 
 
 class InThread:

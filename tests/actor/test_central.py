@@ -21,7 +21,7 @@ from common.wire.control.server import ControlServer
 from services.actor.service import ActorService
 from services.learner import inference as module
 from services.learner.inference import CentralInference
-from tests.harness import PATIENCE_S, InThread, bind, until
+from tests.harness import PATIENCE_S, Context, InThread, bind, until
 from tests.learner.test_inference import FakeReplay, check_consecutive
 
 OVERRIDES = {
@@ -89,7 +89,7 @@ def run_actor(context: zmq.Context, learner: Learner, name: str = "actor-0") -> 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     monkeypatch.setattr(module, "SWEEP_S", 0.05)
-    context = zmq.Context()
+    context = Context()
     running: list[Any] = []
 
     def make(kind: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ from common.config import load_config, structural_hash
 from common.envs import make_spec
 from common.wire.control.server import ControlServer
 from common.wire.replay.client import ReplayClient
+from tests.harness import Context
 
 OVERRIDES = {
     "env.id": "gym:CartPole-v1",
@@ -47,7 +48,7 @@ class Run:
 
     def __init__(self, directory: Path) -> None:
         self.config = load_config(overrides=OVERRIDES)
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.context: zmq.Context[zmq.Socket[bytes]] = Context()
         self.control = ControlServer(
             self.context,
             f"ipc://{directory}/control",

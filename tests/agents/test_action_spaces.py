@@ -1,7 +1,5 @@
 """Agents learn to act in every space, and refuse in a line what they cannot."""
 
-import os
-
 import numpy as np
 import pytest
 
@@ -15,6 +13,7 @@ from common.envs import make_spec
 from common.errors import ConfigError
 from tests.agents.in_process import evaluate, learn_through_a_queue
 from tests.envs.matching import ACTIONS
+from tests.harness import CHAOS, only_in_chaos
 
 PPO = {
     "mlp_units": (64,), "unroll_steps": 16, "gamma": 0.0, "epochs": 6, "minibatch_steps": 128,
@@ -35,9 +34,7 @@ def learned(config, env, steps, **arguments):
     return evaluate(agent, env, episodes=200)
 
 
-CHAOS = bool(os.environ.get("TROUPE_CHAOS"))
 LEARNED = [("box", "tanh_normal"), ("tuple", "normal"), ("dict", "normal")]
-"""Half a minute each; bins make a `multi` of the box."""
 if CHAOS:
     LEARNED += [("multi", "normal"), ("box", "normal"), ("tuple", "tanh_normal")]
 
@@ -50,11 +47,11 @@ def test_ppo_learns_to_act_in_every_space(actions, distribution):
         **PPO, action_distribution=distribution, deviation_of_input=distribution != "normal",
         deviation_start=0.5,
     )  # fmt: skip
-    assert learned(config, match(actions), 12_000) > 0.85
+    assert learned(config, match(actions), 6_000) > 0.85
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CHAOS, reason="takes long: make chaos")
+@only_in_chaos
 def test_impala_learns_a_nest_of_choices_and_numbers():
     config = ImpalaConfig(
         mlp_units=(64,), unroll_steps=16, gamma=0.0, optimizer="adam", learning_rate=3e-3, entropy_cost=0.0,
@@ -67,7 +64,7 @@ def test_impala_learns_a_nest_of_choices_and_numbers():
 def test_bins_make_choices_of_numbers():
     env = match("box", action_bins=9, action_bins_ratio=50.0)
     assert make_spec(env).actions.choices == (9, 9)
-    assert learned(PolicyGradientConfig(**PPO), env, 12_000) > 0.75
+    assert learned(PolicyGradientConfig(**PPO), env, 6_000) > 0.75
 
 
 @pytest.mark.parametrize("config", [ApexConfig(), R2d2Config()], ids=["apex", "r2d2"])

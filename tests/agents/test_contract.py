@@ -21,7 +21,7 @@ ITEMS = 4
 VECTORS = EnvConfig(
     id="tests.envs.counting:Counting-v0", reward_clip="none", kwargs={"length": 7, "ends_by": "truncation"}
 )
-PIXELS = EnvConfig(id="tests.envs.catch:Catch-v0", frame_skip=1, noop_max=0, fire_reset=False)
+PIXELS = EnvConfig(id="tests.envs.catch:Catch-v0", frame_skip=1, frame_size=42, noop_max=0, fire_reset=False)
 
 OUTSIDE = [name for name in os.environ.get("TROUPE_CONTRACT", "").split(",") if name]
 """Algorithms outside this tree, to be tested as well."""

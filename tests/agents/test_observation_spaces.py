@@ -113,7 +113,7 @@ def test_every_agent_learns_from_what_it_stores_of_parts(name, env):
 
 @pytest.mark.slow
 def test_ppo_learns_what_every_part_says():
-    """Any answer alike scores 0.42."""
+    """Any answer alike scores 0.42, and whoever does not see one part 0.88 at most."""
     config = PolicyGradientConfig(
         hidden_units=32, mlp_units=(64, 64), unroll_steps=16, gamma=0.0, epochs=6, minibatch_steps=128,
         learning_rate=2e-3, learning_rate_schedule="linear", entropy_cost=0.0, eval_epsilon=0.0,

@@ -14,17 +14,15 @@ import time
 import numpy as np
 import psutil
 import pytest
-import zmq
 
 from common.wire.control.client import ControlClient
 from common.wire.link import new_incarnation
 from common.wire.replay.client import ReplayClient
 from common.wire.security.keys import load_keys, make_keys
 from common.wire.sockets import Security
-from tests.harness import until
+from tests.harness import CHAOS, Context, until
 from tests.replay import processes
 
-CHAOS = bool(os.environ.get("TROUPE_CHAOS"))
 MESSAGES = int(os.environ.get("TROUPE_FUZZ_MESSAGES", "10_000_000" if CHAOS else "100_000"))
 SEED = int(os.environ.get("TROUPE_FUZZ_SEED") or secrets.randbits(20))
 START_S = 120.0
@@ -193,7 +191,7 @@ def test_with_every_key(services, tmp_path):
     services.start("alone", "services.replay", "serve", *words, *TABLES)
 
     good = GoodClient(other, security=Security(keys=load_keys(keys, "learner")).toward("replay"))
-    context = zmq.Context()
+    context = Context()
     viewer = ControlClient(
         context,
         control,

@@ -26,7 +26,7 @@ from common.wire.security.keys import load_keys, make_keys
 from common.wire.sockets import Security
 from services.learner import inference as module
 from services.learner.inference import CentralInference
-from tests.harness import until
+from tests.harness import Context, until
 
 ENV = EnvConfig(id="tests.envs.counting:Counting-v0", kwargs={"length": 7, "signed": True})
 SPEC = make_spec(ENV)
@@ -173,7 +173,7 @@ class Actor:
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Learner]]:
     monkeypatch.setattr(module, "SWEEP_S", 0.02)
-    context = zmq.Context()
+    context = Context()
     learners = []
 
     def make(*args: Any, **kwargs: Any) -> Learner:

@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-import zmq
 
 from common import installation
 from common.agents import make_agent
@@ -17,7 +16,7 @@ from common.runtime.checkpoint import begin_from, load_checkpoint, load_newest, 
 from common.wire.control.client import ControlClient
 from common.wire.link import new_incarnation
 from services.learner.kept import Archive, Best
-from tests.harness import until
+from tests.harness import Context, until
 from tests.learner.test_service import make_config, run_learner
 
 WEIGHTS = {"w": np.arange(4, dtype=np.float32)}
@@ -98,7 +97,7 @@ def evaluator(config, context, returns):
 
 def test_the_network_of_the_best_evaluation_is_the_one_that_was_played(tmp_path):
     config = make_config(tmp_path)
-    running, context = run_learner(config, tmp_path), zmq.Context()
+    running, context = run_learner(config, tmp_path), Context()
     learner = running.service
     try:
         played = evaluator(config, context, [7.0])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zmq
 
 from common.config import load_config
 from common.data.schema import Chunk
@@ -19,7 +18,7 @@ from common.wire.replay.sharded import ShardedReplayClient
 from services.learner.service import Learner
 from services.replay.options import parse_serve
 from services.replay.shard import serve
-from tests.harness import InThread, until
+from tests.harness import Context, InThread, until
 
 UNROLLS, STEPS = 43, 20
 AGAIN = '{name = "again", sampler = "uniform", capacity = 40, min_items = 4, share = 3}'
@@ -100,7 +99,7 @@ def actor(config, context):
 
 @pytest.fixture
 def context():
-    context = zmq.Context()
+    context = Context()
     yield context
     context.destroy(linger=0)
 

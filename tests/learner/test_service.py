@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-import zmq
 
 from common.config import load_config
 from common.errors import CheckpointError, ConfigError
@@ -17,7 +16,7 @@ from common.wire.control.server import Telemetry
 from common.wire.link import new_incarnation
 from services.learner import service
 from services.learner.service import DivergedError, Learner
-from tests.harness import InThread
+from tests.harness import Context, InThread
 
 OVERRIDES = {
     "net.liveness_s": "5",
@@ -40,7 +39,7 @@ def run_learner(config, run_dir, resume=False, **more):
 
 def report(config, metrics, fields=None, steps=0):
     """An actor comes, has made so many steps, reports, and leaves."""
-    context = zmq.Context()
+    context = Context()
     client = ControlClient(
         context,
         config.net.control,
@@ -118,7 +117,7 @@ def test_the_end_waits_for_an_evaluator_that_is_starting(tmp_path):
         assert running.alive
         assert time.monotonic() < deadline_s, told()
         time.sleep(0.05)
-    context = zmq.Context()
+    context = Context()
     client = ControlClient(
         context, config.net.control, role="evaluator", name="evaluator", incarnation=new_incarnation()
     )
@@ -147,7 +146,7 @@ def test_a_run_that_is_complete_already_says_so_to_whoever_comes(tmp_path):
     report(config, {}, steps=60)
     first.join()
     again = run_learner(config, tmp_path, resume=True, linger_s=600.0)
-    context = zmq.Context()
+    context = Context()
     client = ControlClient(
         context, config.net.control, role="actor", name="late", incarnation=new_incarnation(), slots_wanted=1
     )

@@ -3,12 +3,12 @@
 import time
 
 import pytest
-import zmq
 
 from common.data.table_config import TableConfig
 from common.wire import messages, sockets
 from common.wire.codec import Message, decode
 from services.launcher.refill import Refill, items_before_learning, refill_line
+from tests.harness import Context
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_the_line(restored, line):
 
 
 def test_asks_every_shard_and_waits_for_none(tmp_path):
-    context = zmq.Context()
+    context = Context()
     endpoints = [f"ipc://{tmp_path}/{index}" for index in range(2)]
     refill = Refill(endpoints, min_items=20)
     try:

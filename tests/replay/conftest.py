@@ -1,13 +1,13 @@
 import pytest
-import zmq
 
 from common.wire.replay.client import ReplayClient
+from tests.harness import Context
 from tests.replay import processes
 
 
 @pytest.fixture
 def context():
-    context = zmq.Context()
+    context = Context()
     yield context
     context.destroy(linger=0)
 

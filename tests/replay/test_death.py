@@ -8,9 +8,9 @@ import os
 import time
 
 import numpy as np
-import zmq
 
 from common.wire.replay.client import ReplayClient
+from tests.harness import Context
 from tests.replay import processes
 
 KILLS = 50 if os.environ.get("TROUPE_CHAOS") else 2
@@ -36,7 +36,7 @@ def test_nothing_acknowledged_is_lost_or_doubled(tmp_path):
     endpoint = f"ipc://{tmp_path}/replay"
     options = ("--table", "default:capacity=1000000,min_items=10")
     rng = np.random.default_rng(1)
-    context = zmq.Context()
+    context = Context()
     process = processes.start(tmp_path / "data", endpoint, *options)
     actors = [
         ReplayClient(endpoint, ctx=context, name=f"actor-{i}", liveness_s=2.0) for i in range(PRODUCERS)

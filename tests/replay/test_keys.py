@@ -11,6 +11,7 @@ from common.errors import AuthError
 from common.wire.replay.client import ReplayClient
 from common.wire.security.keys import load_keys, make_keys
 from common.wire.sockets import Security
+from tests.harness import Context
 from tests.replay import processes
 from tests.replay.test_service import free_port
 
@@ -35,7 +36,7 @@ def endpoint(folder, tmp_path_factory):
 @pytest.fixture
 def client(folder):
     """A function that makes clients with the key of a role."""
-    context: zmq.Context = zmq.Context()
+    context: zmq.Context = Context()
     clients = []
 
     def make(address, role, keys=folder):

@@ -9,9 +9,9 @@ import os
 import time
 
 import numpy as np
-import zmq
 
 from common.wire.replay.client import ReplayClient
+from tests.harness import Context
 from tests.replay import processes
 from tests.replay.test_queue import rollout
 
@@ -28,7 +28,7 @@ class Ledger:
     def __init__(self, folder):
         self.folder = folder
         self.endpoint = f"ipc://{folder}/replay"
-        self.context = zmq.Context()
+        self.context = Context()
         self.writers = [self.client(f"writer-{i}") for i in range(WRITERS)]
         self.filler, self.sampler = self.client("filler"), self.client("sampler")
         self.made = [0] * WRITERS

@@ -7,12 +7,21 @@ import zmq
 from common.wire.control.client import ControlClient
 from common.wire.control.server import ControlServer
 from common.wire.link import new_incarnation
-from tests.harness import CONFIG, LOOPBACK, bind
+from tests.harness import CONFIG, LOOPBACK, Context, bind
+from tests.wire import zmtp
+
+
+@pytest.fixture(autouse=True)
+def _closed_peers() -> Iterator[None]:
+    """What a test has opened is closed after it."""
+    yield
+    while zmtp.OPENED:
+        zmtp.OPENED.pop().close()
 
 
 @pytest.fixture
 def ctx() -> Iterator[zmq.Context]:
-    context = zmq.Context()
+    context = Context()
     yield context
     context.destroy(linger=0)
 

@@ -17,7 +17,7 @@ from common.wire.security import handshakes, zap
 from common.wire.security.handshakes import HandshakeMonitor, greeted_by_curve
 from common.wire.security.keys import AllowList, load_keys, make_keys
 from common.wire.sockets import Security
-from tests.harness import LOOPBACK, until
+from tests.harness import LOOPBACK, Context, until
 
 
 @pytest.fixture(scope="module")
@@ -301,7 +301,7 @@ def test_the_proof_itself_is_not_logged(ctx, folder, caplog):
 
 def test_one_handler_serves_all_sockets_of_a_context_and_ends_with_it(folder, other):
     for _ in range(3):  # a new context may get the address of the one before
-        context: zmq.Context = zmq.Context()
+        context: zmq.Context = Context()
         routers = [
             sockets.make_router(context, LOOPBACK, secured(keys, role))
             for keys in (folder, other)

@@ -239,6 +239,7 @@ class Dam:
             self.broken.set()
 
     def close(self):
+        self._listener.close()
         for end in self._ends:
             end.close()
 

@@ -203,12 +203,17 @@ class Forwarder:
         self.endpoint = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
         self._server = tcp.create_connection(("127.0.0.1", int(server.rpartition(":")[2])))
         self._stop_after = stop_after
-        threading.Thread(target=self._run, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def _run(self):
-        client, _ = self._listening.accept()
-        threading.Thread(target=self._pass, args=(client, self._server, False), daemon=True).start()
-        self._pass(self._server, client, True)
+        with self._listening, self._server, self._listening.accept()[0] as client:
+            back = threading.Thread(target=self._pass, args=(client, self._server, False), daemon=True)
+            back.start()
+            self._pass(self._server, client, True)
+            with contextlib.suppress(OSError):
+                client.shutdown(tcp.SHUT_RDWR)
+            back.join()
 
     def _pass(self, source, target, stops):
         with contextlib.suppress(OSError):  # closed at either end
@@ -229,8 +234,9 @@ class Forwarder:
 
     def close(self):
         self.go.set()
-        for each in (self._listening, self._server):
-            each.close()
+        with contextlib.suppress(OSError):  # closed at the other end
+            self._server.shutdown(tcp.SHUT_RDWR)
+        self._thread.join()
 
 
 def test_a_message_counts_when_all_of_it_is_there(connect, router, clock):

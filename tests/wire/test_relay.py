@@ -19,7 +19,7 @@ from common.wire.control.member import Member, Params
 from common.wire.control.params import encode_params
 from common.wire.control.relay import HostRelay
 from common.wire.control.server import ControlServer
-from tests.harness import until
+from tests.harness import Context, until
 
 LIMIT_S = 90.0
 
@@ -31,7 +31,8 @@ class Fetcher:
         words = [sys.executable, "-m", "tests.wire.relay_process", endpoint, name, str(directory)]
         self.process = subprocess.Popen([*words, str(patience_s)], stdout=subprocess.PIPE, text=True)
         self._lines: queue.Queue[list[str]] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -45,10 +46,17 @@ class Fetcher:
             if int(got) == version:
                 return float(total), int(relayed), relays == "1"
 
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(60)
+        self._reader.join(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
 
 @pytest.fixture
 def server(tmp_path):
-    context = zmq.Context()
+    context = Context()
     server = ControlServer(
         context,
         f"ipc://{tmp_path}/control",
@@ -77,8 +85,7 @@ def fetchers(server, tmp_path):
 
     yield start
     for fetcher in started:
-        fetcher.process.kill()
-        fetcher.process.wait(60)
+        fetcher.end()
 
 
 def weights(version):
@@ -137,7 +144,7 @@ def test_a_dead_relay_is_replaced_and_nobody_goes_without(server, fetchers):
 
 def test_a_learner_that_publishes_faster_than_it_is_fetched_from_keeps_nobody_waiting(tmp_path):
     """What is announced is always one version newer than what has come."""
-    context, member, poller = zmq.Context(), Member(), zmq.Poller()
+    context, member, poller = Context(), Member(), zmq.Poller()
     relay = HostRelay(context, tmp_path / "relay", member, "relay", poller)
     other = HostRelay(context, tmp_path / "relay", Member(), "other", zmq.Poller())
 

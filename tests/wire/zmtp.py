@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 PATIENCE_S = 20.0
+OPENED: list[RawPeer] = []
+"""All of this process, to be closed after the test."""
 
 
 def frame(body: bytes, *, more: bool = False, command: bool = False) -> bytes:
@@ -25,6 +27,7 @@ class RawPeer:
         """Connect to `tcp://HOST:PORT` as a socket of this kind."""
         host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
         self.tcp = socket.create_connection((host, int(port)), PATIENCE_S)
+        OPENED.append(self)
         ready = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
         self.tcp.sendall(GREETING + frame(ready, command=True))
         self._read(64)
