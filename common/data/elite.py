@@ -26,7 +26,13 @@ MAX_CANDIDATES = 1 << 16
 """Most of one draw: a shard serves nobody else meanwhile."""
 
 BLOCK = 256
-"""Candidates whose features are in memory at once."""
+"""Candidates whose features are in memory at once,"""
+
+BLOCK_NUMBERS = 1 << 23
+"""unless these are more than so many numbers: whoever inserts decides how long an item is, and how wide."""
+
+FARTHEST = 1e10
+"""No features in float16 are farther apart: what claims more says nothing of others."""
 
 MEMORY = 0.99
 """Of the mean rate at which items get off policy, for each item that is measured."""
@@ -136,8 +142,11 @@ class Elite(Candidates):
 
     def update(self, slots: Slots, priorities: Floats) -> None:
         """See `Selector`."""
-        with np.errstate(divide="ignore"):  # of 0, which no agent can learn from: infinitely far
-            rates = np.maximum(1.0 / priorities - 1.0, 0.0) / self._ages(slots)
+        with np.errstate(
+            divide="ignore", over="ignore"
+        ):  # of 0, which no agent can learn from: infinitely far
+            measured = np.maximum(1.0 / priorities - 1.0, 0.0)
+        rates = np.where(measured <= FARTHEST, measured, np.inf) / self._ages(slots)
         self._rates[slots] = rates
         rates = rates[np.isfinite(rates)]
         if len(rates):
@@ -182,10 +191,12 @@ class Attentive(Candidates):
     def _distances(self, slots: Slots) -> Floats:
         now = self._table.features(self._newest_slot())[:, -1:]
         found = np.empty(len(slots))
-        for begin in range(0, len(slots), BLOCK):
-            features = self._table.features(slots[begin : begin + BLOCK])
-            with np.errstate(invalid="ignore"):  # whoever inserts may have stored infinity
-                found[begin : begin + BLOCK] = distances(
+        longest = int(self._table.items["length"][slots].max())
+        block = min(max(BLOCK_NUMBERS // max(longest * now.size, 1), 1), BLOCK)
+        for begin in range(0, len(slots), block):
+            features = self._table.features(slots[begin : begin + block])
+            with np.errstate(invalid="ignore", over="ignore"):  # whoever inserts may have stored infinity
+                found[begin : begin + block] = distances(
                     self._config.distance, features, now, self._config.distance_power
                 )
         return found

@@ -84,21 +84,22 @@ def check_insert(
         if table is None:
             raise no_table(name, tables)
         _check_items(items, insert.steps, table.capacity)
-        if table.sampler == "attentive":
-            _check_features(name, insert.specs)
+        if table.sampler == "attentive" and not has_features(insert.specs):
+            raise RefusedError(
+                "bad_chunk",
+                f"table {name!r} is sampled by the field `{FEATURES}`, which this chunk lacks, or not as a "
+                "vector of float numbers for each step, not compressed",
+            )
         if item_steps and (items.lengths.min() < item_steps[0] or items.lengths.max() > item_steps[1]):
             raise RefusedError("bad_items", "an item of other than {} to {} steps".format(*item_steps))
 
 
-def _check_features(table: str, specs: Sequence[FieldSpec]) -> None:
-    """Raise RefusedError where no distance can be measured."""
+def has_features(specs: Sequence[FieldSpec]) -> bool:
+    """Whether distances can be measured by these fields."""
     spec = next((spec for spec in specs if spec.name == FEATURES), None)
-    if spec is None or spec.compress or np.dtype(spec.dtype).kind != "f":
-        raise RefusedError(
-            "bad_chunk",
-            f"table {table!r} is sampled by the field `{FEATURES}`, which this chunk lacks, or not as float "
-            "numbers that are not compressed",
-        )
+    return (
+        spec is not None and not spec.compress and np.dtype(spec.dtype).kind == "f" and len(spec.shape) == 1
+    )
 
 
 def no_table(name: str, tables: Mapping[str, Any]) -> RefusedError:

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from common.data.changes import CHANGE, check_memory
 from common.data.columns import DiskFullError, Payload
 from common.data.distances import FEATURES
-from common.data.inserts import GapError, HeldError, Insert, check_insert, no_table, same_fields
+from common.data.inserts import (
+    GapError,
+    HeldError,
+    Insert,
+    check_insert,
+    has_features,
+    no_table,
+    same_fields,
+)
 from common.data.leases import Leases
 from common.data.producers import Producers
 from common.data.sample import Sample, Share
@@ -147,6 +155,12 @@ class Replay:
                 f"{self.folder} holds items with other fields ({theirs}) than the agent of this run stores "
                 f"({ours}): start with another --data-dir, or with --volatile"
             )
+        for config in self._configs.values():
+            if config.sampler == "attentive" and not has_features(specs):
+                raise ConfigError(
+                    f"table {config.name!r} is sampled by the field `{FEATURES}`: {self.folder} has none, "
+                    "take another sampler, start with another --data-dir, or with --volatile"
+                )
         if layout.get("run", "") != self.run:
             layout["run"] = self.run
             save_signature(self.folder, specs, layout)

@@ -224,8 +224,14 @@ def _check(sweep: Sweep) -> None:
     if sweep.is_study and not section.search:
         raise ConfigError(f"{source}: a study needs fields under [sweep.search]")
     seeds = section.seeds
-    if seeds == [] or (isinstance(seeds, int) and not 0 <= seeds <= MAX_RUNS):
-        raise ConfigError(f"{source}: seeds should be their number, or a list such as [0, 1, 2]")
+    given = "seeds" in section.model_fields_set
+    number, different = (
+        (seeds, True) if isinstance(seeds, int) else (len(seeds), len(set(seeds)) == len(seeds))
+    )
+    if given and not (1 <= number <= MAX_RUNS and different):
+        raise ConfigError(
+            f"{source}: seeds should be their number, 1 to {MAX_RUNS:,}, or a list of different ones: [0, 1]"
+        )
     grid = _grid(source, section.grid)
     entries = {name for entry in section.entries for name in _flat(f"{source}: [[sweep.list]]", entry)}
     layers = {

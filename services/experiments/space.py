@@ -14,6 +14,8 @@ from common.errors import ConfigError
 
 _DIGITS = 4
 _SEED = 0x5EA4C4
+_MOST = 1e18
+"""The largest bound: whole numbers are drawn as 64-bit ones, and no field needs a larger one."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,10 @@ def _range(where: str, table: Mapping[str, Any]) -> Range:
     if unknown or len(numbers) < 2 or not isinstance(log, bool):
         raise ConfigError(f"{where} should have two numbers, low and high, and log = true or not")
     low, high = numbers
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigError(f"{where}: low ({low:g}) should be less than high ({high:g}), both finite")
+    if not (abs(low) <= _MOST and abs(high) <= _MOST):
+        raise ConfigError(f"{where}: low and high should be finite, from -{_MOST:g} to {_MOST:g}")
+    if low >= high:
+        raise ConfigError(f"{where}: low ({low:g}) should be less than high ({high:g})")
     if log and low <= 0:
         raise ConfigError(f"{where}: low ({low:g}) should be above 0 where log = true")
     return Range(low, high, log)

@@ -180,6 +180,8 @@ def test_attentive_refuses_what_has_no_features(tmp_path):
     for instead in (
         {},
         {FieldSpec("features", "int32", (3,)): Payload(numbers)},
+        {FieldSpec("features", "float32", ()): Payload(numbers[:, 0].astype("f4"))},
+        {FieldSpec("features", "float32", (3, 1)): Payload(numbers[..., None].astype("f4"))},
         {FieldSpec("features", "float32", (3,), compress=True): Payload(*pack_entries(numbers.astype("f4")))},
     ):
         insert = simple(1, 0, 4)
@@ -189,6 +191,41 @@ def test_attentive_refuses_what_has_no_features(tmp_path):
         with pytest.raises(RefusedError, match="is sampled by the field `features`"):
             check_insert(insert, None, {"default": replay.tables["default"].config})
         check_insert(insert, None, {"default": parse_table("default:capacity=40")})
+
+
+def test_attentive_refuses_a_folder_that_has_no_features(tmp_path):
+    replay = open_tables(tmp_path, "default:capacity=40")
+    insert = simple(1, 0, 4)
+    insert.specs = SPECS[:-1]
+    del insert.payloads["features"]
+    replay.insert(insert)
+    replay.close()
+    with pytest.raises(ConfigError, match=r"has none, take another sampler"):
+        open_tables(tmp_path, "default:capacity=40,sampler=attentive")
+
+
+def test_attentive_measures_few_at_a_time_where_they_are_large(monkeypatch):
+    selector, items = make("attentive", 60, candidates_max=4.0)
+    appear(selector, items, np.arange(60), np.ones(60))
+    items["length"] = 3
+    want = selector._distances(np.arange(60))
+    features, seen = selector._table.features, []
+    selector._table = replace(
+        selector._table, features=lambda slots: (seen.append(len(slots)), features(slots))[1]
+    )
+    monkeypatch.setattr("common.data.elite.BLOCK_NUMBERS", 50)  # of 3 steps of 2 numbers
+    np.testing.assert_array_equal(selector._distances(np.arange(60)), want)
+    assert seen == [1, *[8] * 7, 4]
+
+
+def test_an_absurd_priority_says_nothing_of_others():
+    """Whoever has an actor's key chooses priorities; what is new stays as near as what was measured."""
+    selector, items = make("elite", 10)
+    appear(selector, items, [0], [1.0])
+    selector.update(np.array([0]), nearness(np.array([2.0])))
+    appear(selector, items, [1, 2], [5e-324, 1e-30])
+    appear(selector, items, [3], [1.0])
+    np.testing.assert_array_equal(selector._distances(np.arange(4)), [6.0, np.inf, np.inf, 2.0])
 
 
 def test_priorities_that_come_back_choose_and_outlive_a_restart(tmp_path):

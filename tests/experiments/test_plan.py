@@ -163,6 +163,8 @@ BAD = [
     (HEAD + "parallel = 0\n", ["parallel of [sweep]", "greater than or equal to 1"]),
     (HEAD + "seeds = []\n", ["seeds should be"]),
     (HEAD + "seeds = -1\n", ["seeds should be"]),
+    (HEAD + "seeds = 0\n", ["seeds should be"]),
+    (HEAD + "seeds = [3, 1, 3]\n", ["seeds should be", "different"]),
     (HEAD + "seeds = 1_000_000_000_000\n", ["seeds should be"]),
     (
         HEAD + "seeds = 100\n" + "".join(f"grid.env.kwargs.{x} = [1, 2, 3, 4]\n" for x in "abcdefghijklmno"),
@@ -188,6 +190,9 @@ BAD = [
         ["low (1) should be less than high (0)"],
     ),
     (HEAD + "trials = 3\nsearch.agent.gamma = {low = 0, high = 1, log = true}\n", ["above 0"]),
+    (HEAD + "trials = 3\nsearch.agent.gamma = {low = 0.0, high = nan}\n", ["should be finite"]),
+    (HEAD + "trials = 3\nsearch.agent.gamma = {low = -1.7e308, high = 1.7e308}\n", ["should be finite"]),
+    (HEAD + f"trials = 3\nsearch.run.total_steps = {{low = 1, high = {10**30}}}\n", ["should be finite"]),
     (HEAD + "trials = 3\nsearch.agent.gamma = {low = 0, hihg = 1}\n", ["two numbers, low and high"]),
     ("sweep = 3\n", ["[sweep]"]),
     ("[[[", ["not valid TOML"]),
