@@ -2,6 +2,7 @@
 
 from common.config.compare import (
     Difference,
+    changed_structure,
     check_resumable,
     differences,
     structural_fields,
@@ -45,6 +46,7 @@ __all__ = [
     "RunConfig",
     "Section",
     "UntypedAgentConfig",
+    "changed_structure",
     "check_resumable",
     "config_from_dict",
     "differences",

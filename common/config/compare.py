@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from common.config.fields import Role, UntypedAgentConfig, role_of
 from common.config.schema import Config
 from common.config.text import format_toml, format_value
@@ -48,6 +50,32 @@ def structural_hash(config: Config) -> str:
     """Return a short hash of the structural fields."""
     text = json.dumps(structural_fields(config), sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def changed_structure(written: Any, config: Config) -> list[str]:
+    """Return which structural fields of `config` are otherwise in `written`, in words.
+
+    Args:
+        written: a `Config.to_dict()` of this or an earlier version. What it lacks is newer, and counts as the
+            default.
+        config: with a typed agent section.
+    """
+    if not isinstance(written, dict):
+        return ["no configuration"]
+    present = structural_fields(config)
+    changed = []
+    for name in config.to_dict():
+        model, values = type(getattr(config, name)), written.get(name, {})
+        try:
+            old = model.model_validate({key: values[key] for key in model.model_fields if key in values})
+        except (ValidationError, TypeError):
+            changed.append(f"a section [{name}] that is none here")
+            continue
+        for key, value in old.model_dump(mode="json").items():
+            path = f"{name}.{key}"
+            if path in present and value != present[path]:
+                changed.append(f"{path} = {_shown(value)} instead of {_shown(present[path])}")
+    return changed
 
 
 def differences(old: Config, new: Config) -> list[Difference]:

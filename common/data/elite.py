@@ -142,9 +142,8 @@ class Elite(Candidates):
 
     def update(self, slots: Slots, priorities: Floats) -> None:
         """See `Selector`."""
-        with np.errstate(
-            divide="ignore", over="ignore"
-        ):  # of 0, which no agent can learn from: infinitely far
+        # Of 0, which no agent can learn from: infinitely far.
+        with np.errstate(divide="ignore", over="ignore"):
             measured = np.maximum(1.0 / priorities - 1.0, 0.0)
         rates = np.where(measured <= FARTHEST, measured, np.inf) / self._ages(slots)
         self._rates[slots] = rates

@@ -247,7 +247,7 @@ def tensorboard_tag(source: str, name: str) -> str:
     The first of a kind keeps the plain name, so that a run with one actor shows plain names only.
     """
     kind, _, index = source.rpartition("-")
-    own = kind and index.isdigit() and index != "0" and name.startswith(f"{kind}/")
+    own = kind and index.isdecimal() and index != "0" and name.startswith(f"{kind}/")
     return f"{name}/{source}" if own else name
 
 
@@ -256,7 +256,9 @@ def past_values(path: Path, names: Collection[str], until_steps: int) -> Iterato
     with path.open(encoding="utf-8") as file:
         for line in file:
             words = line.rstrip("\n").split(",")
-            if len(words) == 7 and words[5] in names and words[1].isdigit() and int(words[1]) <= until_steps:
+            if len(words) != 7 or words[5] not in names or not words[1].isdecimal():
+                continue
+            if int(words[1]) <= until_steps:
                 value = float(words[6])
                 if math.isfinite(value):
                     yield int(words[1]), words[5], value

@@ -88,7 +88,12 @@ def draw(words: Sequence[str]) -> int:
     parser.add_argument("--title", default="", help="above the picture")
     options = parser.parse_args(words)
     plot.check_picture(options.out)
-    plot.draw(_comparison(options), options.out, options.title, [options.x] if options.x else [])
+    comparison = _comparison(options)
+    if not any(series for group in comparison.groups for series in group.series):
+        raise ConfigError(
+            f"these runs have no values of {comparison.metric} yet: wait for them, or choose --metric"
+        )
+    plot.draw(comparison, options.out, options.title, [options.x] if options.x else [])
     print(options.out)
     return 0
 

@@ -73,7 +73,7 @@ def draw(comparison: Comparison, out: Path, title: str = "", x: Sequence[str] = 
     for unused in list(grid[len(panels) :]):
         unused.set_axis_off()
     grid[0].set_ylabel(_LABELS.get(comparison.metric, comparison.metric))
-    if len(comparison.labels) <= _IN_LEGEND:
+    if len(grid[0].lines) > 0 and len(comparison.labels) <= _IN_LEGEND:
         grid[0].legend(fontsize=7)
     figure.suptitle(title)
     make_directory(out.absolute().parent, "directory of the picture")

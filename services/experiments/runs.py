@@ -174,7 +174,7 @@ def read_series(path: Path, names: Collection[str]) -> dict[str, Series]:
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
                 words = line.rstrip("\n").split(",")
-                if len(words) != 7 or not words[1].isdigit():
+                if len(words) != 7 or not words[1].isdecimal():
                     continue
                 steps = int(words[1])
                 if steps < reached:

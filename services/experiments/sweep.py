@@ -243,7 +243,8 @@ class Runner:
         running = [job for job in self.jobs if job.alive]
         if not running:
             return
-        self._say(f"stopping {len(running)} runs, which write checkpoints (once more to stop at once)")
+        runs = "1 run" if len(running) == 1 else f"{len(running)} runs"
+        self._say(f"stopping {runs} with a checkpoint each (once more to stop at once)")
         for job in running:
             job.stop()
         deadline_s, signals = time.monotonic() + _STOP_S, self._stop.signals

@@ -92,7 +92,7 @@ def _remove_abandoned(parent: Path) -> None:
     for path in parent.glob("troupe-*-*"):
         pid = path.name.split("-")[1]
         with contextlib.suppress(OSError):
-            if pid.isdigit() and not psutil.pid_exists(int(pid)) and path.stat().st_uid == os.getuid():
+            if pid.isdecimal() and not psutil.pid_exists(int(pid)) and path.stat().st_uid == os.getuid():
                 shutil.rmtree(path, ignore_errors=True)
 
 

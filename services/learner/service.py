@@ -19,7 +19,7 @@ import zmq
 from common import installation
 from common.agents import make_agent
 from common.agents.fitting import check_device
-from common.config import Config, structural_hash, to_toml
+from common.config import Config, changed_structure, structural_hash, to_toml
 from common.cores import usable_cores
 from common.data.schema import FieldSpec, compressed_if
 from common.envs import make_spec
@@ -410,16 +410,15 @@ class Learner:
             "agent": self._agent_meta,
             "config": self.config.to_dict(),
             "spec": asdict(self.spec),
-            "structural_hash": structural_hash(self.config),
             "run": self.run_id,
             "troupe": self._code,
         }
 
     def _restore(self) -> None:
         arrays, meta, path = load_newest(self._checkpoints)
-        if meta.get("structural_hash") != structural_hash(self.config):
+        if changed := changed_structure(meta.get("config"), self.config):
             raise CheckpointError(
-                f"{path} was written with other structural fields; resume with the run's own config.toml"
+                f"{path} was written with {', '.join(changed)}; resume with the run's own config.toml"
             )
         self._agent_meta = meta.get("agent", {})
         self.agent.load_state(arrays, self._agent_meta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from common.config import (
     Config,
+    changed_structure,
     check_resumable,
     config_from_dict,
     load_config,
@@ -275,6 +277,26 @@ def test_on_resume_structural_fields_must_match(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"env\.frame_stack: 4 -> 2; agent\.gamma"):
         check_resumable(old, new)
     assert structural_hash(old) != structural_hash(new)
+
+
+def test_a_checkpoint_of_a_version_without_a_field_has_its_default() -> None:
+    table = {"name": "default", "limiter": "queue", "capacity": 64}
+    config = load_config("cartpole-impala", None, {"replay.tables": [table], "replay.batch_size": 32})
+    written = json.loads(json.dumps(config.to_dict()))
+    assert changed_structure(written, config) == []
+    del written["actor"]["hindsight_copies"], written["agent"]["trust_region"]
+    del written["replay"]["tables"][0]["share"]
+    written["agent"]["of_an_earlier_version"] = 1
+    assert changed_structure(written, config) == []
+    written["env"]["frame_stack"] = 2
+    written["replay"]["tables"][0]["capacity"] = 128
+    first, second = changed_structure(written, config)
+    assert first == "env.frame_stack = 2 instead of 4"
+    assert second.startswith("replay.tables = ")
+    assert "128" in second
+    written["agent"] = {"algorithm": "apex"}
+    assert "a section [agent] that is none here" in changed_structure(written, config)
+    assert changed_structure(None, config) == ["no configuration"]
 
 
 def test_a_run_whose_preset_file_is_gone_can_be_resumed(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_what_fails_now_and_then_is_told_and_trained_on() -> None:
 
 def test_what_fails_often_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"exploded at step \d+, slot . \(\d+ failures in 100 steps\); --env"
+        ConfigError, match=r"exploded at step \d+, slot ., seed \d+ \(\d+ failures in 100 steps\); --env"
     ):
         found(how="raise", chance=0.3)
 

@@ -46,7 +46,8 @@ def test_what_a_resumed_run_made_twice_counts_once(tmp_path):
     for steps, wall_s, value in ((10, 1, 1), (20, 2, 2), (30, 3, 3), (20, 4, 5), (40, 5, 6)):
         rows.append(f"{wall_s},{steps},0,0,evaluator,eval/episode_return,{value}")
     rows += ["6,40,0,0,evaluator,eval/episode_return,nan", "6,50,0,0,evaluator,eval/epis"]
-    (tmp_path / "metrics.csv").write_text("\n".join(rows))
+    rows.insert(3, "2,\u00b2,0,0,evaluator,eval/episode_return,9")  # a digit that is no number
+    (tmp_path / "metrics.csv").write_text("\n".join(rows), "utf-8")
     series = read_series(tmp_path / "metrics.csv", ["eval/episode_return"])["eval/episode_return"]
     assert (series.steps, series.wall_s, series.values) == ([10, 20, 40], [1, 4, 5], [1, 5, 6])
 
@@ -185,6 +186,13 @@ def test_pictures_have_the_curves(tmp_path):
     assert [list(line.get_ydata()) for line in runs] == [[1, 3], [2, 6]]
     np.testing.assert_allclose(mean.get_ydata()[[0, -1]], [1.5, 4.5])
     np.testing.assert_allclose(minutes.lines[0].get_xdata(), [1 / 60, 2 / 60])
+
+
+def test_there_is_no_picture_of_runs_without_values(tmp_path, capsys):
+    make_run(tmp_path / "r", returns=[])
+    assert cli.main(["plot", "r"]) == 2
+    assert "no values of eval/episode_return" in capsys.readouterr().err
+    assert not (tmp_path / "curves.png").exists()
 
 
 def test_every_suite_is_of_known_environments():
