@@ -62,20 +62,21 @@ def changed_structure(written: Any, config: Config) -> list[str]:
     """
     if not isinstance(written, dict):
         return ["no configuration"]
-    present = structural_fields(config)
-    changed = []
-    for name in config.to_dict():
+    structural, sections, strange = structural_fields(config), {}, []
+    for name in type(config).model_fields:
         model, values = type(getattr(config, name)), written.get(name, {})
         try:
-            old = model.model_validate({key: values[key] for key in model.model_fields if key in values})
+            sections[name] = model.model_validate(
+                {key: values[key] for key in model.model_fields if key in values}
+            )
         except (ValidationError, TypeError):
-            changed.append(f"a section [{name}] that is none here")
-            continue
-        for key, value in old.model_dump(mode="json").items():
-            path = f"{name}.{key}"
-            if path in present and value != present[path]:
-                changed.append(f"{path} = {_shown(value)} instead of {_shown(present[path])}")
-    return changed
+            strange.append(f"a section [{name}] that is none here")
+    found = differences(config.model_copy(update=sections), config)
+    return strange + [
+        f"{each.path} = {_shown(each.old)} instead of {_shown(each.new)}"
+        for each in found
+        if each.path in structural
+    ]
 
 
 def differences(old: Config, new: Config) -> list[Difference]:
