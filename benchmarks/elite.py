@@ -1,8 +1,13 @@
 """Elite and attentive replay: what a batch costs, and how well estimated distances stand for fresh ones.
 
-`python -m benchmarks.elite --json [--seconds S]`. Three parts, in CPU time: drawing 16 of N unrolls; a
-learner that computes the features of candidates anew, instead of sending distances back as priorities; and,
-training CartPole on as many fresh as replayed unrolls, how far off policy what each way would choose is.
+`python -m benchmarks.elite --json [--seconds S] [--parts drawing learning ...]`. Four parts, in CPU time:
+
+* drawing: to choose 16 of N unrolls;
+* learning: updates of 5 fresh and 5 replayed unrolls of MinAtar, by turns with each way to choose these;
+* scoring: a learner that computes the features of candidates anew, instead of sending distances back as
+  priorities;
+* estimating: training CartPole on as many fresh as replayed unrolls, how far off policy what each way would
+  choose is.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import time
 from collections import deque
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +27,10 @@ from common.agents.impala import ImpalaAgent, ImpalaConfig
 from common.config.schema import EnvConfig
 from common.data.columns import Payload
 from common.data.distances import distances
-from common.data.elite import Elite
+from common.data.elite import STRATEGIES, Elite
 from common.data.inserts import Insert
 from common.data.replay import Replay
-from common.data.schema import Chunk, FieldSpec, Items
+from common.data.schema import Chunk, FieldSpec, Items, compressed_if
 from common.data.selectors import TableView
 from common.data.table import ITEM
 from common.data.table_config import TableConfig
@@ -34,12 +40,14 @@ from services.actor.local_inference import Rollout
 
 cpu_ms = partial(median_ms, clock=time.thread_time)
 STEPS, FEATURES, ROWS, LAMBDA = 20, 64, 16, 6
+PARTS = ("drawing", "learning", "scoring", "estimating")
 BREAKOUT = EnvSpec("atari:breakout", (4, 84, 84), "uint8", ActionSpec.discrete(4), 4, 4, True)
-SAMPLERS = {
+MINATAR = EnvSpec("minatar:breakout", (4, 10, 10), "uint8", ActionSpec.discrete(3), 0, 1, True)
+CANDIDATES = {"candidates_max": LAMBDA}
+SAMPLERS: dict[str, dict[str, Any]] = {
     "uniform": {"sampler": "uniform"},
-    "elite": {"sampler": "elite"},
-    "elite_spread": {"sampler": "elite", "strategy": "spread_least_sampled"},
-    "attentive": {"sampler": "attentive"},
+    **{f"elite_{name}": {"sampler": "elite", "strategy": name, **CANDIDATES} for name in STRATEGIES},
+    "attentive": {"sampler": "attentive", **CANDIDATES},
 }
 
 
@@ -47,10 +55,7 @@ def drawing(unrolls: int, seconds: float) -> dict[str, float]:
     """Milliseconds that a shard needs to choose the rows of a batch, by sampler."""
     rng = np.random.default_rng(0)
     specs = (FieldSpec("features", "float16", (FEATURES,)),)
-    tables = [
-        TableConfig(name, capacity=unrolls, candidates_max=LAMBDA, **fields)  # type: ignore[arg-type]
-        for name, fields in SAMPLERS.items()
-    ]
+    tables = [TableConfig(name, capacity=unrolls, **fields) for name, fields in SAMPLERS.items()]
     whole = Items(np.zeros(1, np.int32), np.full(1, STEPS, np.int32), np.ones(1))
     with tempfile.TemporaryDirectory() as folder:
         replay = Replay(Path(folder), tables, budget_bytes=1 << 31)
@@ -63,8 +68,8 @@ def drawing(unrolls: int, seconds: float) -> dict[str, float]:
         for name in SAMPLERS:
             draw = partial(replay.tables[name].draw, ROWS, replay.rng)
             found[f"{name}_ms_{unrolls}"] = cpu_ms(draw, seconds)
-        update = replay.tables["elite"]
-        ids = replay.sample({"elite": ROWS}).ids  # type: ignore[union-attr]
+        update = replay.tables["elite_nearest"]
+        ids = replay.sample({"elite_nearest": ROWS}).ids  # type: ignore[union-attr]
         found[f"update_ms_{unrolls}"] = cpu_ms(lambda: update.update(ids, rng.random(ROWS)), seconds)
         replay.close()
     return found
@@ -76,8 +81,86 @@ def random_unrolls(agent: ImpalaAgent, count: int) -> dict[str, np.ndarray]:
     for field in agent.fields:
         shape = (count, field.entries(STEPS), *field.shape)
         batch[field.name] = rng.integers(0, 2, shape).astype(field.dtype)
-    batch["frames"][:] = 4
+    if "frames" in batch:
+        batch["frames"][:] = 4
     return batch
+
+
+class Learning:
+    """A learner with its queue and its table of 1,000 unrolls, full, and a fixed stream of unrolls."""
+
+    ROWS = 5
+    POOL = 64
+
+    def __init__(self, folder: Path, features: Any, sampler: dict[str, Any]) -> None:
+        config = ImpalaConfig(
+            torso="minatar", hidden_units=128, normalize_pixels=False, unroll_steps=STEPS,
+            behaviour_features=features, optimizer="adam", optimizer_epsilon=1e-5,
+        )  # fmt: skip
+        self.agent = ImpalaAgent(config, MINATAR, seed=1)
+        tables = [
+            TableConfig("fresh", limiter="queue", sampler="fifo", max_times_sampled=1, capacity=1000),
+            TableConfig("again", capacity=1000, **sampler),
+        ]
+        self._replay = Replay(folder, tables, budget_bytes=1 << 28, seed=1)
+        self._specs = compressed_if(False, self.agent.fields)
+        self._unrolls = random_unrolls(self.agent, self.POOL)
+        self._whole = Items(np.zeros(1, np.int32), np.full(1, STEPS, np.int32), np.ones(1))
+        self._sequence = 0
+        self._replayed = np.repeat([False, True], self.ROWS)
+        for _ in range(1000):
+            self._insert(["again"])
+
+    def _insert(self, tables: list[str]) -> None:
+        self._sequence += 1
+        at = self._sequence % self.POOL
+        payloads = {name: Payload(array[at]) for name, array in self._unrolls.items()}
+        items = dict.fromkeys(tables, self._whole)
+        self._replay.insert(Insert(1, self._sequence, self._sequence, self._specs, payloads, STEPS, 0, items))
+
+    def __call__(self) -> None:
+        """Store as many unrolls as are fresh in a batch, draw it, learn, and send distances back."""
+        for _ in range(self.ROWS):
+            self._insert(["fresh", "again"])
+        sample = self._replay.sample({"fresh": self.ROWS, "again": self.ROWS})
+        assert not isinstance(sample, str), sample
+        weights = np.ones(2 * self.ROWS, np.float32)
+        found = self.agent.update(sample.arrays, weights, want_metrics=False, replayed=self._replayed)
+        if found.priorities is not None:
+            self._replay.update("again", sample.ids[self._replayed], found.priorities[self._replayed])
+
+    def close(self) -> None:
+        """Release the folder."""
+        self._replay.close()
+
+
+def learning(seconds: float) -> dict[str, float]:
+    """Environment steps that a learner takes in for each second of its CPU time, each way by turns.
+
+    `share_NAME` is the median over turns of a way's speed over that of `uniform` in the same turn.
+    """
+    ways = {"uniform_without_features": ("none", SAMPLERS["uniform"])}
+    ways |= {name: ("torso", sampler) for name, sampler in SAMPLERS.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        learners = {name: Learning(Path(folder) / name, *way) for name, way in ways.items()}
+        taken_s: dict[str, list[float]] = {name: [] for name in ways}
+        end_s = time.monotonic() + 20 * seconds
+        while time.monotonic() < end_s or len(taken_s["uniform"]) < 6:
+            for name, body in learners.items():
+                began_s = time.thread_time()
+                for _ in range(10):
+                    body()
+                taken_s[name].append(time.thread_time() - began_s)
+        for body in learners.values():
+            body.close()
+    turns = {name: np.array(values[1:]) for name, values in taken_s.items()}  # the first warms up
+    steps = 10 * Learning.ROWS * STEPS
+    figures = {f"steps_per_s_{name}": steps / float(np.median(values)) for name, values in turns.items()}
+    for name, values in turns.items():
+        figures[f"share_{name}"] = float(np.median(turns["uniform"] / values))
+    features = next(field for field in learners["uniform"].agent.fields if field.name == "features")
+    figures["feature_bytes_minatar"] = float(features.entries(STEPS) * features.entry_bytes)
+    return figures
 
 
 def fresh_features(agent: ImpalaAgent, batch: dict[str, np.ndarray]) -> np.ndarray:
@@ -195,13 +278,19 @@ def main() -> None:
     options = parser(__doc__, seconds=2.0)
     options.add_argument("--updates", type=int, default=500, help="updates of the training")
     options.add_argument("--unrolls", type=int, nargs="*", default=[1000, 10_000])
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     args = options.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, float | int | str] = {}
-    for unrolls in args.unrolls:
-        figures |= drawing(unrolls, args.seconds)
-    figures |= scoring(args.seconds)
-    figures |= estimating(args.updates)
+    if "drawing" in args.parts:
+        for unrolls in args.unrolls:
+            figures |= drawing(unrolls, args.seconds)
+    if "learning" in args.parts:
+        figures |= learning(args.seconds)
+    if "scoring" in args.parts:
+        figures |= scoring(args.seconds)
+    if "estimating" in args.parts:
+        figures |= estimating(args.updates)
     rounded = {name: round(value, 4) for name, value in figures.items() if isinstance(value, float)}
     if not args.json:
         for name, value in rounded.items():

@@ -1,6 +1,7 @@
 """Stepping environments: Troupe's vectors beside the bare libraries, in one thread; scores of random play.
 
 `python -m benchmarks.envs --json [--seconds S] [--ids atari:pong,minatar:breakout] [--slots 8] [--games 2]`
+`python -m benchmarks.envs --seconds 0 --games 3 --ids atari:pong,atari:alien`: scores alone
 
 Rates are steps of all slots per second of processor time, so that other programs matter less. Both sides take
 turns, with the same actions: the bare one steps its copies one by one (Atari's is ale-py's own vectoriser)
@@ -22,6 +23,7 @@ from common.config.schema import EnvConfig
 from common.envs import EnvSpec, make_spec, make_vector
 from common.envs.base import VectorEnv, slot_seeds
 from common.errors import MissingEngineError
+from common.stats import random_and_human
 
 IDS = (
     *("atari:pong", "atari:breakout", "gym:CartPole-v1", "gym:Pendulum-v1"),
@@ -149,8 +151,8 @@ def _natives(spec: EnvSpec, row: np.ndarray) -> Any:
     return row if spec.id.startswith("atari:") else list(spec.actions.natives(row))
 
 
-def random_score(config: EnvConfig, slots: int, games: int) -> tuple[float, int]:
-    """Mean return of random play over so many whole games of every slot, and how many these are."""
+def random_scores(config: EnvConfig, slots: int, games: int) -> list[float]:
+    """Returns of random play, of so many whole games of every slot."""
     vector: VectorEnv = make_vector(config, slots, 7, evaluation=True)
     rng, returns = np.random.default_rng(7), [list[float]() for _ in range(slots)]
     vector.reset()
@@ -158,8 +160,18 @@ def random_score(config: EnvConfig, slots: int, games: int) -> tuple[float, int]
         for episode in vector.step(vector.spec.actions.random(rng, slots)).episodes:
             returns[episode.slot].append(episode.return_raw)
     vector.close()
-    counted = [score for of_slot in returns for score in of_slot[:games]]
-    return statistics.fmean(counted), len(counted)
+    return [score for of_slot in returns for score in of_slot[:games]]
+
+
+def told_of(env_id: str, scores: list[float]) -> dict[str, float | int]:
+    """What is reported of them: mean, its standard error, how many; and the published mean of random play."""
+    told: dict[str, float | int] = {
+        "random_return": round(statistics.fmean(scores), 2),
+        "random_error": round(statistics.stdev(scores) / len(scores) ** 0.5, 2) if len(scores) > 1 else 0.0,
+        "random_games": len(scores),
+    }
+    published = random_and_human(env_id)
+    return told if published is None else told | {"published_random": published[0]}
 
 
 def main() -> None:
@@ -169,21 +181,24 @@ def main() -> None:
     arguments.add_argument(
         "--games", type=int, default=2, help="games of random play for every slot; 0: none"
     )
+    arguments.add_argument("--all-actions", action="store_true", help="Atari's 18 actions in every game")
     options = arguments.parse_args()
     figures: dict[str, float | int | str] = {"slots": options.slots}
     for env_id in options.ids.split(","):
         sticky = 0.1 if env_id.startswith("minatar:") else 0.0
-        config = EnvConfig(id=env_id, reward_clip="none", sticky_actions=sticky)
+        every = env_id.startswith("atari:") and options.all_actions
+        config = EnvConfig(id=env_id, reward_clip="none", sticky_actions=sticky, full_action_space=every)
         try:
             make_spec(config)
         except MissingEngineError as error:
             print(f"left out: {error}", file=sys.stderr)
             continue
-        bare, own, share = rates(config, options.slots, options.seconds)
-        told = {"bare_steps_per_s": round(bare), "steps_per_s": round(own), "share": round(share, 3)}
+        told: dict[str, float | int] = {}
+        if options.seconds:
+            bare, own, share = rates(config, options.slots, options.seconds)
+            told = {"bare_steps_per_s": round(bare), "steps_per_s": round(own), "share": round(share, 3)}
         if options.games:
-            score, count = random_score(config, options.slots, options.games)
-            told |= {"random_return": round(score, 2), "random_games": count}
+            told |= told_of(env_id, random_scores(config, options.slots, options.games))
         if not options.json:
             print(env_id, told, flush=True)
         figures |= {f"{env_id} {name}": value for name, value in told.items()}

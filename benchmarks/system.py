@@ -8,7 +8,6 @@ many processes, slots and threads reach afterwards with random actions, without 
 
 from __future__ import annotations
 
-import csv
 import os
 import signal
 import subprocess
@@ -24,20 +23,18 @@ from benchmarks.actor import raw_emulator
 from benchmarks.common import parser, report
 from common.config import read_config
 from common.runtime.files import CONFIG_FILE
+from common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, read_rows
 
 START_LIMIT_S = 240.0
 SETTLE_S = 10.0
-"""Between the first update and the measurement: caches fill, the first evaluation may begin."""
+"""At least so long between the first update and the measurement: caches fill."""
 
 
 def progress(run_dir: Path) -> list[tuple[float, int, int]]:
     """Seconds of the run, steps and updates, once for each step count that was recorded."""
     seen: dict[int, tuple[float, int, int]] = {}
-    with (run_dir / "metrics.csv").open() as file:
-        for row in csv.DictReader(file):
-            if None not in row.values():  # the last line may be half written
-                steps = int(row["steps"])
-                seen.setdefault(steps, (float(row["wall_s"]), steps, int(row["updates"])))
+    for row in read_rows(run_dir / CSV_FILE):
+        seen.setdefault(row.steps, (row.wall_s, row.steps, row.updates))
     return [seen[steps] for steps in sorted(seen)]
 
 
@@ -59,9 +56,21 @@ def wait_for_updates(run_dir: Path, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.5)
-        if (run_dir / "metrics.csv").exists() and any(updates for _, _, updates in progress(run_dir)):
+        if (run_dir / CSV_FILE).exists() and any(updates for _, _, updates in progress(run_dir)):
             return
     raise SystemExit(f"no update within {START_LIMIT_S:.0f} s; see {run_dir}/logs")
+
+
+def wait_for_evaluation(run_dir: Path, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the first evaluation is over: on a slow machine it would fall into some windows only."""
+    if not read_config(run_dir / CONFIG_FILE).evaluator.enabled:
+        return
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        if any(row.name == EVALUATION_RETURN for row in read_rows(run_dir / CSV_FILE)):
+            return
+        time.sleep(0.5)
+    raise SystemExit(f"no evaluation within {START_LIMIT_S:.0f} s; see {run_dir}/logs")
 
 
 def measure(run_dir: Path, launcher: int, seconds: float) -> dict[str, float | int | str]:
@@ -106,6 +115,7 @@ def main() -> None:
         try:
             wait_for_updates(run_dir, process)
             time.sleep(SETTLE_S)
+            wait_for_evaluation(run_dir, process)
             figures = measure(run_dir, process.pid, options.seconds)
         finally:
             process.send_signal(signal.SIGINT)

@@ -48,3 +48,7 @@ class CheckpointError(TroupeError):
     """A checkpoint is absent, damaged, or does not match the run."""
 
     exit_code = 5
+
+
+class MisfitError(CheckpointError):
+    """A checkpoint is of the same algorithm, but of another network."""

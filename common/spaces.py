@@ -202,24 +202,25 @@ class ActionSpec:
         """The environment's own action for a row: its nest, its dtypes, its units."""
         if self._plain:
             return self._plain[0] + int(row)  # type: ignore[arg-type]
-        numbers = np.atleast_1d(np.asarray(row, np.float64))
-        if len(self.leaves) == 1 and not self.leaves[0].path:
-            return self._value(self.leaves[0], numbers)
-        chosen, reals = 0, len(self.choices)
-        values = []
-        for leaf in self.leaves:
-            if leaf.choices or self.binned(leaf):
-                part, chosen = numbers[chosen : chosen + leaf.size], chosen + leaf.size
-            else:
-                part, reals = numbers[reals : reals + leaf.size], reals + leaf.size
-            values.append(self._value(leaf, part))
-        return nested([leaf.path for leaf in self.leaves], values)
+        return self.natives(np.atleast_1d(np.asarray(row, np.float64))[None])[0]
 
     def natives(self, rows: np.ndarray) -> Any:
         """The environment's own actions for rows `[S, ...]`: int64 `[S]` of ints, or a list."""
         if self._plain:
             return self._plain[0] + rows
-        return [self.native(row) for row in rows]
+        numbers = np.asarray(rows, np.float64).reshape(len(rows), -1)
+        if len(self.leaves) == 1 and not self.leaves[0].path:
+            return self._values(self.leaves[0], numbers)
+        chosen, reals = 0, len(self.choices)
+        columns = []
+        for leaf in self.leaves:
+            if leaf.choices or self.binned(leaf):
+                part, chosen = numbers[:, chosen : chosen + leaf.size], chosen + leaf.size
+            else:
+                part, reals = numbers[:, reals : reals + leaf.size], reals + leaf.size
+            columns.append(self._values(leaf, part))
+        paths = [leaf.path for leaf in self.leaves]
+        return [nested(paths, values) for values in zip(*columns, strict=True)]
 
     def __str__(self) -> str:
         if self.count:
@@ -240,30 +241,33 @@ class ActionSpec:
         leaf = self.leaves[0]
         return leaf.start if self.count and leaf.choices and not leaf.path and not leaf.shape else ()
 
-    def _value(self, leaf: Leaf, part: np.ndarray) -> Any:
+    def _values(self, leaf: Leaf, part: np.ndarray) -> list[Any]:
+        """An array, or a number with choices, for each row of the leaf's columns `[S, leaf.size]`."""
         dtype = np.dtype(leaf.dtype)
         if leaf.choices:
-            array = (part.astype(np.int64) + leaf.start).astype(dtype).reshape(leaf.shape)
-            return array if leaf.shape else array[()]
+            whole = (part.astype(np.int64) + leaf.start).astype(dtype)
+            return list(whole.reshape(len(part), *leaf.shape))
         values = self._grid[part.astype(np.int64)] if self.binned(leaf) else part
-        low, high, two, finite_low, finite_high = self._limits[leaf]
+        low, high, two, finite_low, finite_high, all_two = self._limits[leaf]
         share = (np.maximum(np.minimum(values, 1.0), -1.0) + 1.0) / 2.0
         scaled = finite_low * (1.0 - share) + finite_high * share
-        values = scaled if two.all() else np.where(two, scaled, values)
+        values = scaled if all_two else np.where(two, scaled, values)
         if dtype.kind != "f":
             values = np.rint(values)
-        return np.maximum(np.minimum(values, high), low).astype(dtype).reshape(leaf.shape)
+        array = np.maximum(np.minimum(values, high), low).astype(dtype).reshape(len(part), *leaf.shape)
+        return [array[row, ...] for row in range(len(part))]  # arrays also where leaf.shape is ()
 
     @cached_property
-    def _limits(self) -> dict[Leaf, tuple[np.ndarray, ...]]:
-        """Of each leaf of real numbers: bounds, which numbers have two, and bounds with 0 for none."""
-        found: dict[Leaf, tuple[np.ndarray, ...]] = {}
+    def _limits(self) -> dict[Leaf, tuple[Any, ...]]:
+        """Of each leaf of real numbers: bounds, which have two, bounds with 0 for none, whether all have."""
+        found: dict[Leaf, tuple[Any, ...]] = {}
         for leaf in self.leaves:
             low = np.array([-np.inf if bound is None else bound for bound in leaf.low])
             high = np.array([np.inf if bound is None else bound for bound in leaf.high])
             if len(low):
                 two = np.isfinite(low) & np.isfinite(high)
-                found[leaf] = low, high, two, np.where(two, low, 0.0), np.where(two, high, 0.0)
+                finite = np.where(two, low, 0.0), np.where(two, high, 0.0)
+                found[leaf] = low, high, two, *finite, bool(two.all())
         return found
 
     @cached_property

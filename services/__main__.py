@@ -64,7 +64,7 @@ run, preset, defaults. `troupe config show PRESET` says which."""
 
 _EXIT_CODES = """\
 exit codes: 0 done, 2 usage or configuration, 3 cannot reach a peer, 4 authentication, 5 checkpoint,
-70 internal, 130 interrupted"""
+6 runs of a sweep failed, 70 internal, 130 interrupted"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

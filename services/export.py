@@ -19,8 +19,8 @@ from common.config import Config
 from common.errors import ConfigError
 from common.installation import install_command
 from common.permits import add_module_argument
-from common.runtime.checkpoint import Checkpoint, open_checkpoint
-from common.runtime.files import atomic_write
+from common.runtime.checkpoint import Checkpoint, open_checkpoint, save_checkpoint
+from common.runtime.files import atomic_write, readable
 from common.runtime.logging import warnings_shown
 from common.runtime.parser import Parser, integer
 from services.evaluator.evaluate import agent_of, config_of, spec_of
@@ -29,6 +29,8 @@ OPSET = 17
 """Of ONNX: the newest that the exporter knows whole."""
 NAME = "troupe.json"
 """Under which the description is in the file."""
+CHECKPOINT = "checkpoint"
+"""The format that is no file for other programs: a checkpoint that only acts."""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -40,7 +42,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "is an input and an output.",
     )
     parser.add_argument("path", type=Path, metavar="RUN_DIR_OR_CHECKPOINT", help="where the parameters are")
-    parser.add_argument("--format", required=True, choices=sorted(WRITERS), help="safetensors: weights alone")
+    parser.add_argument(
+        "--format",
+        required=True,
+        choices=sorted([*WRITERS, CHECKPOINT]),
+        help="safetensors: weights alone; checkpoint: a directory of what `troupe eval` needs, and no more",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="written anew")
     parser.add_argument(
         "--slots",
@@ -70,13 +77,16 @@ def main(argv: Sequence[str]) -> int:
 def export(
     agent: Agent, config: Config, checkpoint: Checkpoint, form: str, out: Path, slots: int = 1
 ) -> dict[str, Any]:
-    """Write the agent of a checkpoint to `out` in a format of `WRITERS`; returns the description in it.
+    """Write the agent of a checkpoint to `out` in a format; returns the description in it.
 
     Raises:
         ConfigError: its network cannot be written so, a package is missing, or the file cannot be written.
     """
     acting = Acting(agent, slots).eval()
     description = describe(acting, agent, config, checkpoint)
+    if form == CHECKPOINT:
+        _write_checkpoint(agent, config, checkpoint, out)
+        return description
     try:
         data = WRITERS[form](acting, agent, json.dumps(description))
     except ImportError as error:
@@ -90,6 +100,17 @@ def export(
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from error
     return description
+
+
+def _write_checkpoint(agent: Agent, config: Config, checkpoint: Checkpoint, out: Path) -> None:
+    """Network, configuration and counters as a directory with one checkpoint, without what learning needs."""
+    with readable(out):
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(f"{out} is there already: name a new directory, or remove it first")
+    arrays = {f"net/{name}": array for name, array in agent.params().items()}
+    names = ("steps", "updates", "agent", "troupe")
+    known = {name: checkpoint.meta[name] for name in names if name in checkpoint.meta}
+    save_checkpoint(out, arrays, {**known, "config": config.to_dict(), "spec": asdict(agent.spec)})
 
 
 def describe(acting: Acting, agent: Agent, config: Config, checkpoint: Checkpoint) -> dict[str, Any]:

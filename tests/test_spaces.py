@@ -99,8 +99,10 @@ def test_random_rows_are_actions_of_any_space(data):
     spec = spec_of(space)
     rows = spec.random(np.random.default_rng(data.draw(st.integers(0, 99))), 4)
     assert spec.fault(rows, 4) == ""
-    for row in rows:
+    for row, native in zip(rows, spec.natives(rows), strict=True):
         assert space.contains(spec.native(row)), spec.native(row)
+        assert space.contains(native), native
+        np.testing.assert_equal(native, spec.native(row))
     assert space.contains(spec.native(spec.zeros(1)[0].tolist()))
     stored = json.loads(json.dumps(dataclasses.asdict(spec)))
     assert TypeAdapter(ActionSpec).validate_python(stored) == spec

@@ -11,6 +11,7 @@ from common.agents.network import NetworkAgent, Step
 from common.errors import ConfigError
 from common.nets.parts import PartInputs
 from common.nets.recurrent import SequenceBody
+from common.nets.soft_actor_critic import SoftActorCritic
 
 
 class Acting(nn.Module):
@@ -69,7 +70,7 @@ class Acting(nn.Module):
 
 def _looked_at(net: nn.Module, memory_size: int) -> list[str]:
     """Names of what it is given besides observations."""
-    last = isinstance(net, SequenceBody) and net.see_last_step
+    last = isinstance(net, SequenceBody | SoftActorCritic) and net.see_last_step
     names = ["last_action", "last_reward"] if last else []
     names += ["first"] if last or memory_size else []
     return [*names, "memory"] if memory_size else names

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from common.agents.tensors import tensors
-from common.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError, MisfitError
 from common.nets.parts import PartInputs, image_shape
 from common.nets.pixels import NormalizedPixels
 from common.nets.torsos import LEAST_SIDE
@@ -155,7 +155,7 @@ def checkpoint_of(algorithm: str, meta: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
-        raise CheckpointError(f"the checkpoint does not fit this network: {_first_line(error)}") from None
+        raise MisfitError(f"the checkpoint does not fit this network: {_first_line(error)}") from None
 
 
 def _first_line(error: Exception) -> str:

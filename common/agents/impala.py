@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -27,10 +27,14 @@ from common.config.fields import (
     tunable,
 )
 from common.data.distances import Distance, distances, nearness
+from common.errors import ConfigError
 from common.rl import policy
 from common.rl.policy_losses import Multiplier
-from common.rl.replayed import cloning, trusted_steps
+from common.rl.replayed import cloning, implied_kl, trusted_steps
 from common.rl.vtrace import VTrace, vtrace
+
+if TYPE_CHECKING:
+    from common.envs import EnvSpec
 
 
 class ImpalaConfig(LearningRateConfig, PolicyConfig):
@@ -83,9 +87,14 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
     )
     trust_region: float | None = tunable(
         None,
-        "LASER: nats of KL(pi || mu) beyond which a replayed step teaches neither policy nor value, and ends "
-        "traces; none = every step counts.",
+        "LASER: nats of `trust_region_of` beyond which a replayed step teaches neither policy nor value, and "
+        "ends traces; none = every step counts.",
         gt=0,
+    )
+    trust_region_of: Literal["implied", "behaviour"] = tunable(
+        "implied",
+        "Divergence of today's policy from what: `implied`, the policy that V-trace values with clipped "
+        "weights, as in the paper, for one choice of several; `behaviour`, the policy that acted.",
     )
     loss_reduction: policy.Reduction = tunable(
         "mean", "Over steps and unrolls: `mean` as in SEED, `sum` as in the original IMPALA."
@@ -129,6 +138,15 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
 
 class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
     """Acts, stores and learns as IMPALA. See `common.agents.base.Agent` for the methods' contracts."""
+
+    def __init__(self, config: ImpalaConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        implied = config.trust_region is not None and config.trust_region_of == "implied"
+        if implied and not spec.actions.count:
+            raise ConfigError(
+                f"agent.trust_region_of implied is for one choice of several, which actions of {spec.id} are "
+                "not: set it to behaviour"
+            )
+        super().__init__(config, spec, seed=seed, device=device)
 
     @property
     def feature_size(self) -> int:
@@ -235,7 +253,10 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         """Which steps `[T, B]` count; None where all do."""
         if replayed is None or self.config.trust_region is None:
             return None
-        divergence = self._policy.kl(params, unrolls.behaviour)
+        if self.config.trust_region_of == "implied":
+            divergence = implied_kl(params, unrolls.behaviour, self.config.rho_bar)
+        else:
+            divergence = self._policy.kl(params, unrolls.behaviour)
         return trusted_steps(divergence, self.config.trust_region, replayed)
 
     def _corrected(

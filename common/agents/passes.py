@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
@@ -39,6 +40,9 @@ _log = logging.getLogger(__name__)
 _TRIALS = 3
 _WORTH = 0.9
 """bfloat16 has to take at most this share of float32's time: it is less exact, so a draw is no gain."""
+
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
+"""What /proc/cpuinfo says of processors with units for bfloat16: of Intel's and AMD's the first two."""
 
 
 class PassesConfig(LearningRateConfig, PixelAgentConfig):
@@ -79,8 +83,8 @@ class PassesConfig(LearningRateConfig, PixelAgentConfig):
     )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = tunable(
         "float32",
-        "Number format of the passes' arithmetic; weights are float32. auto: bfloat16 where a trial at the "
-        "first update finds this machine faster with it.",
+        "Number format of the passes' arithmetic; weights are float32. auto: bfloat16 on processors with "
+        "units for it, where a trial at the first update finds them faster with it.",
     )
     optimizer_epsilon: float = tunable(1e-5, "Term added to Adam's denominator.", gt=0)
     max_grad_norm: float = tunable(
@@ -177,24 +181,44 @@ class Minibatches:
         yield from self._order.tensor_split(max(1, round(columns / size)))
 
 
+def has_bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor says that it multiplies bfloat16 itself; False where it says nothing."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return False
+    said = (line.partition(":") for line in lines)
+    return any(
+        key.strip() in ("flags", "Features") and not _BFLOAT16_FLAGS.isdisjoint(flags.split())
+        for key, _, flags in said
+    )
+
+
 def faster_dtype(
     wanted: str,
     device: torch.device,
     step: Callable[[torch.dtype], object],
+    *,
+    has_units: Callable[[], bool] = has_bfloat16_units,
     clock: Callable[[], float] = time.perf_counter,
 ) -> torch.dtype:
     """The number format to compute in: what was `wanted`, or for `auto` what a trial of `step` finds faster.
 
-    Processors without units for bfloat16 emulate it, many times slower, and say nothing: so it is measured.
+    A processor without units for bfloat16 emulates it, so slowly that a trial costs seconds: none is made.
+    With units it is not always faster, so that is measured.
 
     Args:
       wanted: a value of `agent.compute_dtype`.
       device: where it is computed. On a GPU `auto` is float32, which there may use the units for TF32.
       step: a minibatch forward and backward, with arithmetic in this format; it must change nothing.
+      has_units: whether the processor has units for bfloat16.
       clock: seconds since anything.
     """
     if wanted != "auto" or device.type != "cpu":
         return torch.bfloat16 if wanted == "bfloat16" else torch.float32
+    if not has_units():
+        _log.info("learning computes in float32: the processor has no units for bfloat16")
+        return torch.float32
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         step(dtype)  # the first time is slower: kernels are chosen, memory is taken
@@ -324,7 +348,7 @@ class PassesLearning(Generic[Own]):
         self.own.load_state_dict(tensors(below("learning/", arrays)))
         self._minibatches.generator.set_state(torch.from_numpy(arrays["generator"].copy()))
         if self.rate.follows_kl:  # else it is what the configuration says now
-            self.rate.value = float(arrays["learning_rate"])
+            self.rate.value = float(arrays["learning_rate"].reshape(()))  # a file may hold it as [1]
 
     def _step(self, loss: Tensor, measured: dict[str, Tensor]) -> dict[str, Tensor]:
         """One step of the optimiser; returns what was measured, without gradients."""

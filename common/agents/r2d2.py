@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from pydantic import model_validator
 from torch import Tensor
 
 from common.agents.base import Act, Inputs, Update
 from common.agents.fitting import body_options, suited
 from common.agents.network import Step
-from common.agents.q_learning import QAgent, epsilon_greedy
+from common.agents.q_learning import QAgent, TargetLearning, epsilon_greedy
+from common.agents.sequences import Sequences, StoresSequences
 from common.config.fields import (
     MAX_STEPS,
     Layers,
-    PixelAgentConfig,
-    StepCount,
+    SequenceAgentConfig,
     Units,
     Widths,
     structural,
     tunable,
 )
 from common.data.accumulator import PRIORITY_FLOOR
-from common.data.sequences import Layout, SequenceAccumulator, sequence_fields
-from common.data.unrolls import TERMINATED, join_memory
-from common.nets.frames import stacked
 from common.nets.q_network import RecurrentQNetwork
 from common.rl.sequences import mixed_priorities, n_step_q_targets
 
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
     from common.envs import EnvSpec
 
 
-class R2d2Config(PixelAgentConfig):
+class R2d2Config(SequenceAgentConfig):
     """Fields of `[agent]` for `algorithm = "r2d2"`; defaults are the paper's (table 2)."""
 
     reads_instructions = True
@@ -52,22 +48,12 @@ class R2d2Config(PixelAgentConfig):
     lstm_layers: Layers = structural(1, "Layers of the LSTM.")
     head_units: Units = structural(512, "Width of the hidden layer of each dueling stream.")
     see_last_step: bool = structural(True, "Feed the last action and the clipped last reward to the network.")
-    sequence_steps: StepCount = structural(80, "Most steps of a sequence that are learned from.")
-    burn_in_steps: int = structural(
-        40, "Steps before these that only bring the stored recurrent state up to date.", ge=0, le=MAX_STEPS
-    )
-    sequence_period_steps: StepCount = structural(
-        40, "Steps between the beginnings of two sequences; at most sequence_steps."
-    )
     n_steps: int = tunable(
         5, "Steps of reward before the bootstrap; fewer at a sequence's end.", ge=1, le=MAX_STEPS
     )
     gamma: float = tunable(0.997, "Discount per step.", ge=0, le=1)
     rescaling_epsilon: float | None = tunable(
         1e-3, "Epsilon of the value rescaling h; none = values as they are.", gt=0
-    )
-    priority_eta: float = tunable(
-        0.9, "Weight of the largest error in a sequence's priority; the rest is the mean's.", ge=0, le=1
     )
     learning_rate: float = tunable(1e-4, "Step size of Adam.", gt=0)
     optimizer_epsilon: float = tunable(1e-3, "Term added to Adam's denominator.", gt=0)
@@ -81,53 +67,16 @@ class R2d2Config(PixelAgentConfig):
     epsilon_alpha: float = tunable(7.0, "Spread of exploration over the slots.", ge=0)
     eval_epsilon: float = tunable(0.001, "Exploration of the evaluator.", ge=0, le=1)
 
-    @model_validator(mode="after")
-    def _sequences_leave_no_gap(self) -> R2d2Config:
-        if self.sequence_period_steps > self.sequence_steps:
-            raise ValueError(
-                f"sequence_period_steps ({self.sequence_period_steps}) should not exceed sequence_steps "
-                f"({self.sequence_steps}), or steps between two sequences would not be learned from"
-            )
-        return self
 
-
-class Sequences(NamedTuple):
-    """A batch, time-major, on the device; `N` entries, of which the first `burn_in` are not learned from.
-
-    The rows are aligned so that all are learned from as of entry `burn_in`. Where an episode began, a row has
-    anything in front of its first entry: the network forgets it there. Behind a row's end it repeats itself.
-    """
-
-    obs: Tensor
-    """`[N, B, *obs_shape]`."""
-    last_action: Tensor
-    """`[N, B]` int64, what led to each observation."""
-    last_reward: Tensor
-    """`[N, B]` float."""
-    first: Tensor
-    """`[N, B]` bool, an episode begins with this observation."""
-    memory: Tensor
-    """`[B, memory_size]`, the state that the actor had before the first entry."""
-    terminated: Tensor
-    """`[N, B]` bool, the episode terminated with the step that led to the observation."""
-    goes_on: Tensor
-    """`[N - burn_in - 1, B]` bool, the step is followed by another of its sequence."""
-    counts: Tensor
-    """`[N - burn_in - 1, B]` bool, the step is learned from; False for padding."""
-
-
-class R2d2Agent(QAgent[R2d2Config, RecurrentQNetwork]):
+class R2d2Agent(
+    StoresSequences[R2d2Config, RecurrentQNetwork, TargetLearning[RecurrentQNetwork]],
+    QAgent[R2d2Config, RecurrentQNetwork],
+):
     """Acts, stores and learns as R2D2. See `common.agents.base.Agent` for the methods' contracts."""
 
     def __init__(self, config: R2d2Config, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(config, spec, seed=seed, device=device)
-        self._layout = Layout(config.burn_in_steps, config.sequence_steps, config.sequence_period_steps)
-        self.memory_size = self._net.state_size
-        self.fields = sequence_fields(
-            *(spec.obs_shape, spec.obs_dtype, spec.stack, spec.actions),
-            *(config.sequence_period_steps, self.memory_size),
-        )
-        self.item_steps = (1, config.burn_in_steps + config.sequence_steps)
+        self._begin_storing()
 
     # ---------------------------------------------------------------- acting
 
@@ -154,12 +103,6 @@ class R2d2Agent(QAgent[R2d2Config, RecurrentQNetwork]):
         """The largest Q `[S]` float32."""
         return self._forward(inputs)[0].amax(dim=1).cpu().numpy()
 
-    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> SequenceAccumulator:
-        """An accumulator of sequences for one slot."""
-        return SequenceAccumulator(
-            self._layout, chunk_steps, self.spec.stack, self.memory_size, self._initial_priority
-        )
-
     def _forward(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """One step of the network: Q `[S, A]`, memory `[S, memory_size]`."""
         arrays = (inputs.obs, inputs.last_action, inputs.last_reward, inputs.first)
@@ -168,16 +111,9 @@ class R2d2Agent(QAgent[R2d2Config, RecurrentQNetwork]):
         )
         return q[0], memory
 
-    @torch.inference_mode()
-    def _initial_priority(self, rewards: np.ndarray, taken: np.ndarray, best: np.ndarray) -> float:
-        """As the learner's, with the values of the network that acted in the place of the target's."""
-        following = torch.from_numpy(best)[:, None, None]  # one "action", which is the best
-        discounts = torch.full((len(best), 1), self.config.gamma)
-        targets = self._targets(
-            torch.from_numpy(rewards)[:, None], discounts, following, following, torch.ones(len(best), 1)
-        )
-        errors = targets - torch.from_numpy(taken)[:, None]
-        return float(mixed_priorities(errors, self.config.priority_eta)) + PRIORITY_FLOOR
+    def _value_targets(self, rewards: Tensor, discounts: Tensor, values: Tensor, goes_on: Tensor) -> Tensor:
+        following = values[:, :, None]  # one "action", which is the best
+        return self._targets(rewards, discounts, following, following, goes_on)
 
     # -------------------------------------------------------------- learning
 
@@ -202,11 +138,12 @@ class R2d2Agent(QAgent[R2d2Config, RecurrentQNetwork]):
         priorities = mixed_priorities(errors, self.config.priority_eta, counts)
         metrics: dict[str, float] = {}
         if want_metrics:
+            steps = counts.sum().clamp(min=1)
             metrics = {
                 "learner/loss": loss.item(),
                 "learner/grad_norm": norm.item(),
-                "learner/q_mean": ((q.detach() * counts).sum() / counts.sum()).item(),
-                "learner/td_error_mean": (errors.abs().sum() / counts.sum()).item(),
+                "learner/q_mean": ((q.detach() * counts).sum() / steps).item(),
+                "learner/td_error_mean": (errors.abs().sum() / steps).item(),
             }
         return Update(priorities=priorities.double().cpu().numpy() + PRIORITY_FLOOR, metrics=metrics)
 
@@ -229,13 +166,7 @@ class R2d2Agent(QAgent[R2d2Config, RecurrentQNetwork]):
 
     def _unroll(self, network: RecurrentQNetwork, sequences: Sequences) -> Tensor:
         """Q `[N - burn_in, B, A]`; no gradient flows through the burn-in."""
-        inputs = (sequences.obs, sequences.last_action, sequences.last_reward, sequences.first)
-        memory, burn_in = sequences.memory, self.config.burn_in_steps
-        if burn_in:
-            obs, last_action, last_reward, first = (part[:burn_in] for part in inputs)
-            with torch.no_grad():
-                _, memory = network.remember(obs, last_action, last_reward, first, memory)
-        q: Tensor = network(*(part[burn_in:] for part in inputs), memory)[0]
+        q: Tensor = network(*sequences.burned_in(network, self.config.burn_in_steps))[0]
         return q
 
     def _targets(
@@ -245,40 +176,6 @@ class R2d2Agent(QAgent[R2d2Config, RecurrentQNetwork]):
         return n_step_q_targets(
             rewards, discounts, q_online, q_target, goes_on, config.n_steps, config.rescaling_epsilon
         )
-
-    def _sequences(self, batch: dict[str, np.ndarray], lengths: np.ndarray | None) -> Sequences:
-        """Aligns the rows: those that begin an episode have less burn-in, or none, in front."""
-        layout, starts = self._layout, batch["ended"][:, 0] != 0
-        size, window = len(starts), batch["action"].shape[1] - 1
-        lengths = np.full(size, window) if lengths is None else lengths.astype(np.int64)
-        missing = layout.missing_burn_in(lengths, starts)
-        entries = np.arange(int((missing + lengths).max()) + 1)[:, None] - missing
-        times = entries[layout.burn_in : -1]
-        data = {name: self._to_device(array) for name, array in batch.items() if name != "memory"}
-        places = self._to_device(entries.clip(0, window))
-        rows = torch.arange(size, device=self._device)
-        memory = self._to_device(join_memory(batch["memory"][:, : layout.period], self.memory_size))
-        return Sequences(
-            self._observations(data["obs"], rows, entries),
-            data["action"][rows, places].long(),
-            data["reward"][rows, places],
-            self._to_device((entries == 0) & starts),
-            memory,
-            data["ended"][rows, places] == TERMINATED,
-            self._to_device(times < lengths - 1),
-            self._to_device(times < lengths),
-        )
-
-    def _observations(self, obs: Tensor, rows: Tensor, entries: np.ndarray) -> Tensor:
-        """Observations `[N, B, *obs_shape]` at these entries `[N, B]`, stacked from single frames."""
-        stack = self.spec.stack
-        if not stack:
-            return obs[rows, self._to_device(entries.clip(0, obs.shape[1] - 1))]
-        times = np.arange(len(entries) + stack - 1)[:, None] + entries[0]
-        frames = obs[rows, self._to_device(times.clip(0, obs.shape[1] - 1))]
-        # Nothing of another episode is among them: where one begins, its whole first stack is stored.
-        whole = torch.full(entries.shape, stack, dtype=torch.uint8, device=obs.device)
-        return stacked(frames, whole, stack)
 
     # --------------------------------------------------------------- helpers
 

@@ -171,6 +171,35 @@ class PixelAgentConfig(AgentConfig):
     )
 
 
+class SequenceAgentConfig(PixelAgentConfig):
+    """Base of the algorithms that learn from replayed sequences: which; defaults are R2D2's (table 2)."""
+
+    sequence_steps: StepCount = structural(80, "Most steps of a sequence that are learned from.")
+    burn_in_steps: int = structural(
+        40, "Steps before these that only bring the stored recurrent state up to date.", ge=0, le=MAX_STEPS
+    )
+    sequence_period_steps: StepCount = structural(
+        40, "Steps between the beginnings of two sequences; at most sequence_steps."
+    )
+    across_episodes: bool = structural(
+        False,
+        "Sequences are cut from the stream of a slot's episodes and are all of the same length; false: none "
+        "crosses the end of an episode, and the last one of an episode is shorter.",
+    )
+    priority_eta: float = tunable(
+        0.9, "Weight of the largest error in a sequence's priority; the rest is the mean's.", ge=0, le=1
+    )
+
+    @model_validator(mode="after")
+    def _sequences_leave_no_gap(self) -> Self:
+        if self.sequence_period_steps > self.sequence_steps:
+            raise ValueError(
+                f"sequence_period_steps ({self.sequence_period_steps}) should not exceed sequence_steps "
+                f"({self.sequence_steps}), or steps between two sequences would not be learned from"
+            )
+        return self
+
+
 class PolicyConfig(PixelAgentConfig):
     """Base of the algorithms that learn a policy: how it draws the real numbers of an action."""
 

@@ -129,7 +129,7 @@ def load_layers(
         layers.append(Layer(f"preset {preset}", {**values, "run.preset": preset_id(preset)}))
     loaded = merge(layers)
     _check_unused(loaded)
-    return loaded
+    return _without_preset_table(loaded)
 
 
 def merge(layers: Iterable[Layer]) -> Loaded:
@@ -159,7 +159,7 @@ def merge(layers: Iterable[Layer]) -> Loaded:
 def _check_unused(loaded: Loaded) -> None:
     """Refuse what somebody chose in `[replay]` that means nothing to the tables of the run.
 
-    What a preset chose for its own tables goes with them, where another layer brings others.
+    What a preset chose for its own tables goes with them, see `_without_preset_table`.
     """
     unused, origin_of_tables = loaded.config.replay.unused(), loaded.origins["replay.tables"]
     for name in loaded.chosen("replay"):
@@ -170,6 +170,26 @@ def _check_unused(loaded: Loaded) -> None:
             if not name.startswith("importance_"):
                 remedy = f"the run has the tables of replay.tables, each with its own {key}"
             raise ConfigError(f"replay.{name} ({origin}) would do nothing: {remedy}")
+
+
+def _without_preset_table(loaded: Loaded) -> Loaded:
+    """What a preset chose for its own table is at its default again, where another layer brings tables.
+
+    A run's `config.toml` then says nothing that means nothing, as its services would refuse.
+    """
+    replay, origins = loaded.config.replay, loaded.origins
+    gone = {
+        name
+        for name in replay.unused()
+        if origins[f"replay.{name}"].startswith("preset ")
+        and origins[f"replay.{name}"] != origins["replay.tables"]
+    }
+    if not gone:
+        return loaded
+    fields = type(replay).model_fields
+    replay = replay.model_copy(update={name: fields[name].default for name in gone})
+    config = loaded.config.model_copy(update={"replay": replay})
+    return Loaded(config, {**origins, **{f"replay.{name}": "default" for name in gone}})
 
 
 def read_config(path: Path, *, typed_agent: bool = True) -> Config:

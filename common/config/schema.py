@@ -68,6 +68,11 @@ class RunConfig(Section):
         10_000_000, "Environment steps, over all slots, after which the run ends.", ge=1
     )
     log_every_s: float = tunable(10.0, "Seconds between two rows of every metric.", gt=0)
+    trackers: tuple[Literal["wandb", "mlflow", "trackio"], ...] = tunable(
+        (),
+        "Programs that are given all metrics besides; each needs the extra of its name; its own variables "
+        "name server and key.",
+    )
 
 
 class EnvConfig(Section):
@@ -222,6 +227,12 @@ class LearnerConfig(Section):
     init_optimizer: bool = tunable(
         False, "With init_from: also its optimiser's moments, target network and count of updates."
     )
+    histogram_period_updates: int = tunable(
+        0,
+        "Updates between two sets of histograms in TensorBoard: weights, gradients and their norms, actions; "
+        "0 = none.",
+        ge=0,
+    )
     torch_threads: Threads = tunable(
         1,
         "Threads of an update on the CPU, up to 1024; auto: all cores where acting and learning take turns "
@@ -233,15 +244,33 @@ class LearnerConfig(Section):
 class EvaluatorConfig(Section):
     """The evaluator: full games with fresh parameters, unclipped."""
 
-    enabled: bool = tunable(True, "Start an evaluator.")
+    enabled: bool = tunable(True, "Start evaluators.")
+    processes: int = tunable(
+        1,
+        "Evaluators that the launcher starts on this machine; any number share the games of an evaluation.",
+        ge=1,
+        le=MAX_PROCESSES,
+    )
     episodes: int = tunable(5, "Games per evaluation.", ge=1, le=1 << 16)
     period_s: float = tunable(60.0, "Least seconds between the starts of two evaluations.", ge=0)
-    slots: int = tunable(4, "Environment copies stepped together.", ge=1, le=MAX_SLOTS)
+    timeout_s: float = tunable(
+        3600.0, "Seconds after which an evaluation is over, with the games that have come.", gt=0
+    )
+    slots: int = tunable(
+        4,
+        "Environment copies stepped together: the games of one evaluator until it asks for more.",
+        ge=1,
+        le=MAX_SLOTS,
+    )
     max_episode_frames: int = tunable(
         108_000, "Emulator frames after which a game is cut, whatever the training's limit is.", ge=1
     )
     video: bool = tunable(True, "Record the first game of an evaluation.")
     video_max_steps: int = tunable(2000, "Steps after which a recording stops.", ge=1, le=100_000)
+
+    def division(self) -> tuple[int, int, float, float]:
+        """Arguments of `common.wire.control.evaluations.Evaluations`."""
+        return self.episodes, self.slots, self.period_s, self.timeout_s
 
 
 class InferenceConfig(Section):
@@ -353,7 +382,9 @@ class Config(Section):
                 f"inference.min_batch ({self.inference.min_batch}) should not exceed "
                 f"inference.max_batch ({self.inference.max_batch})"
             )
-        ports = 1 + self.replay.shards + self.actor.processes + self.evaluator.enabled
+        ports = (
+            1 + self.replay.shards + self.actor.processes + self.evaluator.enabled * self.evaluator.processes
+        )
         if self.net.metrics_port and self.net.metrics_port + ports > 65536:
             raise ValueError(
                 f"net.metrics_port ({self.net.metrics_port}) should leave room below 65536 for a port of "

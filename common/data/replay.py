@@ -285,7 +285,7 @@ class Replay:
             for spec in insert.specs
         }
         self.layout |= {"entries": entries, "budget_bytes": self.budget_bytes, "run": self.run}
-        before = set(self.folder.iterdir())
+        before, store = set(self.folder.iterdir()), None
         try:
             store = ChunkStore(self.folder, insert.specs, self.budget_bytes, self._max_chunks, entries)
             self._make_room(store, insert.payloads)
@@ -294,6 +294,8 @@ class Replay:
             save_signature(self.folder, insert.specs, self.layout)
             self.store = store
         except BaseException:
+            if store is not None:
+                store.close()
             for path in set(self.folder.iterdir()) - before:  # the next insert may have other fields
                 path.unlink()
             raise

@@ -129,6 +129,17 @@ _DISTANCE_BOUNDS = {
 }
 
 
+_ONLY_OF: dict[str, tuple[str, tuple[str, ...]]] = {
+    "candidates_max": ("sampler", ("elite", "attentive")),
+    "candidates_anneal_samples": ("sampler", ("elite", "attentive")),
+    "strategy": ("sampler", ("elite", "attentive")),
+    "distance": ("sampler", ("attentive",)),
+    "distance_power": ("sampler", ("attentive",)),
+    "removal_candidates": ("remover", ("elite",)),
+}
+"""Fields that only these samplers, or removers, heed."""
+
+
 def table_meanings() -> dict[str, tuple[Any, str]]:
     """Return the default and the meaning of every field of a table."""
     return {each.name: (each.default, each.metadata["meaning"]) for each in fields(TableConfig)}
@@ -271,6 +282,13 @@ def _check(where: str, table: TableConfig) -> None:
     for key, (least, most) in _DISTANCE_BOUNDS.items():
         if not least <= getattr(table, key) <= most:
             raise ConfigError(f"{where}: {key} ({getattr(table, key)}) should be from {least} to {most}")
+    for key, (chooser, names) in _ONLY_OF.items():
+        # A default may be there: the configuration of a run is written whole.
+        if getattr(table, key) != getattr(TableConfig, key) and getattr(table, chooser) not in names:
+            raise ConfigError(
+                f"{where}: {key} would do nothing, for it is for {chooser} {' or '.join(names)}: take one of "
+                f"those instead of {getattr(table, chooser)}, or leave {key} out"
+            )
     if table.is_queue and not table.max_times_sampled:
         raise ConfigError(f"{where}: a queue needs max_times_sampled, or it would never empty")
     if not table.is_queue and table.when_full != TableConfig.when_full:

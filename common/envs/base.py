@@ -232,7 +232,7 @@ def clip_rewards(rewards: np.ndarray, mode: str) -> np.ndarray:
     """Raw rewards `[S]` as float32, after `mode`: `none`, or `sign` for -1, 0 and 1."""
     if mode == "sign":
         return np.sign(rewards).astype(np.float32)
-    return np.asarray(rewards, dtype=np.float32)
+    return rewards.astype(np.float32)
 
 
 def slot_seeds(seed: int, num_slots: int) -> np.ndarray:

@@ -15,12 +15,13 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 VARIABLE = "TROUPE_ENV_CALLS"
 MAKING, RESET, STEP, CHECKER = 1, 2, 3, 4
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 _HEADER = struct.Struct("<qq")  # number of the first slot; whether one record stands for all slots
 _RECORD = struct.Struct("<qqqq")  # number of the call, which call it is (0: none), step of the episode, seed
-_CALL = struct.Struct("<qqq")  # the part of a record that changes with every call
 _FILES = itertools.count()
 
 
@@ -64,8 +65,12 @@ class Calls:
         else:
             self._memory = mmap.mmap(-1, size)
         self._whole = whole
-        self._numbers = itertools.count(1)
         self.number_from(0)
+        # Every record's number and step. Numbers go up by as many as there are records, from another start
+        # in each, so that no two calls have the same.
+        records = np.frombuffer(self._memory, "<i8", offset=_HEADER.size).reshape(-1, 4)
+        records[:, 0] = range(len(records))
+        self._counts, self._one_step = records[:, 0:3:2], np.array([len(records), 1])
         for record in range(1 if whole else slots):
             self.seeded(record, None)
 
@@ -75,7 +80,17 @@ class Calls:
 
     def enter(self, slot: int, call: int, step: int = 0) -> None:
         """A call begins."""
-        _CALL.pack_into(self._memory, 16 + 32 * slot, next(self._numbers), call, step)
+        self._counts[slot] += self._one_step
+        self._counts[slot, 1] = step
+        self._memory[24 + 32 * slot] = call
+
+    def announce_steps(self) -> None:
+        """The next call of every slot is a step, the first after `RESET` and then the one after its last."""
+        self._counts += self._one_step
+
+    def enter_step(self, slot: int) -> None:
+        """The step that `announce_steps` told of begins: little is left to write, for it is often."""
+        self._memory[24 + 32 * slot] = STEP
 
     def seeded(self, slot: int, seed: int | None) -> None:
         """The copy has this seed from here on."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from common.envs import mujoco
 from common.envs.base import EnvSpec, VectorEnv, slot_seeds
-from common.envs.slots import SlotVector
+from common.envs.slots import Outcome, SlotVector
 from common.errors import ConfigError, MissingEngineError
 from common.installation import install_command
 from common.spaces import ActionSpec, Leaf
@@ -55,7 +55,8 @@ def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, e
     """`num_slots` copies that step one after the other, or in `threads` threads."""
     spec = make_spec(config)
     slots = [ControlSlot(config, spec, slot_seed) for slot_seed in slot_seeds(seed, num_slots).tolist()]
-    vector = SlotVector(config, spec, slots, seed, threads, evaluation=evaluation)
+    returned = slots[0].returned
+    vector = SlotVector(config, spec, slots, seed, threads, evaluation=evaluation, returned=returned)
     vector.steps_per_s = slots[0].steps_per_s
     return vector
 
@@ -65,10 +66,9 @@ class ControlSlot:
 
     def __init__(self, config: EnvConfig, spec: EnvSpec, seed: int) -> None:
         self._config = config
-        self._spec = spec
         self.rebuild(seed)
         self.steps_per_s = 1.0 / float(self._env.control_timestep())
-        self.obs = np.zeros(spec.obs_shape, np.float32)
+        self.returned = np.zeros(spec.obs_shape, self._env.observation_spec()["observations"].dtype)
 
     def rebuild(self, seed: int) -> None:
         """A new copy with draws of its own."""
@@ -78,17 +78,13 @@ class ControlSlot:
         """A new episode."""
         if seed is not None:
             self._env.task.random.seed(seed)
-        return self._seen(self._env.reset())
+        return self._env.reset().observation["observations"]
 
-    def step(self, action: list[float]) -> tuple[np.ndarray, float, bool, bool]:
+    def step(self, action: np.ndarray) -> Outcome:
         """One step of control; the last one of an episode is truncated unless its discount is 0."""
-        step = self._env.step(self._spec.actions.native(action))
-        last, over = step.last(), step.discount == 0.0
-        return self._seen(step), float(step.reward), bool(last and over), bool(last and not over)
-
-    def _seen(self, step: Any) -> np.ndarray:
-        self.obs = step.observation["observations"].astype(np.float32)
-        return self.obs
+        step = self._env.step(action)
+        last, over = step.last(), bool(step.discount == 0.0)
+        return step.observation["observations"], step.reward, last and over, last and not over
 
     def render(self) -> np.ndarray:
         """What the first camera sees."""

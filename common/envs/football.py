@@ -86,7 +86,7 @@ class FootballSlot:
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool]:
         """One action; a game that is over is terminated."""
-        planes, reward, done, _ = self._env.step(action)
+        planes, reward, done, _ = self._env.step(int(action))
         return self._push(planes), float(reward), bool(done), False
 
     def _push(self, planes: np.ndarray) -> np.ndarray:

@@ -29,10 +29,10 @@ from common.envs.returned import (
     BadReturn,
     check_finite,
     check_observation,
+    check_step,
     reset_result,
-    step_result,
 )
-from common.envs.slots import SlotVector
+from common.envs.slots import Outcome, SlotVector
 from common.envs.spectator import NoPictureError
 from common.errors import ConfigError
 from common.installation import import_module, install_command
@@ -70,7 +70,8 @@ def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, e
     """`num_slots` separate copies that step one after the other, or in `threads` threads."""
     spec, seeds = make_spec(config), slot_seeds(seed, num_slots).tolist()
     slots = [_Slot(config, spec, slot_seed, render=evaluation) for slot_seed in seeds]
-    vector = SlotVector(config, spec, slots, seed, threads, evaluation=evaluation)
+    returned = slots[0].returned
+    vector = SlotVector(config, spec, slots, seed, threads, evaluation=evaluation, returned=returned)
     vector.steps_per_s = float(slots[0].env.metadata.get("render_fps") or _USUAL_STEPS_PER_S)
     return vector
 
@@ -105,7 +106,7 @@ def inspect(config: EnvConfig) -> dict[str, Any]:
 
 
 class _Slot:
-    """One copy of the environment, and the observation as the agent sees it."""
+    """One copy of the environment. Vectors of numbers it returns as they are, in the dtype of the space."""
 
     def __init__(self, config: EnvConfig, spec: EnvSpec, seed: int, *, render: bool) -> None:
         self._config = config
@@ -118,12 +119,15 @@ class _Slot:
         if spec.pixels:
             layout = _layout(config, self._space)
             self._frames = FrameProcessor(config.frame_size, grayscale=config.grayscale, layout=layout)
+        self._plain = not spec.pixels and not spec.obs_leaves and hasattr(self._space, "low")
+        self.returned = np.zeros(self._shape, self._dtype) if self._plain else self.obs
 
     def _build(self) -> None:
         self.env = _make_env(self._config, render=self._render)
         self._mode = getattr(self.env, "render_mode", None)
         self._space = self.env.observation_space  # through all wrappers, which takes a while
-        self._shape, self._dtype = getattr(self._space, "shape", None), getattr(self._space, "dtype", None)
+        self._shape: Any = getattr(self._space, "shape", None)
+        self._dtype: Any = getattr(self._space, "dtype", None)
         self._scales = picture_scales(self._space) if self._spec.obs_leaves else ()
 
     def reset(self, seed: int | None = None) -> np.ndarray:
@@ -133,24 +137,31 @@ class _Slot:
         self.obs = np.zeros(self._spec.obs_shape, self._spec.obs_dtype)
         return self._observe(raw)
 
-    def step(self, action: int | list[float]) -> tuple[np.ndarray, float, bool, bool]:
+    def step(self, action: Any) -> Outcome:
         """Next observation, raw reward, terminated, truncated; does not reset."""
         try:
-            result = self.env.step(self._spec.actions.native(action))
+            result = self.env.step(action)
         except ValueError as error:
             raise _unpacking_error(error) or error from None
-        raw, reward, terminated, truncated = step_result(result)
+        if type(result) is not tuple or len(result) != 5:
+            check_step(result)
+        raw, reward, terminated, truncated, _ = result
         return self._observe(raw), reward, terminated, truncated
 
     def _observe(self, raw: Any) -> np.ndarray:
-        if type(raw) is not np.ndarray or raw.shape != self._shape or raw.dtype != self._dtype:
+        if type(raw) is np.ndarray and raw.shape == self._shape and raw.dtype == self._dtype:
+            if self._plain:
+                return raw
+        else:
             check_observation(self._space, raw)
+            if self._plain:
+                return np.asarray(raw).astype(self._dtype)
         if self._frames is not None:
             self.obs = push_frame(self.obs, self._frames(raw))
         elif self._spec.obs_leaves:
             self.obs = self._packed(raw)
         else:
-            self.obs = _flat(self._space, raw, self._spec.obs_dtype)
+            self.obs = _import_gymnasium().spaces.flatten(self._space, raw).astype(np.float32)
         return self.obs
 
     def _packed(self, raw: Any) -> np.ndarray:
@@ -278,13 +289,6 @@ def _parts(config: EnvConfig, space: Any) -> tuple[Leaf, ...]:
     except ValueError as error:
         message = f"{config.id} has observations {space} that no network here can take: {error}; wrap it"
         raise ConfigError(message) from None
-
-
-def _flat(space: Any, raw: Any, dtype: str) -> np.ndarray:
-    """One observation as a vector; with `env.flatten` one-hot for discrete spaces, dictionaries joined."""
-    if isinstance(raw, np.ndarray) and raw.dtype != np.object_ and hasattr(space, "low"):
-        return raw.astype(dtype).reshape(-1)
-    return _import_gymnasium().spaces.flatten(space, raw).astype(np.float32)
 
 
 def _gym_id(config_id: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common.envs.base import EnvSpec, VectorEnv, options, slot_seeds
-from common.envs.slots import SlotVector
+from common.envs.slots import Outcome, SlotVector
 from common.errors import ConfigError, MissingEngineError
 from common.installation import install_command
 from common.spaces import ActionSpec
@@ -56,22 +56,31 @@ def make_spec(config: EnvConfig) -> EnvSpec:
 def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, evaluation: bool) -> VectorEnv:
     """`num_slots` games that step one after the other."""
     spec = make_spec(config)
-    slots = [MinAtarSlot(config, spec, slot_seed) for slot_seed in slot_seeds(seed, num_slots).tolist()]
-    vector = SlotVector(config, spec, slots, seed, threads, evaluation=evaluation)
+    slots = [MinAtarSlot(config, slot_seed) for slot_seed in slot_seeds(seed, num_slots).tolist()]
+    vector = MinAtarVector(config, spec, slots, seed, threads, evaluation=evaluation, returned=slots[0].obs)
     vector.steps_per_s = _STEPS_PER_S
     return vector
 
 
-class MinAtarSlot:
-    """One game."""
+class MinAtarVector(SlotVector):
+    """Games whose cells become bytes for all of them together."""
 
-    def __init__(self, config: EnvConfig, spec: EnvSpec, seed: int) -> None:
+    def _seen(self, returned: np.ndarray) -> np.ndarray:
+        """Planes uint8 `[S, C, 10, 10]` of states bool `[S, 10, 10, C]`."""
+        planes = np.ascontiguousarray(returned.transpose(0, 3, 1, 2)).view(np.uint8)
+        return np.multiply(planes, 255, out=planes)
+
+
+class MinAtarSlot:
+    """One game, whose observation `obs` is the game's own bool `[10, 10, C]`."""
+
+    def __init__(self, config: EnvConfig, seed: int) -> None:
         self._package, self._name = _package(config)
         self._sticky = config.sticky_actions
         self._ramping = options(config, OPTIONS)["difficulty_ramping"]
         self.rebuild(seed)
         self._actions = _actions(config, self._game)
-        self.obs = np.zeros(spec.obs_shape, np.uint8)
+        self.obs = np.zeros(self._game.state_shape(), bool)
 
     def rebuild(self, seed: int) -> None:
         """A new game with draws of its own."""
@@ -84,24 +93,20 @@ class MinAtarSlot:
             self._game.seed(seed)
             self._game.last_action = 0
         self._game.reset()
-        return self._observe()
+        self.obs = self._game.state()
+        return self.obs
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool]:
+    def step(self, action: int) -> Outcome:
         """One action, or by chance the last one again."""
         reward, over = self._game.act(self._actions[action])
-        return self._observe(), float(reward), bool(over), False
-
-    def _observe(self) -> np.ndarray:
-        # A new bool [10, 10, C] each time; its bytes are 0 and 1.
-        planes = self._game.state().view(np.uint8)
-        self.obs = np.ascontiguousarray(planes.transpose(2, 0, 1)) * np.uint8(255)
-        return self.obs
+        self.obs = self._game.state()
+        return self.obs, reward, over, False
 
     def render(self) -> np.ndarray:
         """The planes in colours of their own, later ones over earlier ones, uint8 `[160, 160, 3]`."""
-        picture = np.zeros((*self.obs.shape[1:], 3), np.uint8)
-        for number, plane in enumerate(self.obs):
-            picture[plane > 0] = _COLOURS[number % len(_COLOURS)]
+        picture = np.zeros((*self.obs.shape[:2], 3), np.uint8)
+        for number in range(self.obs.shape[2]):
+            picture[self.obs[..., number]] = _COLOURS[number % len(_COLOURS)]
         return picture.repeat(_CELL_PIXELS, 0).repeat(_CELL_PIXELS, 1)
 
     def close(self) -> None:

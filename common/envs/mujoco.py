@@ -7,6 +7,7 @@ Gymnasium has no vectoriser for them. The engine lets go of Python's lock while 
 from __future__ import annotations
 
 import difflib
+import importlib
 import logging
 import os
 from typing import Any
@@ -22,7 +23,8 @@ PREFIX = "mujoco:"
 
 def registered(name: str) -> str:
     """Gymnasium's id of a task. Raises ConfigError where there is none of this name, or MuJoCo is missing."""
-    load(f"{PREFIX}{name}", "mujoco")
+    # Gymnasium's tasks import what draws them, whether somebody looks or not.
+    load(f"{PREFIX}{name}", "mujoco", "gymnasium.envs.mujoco.mujoco_rendering")
     tasks = _tasks()
     if name not in tasks:
         newest = [task for task in tasks if task.partition("-")[0].lower() == name.partition("-")[0].lower()]
@@ -31,11 +33,18 @@ def registered(name: str) -> str:
     return name
 
 
-def load(env_id: str, extra: str) -> None:
-    """Import MuJoCo for an environment; MissingEngineError, which names the `extra`, where it is missing."""
+def load(env_id: str, extra: str, *modules: str) -> None:
+    """Import MuJoCo, and `modules` besides, for an environment.
+
+    Raises:
+        MissingEngineError: one of them, or what it imports, is missing; names the `extra` that brings it.
+    """
     os.environ.setdefault("MUJOCO_GL", "egl")  # films are drawn without a window system
     try:
         import mujoco
+
+        for module in modules:
+            importlib.import_module(module)
     except ImportError as error:
         raise MissingEngineError(
             f"{env_id} needs the module {error.name or 'mujoco'}: {install_command(extra)}"

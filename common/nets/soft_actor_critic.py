@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from common.nets.parts import PartInputs, PartsTorso
 from common.nets.pixels import NormalizedPixels, ScaledPixels
+from common.nets.recurrent import LstmCore, last_step
 from common.nets.torsos import PixelTorso, Projected, Style, VectorTorso, orthogonal
 from common.rl.normalizers import Normalizer
 from common.rl.policy_losses import Multiplier
@@ -26,6 +27,10 @@ class SoftActorCritic(nn.Module):
     function teach: a gradient of the policy through it makes learning unstable (Yarats et al. 2021,
     section 5).
 
+    With memory an LSTM is on top of that, taught in the same way, and all see what it remembers beside what
+    is seen now. One memory is enough for all critics: it is of what was done, and the action that they are
+    asked about comes in above it.
+
     Args:
       obs_shape: shape of one observation.
       actions: one of several, or real numbers.
@@ -35,6 +40,9 @@ class SoftActorCritic(nn.Module):
       values: whether there is a value function.
       hidden_units: width of the layer on top of a pixel torso.
       mlp_units: widths of the perceptrons' hidden layers.
+      lstm_units: width of the memory; 0: none.
+      lstm_layers: layers of the memory.
+      see_last_step: feed the memory with the last action and the clipped last reward too.
       inputs: what is seen of pixels, of numbers or of several parts; None: pixels divided by 255, numbers as
         they are.
       entropy_cost: what a nat of the policy's entropy is worth; here, for whoever values needs it.
@@ -51,6 +59,9 @@ class SoftActorCritic(nn.Module):
         values: bool,
         hidden_units: int,
         mlp_units: tuple[int, ...],
+        lstm_units: int,
+        lstm_layers: int,
+        see_last_step: bool,
         inputs: NormalizedPixels | Normalizer | PartInputs | None,
         entropy_cost: Multiplier,
     ) -> None:
@@ -69,13 +80,21 @@ class SoftActorCritic(nn.Module):
             self.encoder = Projected(base, hidden_units)
         if self.encoder is not None:
             width = int(self.encoder.features)
+        self.actions = actions
+        self.see_last_step = see_last_step and lstm_units > 0
+        self.core: LstmCore | None = None
+        self.state_size = 0
+        if lstm_units:
+            told = actions.encoded_size + 1 if see_last_step else 0
+            self.core = LstmCore(width + told, lstm_units, lstm_layers)
+            self.state_size = self.core.state_size
+            width += lstm_units
         self.policy = Perceptron(width, mlp_units, policy_size, gain=0.01)
         with_action = width if actions.count else width + actions.reals
         self.critics = nn.ModuleList(
             Perceptron(with_action, mlp_units, actions.count or 1) for _ in range(critics)
         )
         self.values = Perceptron(width, mlp_units, 1) if values else None
-        self._discrete = bool(actions.count)
 
     def encode(self, obs: Tensor) -> Tensor:
         """Map observations `[B, *obs_shape]` to features `[B, F]`."""
@@ -85,9 +104,20 @@ class SoftActorCritic(nn.Module):
             return encoded
         return seen.flatten(1).to(torch.float32).clamp(-LARGEST, LARGEST)
 
+    def remember(
+        self, obs: Tensor, last_action: Tensor, last_reward: Tensor, first: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Features `[T, B, F]` of a sequence, and the memory after it; see `SequenceBody.remember`."""
+        seen = self.encode(obs.flatten(0, 1)).unflatten(0, first.shape)
+        if self.core is None:
+            return seen, state
+        told = [last_step(last_action, last_reward, first, self.actions)] if self.see_last_step else []
+        remembered, state = self.core(torch.cat([seen, *told], dim=-1), first, state)
+        return torch.cat([seen, remembered], dim=-1), state
+
     def q(self, features: Tensor, actions: Tensor | None = None) -> Tensor:
         """What each critic says of `actions` `[B, numbers]`: `[n, B]`; or of every choice: `[n, B, A]`."""
-        if self._discrete:
+        if self.actions.count:
             return torch.stack([critic(features) for critic in self.critics])
         assert actions is not None
         both = torch.cat([features, actions], dim=1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 
 
@@ -39,8 +42,27 @@ def trusted_steps(divergence: Tensor, most: float, replayed: Tensor) -> Tensor:
     result.
 
     Args:
-      divergence: `[T, B]`, `KL(pi || mu)` from today's policy to the one that acted, in nats.
+      divergence: `[T, B]`, from today's policy to the one that acted or to `implied_kl`'s, in nats.
       most: nats that are still trusted.
       replayed: `[B]` bool, the rows that are not fresh.
     """
     return (divergence <= most) | ~replayed
+
+
+def implied_kl(logits: Tensor, behaviour: Tensor, rho_bar: float | None) -> Tensor:
+    """`KL(pi || implied)` in nats, `[...]`: LASER's behaviour relevance (Schmitt et al. 2019, section 4.3).
+
+    The implied policy, in proportion to `min(rho_bar mu, pi)`, is the one whose values V-trace learns (their
+    equation 3). It is today's where no weight is clipped, so actions that are rarer today cost nothing.
+
+    Args:
+      logits: `[..., A]`, of today's policy pi.
+      behaviour: `[..., A]`, logits of the policy mu that acted.
+      rho_bar: most weight of a temporal difference; None: not clipped, so the divergence is 0.
+    """
+    logs = torch.log_softmax(logits, dim=-1)
+    if rho_bar is None:
+        return torch.zeros_like(logs[..., 0])
+    # implied = pi exp(-clipped) / Z, so the divergence is E_pi[clipped] + log Z, Z = E_pi[exp(-clipped)].
+    clipped = (logs - torch.log_softmax(behaviour, dim=-1) - math.log(rho_bar)).clamp(min=0.0)
+    return (logs.exp() * clipped).sum(-1) + torch.logsumexp(logs - clipped, dim=-1)

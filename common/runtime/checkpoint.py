@@ -20,13 +20,13 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from common.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError, MisfitError
 from common.runtime.files import atomic_write, fsync_path, readable
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def save_checkpoint(
         directory.mkdir(parents=True, exist_ok=True)
         _remove_temporaries(directory)
         temporary.mkdir()
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary / _ARRAYS)
+        save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary / _ARRAYS)
         (temporary / _META).write_text(json.dumps(dict(meta), indent=1, sort_keys=True))
         # The library's is the owner's alone; what copies a run may be another user.
         (temporary / _ARRAYS).chmod((temporary / _META).stat().st_mode)
@@ -226,10 +226,17 @@ class Loadable(Protocol):
         """See `common.agents.base.Agent`."""
 
 
-def begin_from(agent: Loadable, path: str | Path, *, optimizer: bool = False) -> Path:
+def begin_from(
+    agent: Loadable, path: str | Path, changed: Callable[[Any], Sequence[str]], *, optimizer: bool = False
+) -> Path:
     """Give a new agent the network of a run or checkpoint; returns the checkpoint's directory.
 
-    With `optimizer` also what its learner had besides: moments, target network, count of updates.
+    Args:
+        agent: made, and not trained.
+        path: of the run, or of the checkpoint.
+        changed: what of the agent's configuration is otherwise in a given one, in words; see
+            `common.config.changed_structure`.
+        optimizer: also what its learner had besides: moments, target network, count of updates.
 
     Raises:
         ConfigError: there is none.
@@ -240,6 +247,15 @@ def begin_from(agent: Loadable, path: str | Path, *, optimizer: bool = False) ->
         raise CheckpointError(f"{found} holds no optimiser: leave out learner.init_optimizer")
     try:
         agent.load_state(arrays, meta.get("agent", {}), to_learn=optimizer)
+    except MisfitError as error:
+        otherwise = changed(meta.get("config"))
+        fields = [each for section in ("agent.", "env.") for each in otherwise if each.startswith(section)]
+        why = (
+            f"it was trained with {', '.join(fields)}; give this run a network of the same fields"
+            if fields
+            else str(error)
+        )
+        raise CheckpointError(f"cannot begin with {found}: {why}") from None
     except CheckpointError as error:
         raise CheckpointError(f"cannot begin with {found}: {error}") from None
     return found

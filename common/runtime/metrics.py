@@ -12,10 +12,10 @@ import math
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,12 +26,43 @@ from common.runtime.video import gif_size
 _log = logging.getLogger(__name__)
 
 CSV_FILE = "metrics.csv"
-CSV_HEADER = "wall_s,steps,frames,updates,source,name,value"
 EVALUATIONS_FILE = "evaluations.jsonl"
 EVALUATION_RETURN, TRAINING_RETURN = "eval/episode_return", "train/episode_return"
-_FIRST_TAGS = {EVALUATION_RETURN: "Returns/evaluation", TRAINING_RETURN: "Returns/training"}
+LEAST_EXPLORING_RETURN = "train/least_exploring_return"
+_FIRST_TAGS = {
+    EVALUATION_RETURN: "Returns/evaluation",
+    TRAINING_RETURN: "Returns/training",
+    LEAST_EXPLORING_RETURN: "Returns/least_exploring",
+}
 """TensorBoard sorts groups, capitals first: under these tags the returns stand above all other curves."""
 _TAIL_BYTES = 1 << 16
+_BARS, _MAX_BARS = 30, 256
+"""Of a histogram of real numbers, and of one that has a bar for each whole number."""
+
+
+class Row(NamedTuple):
+    """One line of `metrics.csv`: a value, and where the run was when it was recorded.
+
+    Attributes:
+        wall_s: seconds that the run had been running.
+        steps: environment steps of the run.
+        frames: emulator frames of the run.
+        updates: learner updates of the run.
+        source: name of the service that measured it.
+        name: of the metric.
+        value: of the metric.
+    """
+
+    wall_s: float
+    steps: int
+    frames: int
+    updates: int
+    source: str
+    name: str
+    value: float
+
+
+CSV_HEADER = ",".join(Row._fields)
 
 
 class MetricsWriter:
@@ -42,7 +73,12 @@ class MetricsWriter:
     """
 
     def __init__(
-        self, run_dir: str | Path, *, resumed_steps: int | None = None, keep_videos: int = 20
+        self,
+        run_dir: str | Path,
+        *,
+        resumed_steps: int | None = None,
+        keep_videos: int = 20,
+        track: Callable[[int, Mapping[str, float]], None] | None = None,
     ) -> None:
         """Open both files.
 
@@ -50,12 +86,14 @@ class MetricsWriter:
             run_dir: the run directory.
             resumed_steps: the checkpoint's step count when a run is resumed.
             keep_videos: how many files of `RUN/videos` to leave, 0 for all.
+            track: is given steps of the run and values by their names in TensorBoard besides.
 
         Raises:
             ConfigError: the directory cannot be written.
         """
         self._run_dir = Path(run_dir)
         self._keep_videos = keep_videos
+        self._track = track
         self.last: dict[str, float] = {}
         self.failed_writes_total = 0
         self._throttle = Throttle(60.0)
@@ -103,6 +141,8 @@ class MetricsWriter:
                     self._events.scalar(tensorboard_tag(source, name), float(value), steps)
                     if name in _FIRST_TAGS:
                         self._events.scalar(_FIRST_TAGS[name], float(value), steps)
+        if self._track is not None:
+            self._track(steps, {tensorboard_tag(source, name): value for name, value in metrics.items()})
 
     def add_evaluation(
         self, version: int, games: Sequence[Sequence[float]], *, steps: int, frames: int, updates: int
@@ -119,8 +159,17 @@ class MetricsWriter:
         row: dict[str, Any] = {"wall_s": round(self.wall_s, 3), "steps": steps, "frames": frames}
         row |= {"updates": updates, "version": version, "returns": [float(game[0]) for game in games]}
         row |= {"lengths": [int(game[1]) for game in games]}
+        self.add_histograms({"eval/returns": np.asarray(row["returns"])}, steps=steps)
         with self._tolerant(), (self._run_dir / EVALUATIONS_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+    def add_histograms(self, values: Mapping[str, np.ndarray], *, steps: int) -> None:
+        """Show how finite values of any shape are distributed, in TensorBoard; whole numbers one by one."""
+        with self._tolerant():
+            for name, array in values.items():
+                finite = array[np.isfinite(array)]
+                if finite.size:
+                    self._events.histogram(name, finite, steps)
 
     @contextmanager
     def _tolerant(self) -> Iterator[None]:
@@ -225,6 +274,14 @@ class _EventFile:
 
         self._add(text_summary(tag, text), 0)
 
+    def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
+        from tensorboardX.summary import histogram
+
+        low, high = values.min(), values.max()
+        whole = values.dtype.kind in "iub" and int(high) - int(low) < _MAX_BARS
+        bins = np.arange(int(low), int(high) + 2) - 0.5 if whole else _BARS
+        self._add(histogram(tag, values, bins), step)
+
     def _add(self, summary: Any, step: int) -> None:
         self._file.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
         if time.monotonic() - self._flushed_at > self._FLUSH_PERIOD_S:
@@ -251,17 +308,21 @@ def tensorboard_tag(source: str, name: str) -> str:
     return f"{name}/{source}" if own else name
 
 
-def past_values(path: Path, names: Collection[str], until_steps: int) -> Iterator[tuple[int, str, float]]:
-    """Read `(steps, name, value)` of these metrics, where they are finite, up to so many steps of the run."""
-    with path.open(encoding="utf-8") as file:
+def read_rows(path: Path) -> Iterator[Row]:
+    """Read the rows of a `metrics.csv` whose values are finite, in the order in which they were written.
+
+    A damaged row is passed over, whatever is wrong with it: other columns, a number that is none, bytes that
+    are no text. A kill or a full disk leaves such rows behind; those around them are as good as before.
+    """
+    with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            words = line.rstrip("\n").split(",")
-            if len(words) != 7 or words[5] not in names or not words[1].isdecimal():
+            try:
+                wall_s, steps, frames, updates, source, name, value = line.rstrip("\n").split(",")
+                row = Row(float(wall_s), int(steps), int(frames), int(updates), source, name, float(value))
+            except ValueError:
                 continue
-            if int(words[1]) <= until_steps:
-                value = float(words[6])
-                if math.isfinite(value):
-                    yield int(words[1]), words[5], value
+            if math.isfinite(row.value) and math.isfinite(row.wall_s) and row.steps >= 0:
+                yield row
 
 
 def _csv_word(text: str) -> str:

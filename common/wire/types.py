@@ -19,6 +19,8 @@ MAX_PROCESS_SLOTS = 1 << 14
 """Slots of one actor."""
 MAX_RUN_SLOTS = 1 << 20
 """Slots of all actors."""
+MAX_PARTS = 1 << 16
+"""Parts of one evaluation."""
 MAX_GROUPS = 64
 """Groups of slots of one actor."""
 

@@ -7,7 +7,7 @@
 #   TROUPE_RUN_DIR   directory of the run (learner, tensorboard) or of the stored items (replay)
 #   TROUPE_LEARNER   control address of the learner, such as tcp://learner.pong.troupe.internal:5550
 #   TROUPE_KEYS      folder with this role's secret key and everybody's public ones
-#   TROUPE_HOST      name of this machine in the run; actors are named after it
+#   TROUPE_HOST      name of this machine in the run; actors and evaluators are named after it
 #   TROUPE_INDEX     number of the replay shard; its port is 5560 + number. `free`: the first that no other process has
 #                    whose TROUPE_RUN_DIR is the same, on port 5560, for shards with addresses of their own
 #   TROUPE_ADVERTISE address by which others reach this shard; default: the one by which it reaches the learner
@@ -110,6 +110,7 @@ case $role in
   evaluator)
     mapfile -t words < <(common evaluator)
     become "$troupe/troupe" evaluator --learner "$TROUPE_LEARNER" --keys "$TROUPE_KEYS" \
+      --name "evaluator-${TROUPE_HOST:-$(hostname)}" \
       --join-timeout-s "$patience_s" "${words[@]}" ;;
   tensorboard)
     become "$troupe/python" -m tensorboard.main --logdir "${TROUPE_LOGDIR:-$TROUPE_RUN_DIR/tensorboard}" \

@@ -147,7 +147,7 @@ class CentralActing:
         stepped_s = time.perf_counter()
         group.obs = step.obs
         self._asking.go_on(answer.group, pack_step(step, group.env.spec.stack))
-        timing.episodes += step.episodes
+        timing.take(step.episodes, group.slots)
         timing.steps += len(actions)
         self._control.report_steps(timing.steps)
         timing.calls += 1

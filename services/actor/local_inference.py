@@ -48,6 +48,7 @@ class Rollout:
         seeds = np.random.SeedSequence(seed).generate_state(2)
         self._rng = np.random.default_rng(int(seeds[0]))
         self._slots = Slots(agent, env.reset(int(seeds[1])), chunk_steps, hindsight)
+        self._numbers = list(range(env.num_slots))
 
     @property
     def episodes(self) -> list[Episode]:
@@ -61,6 +62,7 @@ class Rollout:
 
     def explore(self, slots: list[int], total_slots: int) -> None:
         """Take over the exploration of these `slots` of the run, one for each environment."""
+        self._numbers = list(slots)
         self._slots.explore(slots, total_slots)
 
     def step(self, version: int) -> list[Chunk]:
@@ -72,7 +74,7 @@ class Rollout:
         stepped = time.perf_counter()
         chunks = self._slots.take(act, step, version)
         timing = self.timing
-        timing.episodes += step.episodes
+        timing.take(step.episodes, self._numbers)
         timing.steps += self.env.num_slots
         timing.calls += 1
         timing.inference_s += acted - start

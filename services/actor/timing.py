@@ -24,7 +24,11 @@ class Timing:
     """In which the actor stood still because others took no more."""
     chunks: int = 0
     episodes: list[Episode] = field(default_factory=list)
-    """Games that finished since the list was cleared."""
+    """Games that finished since the list was cleared; their `slot` is that of the run."""
+
+    def take(self, episodes: list[Episode], slots: list[int]) -> None:
+        """Take in games of copies that have these numbers among the slots of the run."""
+        self.episodes += [replace(episode, slot=slots[episode.slot]) for episode in episodes]
 
 
 class Blocked:
@@ -74,7 +78,7 @@ class TimingReports:
             "actor/chunks_total": float(timing.chunks),
             "params/staleness": float(staleness),
         }
-        episodes = [[episode.return_raw, episode.steps] for episode in timing.episodes]
+        episodes = [[episode.return_raw, episode.steps, episode.slot] for episode in timing.episodes]
         by_task: dict[str, list[float]] = {}
         for episode in timing.episodes:
             if episode.task:

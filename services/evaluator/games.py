@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,58 +13,7 @@ from common.envs import Episode, make_vector
 from common.envs.base import clip_rewards
 from common.envs.spectator import NoPictureError
 from common.runtime.video import Recorder
-from common.stats import human_normalized
-
-
-@dataclass(frozen=True)
-class Result:
-    """Finished games, by number: the first of every slot, then the second ones, and so on."""
-
-    returns: list[float]
-    steps: list[int]
-    tasks: list[str] = field(default_factory=list)
-    """Which of several each was; empty where an environment is but one."""
-
-    @property
-    def mean_return(self) -> float:
-        """Mean unclipped return."""
-        return float(np.mean(self.returns))
-
-    def by_task(self) -> dict[str, float]:
-        """Mean return of each task that was played."""
-        found: dict[str, list[float]] = {}
-        for task, score in zip(self.tasks, self.returns, strict=False):
-            found.setdefault(task, []).append(score)
-        return {task: float(np.mean(scores)) for task, scores in sorted(found.items())}
-
-    def human_normalized(self, env_id: str) -> dict[str, float]:
-        """`human_normalized`; of several tasks its mean, and `human_normalized_capped`, with none above 1.
-
-        Empty where no scores of humans are known. Espeholt et al. 2018 report the capped mean of DMLab-30.
-        """
-        if not self.tasks:
-            one = human_normalized(env_id, self.mean_return)
-            return {} if one is None else {"human_normalized": one}
-        family = env_id.partition(":")[0]
-        each = [human_normalized(f"{family}:{task}", score) for task, score in self.by_task().items()]
-        known = [score for score in each if score is not None]
-        if not known:
-            return {}
-        capped = [min(1.0, score) for score in known]
-        return {
-            "human_normalized": float(np.mean(known)),
-            "human_normalized_capped": float(np.mean(capped)),
-        }
-
-    @property
-    def std_return(self) -> float:
-        """Standard deviation of the unclipped returns (of the sample, n - 1); 0 for one game."""
-        return float(np.std(self.returns, ddof=1)) if len(self.returns) > 1 else 0.0
-
-    @property
-    def mean_steps(self) -> float:
-        """Mean length in agent steps."""
-        return float(np.mean(self.steps))
+from common.stats.played import Result
 
 
 def play(

@@ -1,4 +1,4 @@
-"""The evaluator: plays full games with fresh parameters, and reports how good they are."""
+"""The evaluator: plays full games with fresh parameters, those that the learner gives it, and reports."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import torch
 from common.agents import Agent, make_agent
 from common.config import Config
 from common.envs import make_spec
-from common.errors import PeerError
 from common.installation import install_command
-from common.runtime import StopSignal, health
+from common.runtime import Deadline, StopSignal, health
 from common.runtime.video import Recorder, encode_gif, encode_mp4
 from common.wire.control.client import ControlClient
-from common.wire.security.claims import MAX_EPISODES, MAX_VIDEO_BYTES
-from services.evaluator.games import Result, play
+from common.wire.control.evaluations import games_of_part
+from common.wire.security.claims import MAX_VIDEO_BYTES
+from services.evaluator.games import play
 
 _log = logging.getLogger(__name__)
 
 VIDEO_PERIOD_S = 300.0  # films are the largest thing in a run's TensorBoard directory
 MAX_GIF_BYTES = 4 << 20  # TensorBoard loads all of them at once
-FINAL_PARAMS_S = 20.0
+LAST_GAMES_S = 20.0
+"""How long an evaluator stays at the end of a run without anything to play."""
 _SEED_TAG = 0x5EED  # no training environment has a seed derived in this way
 _POLL_S = 0.25
 
@@ -40,63 +41,49 @@ class Evaluator:
         self._agent: Agent = make_agent(
             config.agent, make_spec(config.env), seed=config.run.seed, device="cpu"
         )
-        self._version = -1
         self._next_video_s = 0.0
 
     def run(self) -> None:
-        """Evaluate the newest version, at most every `period_s`, and the last one of the run once more."""
-        next_start_s = 0.0
-        while not self._stop and not self._client.state.stopping:
+        """Play the games that the learner gives, until the run has no more to be evaluated."""
+        end: Deadline | None = None
+        while not self._stop:
             self._client.check()
             health.report()
-            wait_s = next_start_s - time.monotonic()
-            if wait_s > 0:
-                self._stop.wait(min(wait_s, _POLL_S))
+            games = self._client.next_games()
+            if games is not None:
+                self._agent.load_params(games.params.params)
+                self._evaluate(games.params.version, games.part)
+                end = None
                 continue
-            params = self._client.params_if_newer(self._version)
-            if params is None:
-                self._stop.wait(_POLL_S)
-                continue
-            self._load(params.version, params.params)
-            next_start_s = time.monotonic() + self._config.evaluator.period_s
-            self._evaluate()
-        if not self._stop:
-            self._evaluate_last()
+            if self._client.state.stopping:
+                if self._client.games_over:
+                    return
+                end = end or Deadline(LAST_GAMES_S)
+                if end.expired:
+                    _log.warning("nothing of the last evaluation was left to play for %.0f s", end.elapsed_s)
+                    return
+            self._stop.wait(_POLL_S)
 
-    def _evaluate_last(self) -> None:
-        """The run is complete: the learner waits for the score of its last version."""
-        try:
-            params = self._client.wait_params(FINAL_PARAMS_S)
-        except PeerError as error:
-            _log.warning("the last parameters were not evaluated: %s", error)
-            return
-        self._load(params.version, params.params)
-        _log.info("last evaluation")
-        self._evaluate(last=True)
-
-    def _load(self, version: int, params: dict[str, np.ndarray]) -> None:
-        self._agent.load_params(params)
-        self._version = version
-
-    def _evaluate(self, *, last: bool = False) -> None:
-        """Play, and report; a run that ends meanwhile cuts it short, for a newer version waits."""
+    def _evaluate(self, version: int, part: int) -> None:
+        """Play one part of an evaluation, and report; the end of the run cuts an older version short."""
         section = self._config.evaluator
         started = time.monotonic()
         recorder = None
-        if section.video and (last or started >= self._next_video_s):
+        last = self._client.state.stopping
+        if section.video and part == 0 and (last or started >= self._next_video_s):
             recorder = Recorder(max_steps=section.video_max_steps)
 
         def should_stop() -> bool:
             health.report()
             state = self._client.state
-            return self._stop.requested or (not last and state.stopping and state.version > self._version)
+            return self._stop.requested or (state.stopping and state.version > version)
 
         result = play(
             self._agent,
             self._config.env,
-            episodes=section.episodes,
+            episodes=games_of_part(part, section.episodes, section.slots),
             slots=section.slots,
-            seed=evaluation_seed(self._config.run.seed, self._version),
+            seed=evaluation_seed(self._config.run.seed, version, part),
             epsilon=self._agent.eval_epsilon,
             max_episode_frames=section.max_episode_frames,
             recorder=recorder,
@@ -107,33 +94,15 @@ class Evaluator:
         if recorder is not None:
             self._next_video_s = time.monotonic() + VIDEO_PERIOD_S
             self._send_video(recorder)
-        metrics = self._metrics(result, time.monotonic() - started)
+        seconds = time.monotonic() - started
         games = [list(game) for game in zip(result.returns, result.steps, strict=True)]
-        self._client.send_telemetry(metrics, fields={"episodes": games[:MAX_EPISODES]})
-        health.report(metrics)
+        fields = {"part": part, "episodes": games, **({"tasks": result.tasks} if result.tasks else {})}
+        self._client.send_telemetry({"eval/version": version, "eval/duration_s": seconds}, fields=fields)
+        health.report(result.metrics(self._config.env.id, version, seconds))
         _log.info(
-            "version %d: mean return %.2f over %d games of %.0f steps, %.1f s",
-            self._version,
-            result.mean_return,
-            len(result.returns),
-            result.mean_steps,
-            time.monotonic() - started,
+            "version %d, part %d: mean return %.2f over %d games of %.0f steps, %.1f s",
+            *(version, part, result.mean_return, len(games), result.mean_steps, seconds),
         )
-
-    def _metrics(self, result: Result, seconds: float) -> dict[str, float]:
-        metrics = {
-            "eval/episode_return": result.mean_return,
-            "eval/episode_return_std": result.std_return,
-            "eval/episode_return_min": min(result.returns),
-            "eval/episode_return_max": max(result.returns),
-            "eval/episode_length": result.mean_steps,
-            "eval/episodes": float(len(result.returns)),
-            "eval/version": float(self._version),
-            "eval/duration_s": seconds,
-        }
-        normalised = result.human_normalized(self._config.env.id)
-        metrics |= {f"eval/{name}": value for name, value in normalised.items()}
-        return metrics | {f"eval/return/{task}": mean for task, mean in result.by_task().items()}
 
     def _send_video(self, recorder: Recorder) -> None:
         """Send the film ahead of the scores: the learner may end the run as soon as it has those."""
@@ -154,6 +123,7 @@ class Evaluator:
         self._client.send_telemetry({}, film)
 
 
-def evaluation_seed(run_seed: int, version: int) -> int:
-    """New games for every version, apart from those of training, and the same again in a repeated run."""
-    return int(np.random.SeedSequence([run_seed, _SEED_TAG, max(0, version)]).generate_state(1)[0])
+def evaluation_seed(run_seed: int, version: int, part: int = 0) -> int:
+    """New games for every version and part, apart from training's, and the same again in a repeated run."""
+    entropy = [run_seed, _SEED_TAG, max(0, version), part]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -54,6 +54,12 @@ def compare(words: Sequence[str]) -> int:
     parser.add_argument(
         "--suite", metavar="NAME | FILE", help="normalise by the scores of a suite (see `troupe sweep`)"
     )
+    parser.add_argument(
+        "--steps",
+        metavar="FROM-TO",
+        type=_span,
+        help="compare by the mean of what each run recorded between these steps, instead of its last value",
+    )
     parser.add_argument("--out", metavar="PICTURE", type=Path, help="draw the curves as well")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(words)
@@ -61,10 +67,11 @@ def compare(words: Sequence[str]) -> int:
         plot.check_picture(options.out)
     suite = suites.load(options.suite) if options.suite else None
     comparison = _comparison(options)
+    compared = comparison.over(*options.steps) if options.steps else comparison
     if options.json:
-        print(json.dumps(report.as_values(comparison, suite)))
+        print(json.dumps(report.as_values(compared, suite)))
     else:
-        print("\n".join(report.page(comparison, suite)))
+        print("\n".join(report.page(compared, suite)))
     if options.out is not None:
         plot.draw(comparison, options.out)
     return 0
@@ -166,6 +173,15 @@ def _seeds(text: str) -> int | list[int]:
             f"should be a number, or several with commas, not {text!r}"
         ) from None
     return numbers[0] if "," not in text else numbers
+
+
+def _span(text: str) -> tuple[int, int]:
+    first, _, last = text.replace("_", "").partition("-")
+    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise argparse.ArgumentTypeError(
+            f"should be two numbers of steps, such as 20_000-40_000, not {text!r}"
+        )
+    return int(first), int(last)
 
 
 def _parser(command: str, description: str) -> argparse.ArgumentParser:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common.config.fields import role_of
@@ -48,11 +48,33 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs, and the metric that they are compared by."""
+    """Groups of runs, and the metric that they are compared by.
+
+    Attributes:
+        metric: its name.
+        by: fields in which the groups differ.
+        groups: of runs.
+        span: steps from and to which each run's values are one mean; None: all values are there.
+    """
 
     metric: str
     by: Sequence[str]
     groups: Sequence[Group]
+    span: tuple[int, int] | None = None
+
+    def over(self, first: int, last: int) -> Comparison:
+        """The same runs by the mean of what each recorded from `first` to `last` steps.
+
+        Raises:
+            ConfigError: none has a value there.
+        """
+        groups = [
+            replace(group, series=[series.mean_over(first, last) for series in group.series])
+            for group in self.groups
+        ]
+        if not any(group.finals for group in groups):
+            raise ConfigError(f"no run has values of {self.metric} from {first:,} to {last:,} steps")
+        return replace(self, groups=groups, span=(first, last))
 
     @property
     def labels(self) -> list[str]:
@@ -87,6 +109,8 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
     if metric and not any(series[chosen] for series in read):
         raise ConfigError(f"no run has values of {metric!r} in its metrics.csv")
     labels = labelled([run.fields for run in runs], fields)
+    if not by:
+        labels = _names(runs, labels) or labels
     groups: dict[tuple[str, str], list[int]] = {}
     for index, run in enumerate(runs):
         groups.setdefault((labels[index], run.env_id), []).append(index)
@@ -98,6 +122,13 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
             for (label, task), members in groups.items()
         ],
     )
+
+
+def _names(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
+    """What runs call themselves, where each label has one name and each name one label; else nothing."""
+    names = [str(run.fields.get("run.name", "")) for run in runs]
+    kinds = len(set(zip(names, labels, strict=True)))
+    return names if all(names) and kinds == len(set(names)) == len(set(labels)) > 1 else []
 
 
 def differing_fields(runs: Sequence[Run]) -> list[str]:

@@ -128,12 +128,21 @@ def as_values(comparison: Comparison, references: References | None = None) -> d
         }
         for label, scores, missing in _normalized(comparison, references)
     ]
-    return {"metric": comparison.metric, "by": list(comparison.by), "groups": groups, "normalized": suites}
+    return {
+        "metric": comparison.metric,
+        "by": list(comparison.by),
+        "span": comparison.span,
+        "groups": groups,
+        "normalized": suites,
+    }
 
 
 def page(comparison: Comparison, references: References | None = None) -> list[str]:
     """All tables of a comparison, and what their numbers are."""
     what = f"{comparison.metric}: the last value of each run"
+    if comparison.span is not None:
+        first, last = comparison.span
+        what = f"{comparison.metric}: the mean of each run from {first:,} to {last:,} steps"
     if len(comparison.tasks) == 1:
         what += f" of {comparison.tasks[0]}"
     lines = [what, "", *group_table(comparison)]

@@ -14,7 +14,7 @@ from common.config.presets import is_path, read_toml
 from common.errors import ConfigError
 from common.runtime.checkpoint import newest_first, steps_of
 from common.runtime.files import CONFIG_FILE, STATUS_FILE, read_status, readable
-from common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN
+from common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, read_rows
 
 _MAX_DEPTH = 5
 """Folders below one that is searched for runs."""
@@ -38,6 +38,20 @@ class Series:
         self.steps.append(steps)
         self.wall_s.append(wall_s)
         self.values.append(value)
+
+    def mean_over(self, first: int, last: int) -> Series:
+        """One value for what was recorded after `first` steps and until `last`; none: an empty series.
+
+        Each value weighs as much as the steps since the one before it, of whose games it tells.
+        """
+        before = [0, *self.steps]
+        rows = [i for i, steps in enumerate(self.steps) if first < steps <= last]
+        weights = [self.steps[i] - max(before[i], first) for i in rows]
+        found = Series()
+        if sum(weights):
+            mean = sum(w * self.values[i] for w, i in zip(weights, rows, strict=True)) / sum(weights)
+            found.add(self.steps[rows[-1]], self.wall_s[rows[-1]], mean)
+        return found
 
     def cut(self, steps: int) -> None:
         """Drop what was recorded at `steps` or later."""
@@ -163,7 +177,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_series(path: Path, names: Collection[str]) -> dict[str, Series]:
-    """Read metrics from a run's `metrics.csv`; what is not finite is left out.
+    """Read metrics from a run's `metrics.csv`, as `common.runtime.metrics.read_rows` does.
 
     A run that was resumed from a checkpoint has rows of steps that it then made once more: the later ones
     count.
@@ -171,20 +185,13 @@ def read_series(path: Path, names: Collection[str]) -> dict[str, Series]:
     found = {name: Series() for name in names}
     reached = 0
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                words = line.rstrip("\n").split(",")
-                if len(words) != 7 or not words[1].isdecimal():
-                    continue
-                steps = int(words[1])
-                if steps < reached:
-                    for series in found.values():
-                        series.cut(steps)
-                reached = steps
-                if words[5] in found:
-                    wall_s, value = _number(words[0]), _number(words[6], math.nan)
-                    if math.isfinite(value):
-                        found[words[5]].add(steps, wall_s, value)
+        for row in read_rows(path):
+            if row.steps < reached:
+                for series in found.values():
+                    series.cut(row.steps)
+            reached = row.steps
+            if row.name in found:
+                found[row.name].add(row.steps, row.wall_s, row.value)
     except OSError:
         pass  # not begun yet
     return found
@@ -235,8 +242,8 @@ def _integer(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _number(value: Any, otherwise: float = 0.0) -> float:
+def _number(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        return otherwise
+        return 0.0

@@ -36,7 +36,9 @@ _OVER = ("done", "failed", "pruned")
 
 
 class SweepError(TroupeError):
-    """Some runs failed."""
+    """Some runs failed: what each of them ended with is in its own record."""
+
+    exit_code = 6
 
 
 def check(sweep: Sweep) -> dict[str, int]:
@@ -176,9 +178,11 @@ class Runner:
         now = {**planned.fields, **self.sweep.overrides, "preset": self.sweep.preset}
         for name in (*was, *now):
             if was.get(name) != now.get(name) and name not in self._changed:
+                begun = f"has {name} = {was[name]}" if name in was else f"takes {name} from its preset"
+                wanted = now.get(name, "its preset's")
                 raise ConfigError(
-                    f"{self.folder} has a sweep with {name} = {was.get(name)} in {planned.name}, "
-                    f"not {now.get(name)}; choose another --dir"
+                    f"{self.folder} has a sweep in which {planned.name} {begun}, not {wanted}; "
+                    "choose another --dir"
                 )
 
     def run(self) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
 from services.launcher.curves import drawable, sparkline
-from services.launcher.progress import RunView, duration, verdict
+from services.launcher.progress import RunView, duration, gpu_line, verdict
 
 _SPARKLINE_WIDTH = 22  # two of them fit into 80 columns
 _STATE_STYLES = {"running": "green", "done": "cyan", "failed": "bold red", "stopped": "dim"}
@@ -97,6 +97,8 @@ def render(view: RunView, title: str, footer: str) -> Panel:
     parts: list[RenderableType] = [_progress(view), Text(), _figures(view), Text(), _services(view), Text()]
     if returns := _returns(view):
         parts += [returns, Text()]
+    if gpu := gpu_line(view.metrics):
+        parts += [Text(gpu), Text()]
     what, advice = verdict(view)
     parts.append(Text(f"{what}: {advice}" if advice else what, style="yellow"))
     if view.trouble:

@@ -65,8 +65,10 @@ def child_specs(
         threads = config.torch_threads("actor", usable_cores())
         specs.append(builder.service(f"actor-{index}", words, threads=threads, **plays))
     if config.evaluator.enabled:
-        words = ["--learner", control, *_JOINING]
-        specs.append(builder.service("evaluator", words, essential=False, nice=_NICE, **plays))
+        count = config.evaluator.processes
+        for name in ["evaluator"] if count == 1 else [f"evaluator-{index}" for index in range(count)]:
+            words = ["--learner", control, "--name", name, *_JOINING]
+            specs.append(builder.service(name, words, essential=False, nice=_NICE, **plays))
     if tensorboard.number:
         logdir = str(named_events(run_dir, sockets))
 

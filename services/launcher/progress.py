@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,6 +178,8 @@ def plain_line(view: RunView) -> str:
     ):
         if name in metrics:
             parts.append(f"{label} {metrics[name]:{form}}")
+    if gpu := gpu_line(metrics):
+        parts.append(gpu)
     parts.append(f"elapsed {duration(view.elapsed_s)}")
     if view.eta_s is not None:
         parts.append(f"ETA {duration(view.eta_s)}")
@@ -185,6 +187,18 @@ def plain_line(view: RunView) -> str:
     if view.trouble:
         parts.append(f"environments: {view.trouble}")
     return " | ".join(parts)
+
+
+def gpu_line(metrics: Mapping[str, float]) -> str:
+    """What the learner's GPU does, as far as it is measured; empty without one."""
+    words = []
+    if "gpu/busy_share" in metrics:
+        words.append(f"{metrics['gpu/busy_share']:.0%} busy")
+    if "gpu/power_w" in metrics:
+        words.append(f"{metrics['gpu/power_w']:.0f} W")
+    if "gpu/memory_bytes" in metrics:
+        words.append(f"{metrics['gpu/memory_bytes'] / 2**30:.1f} GiB")
+    return f"GPU {', '.join(words)}" if words else ""
 
 
 def duration(seconds: float) -> str:

@@ -7,10 +7,11 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.config import Loaded, check_resumable, load_layers, read_config
+from common.config import Loaded, changed_structure, check_resumable, load_layers, read_config
 from common.errors import ConfigError
 from common.runtime.checkpoint import begin_from
 from common.runtime.files import CONFIG_FILE, readable, run_config
@@ -119,7 +120,8 @@ def _with_beginning(config: Config, spec: EnvSpec) -> Config:
     from common.agents import make_agent
 
     path = Path(learner.init_from).expanduser().resolve()
-    begin_from(make_agent(config.agent, spec), path, optimizer=learner.init_optimizer)
+    agent = make_agent(config.agent, spec)
+    begin_from(agent, path, partial(changed_structure, config=config), optimizer=learner.init_optimizer)
     changed = learner.model_copy(update={"init_from": str(path)})
     return config.model_copy(update={"learner": changed})
 

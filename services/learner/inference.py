@@ -129,6 +129,7 @@ class CentralInference:
         )
         self.endpoint = sockets.bound_endpoint(router)
         self._server = Server("inference", router, {messages.Infer: self._infer}, limits=LIMITS)
+        self._server.open(self._waker.fd)
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
         self._thread.start()
 
@@ -186,7 +187,6 @@ class CentralInference:
     # -- the thread --
 
     def _run(self) -> None:
-        self._server.open(self._waker.fd)
         try:
             with _stream_of(self._device):
                 self._serve()

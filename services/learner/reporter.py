@@ -6,17 +6,23 @@ import logging
 import math
 import time
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from common.runtime import health
 from common.runtime.files import write_status
-from common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, MetricsWriter, past_values
+from common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, MetricsWriter, read_rows
 from common.stats import human_normalized
 from common.stats.curve import Curve
 from common.wire.control.server import ControlServer, Telemetry
+from services.learner.actor_returns import ActorReturns, Explores
 from services.learner.counters import RunCounters
 from services.learner.films import FilmWriter
+from services.learner.gathered import Gathered
+from services.learner.tracking import Trackers
 from services.learner.troubles import Troubles
 
 _log = logging.getLogger(__name__)
@@ -49,8 +55,16 @@ class Reporter:
         log_every_s: float,
         counters: RunCounters,
         resumed_steps: int | None,
+        trackers: Trackers | None = None,
+        explores: Explores | None = None,
+        gathered: Gathered | None = None,
     ) -> None:
-        self.writer = MetricsWriter(run_dir, resumed_steps=resumed_steps)
+        self._trackers = trackers
+        self._gathered = gathered
+        self._actor_returns = ActorReturns(explores)
+        self._leases: dict[int, set[int]] = {}
+        track = None if trackers is None else trackers.add
+        self.writer = MetricsWriter(run_dir, resumed_steps=resumed_steps, track=track)
         self.films = FilmWriter(self.writer)
         self._run_dir = run_dir
         self._env_id = env_id
@@ -63,12 +77,13 @@ class Reporter:
         self._troubles = Troubles()
         self._returns = {EVALUATION_RETURN: Curve(), TRAINING_RETURN: Curve()}
         if resumed_steps is not None:
-            past = past_values(run_dir / CSV_FILE, {*self._returns, *LAST_EVALUATION}, resumed_steps)
-            for steps, name, value in past:
-                if name in self._returns:
-                    self._returns[name].add(steps, value)
-                if name in LAST_EVALUATION:
-                    self.writer.last[name] = value
+            for row in read_rows(run_dir / CSV_FILE):
+                if row.steps > resumed_steps:
+                    continue
+                if row.name in self._returns:
+                    self._returns[row.name].add(row.steps, row.value)
+                if row.name in LAST_EVALUATION:
+                    self.writer.last[row.name] = row.value
         self._history: deque[tuple[float, int, int, float]] = deque()
         self._next_rows = time.monotonic() + log_every_s
         self._next_status = 0.0
@@ -88,10 +103,15 @@ class Reporter:
 
     def collect(self, telemetry: Telemetry) -> None:
         """Take in one message of a service, which the control server has checked."""
+        if self._gathered is not None and "part" in telemetry.fields:
+            complete = self._counters.steps >= self._total_steps
+            self._collect_all(self._gathered.add(telemetry, complete=complete))
+            return
         metrics = telemetry.metrics
         games = telemetry.fields.get("episodes", [])
         if telemetry.role != "evaluator":
-            self._episodes += [(float(score), float(length)) for score, length in games]
+            self._episodes += [(float(game[0]), float(game[1])) for game in games]
+        self._actor_returns.take(telemetry)
         self._troubles.take(telemetry)
         immediate = {k: v for k, v in metrics.items() if k.startswith(IMMEDIATE)}
         if immediate:
@@ -99,7 +119,8 @@ class Reporter:
         if "eval/version" in metrics and EVALUATION_RETURN in metrics:  # others are no evaluation
             version = int(metrics["eval/version"])
             self.evaluated_version = max(self.evaluated_version, version)
-            self.evaluations.append((version, metrics[EVALUATION_RETURN]))
+            if self._gathered is None or len(games) >= self._gathered.episodes:  # of few games it may be luck
+                self.evaluations.append((version, metrics[EVALUATION_RETURN]))
             if games:
                 self.writer.add_evaluation(version, games, **self._counts())
             _log.info("evaluation of version %d: return %.2f", version, metrics[EVALUATION_RETURN])
@@ -108,15 +129,32 @@ class Reporter:
         if video is not None:
             self.films.put(telemetry.source, video, telemetry.blobs.get("mp4"), self._counters.steps)
 
+    def end_evaluation(self) -> None:
+        """Take in what has come of an evaluation, if there will be no more of it."""
+        if self._gathered is not None:
+            self._collect_all(self._gathered.end())
+
+    def _collect_all(self, evaluations: list[Telemetry]) -> None:
+        for evaluation in evaluations:
+            self.collect(evaluation)
+
+    def look(self, values: Mapping[str, np.ndarray], metrics: dict[str, float]) -> None:
+        """Show histograms of values in TensorBoard, and write metrics, at once."""
+        self.writer.add_histograms(values, steps=self._counters.steps)
+        self._write("learner", metrics)
+
     def tick(self, control: ControlServer, waited_s: float, note: str = "", force: bool = False) -> None:
         """Write what is due. `waited_s` is how long the learner has waited for batches in all."""
         now = time.monotonic()
         if force or now >= self._next_status:
             self._next_status = now + STATUS_PERIOD_S
+            if self._gathered is not None:
+                self._collect_all(self._gathered.expired())
             self._measure_rates(now, waited_s)
             self._write_status(control, note)
         if force or now >= self._next_rows:
             self._next_rows = now + self._log_every_s
+            self._leases = control.leases()
             self._write_rows()
 
     def close(self) -> None:
@@ -124,6 +162,17 @@ class Reporter:
         self._write_rows()
         self.films.close()
         self.writer.close()
+        if self._trackers is not None:
+            complete = self._counters.steps >= self._total_steps
+            self._trackers.close(self._summary(), complete=complete)
+
+    def _summary(self) -> dict[str, float]:
+        """How far the run has come, and its newest returns."""
+        returns = {"final/evaluation_return": EVALUATION_RETURN, "final/training_return": TRAINING_RETURN}
+        last = self.writer.last
+        summary = {"final/steps": float(self._counters.steps), "final/updates": float(self._counters.updates)}
+        summary |= {name: last[metric] for name, metric in returns.items() if metric in last}
+        return summary | {"final/wall_s": self.writer.wall_s}
 
     def _measure_rates(self, now: float, waited_s: float) -> None:
         counters = self._counters
@@ -156,6 +205,8 @@ class Reporter:
                 row["train/human_normalized"] = normalized
             self._write("actors", row)
             self._episodes.clear()
+        for source, row in self._actor_returns.rows(self._leases).items():
+            self._write(source, row)
         for source, metrics in self._newest.items():
             self._write(source, metrics)
         self._newest.clear()

@@ -8,7 +8,6 @@ import queue
 import secrets
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +15,36 @@ import numpy as np
 import torch
 import zmq
 
-from common import installation
 from common.agents import make_agent
 from common.agents.fitting import check_device
-from common.config import Config, changed_structure, structural_hash, to_toml
+from common.config import Config, structural_hash, to_toml
 from common.cores import usable_cores
 from common.data.schema import FieldSpec, compressed_if
 from common.envs import make_spec
-from common.errors import CheckpointError, TroupeError
+from common.errors import TroupeError
 from common.rl.importance import annealed
 from common.runtime import Deadline, StopSignal
-from common.runtime.checkpoint import CheckpointWriter, begin_from, load_newest
 from common.runtime.logging import Throttle
 from common.wire.control.budget import StepBudget
+from common.wire.control.evaluations import Evaluations
 from common.wire.control.server import ControlServer
 from common.wire.link import new_incarnation
 from common.wire.replay.codec import SampleBatch, specs_to_wire
 from common.wire.replay.sharded import ShardedReplayClient
 from common.wire.security.key_options import make_security
 from common.wire.sockets import Security
+from services.learner.checkpoints import CHECKPOINT_S, RunCheckpoints
 from services.learner.counters import RunCounters
+from services.learner.gathered import Gathered
+from services.learner.gpu import GpuMeter
+from services.learner.histograms import Histograms
 from services.learner.inference import CentralInference
-from services.learner.kept import Archive, Best
+from services.learner.kept import Best
 from services.learner.mixture import Mixture
 from services.learner.prefetch import Prefetcher
 from services.learner.reporter import Reporter
+from services.learner.trackers import Run
+from services.learner.tracking import Trackers
 from services.learner.usable import Usable, UsableItems
 
 _log = logging.getLogger(__name__)
@@ -63,8 +67,6 @@ FINAL_EVALUATION_S = 120.0
 """How long the end of a run waits for the last evaluation."""
 EVALUATOR_START_S = 60.0
 """How long of that it waits for an evaluator that has not joined: in a short run it may be starting still."""
-CHECKPOINT_S = 120.0
-"""How long the beginning and the end of a run wait for the disk; a stop by a signal ends sooner by itself."""
 
 
 class DivergedError(TroupeError):
@@ -87,25 +89,23 @@ class Learner:
     ) -> None:
         self.config = config
         self.stop = stop
-        self._checkpoints = run_dir / "checkpoints"
-        self._writer = CheckpointWriter(self._checkpoints, keep=config.learner.keep_checkpoints)
         check_device(config.learner.device)
         torch.set_num_threads(config.torch_threads("learner", usable_cores()))
         self.spec = make_spec(config.env)
         self.agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
         self._usable = UsableItems(self.agent)
         self._mixture = Mixture(config)
+        self._gpu = GpuMeter(config.learner.device)
+        self._histograms = Histograms(self.agent, config.learner.histogram_period_updates)
         self.counters = RunCounters(self.spec.frames_per_step, StepBudget(config.run.total_steps))
-        self._saved: tuple[int, int] | None = None
-        self.run_id = secrets.token_hex(8)
-        self._agent_meta: dict[str, Any] = {}
-        self._code = {"version": installation.version(), "commit": installation.commit()}
-        if resume:
-            self._restore()
-        elif config.learner.init_from:
-            found = begin_from(self.agent, config.learner.init_from, optimizer=config.learner.init_optimizer)
-            _log.info("begins with the network of %s", found)
-        self._archive = Archive(self._checkpoints, config.learner.archive_period_s)
+        directory = run_dir / "checkpoints"
+        self.checkpoints = RunCheckpoints(
+            config, directory, self.agent, self.spec, self.counters, self._check_weights
+        )
+        self.checkpoints.begin_run(resume=resume)
+        name, place = config.run.name or run_dir.resolve().name, str(run_dir.resolve())
+        known_as = Run(self.checkpoints.run_id, name, place, config.to_dict())
+        trackers = Trackers(config.run.trackers, known_as)
         self._linger_s = linger_s if self._complete() else 0.0
         net = config.net
         security = make_security(net.keys_dir, "learner", insecure=net.insecure)
@@ -125,13 +125,14 @@ class Learner:
             liveness_s=net.liveness_s,
             bfloat16=config.learner.publish_dtype == "bfloat16",
             security=security,
-            run=self.run_id,
+            run=self.checkpoints.run_id,
             budget=self.counters.budget,
             fields=specs_to_wire(self._stored_fields()),
             item_steps=self.agent.item_steps,
+            evaluations=Evaluations(*config.evaluator.division()),
         )
         keep_best, fetched = config.learner.keep_best, self.control.params_fetched
-        self._best = Best(self._checkpoints, fetched, self._meta) if keep_best else None
+        self._best = Best(directory, fetched, self.checkpoints.meta) if keep_best else None
         self.inference = self._make_inference(security) if config.inference.mode == "central" else None
         self.prefetch = Prefetcher(
             self._context,
@@ -151,11 +152,13 @@ class Learner:
             config.run.log_every_s,
             self.counters,
             self.counters.steps if resume else None,
+            trackers,
+            lambda slots: self.agent.slot_epsilons(slots, config.total_slots),
+            Gathered(config),
         )
         self.reporter.writer.add_text("config", f"```toml\n{to_toml(config)}\n```")
         self._throttle = Throttle(10.0)
         self._measured_s = time.monotonic()
-        self._next_checkpoint = time.monotonic() + config.learner.checkpoint_period_s
 
     def _stored_fields(self) -> tuple[FieldSpec, ...]:
         """The fields of this run's chunks, on the wire and in replay."""
@@ -190,7 +193,7 @@ class Learner:
         """The main loop."""
         if not self.counters.updates:
             # Before anybody hears the run's name: it has to outlive this process, as what is stored under it.
-            self._checkpoint()
+            self.checkpoints.save()
         if self.inference is not None:
             self.inference.start()
             self.control.inference_endpoint = self.inference.endpoint
@@ -211,7 +214,7 @@ class Learner:
             # Last of all, so that what is resumed later has every step that the status shows.
             self._collect(LAST_COLLECT_S)
             self.counters.budget.close()
-            self._checkpoint()
+            self.checkpoints.save()
         finally:
             self._close()
 
@@ -265,6 +268,8 @@ class Learner:
             **self._told(sample, usable),
         )
         self.prefetch.put_priorities(sample, usable.priorities(update.priorities))
+        if self._histograms.due(counters.updates):
+            self.reporter.look(*self._histograms.take(usable.fields))
         if measure:
             self._check_finite(update.metrics)
             lag = self._mixture.staleness(sample, counters.version)
@@ -308,9 +313,10 @@ class Learner:
         if self.inference is not None:
             self.inference.check()
             self.reporter.note("learner", self.inference.metrics())
+        if gpu := self._gpu.metrics():
+            self.reporter.note("learner", gpu)
         self.reporter.tick(self.control, self.prefetch.waited_s)
-        if time.monotonic() >= self._next_checkpoint and self._writer.wait(0.0):
-            self._begin_checkpoint()
+        self.checkpoints.save_if_due()
         if self._best is not None:
             self._best.go_on()
 
@@ -340,6 +346,8 @@ class Learner:
             self._stay_for_latecomers()
         if self.config.evaluator.enabled:
             self._wait_for_evaluation()
+            self._collect()  # an evaluator leaves as soon as it has sent its last games
+            self.reporter.end_evaluation()
         deadline = Deadline(FAREWELL_S)
         while self._has_peer("actor", "evaluator") and not (self.stop or deadline.expired):
             self.stop.wait(0.05)
@@ -374,67 +382,9 @@ class Learner:
             self.reporter.tick(self.control, self.prefetch.waited_s, note=note)
             self.stop.wait(0.1)
 
-    # ------------------------------------------------------------ checkpoints
-
-    def _checkpoint(self) -> None:
-        """Save the run and wait, within a limit, until it is on the disk."""
-        deadline = Deadline(CHECKPOINT_S)
-        if self._writer.wait(deadline.remaining_s):
-            self._begin_checkpoint()
-        if not self._writer.wait(deadline.remaining_s):
-            _log.error("the checkpoint is not on the disk after %.0f s: going on without it", CHECKPOINT_S)
-
-    def _begin_checkpoint(self) -> None:
-        """Save the run unless nothing has happened since: copies of one state would push out others.
-
-        Here only the copy is made; the disk is left to the writer, which must have nothing to do.
-        """
-        self._next_checkpoint = time.monotonic() + self.config.learner.checkpoint_period_s
-        reached = (self.counters.steps, self.counters.updates)
-        if reached == self._saved:
-            return
-        arrays, self._agent_meta = self.agent.state()
-        self._check_weights(arrays)
-
-        def written(path: Path) -> None:
-            self._saved = reached
-            _log.info("checkpoint %s (%d updates)", path.name, reached[1])
-            self._archive.take(path)
-
-        self._writer.begin(arrays, self._meta(), written)
-
-    def _meta(self) -> dict[str, Any]:
-        """What a checkpoint says besides arrays: how far the run is, and what it is."""
-        return {
-            **self.counters.to_meta(),
-            "agent": self._agent_meta,
-            "config": self.config.to_dict(),
-            "spec": asdict(self.spec),
-            "run": self.run_id,
-            "troupe": self._code,
-        }
-
-    def _restore(self) -> None:
-        arrays, meta, path = load_newest(self._checkpoints)
-        if changed := changed_structure(meta.get("config"), self.config):
-            raise CheckpointError(
-                f"{path} was written with {', '.join(changed)}; resume with the run's own config.toml"
-            )
-        self._agent_meta = meta.get("agent", {})
-        self.agent.load_state(arrays, self._agent_meta)
-        try:
-            self.counters.load_meta(meta)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            raise CheckpointError(f"{path} does not say in meta.json how far the run was") from None
-        self._saved = (self.counters.steps, self.counters.updates)
-        self.run_id = str(meta.get("run", ""))
-        _log.info(
-            "resumed from %s: %d steps, %d updates", path.name, self.counters.steps, self.counters.updates
-        )
-
     def _close(self) -> None:
         with ExitStack() as ends:  # each step, whatever happens to the others; the last one named comes first
-            ends.callback(self._writer.wait, CHECKPOINT_S)
+            ends.callback(self.checkpoints.wait)
             if self._best is not None:
                 ends.callback(self._best.wait, CHECKPOINT_S)
             ends.callback(self._context.destroy, linger=1000)

@@ -22,7 +22,7 @@ from services.actor.service import ActorService
 from services.learner import inference as module
 from services.learner.inference import CentralInference
 from tests.harness import PATIENCE_S, Context, InThread, bind, until
-from tests.learner.test_inference import FakeReplay, check_consecutive
+from tests.learner.halves import FakeReplay, check_consecutive
 
 OVERRIDES = {
     "env.id": "tests.envs.counting:Counting-v0",
@@ -127,7 +127,7 @@ def test_acts_until_the_run_is_done(start: Callable[..., Any]) -> None:
     assert sum(chunk.steps for chunk in learner.chunks) <= steps
     episodes = [episode for report in reports for episode in report.fields.get("episodes", [])]
     assert episodes
-    assert all(length == 6 for _, length in episodes)
+    assert all(length == 6 for _, length, _ in episodes)
     for chunk in learner.chunks:
         check_chunk(chunk, learner.agent.fields)
         assert np.isfinite(chunk.priorities).all()

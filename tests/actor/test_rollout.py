@@ -215,5 +215,14 @@ def test_meter_sends_every_game_once() -> None:
     for _ in range(4):
         rollout.step(0)
     meter = TimingReports(period_s=0.0)
-    assert meter.report(rollout.timing, 0)[1] == {"episodes": [[5.0, 2], [5.0, 2]]}
+    assert meter.report(rollout.timing, 0)[1] == {"episodes": [[5.0, 2, 0], [5.0, 2, 0]]}
     assert meter.report(rollout.timing, 0)[1] == {}
+
+
+def test_games_have_the_numbers_of_their_slots_in_the_run() -> None:
+    rollout, _ = rollout_of(slots=2, length=2)
+    rollout.explore([7, 3], 10)
+    for _ in range(2):
+        rollout.step(0)
+    games = TimingReports(period_s=0.0).report(rollout.timing, 0)[1]["episodes"]
+    assert [game[2] for game in games] == [7, 3]

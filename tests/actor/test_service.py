@@ -143,7 +143,7 @@ def test_acts_until_the_run_is_done(context: Context, control: ControlServer, re
     assert told[-1].metrics["actor/steps"] >= sum(chunk.steps for chunk in replay.chunks)
     episodes = [episode for report in told for episode in report.fields.get("episodes", [])]
     assert episodes
-    assert all(returned == steps for returned, steps in episodes)  # CartPole pays 1 a step
+    assert all(returned == steps for returned, steps, _ in episodes)  # CartPole pays 1 a step
 
 
 def test_stop_signal_flushes_first(context: Context, control: ControlServer, replay: Replay) -> None:
@@ -281,14 +281,14 @@ def test_however_many_games_end_each_is_reported_once(context: Context) -> None:
             encode(Message(messages.TELEMETRY, {"metrics": metrics, "fields": fields}))
             sent.append((metrics, fields))
 
-    games = [Episode(0, game / 3, 1 << 30, 4) for game in range(9001)]
+    games = [Episode((1 << 20) - 1, game / 3, 1 << 30, 4) for game in range(9001)]
     service: Any = ActorService(context, "tcp://127.0.0.1:5550", "actor-0", StopSignal())
     service._control = Control()
     service._watch = SimpleNamespace(metrics=dict)
     service._acting = SimpleNamespace(timing=Timing(steps=9001, episodes=list(games)), version=0)
     service._report()
     reported = [tuple(game) for _, fields in sent for game in fields["episodes"]]
-    assert reported == [(game.return_raw, game.steps) for game in games]
+    assert reported == [(game.return_raw, game.steps, game.slot) for game in games]
     assert [metrics.get("actor/steps") for metrics, _ in sent] == [9001.0, *[None] * (len(sent) - 1)]
 
 

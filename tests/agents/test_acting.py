@@ -47,6 +47,10 @@ FAMILIES = {
     ),
     "sac-reals": (SacConfig(mlp_units=(8,), normalize_vectors=True), match("box")),
     "sac-choice": (SacConfig(mlp_units=(8,)), VECTORS),
+    "sac-memory": (
+        SacConfig(mlp_units=(8,), lstm_units=5, sequence_steps=4, sequence_period_steps=2),
+        match("box"),
+    ),
 }
 
 

@@ -26,13 +26,20 @@ PIXELS = EnvConfig(id="tests.envs.catch:Catch-v0", frame_skip=1, frame_size=42, 
 OUTSIDE = [name for name in os.environ.get("TROUPE_CONTRACT", "").split(",") if name]
 """Algorithms outside this tree, to be tested as well."""
 
-every_algorithm = pytest.mark.parametrize("name", [*ALGORITHMS, *OUTSIDE])
+OPTIONS = {"sac, with memory": {"lstm_units": 8, "sequence_steps": 6, "sequence_period_steps": 3}}
+"""Fields that make another agent of an algorithm, whose name is before the comma."""
+
+every_algorithm = pytest.mark.parametrize("name", [*ALGORITHMS, *OPTIONS, *OUTSIDE])
+
+
+def config_of(name, **fields):
+    return agent_model(name.partition(",")[0])(**OPTIONS.get(name, {}), **fields)
 
 
 def agent_of(name, seed=0, env=VECTORS):
     vector = make_vector(env, 1, 0)
     vector.close()
-    return make_agent(agent_model(name)(), vector.spec, seed=seed)
+    return make_agent(config_of(name), vector.spec, seed=seed)
 
 
 def played(agent, env=VECTORS):
@@ -62,9 +69,10 @@ def copied(arrays):
 
 @every_algorithm
 def test_its_section_says_its_name(name):
-    assert agent_model(name)().algorithm == name
-    with pytest.raises(ValueError, match=name):
-        agent_model(name)(algorithm="another")
+    algorithm = name.partition(",")[0]
+    assert config_of(name).algorithm == algorithm
+    with pytest.raises(ValueError, match=algorithm):
+        config_of(name, algorithm="another")
 
 
 @every_algorithm
@@ -137,9 +145,9 @@ def test_statistics_of_pixels_come_from_the_learner_and_are_exact_where_weights_
 
 @every_algorithm
 def test_pixels_can_be_left_as_they_are_and_their_statistics_freeze(name):
-    plain = make_agent(agent_model(name)(normalize_pixels=False), agent_of(name, env=PIXELS).spec)
+    plain = make_agent(config_of(name, normalize_pixels=False), agent_of(name, env=PIXELS).spec)
     assert not [key for key in plain.params() if key.startswith("inputs.")]
-    frozen = make_agent(agent_model(name)(normalize_pixels_frames=1), plain.spec)
+    frozen = make_agent(config_of(name, normalize_pixels_frames=1), plain.spec)
     arguments = batch(frozen, PIXELS)
     frozen.update(**arguments)
     before = copied(frozen.params())
@@ -186,7 +194,7 @@ def test_resumed_it_learns_as_if_it_had_not_stopped(name, env):
     first.update(**arguments)
     arrays, meta = first.state()
     saved, meta = copied(arrays), json.loads(json.dumps(meta))
-    assert meta["algorithm"] == name
+    assert meta["algorithm"] == name.partition(",")[0]
     for agent in (first, second):
         if agent is second:
             second.load_state(arrays, meta)

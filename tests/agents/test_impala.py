@@ -261,15 +261,23 @@ def test_clear_by_hand(reduction):
     assert "learner/cloning_loss" not in fresh
 
 
-def test_beyond_the_trust_region_replayed_steps_teach_neither_policy_nor_value():
-    plain = ImpalaConfig(**SMALL, entropy_cost=0.0)
+def implied(pi_logits, mu_logits):
+    """Logits of the policy that V-trace values where weights are clipped at 1."""
+    p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (pi_logits, mu_logits))
+    return np.log(np.minimum(p, q))
+
+
+@pytest.mark.parametrize("of", ["implied", "behaviour"])
+def test_beyond_the_trust_region_replayed_steps_teach_neither_policy_nor_value(of):
+    plain = ImpalaConfig(**SMALL, entropy_cost=0.0, trust_region_of=of)
     batch = random_batch(np.random.default_rng(6), make_agent(plain, VECTOR, seed=0), 6)
     batch["behaviour"] *= 0.5
     _, logits, _ = updated(plain, batch)
-    to_mu = kl(logits, batch["behaviour"].transpose(1, 0, 2).astype(float))
-    limit = float(np.median(to_mu[:, REPLAYED]))
+    mu = batch["behaviour"].transpose(1, 0, 2).astype(float)
+    away = kl(logits, mu if of == "behaviour" else implied(logits, mu))
+    limit = float(np.sort(away[:, REPLAYED], axis=None)[7:9].mean())
     some, _, _ = updated(plain.model_copy(update={"trust_region": limit}), batch)
-    assert some["learner/untrusted_share"] == pytest.approx((to_mu[:, REPLAYED] > limit).mean(), rel=1e-4)
+    assert some["learner/untrusted_share"] == pytest.approx((away[:, REPLAYED] > limit).mean(), rel=1e-4)
     assert 0.3 < some["learner/untrusted_share"] < 0.6
     none, _, _ = updated(plain.model_copy(update={"trust_region": 1e-9}), batch)
     assert none["learner/untrusted_share"] == pytest.approx(1.0)
@@ -277,6 +285,13 @@ def test_beyond_the_trust_region_replayed_steps_teach_neither_policy_nor_value()
     rows = ~REPLAYED
     left, _, _ = updated(plain, {name: array[rows] for name, array in batch.items()}, None)
     assert none["learner/loss"] == pytest.approx(left["learner/loss"] / 2, rel=1e-4)
+
+
+def test_an_implied_policy_of_several_numbers_is_refused():
+    spec = make_vector(EnvConfig(id="gym:Pendulum-v1", reward_clip="none"), 1, 0).spec
+    with pytest.raises(ConfigError, match=r"trust_region_of implied is for one choice of several.*behaviour"):
+        make_agent(ImpalaConfig(**SMALL, trust_region=0.3), spec, seed=0)
+    make_agent(ImpalaConfig(**SMALL, trust_region=0.3, trust_region_of="behaviour"), spec, seed=0)
 
 
 def test_the_value_of_each_step_is_stored_for_value_cloning_and_not_otherwise():

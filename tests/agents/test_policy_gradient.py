@@ -1,5 +1,7 @@
 """The policy-gradient agent: its arithmetic against sums in numpy, its passes, and that every loss learns."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +9,12 @@ import torch
 from common.agents import make_agent
 from common.agents.impala import ImpalaConfig
 from common.agents.learning_rate import LearningRate
-from common.agents.passes import faster_dtype
+from common.agents.passes import faster_dtype, has_bfloat16_units
 from common.agents.policy_gradient import PolicyGradientConfig
 from common.agents.pqn import PqnConfig
 from common.config import load_config
 from common.errors import CheckpointError
+from common.runtime.checkpoint import open_checkpoint, save_checkpoint
 from tests.agents.in_process import evaluate, learn_through_a_queue
 from tests.agents.test_impala import VECTOR, random_batch
 from tests.harness import CHAOS
@@ -190,15 +193,20 @@ def test_each_pass_takes_every_step_once(mode, memory):
         assert all(steps.behaviour.shape[0] == 5 for steps in seen)
 
 
-def test_the_learning_rate_follows_the_divergence_of_a_pass():
+def test_the_learning_rate_follows_the_divergence_of_a_pass(tmp_path):
     agent = agent_of(learning_rate_schedule="kl", kl_target=0.01, learning_rate=1e-3, epochs=1)
     for kl, rate in ((0.03, 1e-3 / 1.5), (0.015, 1e-3 / 1.5), (0.001, 1e-3), (0.5, 1e-3 / 1.5)):
         agent._loss = lambda steps, learning, kl=kl: measured_kl(agent, kl)
         got = updated(agent, random_batch(np.random.default_rng(0), agent, 2))
         assert got["learner/learning_rate"] == pytest.approx(rate)
-    again = agent_of(seed=1, learning_rate_schedule="kl", kl_target=0.01, learning_rate=1e-3)
-    again.load_state(*agent.state())
-    assert again._learning.rate.value == pytest.approx(1e-3 / 1.5)
+    arrays, meta = agent.state()
+    save_checkpoint(tmp_path, arrays, meta)
+    read = open_checkpoint(tmp_path).arrays
+    as_a_row = {name: np.atleast_1d(array) for name, array in read.items()}  # in files of earlier versions
+    for saved in (arrays, read, as_a_row):
+        again = agent_of(seed=1, learning_rate_schedule="kl", kl_target=0.01, learning_rate=1e-3)
+        again.load_state(saved, meta)
+        assert again._learning.rate.value == pytest.approx(1e-3 / 1.5)
 
 
 def test_schedules():
@@ -303,7 +311,36 @@ class Clock:
 )
 def test_bfloat16_is_chosen_where_a_trial_is_faster(exact, short, chosen):
     clock = Clock(exact, short)
-    assert faster_dtype("auto", torch.device("cpu"), clock.step, clock) == chosen
+    found = faster_dtype("auto", torch.device("cpu"), clock.step, has_units=lambda: True, clock=clock)
+    assert found == chosen
+
+
+def test_no_trial_is_made_where_bfloat16_would_be_emulated(caplog):
+    caplog.set_level(logging.INFO)
+    tried = []
+    # Whoever asks for it gets it.
+    for wanted, dtype in (("auto", torch.float32), ("bfloat16", torch.bfloat16)):
+        assert faster_dtype(wanted, torch.device("cpu"), tried.append, has_units=lambda: False) == dtype
+    assert not tried
+    assert "the processor has no units for bfloat16" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "has"),
+    [
+        ("model name\t: AMD EPYC bf16\nflags\t\t: fpu avx avx2\n", False),
+        ("flags\t\t: avx512f avx512_bf16 avx512_fp16\n", True),
+        ("flags\t\t: amx_tile amx_bf16\n", True),
+        ("flags\t\t: avx512f avx512_bf16x\n", False),
+        ("processor\t: 0\nFeatures\t: fp asimd sve svebf16 i8mm\n", True),
+        ("Features\t: fp asimd bf16\n", True),
+        ("", False),
+    ],
+)
+def test_a_processor_says_whether_it_has_units_for_bfloat16(tmp_path, text, has):
+    (tmp_path / "cpuinfo").write_text(text)
+    assert has_bfloat16_units(tmp_path / "cpuinfo") == has
+    assert not has_bfloat16_units(tmp_path / "none")
 
 
 def test_bfloat16_changes_little():

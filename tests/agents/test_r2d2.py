@@ -1,3 +1,6 @@
+import itertools
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,7 @@ from common.config import load_config
 from common.config.schema import EnvConfig
 from common.data.accumulator import PRIORITY_FLOOR
 from common.data.schema import check_chunk
+from common.data.sequences import BETWEEN
 from common.envs import EnvSpec, make_vector
 from common.errors import CheckpointError, ConfigError
 from common.spaces import ActionSpec
@@ -115,23 +119,76 @@ def test_loss_and_priorities_by_hand():
     np.testing.assert_allclose(got.priorities, want, rtol=1e-4)
 
 
-@pytest.mark.parametrize("burn_in", [0, 4])
-@pytest.mark.parametrize("env_id", ["gym:CartPole-v1", "atari:breakout"])
-def test_learner_computes_the_very_values_that_acted(env_id, burn_in):
+def parts(cut, length):
+    """A sequence across episodes taken apart: what is of one episode, as a row of its own, and its place."""
+    edges = [0, *(t for t in range(1, length + 1) if cut["ended"][t] == BETWEEN), length + 1]
+    for a, b in pairwise(edges):
+        part = {name: array[a:b].copy() for name, array in cut.items() if name != "memory"}
+        part["memory"] = cut["memory"]
+        if a:
+            part["ended"][0] = 1
+        yield part, a, b - a - 1
+
+
+def test_across_episodes_each_is_learned_from_as_if_it_were_alone():
+    rng = np.random.default_rng(4)
+    agent = make_agent(R2d2Config(**SMALL, across_episodes=True, learning_rate=0.01), VECTOR, seed=0)
+    # Entries by what led there. The first begins the stream; burn-in, ends of both kinds, single steps.
+    endings = ["1000130", "00002313130", "01300000002", "30001302300", "23000000000"]
+    items = []
+    for row in endings:
+        length = len(row) - 1
+        cut = {f.name: rng.normal(size=(f.entries(length), *f.shape)).astype(f.dtype) for f in agent.fields}
+        cut["action"] = rng.integers(0, 4, length + 1).astype(np.int32)
+        cut["ended"] = np.array([int(each) for each in row], np.uint8)
+        items.append((cut, length, 1.0))
+    fields, lengths = batch_of(items)
+    for _ in range(5):
+        agent.update(fields, np.ones(5, np.float32), lengths=lengths)
+    by_hand, errors = ByHand(agent.config, agent.state()[0], VECTOR), []
+    for cut, length, _ in items:
+        begin = length - SMALL["sequence_steps"]
+        found = [by_hand.errors(part, own, max(0, begin - place)) for part, place, own in parts(cut, length)]
+        errors.append(np.concatenate(found))
+    between = [row[len(row) - 6 :].count("3") for row in endings]
+    assert [len(e) for e in errors] == [6 - count for count in between]
+    got = agent.update(fields, np.ones(5, np.float32), lengths=lengths)
+    loss = np.mean([0.5 * np.sum(e**2) for e in errors])
+    assert got.metrics["learner/loss"] == pytest.approx(loss, rel=1e-4)
+    steps = np.concatenate(errors)
+    assert got.metrics["learner/td_error_mean"] == pytest.approx(abs(steps).mean(), rel=1e-4)
+    want = [0.9 * abs(e).max() + 0.1 * abs(e).mean() + PRIORITY_FLOOR for e in errors]
+    np.testing.assert_allclose(got.priorities, want, rtol=1e-4)
+
+
+CATCH = "tests.envs.catch:Catch-v0"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "burn_in", "across"),
+    [
+        *itertools.product(["gym:CartPole-v1", "atari:breakout"], [0, 4], [False]),
+        *itertools.product(["gym:CartPole-v1", CATCH], [0, 4], [True]),
+    ],
+)
+def test_learner_computes_the_very_values_that_acted(env_id, burn_in, across):
     """The stored state belongs to the first step of the burn-in, and to no other."""
     pytest.importorskip("ale_py")
     env_config = EnvConfig(id=env_id, frame_skip=8, reward_clip="none")
+    if env_id == CATCH:
+        env_config = EnvConfig(id=env_id, frame_skip=1, frame_size=42, noop_max=0, fire_reset=False)
     slots = 3
     env = make_vector(env_config, slots, 0)
     torso = "small" if env.spec.pixels else "mlp"
-    agent = make_agent(R2d2Config(**(SMALL | {"burn_in_steps": burn_in}), torso=torso), env.spec, seed=3)
+    options = SMALL | {"burn_in_steps": burn_in, "across_episodes": across}
+    agent = make_agent(R2d2Config(**options, torso=torso), env.spec, seed=3)
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in agent._net.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     taken = []
     initial = agent._initial_priority
-    agent._initial_priority = lambda r, t, b: (taken.append(t), initial(r, t, b))[1]
+    agent._initial_priority = lambda r, t, b, e: (taken.append(t[e != BETWEEN]), initial(r, t, b, e))[1]
     rollout, chunks = Rollout(agent, env, 12, 0), []
     rollout.explore(list(range(slots)), slots)
     while len(taken) < 40:
@@ -142,7 +199,11 @@ def test_learner_computes_the_very_values_that_acted(env_id, burn_in):
     items = windows(chunks, agent.fields)
     fields, lengths = batch_of(items)
     assert (fields["ended"][:, 0] == 0).sum() >= 3
-    assert len(set(lengths.tolist())) > 2
+    if across:
+        assert len({len(each) for each in taken}) > 1, "none crosses the end of an episode"
+        assert set(lengths[len(lengths) // 2 :].tolist()) == {burn_in + SMALL["sequence_steps"]}
+    else:
+        assert len(set(lengths.tolist())) > 2
 
     def values(fields):
         sequences = agent._sequences(fields, lengths)
@@ -271,6 +332,17 @@ def test_what_does_not_fit_is_refused_in_one_line():
         make_agent(R2d2Config(torso="deep"), VECTOR, seed=0)
     with pytest.raises(ConfigError, match="sequence_period_steps"):
         load_config("memory-r2d2", overrides={"agent.sequence_period_steps": "50"})
+
+
+def test_learns_from_sequences_of_several_episodes():
+    """A cue, a blank, and the question: six steps in a sequence are of two or three episodes."""
+    options = {"env.kwargs.cues": "3", "env.kwargs.delay": "1", "env.kwargs.questions": "1"}
+    options |= {"agent.across_episodes": "true", "agent.sequence_steps": "6", "agent.lstm_units": "24"}
+    options |= {"agent.head_units": "24", "replay.batch_size": "32", "replay.min_items": "200"}
+    options |= {"agent.target_update_period_updates": "20", "agent.learning_rate": "5e-3"}
+    config = load_config("memory-r2d2", overrides=options)
+    agent, _ = learn_by_replay(config, updates=120, seed=0)
+    assert evaluate(agent, config.env, 60) >= 0.9
 
 
 @pytest.mark.slow

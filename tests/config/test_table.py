@@ -30,6 +30,11 @@ from common.errors import ConfigError
             {"replay.tables": '[{limiter = "queue", max_times_sampled = 2, capacity = 64}]'},
             "may learn 1 time",
         ),
+        (
+            "minatar-seaquest-elite",
+            {"replay.tables": '[{name = "again", sampler = "uniform", strategy = "spread"}]'},
+            r"'again': strategy would do nothing, for it is for sampler elite or attentive",
+        ),
         ("cartpole-impala", {"replay.batch_size": "9"}, "a batch of each shard, 9 x 1 items, not 8"),
         ("cartpole-impala", {"replay.shards": "2"}, "a batch of each shard, 8 x 2 items, not 8"),
     ],
@@ -226,8 +231,12 @@ def test_shares_say_which_tables_a_batch_is_from():
         ),
     ],
 )
-def test_mixtures_that_make_sense(preset, fields):
-    assert sum(load_config(preset, overrides=fields).replay.shares().values())
+def test_mixtures_that_make_sense(preset, fields, tmp_path):
+    config = load_config(preset, overrides=fields)
+    assert sum(config.replay.shares().values())
+    # Of the preset's own table nothing is left for the services of the run to refuse.
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    assert load_config(None, tmp_path / "config.toml") == config
 
 
 @pytest.mark.parametrize(

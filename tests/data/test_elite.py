@@ -260,5 +260,15 @@ def test_what_cannot_be_is_refused():
     ):
         with pytest.raises(ConfigError, match=match):
             parse_table(f"default:sampler=elite,{text}")
-    parts = shard_tables([parse_table("a:capacity=10,candidates_anneal_samples=1000")], 3, 8)
+    for text, match in (
+        ("sampler=uniform,candidates_max=5", "sampler elite or attentive"),
+        ("sampler=elite,distance=kl", "sampler attentive: take one of those instead of elite"),
+        ("sampler=elite,removal_candidates=5", "remover elite: .* instead of fifo, or leave"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            parse_table(f"default:{text}")
+    assert parse_table("default:sampler=uniform,strategy=nearest").strategy == "nearest", (
+        "as a run's file has it"
+    )
+    parts = shard_tables([parse_table("a:sampler=elite,capacity=10,candidates_anneal_samples=1000")], 3, 8)
     assert parts[0].candidates_anneal_samples == 334, "each shard gives its share of the samples"

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.data.schema import check_chunk
-from common.data.sequences import Layout, SequenceAccumulator, sequence_fields
+from common.data.sequences import BETWEEN, Layout, SequenceAccumulator, sequence_fields
 from common.data.unrolls import join_memory
 from common.spaces import ActionSpec
 
@@ -18,19 +18,20 @@ def layouts():
     )  # fmt: skip
 
 
-def telling(rewards, taken, best):
+def telling(rewards, taken, best, ended):
     """A priority that tells the steps and what follows them apart."""
-    assert len(rewards) == len(taken) == len(best)
-    return float(np.sum(taken) + 1000 * np.sum(best))
+    assert len(rewards) == len(taken) == len(best) == len(ended)
+    steps = ended != BETWEEN
+    return float(np.sum(taken[steps]) + 1000 * np.sum(best[steps]))
 
 
 class Episode:
     """Steps whose every number says which episode and step they belong to."""
 
-    def __init__(self, number, length, stack, truncated):
+    def __init__(self, number, length, stack, truncated, before=0.0):
         self.number, self.length, self.truncated = number, length, truncated
         frames = [np.full((2,), 100 * number + t + 1, np.float32) for t in range(length + 1)]
-        padding = [np.zeros((2,), np.float32)] * (stack - 1 if stack else 0)
+        padding = [np.full((2,), before, np.float32)] * (stack - 1 if stack else 0)
         self.frames = padding + frames
         self.stack = stack
 
@@ -113,6 +114,85 @@ def test_sequences_hold_every_step_as_it_was_seen_and_never_cross_episodes(
     assert sorted(times_learned) == [(n, t) for n, length in enumerate(lengths) for t in range(length)]
     for starts in begins.values():
         assert starts == [k * layout.period for k in range(len(starts))]
+
+
+def positions_of(episodes, stack):
+    """The stream by hand: of every place its observation (None: none is seen), what led there, the memory."""
+    for number, episode in enumerate(episodes):
+        if number:  # as many rows as the first stack has frames, of which the last leads to the observation
+            yield from [(None, (0, 0.0, 3), None)] * (stack - 1 if stack else 0)
+        for t in range(episode.length + 1):
+            row = episode.row(t - 1) if t or not number else (0, 0.0, 3)
+            memory = episode.extras(t)["memory"] if 0 < t < episode.length else None
+            yield episode.obs(t), row, memory
+
+
+def learned_by_hand(episodes, stack):
+    """Of every step of the stream (None between episodes): the value taken and the best that follows."""
+    for number, episode in enumerate(episodes):
+        yield from [None] * ((stack or 1) if number else 0)
+        for t in range(episode.length):
+            at_end = 0.5 * episode.truncated
+            yield t, (t + 1) / 1024 if t + 1 < episode.length else at_end
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    layouts(), st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=6), st.booleans(),
+    st.integers(1, 20), st.booleans(),
+)  # fmt: skip
+def test_across_episodes_sequences_are_windows_of_the_stream(layout, plan, stacks, chunk_steps, flushes):
+    stack = STACK if stacks else 0
+    # The first stack of an episode is padded with zeros, or goes on with what was seen before.
+    episodes = [Episode(n, length, stack, cut, before=50.0 * (n % 2)) for n, (length, cut) in enumerate(plan)]
+    accumulator = SequenceAccumulator(layout, chunk_steps, stack, MEMORY, telling, across_episodes=True)
+    specs = sequence_fields(
+        (STACK, 2) if stack else (2,), "float32", stack, ActionSpec.discrete(13), layout.period, MEMORY
+    )
+    chunks = []
+    for episode in episodes:
+        accumulator.start(episode.obs(0))
+        for t in range(episode.length):
+            action, reward, ended = episode.row(t)
+            new = accumulator.add(
+                action, reward, episode.extras(t), episode.obs(t + 1), ended == 1, ended == 2, 0.5
+            )
+            new += accumulator.flush() if flushes else []
+            chunks += [(episode, chunk) for chunk in new]
+    chunks += [(None, chunk) for chunk in accumulator.discard()]
+    stream, learned = list(positions_of(episodes, stack)), list(learned_by_hand(episodes, stack))
+    cut_out = list(items(chunks, specs))
+    # A sequence is complete when the value of what follows it is known, a step later.
+    assert len(cut_out) == max(0, (len(learned) - 1 - layout.steps) // layout.period + 1)
+    for k, (_, cut, length, priority) in enumerate(cut_out):
+        first, end = max(0, k * layout.period - layout.burn_in), k * layout.period + layout.steps
+        assert length == end - first
+        for t in range(length + 1):
+            obs, (action, reward, ended), _ = stream[first + t]
+            if first + t == 0:
+                ended = 1
+            assert (cut["action"][t], cut["ended"][t]) == (action, ended)
+            assert cut["reward"][t] == np.float32(reward)
+            if obs is not None:
+                np.testing.assert_array_equal(cut["obs"][t : t + stack] if stack else cut["obs"][t], obs)
+        if stream[first][2] is not None:
+            memory = join_memory(cut["memory"][None, : layout.period], MEMORY)[0]
+            np.testing.assert_array_equal(memory, stream[first][2])
+        starts = np.array([cut["ended"][0] != 0])
+        missing = int(layout.missing_burn_in(np.array([length]), starts)[0])
+        assert first + layout.burn_in - missing == k * layout.period
+        steps = [step for step in learned[k * layout.period : end] if step is not None]
+        wanted = sum(taken for taken, _ in steps) + 1000 * sum(follows for _, follows in steps)
+        assert priority == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_failed_environment_begins_the_stream_anew():
+    accumulator = SequenceAccumulator(Layout(2, 4, 2), 100, 0, MEMORY, telling, across_episodes=True)
+    play(accumulator, [5, 20], 0, running=3)
+    (chunk,) = accumulator.discard()  # 9 rows, of which the last is not followed by a value
+    assert chunk.lengths.tolist() == [4, 6, 6]
+    (begun,) = (chunk for _, chunk in play(accumulator, [120], 0))
+    assert (begun.fields["ended"][0], begun.offsets[0], begun.lengths[0]) == (1, 0, 4)
 
 
 def test_a_chunk_holds_several_sequences_and_stores_their_steps_once():

@@ -72,3 +72,13 @@ def test_without_the_package_its_extra_is_named(monkeypatch):
         MissingEngineError, match=r"mujoco:HalfCheetah-v5 needs the module mujoco.*\[mujoco\]"
     ):
         make_spec(config())
+
+
+def test_without_what_gymnasium_draws_with_its_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "imageio", None)
+    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(
+        MissingEngineError, match=r"mujoco:HalfCheetah-v5 needs the module imageio.*\[mujoco\]"
+    ):
+        make_spec(config())

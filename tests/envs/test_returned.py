@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from common.config.schema import EnvConfig
 from common.envs import EnvSpec, VectorEnv, make_vector
 from common.envs.base import slot_seeds
+from common.envs.calls import RESET, STEP, Calls
 from common.envs.returned import BadReturn, check_observation
 from common.envs.slots import SlotVector
 from common.spaces import ActionSpec
@@ -174,8 +177,9 @@ def test_a_wrong_part_is_named() -> None:
 class ChangingSlot:
     """A copy of another family, whose observation changes its shape or type in step 2."""
 
-    def __init__(self, then: np.ndarray) -> None:
+    def __init__(self, then: np.ndarray, reward: Any = 0.0, truncated: Any = False) -> None:
         self._then, self._t = then, 0
+        self._reward, self._truncated = reward, truncated
         self.obs = np.zeros(2, np.float32)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
@@ -186,7 +190,7 @@ class ChangingSlot:
         self._t += 1
         if self._t == 2:
             self.obs = self._then
-        return self.obs, 0.0, False, False
+        return self.obs, self._reward, False, self._truncated
 
     def rebuild(self, seed: int) -> None:
         self._then = np.zeros(2, np.float32)
@@ -213,3 +217,67 @@ def test_every_family_is_held_to_what_it_announced(then: np.ndarray) -> None:
         f"other:thing returned an observation {kind} instead of float32 [2] at step 2, slot 1, "
         f"seed {slot_seeds(1, 2)[1]}"
     )
+
+
+def other(*slots: ChangingSlot, **fields: Any) -> SlotVector:
+    spec = EnvSpec("other:thing", (2,), "float32", ActionSpec.discrete(2), 0, 1, False)
+    config = EnvConfig(id="other:thing", reward_clip="none", **fields)
+    return SlotVector(config, spec, list(slots), 1, 1, evaluation=False)
+
+
+def test_unusual_types_of_rewards_and_endings_are_taken_as_they_are_meant() -> None:
+    whole = np.zeros(2, np.float32)
+    env = other(
+        ChangingSlot(whole, 3, 0),
+        ChangingSlot(whole, np.float32(2.5), np.bool_(True)),
+        ChangingSlot(whole, np.array(4.0), 1),
+    )
+    env.reset()
+    step = env.step(np.zeros(3, np.int64))
+    assert not step.discarded
+    assert step.truncated.tolist() == [False, True, True]
+    assert [game.return_raw for game in step.episodes] == [2.5, 4.0]
+
+
+def test_large_numbers_are_no_infinite_ones() -> None:
+    env = other(ChangingSlot(np.full(2, 3e38, np.float32)))  # whose squares float32 does not hold
+    env.reset()
+    for _ in range(2):
+        step = env.step(np.zeros(1, np.int64))
+    assert not step.discarded
+    assert step.obs[0, 0] == np.float32(3e38)
+
+
+def test_every_game_is_cut_at_its_longest() -> None:
+    env = other(ChangingSlot(np.zeros(2, np.float32)), max_episode_frames=4)
+    env.reset()
+    cut = [int(env.step(np.zeros(1, np.int64)).truncated[0]) for _ in range(9)]
+    assert cut == [0, 0, 0, 1, 0, 0, 0, 1, 0]
+    env.reset()
+    cut = [int(env.step(np.zeros(1, np.int64)).truncated[0]) for _ in range(5)]
+    assert cut == [0, 0, 0, 1, 0]
+
+
+def test_each_call_is_on_record_with_a_number_of_its_own_and_its_step() -> None:
+    calls, numbers = Calls(3), set()
+    for slot in range(3):
+        calls.enter(slot, RESET)
+        calls.leave(slot)
+    for step in (1, 2, 3):
+        calls.announce_steps()
+        assert calls.running() == []
+        for slot in (2, 0, 1):
+            if (slot, step) == (1, 3):  # its episode is over: another begins
+                calls.enter(slot, RESET)
+                calls.leave(slot)
+                continue
+            calls.enter_step(slot)
+            (call,) = calls.running()
+            assert (call.slot, call.call, call.step) == (slot, STEP, step)
+            numbers.add(call.number)
+            calls.leave(slot)
+    calls.announce_steps()
+    calls.enter_step(1)
+    (call,) = calls.running()
+    assert call.step == 1
+    assert len(numbers | {call.number}) == 9

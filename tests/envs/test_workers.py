@@ -164,14 +164,13 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
         f"env = make_vector(EnvConfig(id={BROKEN!r}, processes=1, kwargs=dict(how='hang', at=1)), 1, 1)\n"
         "env.reset(); print(env.pids[0], flush=True); env.step(np.zeros(1, np.int64))"
     )
-    parent = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, env={**os.environ}
-    )
-    assert parent.stdout is not None
-    worker = int(parent.stdout.readline())
-    assert psutil.pid_exists(worker)
-    parent.kill()
-    parent.wait()
+    ) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert psutil.pid_exists(worker)
+        parent.kill()
     deadline_s = time.monotonic() + 60
     while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline_s

@@ -139,7 +139,7 @@ def test_all_checkpoints_are_a_curve(run_dir, tmp_path, capsys):
     reports = json.loads(files[0].read_text())
     assert [report["steps"] for report in reports] == [100, 200]
     assert len(reports[1]["returns"]) == 2
-    lines = list(csv.DictReader(files[1].open()))
+    lines = list(csv.DictReader(files[1].read_text().splitlines()))
     assert [line["steps"] for line in lines] == ["100", "200"]
     for line, report in zip(lines, reports, strict=True):
         assert float(line["mean_return"]) == pytest.approx(report["mean_return"], rel=1e-5)
@@ -155,6 +155,7 @@ def test_all_checkpoints_are_a_curve(run_dir, tmp_path, capsys):
     assert "step-000000000100 is damaged" in printed.err
 
 
+@pytest.mark.filterwarnings("ignore:.*is out of date:DeprecationWarning")  # the same game, 200 steps long
 def test_fields_of_the_environment_may_be_others(run_dir, capsys):
     short = json_of(capsys, run_dir, "--episodes", 2, "--env.id", "gym:CartPole-v0")
     assert short["env"] == "gym:CartPole-v0"

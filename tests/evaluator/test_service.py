@@ -6,50 +6,52 @@ import pytest
 from common.agents import make_agent
 from common.config import load_config
 from common.envs import make_spec
-from common.errors import PeerError
 from common.runtime import StopSignal
-from common.wire.control.client import Params, RunState
+from common.stats.played import Result
+from common.wire.control.client import Games, Params, RunState
 from services.evaluator import service
-from services.evaluator.games import Result
 from services.evaluator.service import Evaluator, evaluation_seed
 
 FAST = {"evaluator.period_s": "0", "evaluator.episodes": "2", "env.id": "gym:CartPole-v1"}
 
 
 class FakeClient:
-    """Serves versions of one parameter set, and ends the run when told."""
+    """Gives out one part of every version, and ends the run when told."""
 
     def __init__(self, config, stop):
         self.agent = make_agent(config.agent, make_spec(config.env), seed=9)
         self.version, self.stopping, self.stop = 1, False, stop
         self.sent = []
+        self.given = 0
         self.silent = False
 
     @property
     def state(self):
         return RunState(steps=10, version=self.version, stopping=self.stopping)
 
+    @property
+    def games_over(self):
+        return self.stopping and self.given == self.version and not self.silent
+
     def check(self):
         pass
 
-    def params_if_newer(self, version):
-        return Params(self.version, self.agent.params()) if self.version > version else None
-
-    def wait_params(self, timeout_s):
-        if self.silent:
-            raise PeerError("evaluator got no parameters")
-        return Params(self.version, self.agent.params())
+    def next_games(self):
+        if self.silent or self.given == self.version:
+            return None
+        self.given = self.version
+        return Games(0, Params(self.version, self.agent.params()))
 
     def send_telemetry(self, metrics, blobs=None, fields=None):
         self.sent.append((metrics, blobs or {}))
         if metrics:
-            self.games = fields["episodes"]
+            self.fields = fields
             self.on_sent(metrics)
 
     def on_sent(self, metrics):
-        self.version += 1
-        if self.version == 4:
-            self.stopping = True
+        if not self.stopping:
+            self.version += 1
+            self.stopping = self.version == 4
 
 
 @pytest.fixture
@@ -63,27 +65,28 @@ def scores(client):
     return [metrics for metrics, _ in client.sent if metrics]
 
 
-def test_evaluates_each_version_and_the_last_once_more(setting):
+def test_evaluates_what_it_is_given_until_there_is_no_more(setting):
     config, client, stop = setting
     Evaluator(config, client, stop).run()
     assert [m["eval/version"] for m in scores(client)] == [1, 2, 3, 4]
-    for metrics in scores(client):
-        assert metrics["eval/episodes"] == 2
-        assert metrics["eval/episode_return"] == metrics["eval/episode_length"] > 0  # CartPole pays 1 a step
-        assert "eval/human_normalized" not in metrics
-    returns = [score for score, _ in client.games]
-    assert scores(client)[-1]["eval/episode_return_std"] == pytest.approx(
-        abs(returns[0] - returns[1]) / 2**0.5
-    )
+    assert client.fields["part"] == 0
+    assert len(client.fields["episodes"]) == 2
+    assert all(score == steps > 0 for score, steps in client.fields["episodes"])  # CartPole pays 1 a step
 
 
-def test_human_normalised_where_it_is_known(setting):
-    config, client, stop = setting
-    evaluator = Evaluator(config, client, stop)
-    atari = config.model_copy(update={"env": config.env.model_copy(update={"id": "atari:pong"})})
-    evaluator._config = atari
-    metrics = evaluator._metrics(Result([20.7, 20.7], [100, 100]), 1.0)
-    assert metrics["eval/human_normalized"] > 1
+@pytest.mark.parametrize(("part", "games"), [(0, 2), (1, 2), (2, 1)])
+def test_every_part_has_all_of_its_games_and_the_same_again(part, games):
+    fields = FAST | {"evaluator.episodes": "5", "evaluator.slots": "2"}
+    config = load_config("cartpole-apex", None, fields, {})
+    played = []
+    for _ in range(2):
+        client = FakeClient(config, StopSignal())
+        evaluator = Evaluator(config, client, client.stop)
+        evaluator._agent.load_params(client.agent.params())
+        evaluator._evaluate(7, part)
+        played.append(client.fields["episodes"])
+    assert played[0] == played[1]
+    assert len(played[0]) == games
 
 
 def test_a_stop_signal_ends_it_without_a_last_evaluation(setting):
@@ -109,11 +112,12 @@ def test_the_end_of_the_run_cuts_a_stale_evaluation_short(setting, monkeypatch):
     assert [m["eval/version"] for m in scores(client)] == [7]
 
 
-def test_a_learner_that_is_gone_at_the_end_is_no_error(setting, caplog):
+def test_a_learner_that_is_gone_at_the_end_is_no_error(setting, caplog, monkeypatch):
     config, client, stop = setting
+    monkeypatch.setattr(service, "LAST_GAMES_S", 0.3)
     client.stopping, client.silent = True, True
     Evaluator(config, client, stop).run()
-    assert "the last parameters were not evaluated" in caplog.text
+    assert "nothing of the last evaluation was left to play" in caplog.text
 
 
 def test_a_film_goes_ahead_of_the_scores_now_and_then(setting, monkeypatch):
@@ -134,7 +138,7 @@ def test_a_film_goes_ahead_of_the_scores_now_and_then(setting, monkeypatch):
     assert client.sent[0][1]["mp4"][4:8] == b"ftyp"
 
 
-def test_seeds_differ_by_version_and_run():
-    seeds = {evaluation_seed(run, version) for run in (1, 2) for version in range(50)}
-    assert len(seeds) == 100
-    assert evaluation_seed(1, 3) == evaluation_seed(1, 3)
+def test_seeds_differ_by_run_version_and_part():
+    places = [(run, version, part) for run in (1, 2) for version in range(10) for part in range(5)]
+    assert len({evaluation_seed(*place) for place in places}) == 100
+    assert evaluation_seed(1, 3, 2) == evaluation_seed(1, 3, 2)

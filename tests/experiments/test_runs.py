@@ -113,6 +113,33 @@ def test_compare_by_a_field_and_in_json(tmp_path, capsys):
     assert by_seed[0]["mean"] == {"value": 3, "low": None, "high": None}
 
 
+def test_compare_over_steps_is_a_mean_over_these_steps(tmp_path, capsys):
+    curve = [(10, 90.0), (20, 1.0), (50, 3.0), (60, 70.0)]
+    for seed in ("1", "2"):
+        make_run(tmp_path / "r" / seed, returns=curve, run__seed=seed)
+    make_run(tmp_path / "r" / "none", returns=[(10, 7.0)])
+    assert cli.main(["compare", "r", "--json", "--steps", "10-5_0"]) == 0
+    said = told(capsys)
+    # 10 steps tell of 1, 30 of 3; of a run without any value there is none.
+    assert (said["span"], said["groups"][0]["finals"]) == ([10, 50], [2.5, 2.5])
+    assert cli.main(["compare", "r", "--steps", "15-20"]) == 0
+    assert "the mean of each run from 15 to 20 steps" in capsys.readouterr().out
+    assert cli.main(["compare", "r", "--steps", "1000-2000"]) == 2
+    assert "no run has values of eval/episode_return from 1,000 to 2,000" in capsys.readouterr().err
+
+
+def test_groups_are_called_what_their_runs_call_themselves(tmp_path):
+    def labels():
+        return groups.compare([read_run(path) for path in find_runs([tmp_path])]).labels
+
+    for name, gamma in (("short", "0.9"), ("long", "0.999")):
+        for seed in ("1", "2"):
+            make_run(tmp_path / f"{name}{seed}", run__name=name, agent__gamma=gamma, run__seed=seed)
+    assert labels() == ["long", "short"]
+    make_run(tmp_path / "other", run__name="short", agent__gamma="0.5")
+    assert labels() == ["gamma=0.999", "gamma=0.5", "gamma=0.9"]  # a name for two settings says too little
+
+
 def test_scores_over_several_tasks_are_normalised(tmp_path, capsys):
     # Pong: random -20.7, human 14.6; Breakout: 1.7 and 30.5. Breakout beyond human makes up for nothing.
     halves = {"pong": (-20.7 + 14.6) / 2, "breakout": 1.7 + 2 * (30.5 - 1.7)}
@@ -254,6 +281,7 @@ BAD = [
     ("compare", ["RUN"]),
     ("compare R --by agent.gama", ["'agent.gama'", "nearest: agent.gamma"]),
     ("compare R --metric nothing", ["no run has values of 'nothing'"]),
+    ("compare R --steps 5-3", ["--steps", "such as 20_000-40_000", "'5-3'"]),
     ("compare R --suite attari5", ["unknown suite 'attari5'", "nearest: atari5"]),
     ("plot R --out p.bmp", ["p.bmp", ".png"]),
     ("plot R --out FILE/p.png", ["cannot create"]),

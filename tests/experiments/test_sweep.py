@@ -75,7 +75,7 @@ def test_a_sweep_is_stopped_and_goes_on_and_lists_what_failed(tmp_path):
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = finished(process, 70)
+    stdout, stderr = finished(process, 6)
     [broken] = set(states(folder)) - {"CartPole-v1"}
     assert states(folder) == {"CartPole-v1": "stopped", broken: "failed"}
     assert f"1 of 2 runs failed, {broken}: " in stderr
@@ -85,7 +85,7 @@ def test_a_sweep_is_stopped_and_goes_on_and_lists_what_failed(tmp_path):
     stopped_at = read_run(run).steps
 
     total = stopped_at + 2_000
-    stdout, stderr = finished(command("/", "--resume", folder, "--total-steps", total), 70)
+    stdout, stderr = finished(command("/", "--resume", folder, "--total-steps", total), 6)
     assert f"{broken} trains" not in stdout
     assert states(folder)["CartPole-v1"] == "done"
     done = read_run(run)
@@ -96,7 +96,7 @@ def test_a_sweep_is_stopped_and_goes_on_and_lists_what_failed(tmp_path):
     assert group["steps"] == [done.steps]
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
-    stdout, _ = finished(command(tmp_path, "--resume", folder, "--retry"), 70)
+    stdout, _ = finished(command(tmp_path, "--resume", folder, "--retry"), 6)
     assert "CartPole-v1 goes on" not in stdout
     assert f"{broken} trains" in stdout
 
@@ -135,7 +135,7 @@ def test_more_steps_are_asked_for_by_resume_only(begun):
     runner = runner_of(again, begun, changed={"run.total_steps"})
     assert [job.state for job in runner.jobs] == ["waiting"]
     with pytest.raises(
-        running.ConfigError, match=r"a sweep with run\.total_steps = None in seed=0, not 200_000"
+        running.ConfigError, match=r"in which seed=0 takes run\.total_steps from its preset, not 200_000; "
     ):
         runner_of(again, begun)
 
@@ -146,9 +146,24 @@ def test_a_sweep_of_other_values_is_refused_and_one_of_more_seeds_is_not(begun):
     assert [job.state for job in runner_of(wider, begun).jobs] == ["done", "waiting"]
     other = running.parse("cartpole-ppo", {**tables, "agent": {"gamma": 0.9}}, {})
     with pytest.raises(
-        running.ConfigError, match=r"agent\.gamma = None in seed=0, not 0\.9; choose another --dir"
+        running.ConfigError,
+        match=r"seed=0 takes agent\.gamma from its preset, not 0\.9; choose another --dir",
     ):
         runner_of(other, begun)
+
+
+def test_values_that_a_sweep_has_no_more_are_told_too(begun):
+    runner_of(running.recorded_sweep(begun, {}, {"agent.gamma": "0.9"}), begun, changed={"agent.gamma"}).run()
+    with pytest.raises(running.ConfigError, match=r"seed=0 has agent\.gamma = 0\.9, not its preset's; "):
+        runner_of(running.parse("p", {"sweep": {"preset": "cartpole-ppo", "seeds": 1}}, {}), begun)
+
+
+def test_failed_runs_end_a_sweep_with_a_code_of_their_own(begun):
+    runner = runner_of(running.recorded_sweep(begun, {}, {}), begun)
+    runner.jobs[0].state, runner.jobs[0].error = "failed", "the physics exploded"
+    with pytest.raises(running.SweepError, match="1 of 1 runs failed, seed=0: the physics") as failed:
+        running.check_failures(runner.jobs, begun)
+    assert failed.value.exit_code == 6
 
 
 def test_a_suite_s_own_scores_are_in_its_summary(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ def played(config, agent, slots, steps):
     vector.close()
 
 
-@pytest.mark.parametrize("preset", ["cartpole-apex", "memory-r2d2", "cartpole-ppo"])
+@pytest.mark.parametrize("preset", ["cartpole-apex", "memory-r2d2", "memory-sac", "cartpole-ppo"])
 def test_it_acts_as_the_agent_does_in_a_batch_and_one_by_one(tmp_path, preset):
     run_dir, config, agent = saved(tmp_path, preset)
     batched = troupe.load(run_dir, epsilon=0)

@@ -3,13 +3,14 @@
 import os
 import shutil
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 
 from common import installation
 from common.agents import make_agent
-from common.config import load_config
+from common.config import changed_structure, load_config
 from common.envs import make_spec
 from common.errors import CheckpointError, ConfigError
 from common.runtime.checkpoint import begin_from, load_checkpoint, load_newest, newest_first, save_checkpoint
@@ -17,8 +18,9 @@ from common.wire.control.client import ControlClient
 from common.wire.link import new_incarnation
 from services.learner.kept import Archive, Best
 from tests.harness import Context, until
-from tests.learner.test_service import make_config, run_learner
+from tests.learner.test_service import evaluated, make_config, run_learner
 
+NOTHING = lambda _: []  # noqa: E731 (no field is otherwise)
 WEIGHTS = {"w": np.arange(4, dtype=np.float32)}
 
 
@@ -87,10 +89,7 @@ def evaluator(config, context, returns):
     try:
         client.join(60.0)
         for mean_return in returns:
-            got = client.wait_params(60.0)
-            metrics = {"eval/version": float(got.version), "eval/episode_return": mean_return}
-            assert client.send_telemetry(metrics, fields={"episodes": [[mean_return, 3]]})
-            yield got
+            yield evaluated(client, config, mean_return)
     finally:
         client.close()
 
@@ -117,10 +116,10 @@ def test_the_network_of_the_best_evaluation_is_the_one_that_was_played(tmp_path)
     code = {"version": installation.version(), "commit": installation.commit()}
     assert best.meta["troupe"] == load_newest(tmp_path / "checkpoints").meta["troupe"] == code
     agent = make_agent(config.agent, make_spec(config.env), seed=5)
-    begin_from(agent, tmp_path / "checkpoints" / "best")
+    begin_from(agent, tmp_path / "checkpoints" / "best", NOTHING)
     np.testing.assert_array_equal(agent.params()["hidden.weight"], weights["hidden.weight"])
     with pytest.raises(CheckpointError, match="holds no optimiser"):
-        begin_from(agent, tmp_path / "checkpoints" / "best", optimizer=True)
+        begin_from(agent, tmp_path / "checkpoints" / "best", NOTHING, optimizer=True)
 
 
 def test_a_new_run_begins_with_the_network_of_another(tmp_path):
@@ -144,7 +143,7 @@ def test_a_new_run_begins_with_the_network_of_another(tmp_path):
     shutil.rmtree(first)  # what goes on has its own network, whatever becomes of the other
     running.service.agent.load_params({name: array - 1 for name, array in weights.items()})
     running.service.counters.updates = 5
-    running.service._checkpoint()
+    running.service.checkpoints.save()
     again = run_learner(config, second, resume=True)
     np.testing.assert_array_equal(again.service.agent.params()["hidden.weight"], weights["hidden.weight"] - 1)
     again.end()
@@ -160,7 +159,7 @@ def test_with_the_optimiser_it_learns_as_the_other_would_have(tmp_path, optimize
         one.update(**arguments)
     arrays, meta = one.state()
     save_checkpoint(tmp_path, arrays, {"steps": 1, "agent": meta})
-    begin_from(other, tmp_path, optimizer=optimizer)
+    begin_from(other, tmp_path, NOTHING, optimizer=optimizer)
     for name, array in copied(one.params()).items():
         np.testing.assert_array_equal(other.params()[name], array)
     for agent in (one, other):
@@ -173,14 +172,23 @@ def test_a_network_of_another_shape_or_algorithm_is_refused_in_a_line(tmp_path):
     small = load_config("cartpole-apex", None, {"agent.hidden_units": "8"}, {})
     spec = make_spec(small.env)
     arrays, meta = make_agent(small.agent, spec).state()
-    path = save_checkpoint(tmp_path, arrays, {"steps": 1, "agent": meta})
-    for preset, why in (
-        ("cartpole-apex", "does not fit this network"),
-        ("cartpole-ppo", "of algorithm 'apex'"),
+    written = {"steps": 1, "agent": meta, "config": small.to_dict()}
+    path = save_checkpoint(tmp_path, arrays, written)
+    for preset, meta, why in (
+        (
+            "cartpole-apex",
+            written,
+            r": it was trained with agent\.hidden_units = 8 instead of \d+; give this run a network of the "
+            "same fields$",
+        ),
+        ("cartpole-apex", {**written, "config": None}, "does not fit this network: .* size mismatch"),
+        ("cartpole-ppo", written, "of algorithm 'apex'"),
     ):
+        config = load_config(preset, None, {}, {})
+        path = save_checkpoint(tmp_path, arrays, meta)
         with pytest.raises(CheckpointError, match=why) as refused:
-            begin_from(make_agent(load_config(preset, None, {}, {}).agent, spec), tmp_path)
+            begin_from(make_agent(config.agent, spec), tmp_path, partial(changed_structure, config=config))
         assert f"cannot begin with {path}" in str(refused.value)
         assert "\n" not in str(refused.value)
     with pytest.raises(ConfigError, match="not a directory"):
-        begin_from(make_agent(small.agent, spec), tmp_path / "nothing")
+        begin_from(make_agent(small.agent, spec), tmp_path / "nothing", NOTHING)

@@ -18,6 +18,9 @@ class NoPeers:
     def peers(self):
         return []
 
+    def leases(self):
+        return {1: {0, 4}, 2: {5, 9}}
+
 
 @pytest.fixture
 def reporter(tmp_path):

@@ -14,9 +14,9 @@ from common.runtime.checkpoint import load_checkpoint, load_newest, newest_first
 from common.wire.control.client import ControlClient
 from common.wire.control.server import Telemetry
 from common.wire.link import new_incarnation
-from services.learner import service
+from services.learner import checkpoints, service
 from services.learner.service import DivergedError, Learner
-from tests.harness import Context, InThread
+from tests.harness import Context, InThread, until
 
 OVERRIDES = {
     "net.liveness_s": "5",
@@ -35,6 +35,18 @@ def run_learner(config, run_dir, resume=False, **more):
     """A learner in a thread, without replay: enough for everything but updates."""
     stop = StopSignal()
     return InThread(Learner(config, run_dir, resume=resume, stop=stop, **more), stop)
+
+
+def evaluated(client, config, score):
+    """An evaluator plays a whole evaluation, each game with this return; gives the parameters of it."""
+    left = config.evaluator.episodes
+    while left:
+        games = until(client.next_games)
+        played = [[score, 3]] * min(left, config.evaluator.slots)
+        metrics = {"eval/version": float(games.params.version)}
+        assert client.send_telemetry(metrics, fields={"part": games.part, "episodes": played})
+        left -= len(played)
+    return games.params
 
 
 def report(config, metrics, fields=None, steps=0):
@@ -82,7 +94,7 @@ def test_no_step_is_told_of_that_the_last_checkpoint_does_not_hold(tmp_path):
     config = make_config(tmp_path)
     running = run_learner(config, tmp_path)
     report(config, {}, steps=320)
-    writer, budget = running.service._writer, running.service.counters.budget
+    writer, budget = running.service.checkpoints._writer, running.service.counters.budget
     begin = writer.begin
 
     def meanwhile(*arguments):
@@ -123,8 +135,7 @@ def test_the_end_waits_for_an_evaluator_that_is_starting(tmp_path):
     )
     try:
         client.join(60.0)
-        version = client.wait_params(60.0).version
-        assert client.send_telemetry({"eval/episode_return": 3.0, "eval/version": float(version)})
+        version = evaluated(client, config, 3.0).version
         running.join()
     finally:
         client.close()
@@ -213,13 +224,13 @@ def test_divergence_stops_before_it_is_saved_or_published(tmp_path):
     with pytest.raises(DivergedError, match="learning_rate"):
         learner._check_finite({"learner/loss": float("nan")})
     learner._check_finite({"learner/loss": 1.0})
-    learner._checkpoint()
+    learner.checkpoints.save()
     params = {name: array.copy() for name, array in learner.agent.params().items()}
     params["hidden.weight"][0, 0] = np.nan  # since the metrics were looked at last
     learner.agent.load_params(params)
     learner.counters.updates += 1
     with pytest.raises(DivergedError, match=r"hidden\.weight.* not finite at update 1"):
-        learner._checkpoint()
+        learner.checkpoints.save()
     with pytest.raises(DivergedError, match=r"hidden\.weight.* not finite at update 1"):
         learner._publish()
     assert learner.counters.version == 0
@@ -236,7 +247,7 @@ def test_an_idle_learner_pushes_no_checkpoint_out(tmp_path):
     assert len(saved) == 2  # of the start, and of the stop
     idle = run_learner(config, tmp_path, resume=True)
     for _ in range(3):
-        idle.service._next_checkpoint = 0.0
+        idle.service.checkpoints._next_s = 0.0
         time.sleep(0.5)
     idle.end()
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == saved
@@ -301,14 +312,14 @@ def test_a_disk_that_hangs_cannot_keep_a_learner_that_stops(tmp_path, monkeypatc
     first = begun(tmp_path)
     report(running.service.config, {}, steps=20)
     disk = SlowDisk(monkeypatch)
-    monkeypatch.setattr(service, "CHECKPOINT_S", 0.5)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_S", 0.5)
     try:
         running.end()
         assert "not on the disk after" in caplog.text
         assert load_newest(tmp_path / "checkpoints").path == first
     finally:
         disk.go_on.set()
-    assert running.service._writer.wait(60)
+    assert running.service.checkpoints._writer.wait(60)
 
 
 def test_resuming_needs_a_matching_checkpoint(tmp_path):

@@ -52,6 +52,17 @@ def test_one_of_everything(tmp_path):
     assert not any("--metrics-port" in spec.command(0) for spec in found.values())
 
 
+def test_several_evaluators_have_names_and_ports_of_their_own(tmp_path):
+    found = specs(tmp_path, evaluator__processes="2", net__metrics_port="9100", net__tensorboard_port="0")
+    assert list(found) == ["learner", "replay", "actor-0", "evaluator-0", "evaluator-1"]
+    for name, port in (("evaluator-0", "9103"), ("evaluator-1", "9104")):
+        words = found[name].command(0)
+        assert words[3] == "services.evaluator"
+        assert words[words.index("--name") + 1] == name
+        assert words[words.index("--metrics-port") + 1] == port
+        assert not found[name].essential
+
+
 def test_shards_processes_and_what_is_off(tmp_path):
     options = {"replay__shards": "2", "actor__processes": "3", "evaluator__enabled": "false"}
     found = specs(tmp_path, net__tensorboard_port="0", learner__torch_threads="4", **options)

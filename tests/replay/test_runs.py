@@ -183,16 +183,16 @@ def test_a_learner_on_another_machine_goes_on_with_the_run(member, server, clien
     assert stopped(server.process) == 0
     shutil.copytree(tmp_path / "here" / "checkpoints", tmp_path / "there" / "checkpoints")
     replacement = run_learner(tmp_path, tmp_path / "there", resume=True)
-    assert replacement.service.run_id == running.service.run_id
+    assert replacement.service.checkpoints.run_id == running.service.checkpoints.run_id
     assert client(member()).status(60)["restored_items"] == 30
     replacement.end()
     assert stopped(server.process) == 0
     signature = json.loads((tmp_path / "data" / "signature.json").read_text())
-    assert signature["layout"]["run"] == running.service.run_id
+    assert signature["layout"]["run"] == running.service.checkpoints.run_id
 
     anew = run_learner(tmp_path, tmp_path / "anew")
     run = "--learner", f"ipc://{tmp_path}/control", "--data-dir", tmp_path / "data"
-    assert f"this is run {anew.service.run_id}" in refusal(tmp_path, *run)
+    assert f"this is run {anew.service.checkpoints.run_id}" in refusal(tmp_path, *run)
     anew.end()
 
 

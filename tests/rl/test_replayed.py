@@ -1,7 +1,8 @@
 import numpy as np
+import pytest
 import torch
 
-from common.rl.replayed import cloning, trusted_steps
+from common.rl.replayed import cloning, implied_kl, trusted_steps
 from common.rl.vtrace import vtrace
 from tests.rl import oracles
 
@@ -37,6 +38,29 @@ def test_only_replayed_steps_can_leave_the_trust_region():
     divergence = np.array([[0.1, 0.9, 0.5, 0.1], [0.51, 0.2, 0.5, 9.0]])
     got = trusted_steps(torch.tensor(divergence), 0.5, torch.tensor(REPLAYED))
     assert got.tolist() == [[True, True, True, True], [False, True, True, True]]
+
+
+@pytest.mark.parametrize("rho_bar", [0.5, 1.0, 2.0])
+def test_the_implied_policy_is_the_normalised_lesser_of_both(rho_bar):
+    rng = np.random.default_rng(4)
+    logits, behaviour = 2.0 * rng.normal(size=(2, STEPS, ROWS, 5))
+    got = implied_kl(torch.tensor(logits), torch.tensor(behaviour), rho_bar).numpy()
+    for t in range(STEPS):
+        for b in range(ROWS):
+            pi, mu = (np.exp(x[t, b]) / np.exp(x[t, b]).sum() for x in (logits, behaviour))
+            implied = np.minimum(rho_bar * mu, pi)
+            implied /= implied.sum()
+            assert np.isclose(got[t, b], (pi * np.log(pi / implied)).sum())
+
+
+def test_no_clipped_weight_is_no_divergence():
+    logits = torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]], dtype=torch.float64)
+    assert not implied_kl(logits, -logits, None).any()
+    assert np.allclose(implied_kl(logits, logits + 7.0, 1.0), 0.0)
+    assert np.allclose(implied_kl(logits, torch.zeros_like(logits), 2.0), 0.0), "no weight is above 2"
+    far = implied_kl(torch.tensor([80.0, -80.0]), torch.tensor([-80.0, 80.0]), 1.0)
+    assert torch.isfinite(far)
+    assert far >= 0
 
 
 def test_vtrace_of_trusted_steps_is_the_sum_of_products():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -16,14 +17,19 @@ from common.runtime.files import atomic_write, make_directory, read_status, writ
 from common.runtime.logging import Throttle, setup_logging
 
 
-def python(code, **options):
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+@pytest.fixture
+def python():
+    """Starts Python with this code; what is left of it at the end of the test is killed."""
+    with ExitStack() as ends:
+
+        def start(code, **options):
+            words = [sys.executable, "-c", textwrap.dedent(code)]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            process = ends.enter_context(subprocess.Popen(words, text=True, **pipes, **options))
+            ends.callback(process.kill)
+            return process
+
+        yield start
 
 
 def started(process):
@@ -54,13 +60,13 @@ STOPPABLE = """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_a_wait_at_once(number):
+def test_a_signal_ends_a_wait_at_once(python, number):
     process = started(python(STOPPABLE.format(force=60, then="")))
     process.send_signal(number)
     assert process.wait(60) == 0
 
 
-def test_a_second_signal_ends_a_process_that_hangs_while_it_stops():
+def test_a_second_signal_ends_a_process_that_hangs_while_it_stops(python):
     process = started(python(STOPPABLE.format(force=60, then="print('ready', flush=True); time.sleep(60)")))
     process.send_signal(signal.SIGINT)
     started(process)
@@ -68,7 +74,7 @@ def test_a_second_signal_ends_a_process_that_hangs_while_it_stops():
     assert process.wait(60) == 130
 
 
-def test_a_process_that_hangs_while_it_stops_ends_itself_and_says_where():
+def test_a_process_that_hangs_while_it_stops_ends_itself_and_says_where(python):
     process = started(python(STOPPABLE.format(force=0.3, then="time.sleep(60)")))
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=60)
@@ -87,7 +93,7 @@ def test_stop_from_inside():
     assert stop.signals == 0
 
 
-def test_watchdog_writes_stacks_of_a_stuck_loop():
+def test_watchdog_writes_stacks_of_a_stuck_loop(python):
     process = python(
         """
         import time
@@ -102,8 +108,8 @@ def test_watchdog_writes_stacks_of_a_stuck_loop():
     )
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 0
-    assert stderr.count("Timeout") in (1, 2)
-    assert "stuck_here" in stderr
+    # A starved process may be late in the loop before, too: what counts is the last that is told.
+    assert "stuck_here" in stderr.rpartition("Timeout")[2]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +194,7 @@ def test_directories_that_cannot_be_used_are_one_line(tmp_path):
             make_directory(tmp_path / "closed", "run directory")
 
 
-def test_a_guarded_process_dies_with_its_parent():
+def test_a_guarded_process_dies_with_its_parent(python):
     """Kill -9 the parent: the guarded child, and what it became by exec, is gone too."""
     parent = python(
         f"""

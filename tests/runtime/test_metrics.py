@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.errors import ConfigError
-from common.runtime.metrics import MetricsWriter, tensorboard_tag
+from common.runtime.metrics import CSV_HEADER, MetricsWriter, read_rows, tensorboard_tag
 from common.runtime.video import Recorder, encode_gif, encode_mp4
 
 AT = {"steps": 100, "frames": 400, "updates": 7}
@@ -105,6 +105,35 @@ def test_a_resumed_run_continues_its_clock_and_hides_what_is_past(tmp_path):
     assert (tmp_path / "metrics.csv").read_text().count("wall_s") == 1
     assert [(p.step, p.value) for p in events(tmp_path).Scalars("x")] == [(100, 100), (210, -1)]
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"2.0,20,0,0,learner,x,",
+        b"2.0,20,0,0,learner,x",
+        b"2.0,20,0,0,learner,x,2,2",
+        b"2.0,20,0,0,learner,x,two",
+        b"2.0,20,0,0,learner,x,nan",
+        b"2.0,20,0,0,learner,x,-inf",
+        b"late,20,0,0,learner,x,2",
+        b"nan,20,0,0,learner,x,2",
+        b"2.0,twenty,0,0,learner,x,2",
+        b"2.0,-20,0,0,learner,x,2",
+        "2.0,\u00b2,0,0,learner,x,2".encode(),
+        b"2.0,20,0,\xff,learner,x,2",
+        b"\x00\xff\xfe",
+        b"",
+    ],
+)
+def test_damaged_rows_are_passed_over_and_those_around_them_are_not(tmp_path, damaged):
+    whole = (b"1.5,10,40,3,actor-0,x,1.25", b"3,30,120,9,learner,y,-7")
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(b"\n".join([CSV_HEADER.encode(), whole[0], damaged, whole[1], b""]))
+    assert list(read_rows(path)) == [
+        (1.5, 10, 40, 3, "actor-0", "x", 1.25),
+        (3.0, 30, 120, 9, "learner", "y", -7.0),
+    ]
 
 
 def test_games_of_evaluations_are_kept_one_by_one(tmp_path):

@@ -127,12 +127,13 @@ def test_whom_the_learner_turns_away_is_said_on_both_sides(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_whom_a_shard_turns_away_is_told(case, ctx, folder, other, tmp_path, caplog):
+def test_whom_a_shard_turns_away_is_told(case, ctx, context, folder, other, tmp_path, caplog):
+    """The client has threads of its own, as in a process of its own: which end hangs up first is chance."""
     theirs = None if case == "no keys at the server" else secured(folder, "replay")
     router = sockets.make_router(ctx, LOOPBACK, theirs)
     monitor = HandshakeMonitor(router)
     client = ReplayClient(
-        sockets.bound_endpoint(router), ctx=ctx, security=security_of(case, folder, other, tmp_path)
+        sockets.bound_endpoint(router), ctx=context, security=security_of(case, folder, other, tmp_path)
     )
     client_says, server_says = CASES[case]
     with pytest.raises(AuthError, match="no connection with") as caught:
@@ -199,6 +200,27 @@ def test_a_door_without_a_server_behind_it_is_no_reason_to_give_up(connect, fold
             client = connect(endpoint, "actor-0", security=security)
             with pytest.raises(Exception, match="could not join"):
                 client.join(2)
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_a_server_is_told_what_keys_there_are_by_who_hangs_up(connect, folder, keys):
+    """libzmq hangs up before it has said so where the server's greeting comes at once."""
+    ours, theirs = (b"CURVE", b"NULL\0") if keys else (b"NULL", b"CURVE")
+    heard = []
+
+    def greet(connection):
+        connection.sendall(handshakes._GREETING.replace(b"CURVE", theirs))
+        said = b""
+        with contextlib.suppress(OSError):
+            while len(said) < 64 and (part := connection.recv(64)):
+                said += part
+        heard.append(said[12:32].rstrip(b"\0"))
+
+    with door(greet) as endpoint:
+        client = connect(endpoint, "actor-0", security=secured(folder, "actor") if keys else None)
+        with pytest.raises(AuthError):
+            client.join(60)
+        until(lambda: ours in heard)
 
 
 def test_a_server_that_always_hangs_up_before_it_can_be_read_wants_keys(connect):

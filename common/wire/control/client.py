@@ -21,11 +21,11 @@ from common import installation
 from common.errors import PeerError
 from common.wire import messages, sockets
 from common.wire.codec import WireError, encode
-from common.wire.control.member import Member, Params, RunState, Welcome
+from common.wire.control.member import Games, Member, Params, RunState, Welcome
 from common.wire.control.membership import Membership
 from common.wire.control.relay import PATIENCE_S
 
-__all__ = ["ControlClient", "Params", "RunState", "Welcome"]
+__all__ = ["ControlClient", "Games", "Params", "RunState", "Welcome"]
 
 _log = logging.getLogger(__name__)
 
@@ -219,6 +219,24 @@ class ControlClient:
             if self._member.has_newest():
                 return None
         self.want_params()
+        return None
+
+    @property
+    def games_over(self) -> bool:
+        """Whether the learner has said that no more games of this run are to be evaluated."""
+        return self._member.games_over
+
+    def next_games(self) -> Games | None:
+        """Games for an evaluator that has handed in those before, or None: ask again a little later."""
+        member = self._member
+        with self._changed:
+            games = member.games
+            if games is not None:
+                member.games = None
+                self._deliver(games.params)
+                return games
+            member.want_games = True
+        self._membership.waker.wake()
         return None
 
     def wait_params(self, timeout_s: float, newer_than: int = -1) -> Params:

@@ -49,6 +49,14 @@ class Params:
     encoded: tuple[list[Tensor], np.ndarray] | None = field(default=None, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Games:
+    """What an evaluator shall play: this part of an evaluation, with these parameters."""
+
+    part: int
+    params: Params
+
+
 class Member:
     """The state between `ControlClient` and its thread. Everything is guarded by `changed`.
 
@@ -62,6 +70,9 @@ class Member:
         waiting_for: why it is not connected, for people.
         params: the parameter set fetched last.
         want_params: whether to fetch the newest.
+        want_games: whether to ask for games of an evaluation.
+        games: those that were given and not yet taken.
+        games_over: whether there will be no more in this run.
         version_in_use: version that the service took last, -1 for none.
         steps_made: steps that this process has made.
         steps_limit: how many it may make.
@@ -85,6 +96,9 @@ class Member:
         self.waiting_for = "no answer yet"
         self.params: Params | None = None
         self.want_params = False
+        self.want_games = False
+        self.games: Games | None = None
+        self.games_over = False
         self.version_in_use = -1
         self.steps_made = 0
         self.steps_limit = 0

@@ -17,7 +17,7 @@ from common.runtime.logging import Throttle
 from common.wire import messages, sockets
 from common.wire.body import Body
 from common.wire.codec import Message, WireError
-from common.wire.control.member import Member, Params, RunState, Welcome
+from common.wire.control.member import Games, Member, Params, RunState, Welcome
 from common.wire.control.messages import State
 from common.wire.control.params import decode_params
 from common.wire.control.relay import PATIENCE_S, HostRelay
@@ -252,6 +252,12 @@ class Membership:
         """Send PARAMS_GET where there are parameters that are wanted; seconds until the next try."""
         member = self._member
         with member.changed:
+            # What has been played is handed in first: who asks has nothing to play.
+            games = member.want_games and not member.telemetry and member.state.version >= 0
+            body = messages.ParamsGet(version=member.known_version(), games=True)
+        if games:
+            return self._link.liveness_s if self._request(body) else 0.0
+        with member.changed:
             if member.has_newest():
                 member.want_params = False
             if not member.want_params or member.state.version < 0:
@@ -350,6 +356,11 @@ class Membership:
                 member.params = params
             if state.session == member.state.session:
                 member.state = state
+            if member.want_games:
+                held = member.params
+                if body.part >= 0 and held is not None and held.version == body.evaluated:
+                    member.games = Games(body.part, held)
+                member.want_games, member.games_over = False, body.over
             member.want_params = False
             member.changed.notify_all()
 
@@ -363,4 +374,5 @@ def _params_of(body: messages.Params) -> Params | None:
     if body.blob is UNSET:
         return None
     encoded = body.manifest, body.blob
-    return Params(body.version, decode_params(*encoded), body.session, encoded)
+    version = body.version if body.evaluated < 0 else body.evaluated
+    return Params(version, decode_params(*encoded), body.session, encoded)

@@ -154,10 +154,12 @@ class ParamsGet(Body, kw_only=True):
 
     Attributes:
         version: the one that the asker has; -1 for none
+        games: an evaluator has nothing to play: it wants a part of an evaluation, and the version to play it
     """
 
     TYPE: ClassVar[str] = "PARAMS_GET"
     version: types.Version = -1
+    games: bool = False
 
 
 class Params(State, kw_only=True):
@@ -166,11 +168,17 @@ class Params(State, kw_only=True):
     Attributes:
         manifest: list of [name, dtype, shape, offset in bytes]; empty where there is nothing newer
         blob: [bytes], all tensors; absent where there is nothing newer
+        part: of an evaluation, counted from 0, for the asker to play; -1 for none
+        evaluated: the version that is to play it, which is that of `blob` then; -1 for none
+        over: nothing more will be evaluated in this run
     """
 
     TYPE: ClassVar[str] = "PARAMS"
     manifest: list[types.Tensor]
     blob: types.Uint8s | UnsetType = UNSET
+    part: Annotated[int, Meta(ge=-1, lt=types.MAX_PARTS)] = -1
+    evaluated: types.Version = -1
+    over: bool = False
 
 
 class Telemetry(Body, kw_only=True):
@@ -178,8 +186,9 @@ class Telemetry(Body, kw_only=True):
 
     Attributes:
         metrics: numbers by name
-        fields: what is no number: episodes, list of [return, steps], where games have ended; trouble, str,
-            what went wrong last in an environment
+        fields: what is no number: episodes, list of [return, steps] or, of an actor, [return, steps, slot of
+            the run], where games have ended; trouble, str, what went wrong last in an environment;
+            part, int, of the evaluation that the episodes are; tasks, list of str, which of several each was
         blobs: by name: video, a film as GIF; mp4, the same as MP4; uint8 [bytes]
     """
 

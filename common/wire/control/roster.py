@@ -150,6 +150,10 @@ class Roster:
         """The slots of every peer that has any, by its incarnation."""
         return {peer.incarnation: set(peer.slots) for peer in self._by_name.values() if peer.slots}
 
+    def processes(self, role: str) -> set[int]:
+        """The incarnations of all peers of a role."""
+        return {peer.incarnation for peer in self._by_name.values() if peer.role == role}
+
     def slot_counts(self) -> dict[int, int]:
         """How many slots every peer has that has any, by its incarnation."""
         return {peer.incarnation: len(peer.slots) for peer in self._by_name.values() if peer.slots}

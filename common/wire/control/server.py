@@ -23,6 +23,7 @@ from common.wire import messages, sockets
 from common.wire.body import Body
 from common.wire.codec import encode
 from common.wire.control.budget import StepBudget
+from common.wire.control.evaluations import Evaluations
 from common.wire.control.params import decode_params, encode_params
 from common.wire.control.roster import Peer, Roster, ranges
 from common.wire.intake import Intake
@@ -49,7 +50,7 @@ class Telemetry:
         role: its role.
         incarnation: random number of its process: counters start at zero where it changes.
         metrics: numbers by name.
-        fields: what is no number: `episodes`, a list of [return, steps].
+        fields: what is no number: `episodes`, a list of [return, steps] or [return, steps, slot].
         blobs: arrays by name: `video`, a film as GIF, and `mp4`, the same as MP4; uint8 [bytes].
     """
 
@@ -91,6 +92,7 @@ class ControlServer:
         budget: StepBudget | None = None,
         fields: Sequence[FieldEntry] = (),
         item_steps: tuple[int, int] = (0, 0),
+        evaluations: Evaluations | None = None,
     ) -> None:
         self.telemetry: queue.Queue[Telemetry] = queue.Queue(_TELEMETRY_QUEUE)
         self.params_sent = 0
@@ -124,6 +126,8 @@ class ControlServer:
         self._news: dict[str, claims.Allowance] = {}
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
         self._params: tuple[list[Tensor], np.ndarray] | None = None
+        self._evaluations = evaluations
+        self._evaluated: tuple[int, tuple[list[Tensor], np.ndarray]] | None = None
         self._fetched: dict[int, tuple[tuple[list[Tensor], np.ndarray], dict[str, Any]]] = {}
         self._server: Server | None = None
         self._announce_due = True
@@ -172,6 +176,8 @@ class ControlServer:
             lock=self._changed,
             heard=self._heard,
         )
+        # Before anybody hears of the address: whom a key keeps out comes once, and is to be told in the log.
+        server.open(self._waker.fd)
         self._thread = threading.Thread(
             target=self._serve, args=(server, pub), name="control-server", daemon=True
         )
@@ -245,7 +251,6 @@ class ControlServer:
     # -- the thread --
 
     def _serve(self, server: Server, pub: sockets.Socket) -> None:
-        server.open(self._waker.fd)
         subscriptions = Intake(pub, messages.SUBSCRIPTION_BYTES, of_all=16)
         announce_s = 0.0
         try:
@@ -367,15 +372,40 @@ class ControlServer:
         return self._budget.extend(peer.incarnation, body.steps_made, body.steps_limit, slots)
 
     def _on_params_get(self, peer: Peer, body: messages.ParamsGet) -> messages.Params:
+        if body.games:
+            return self._on_games_wanted(peer, body)
         if self._params is None or body.version == self._state["version"]:
             return messages.Params(manifest=[], **self._run_state())
         manifest, blob = self._params
         if peer.role == "evaluator":
-            self._fetched[self._state["version"]] = self._params, self._run_state()
-            if len(self._fetched) > _FETCHED:
-                del self._fetched[min(self._fetched)]
+            self._keep_fetched(self._params)
         self.params_sent += 1
         return messages.Params(manifest=manifest, blob=blob, **self._run_state())
+
+    def _on_games_wanted(self, peer: Peer, body: messages.ParamsGet) -> messages.Params:
+        """The part of an evaluation that is next, with the parameters that it is of."""
+        claims.check_games(peer.role)
+        state, evaluations, now_s = self._run_state(), self._evaluations, time.monotonic()
+        if evaluations is None or self._params is None:
+            return messages.Params(manifest=[], **state)
+        live, newest, stopping = self._roster.processes("evaluator"), state["version"], state["stopping"]
+        part = evaluations.next(peer.incarnation, live, newest, stopping, now_s)
+        version = evaluations.version
+        if self._evaluated is None or self._evaluated[0] != version:  # it has begun just now
+            self._evaluated = version, self._params
+            self._keep_fetched(self._params)
+        if part is None:
+            return messages.Params(manifest=[], over=evaluations.over(newest, stopping, now_s), **state)
+        if body.version == version:
+            return messages.Params(manifest=[], part=part, evaluated=version, **state)
+        manifest, blob = self._evaluated[1]
+        self.params_sent += 1
+        return messages.Params(manifest=manifest, blob=blob, part=part, evaluated=version, **state)
+
+    def _keep_fetched(self, params: tuple[list[Tensor], np.ndarray]) -> None:
+        self._fetched[self._state["version"]] = params, self._run_state()
+        if len(self._fetched) > _FETCHED:
+            del self._fetched[min(self._fetched)]
 
     def _on_telemetry(self, peer: Peer, body: messages.Telemetry) -> None:
         if not peer.reports.take():
@@ -384,6 +414,13 @@ class ControlServer:
         if body.blobs and not self._videos.take():
             raise RefusedError(messages.TOO_MANY, "more films than a run may make")
         metrics = self._metric_names.known(peer.role, body.metrics)
+        if self._evaluations is not None:
+            claims.check_evaluation(body.metrics, body.fields)
+            if "part" in body.fields and not self.telemetry.full():  # else it is to be played once more
+                version, games = int(body.metrics["eval/version"]), len(body.fields["episodes"])
+                self._evaluations.hand_in(peer.incarnation, version, body.fields["part"], games)
+                # Whatever names came before: the version is how the parts find each other.
+                metrics = metrics | {"eval/version": body.metrics["eval/version"]}
         if self._server and (more := len(body.metrics) - len(metrics)):
             detail = (
                 f"{more} metrics with names beyond {claims.MAX_METRIC_NAMES} of the role {peer.role} dropped"

@@ -21,7 +21,7 @@ import numpy as np
 
 from common import timing
 from common.errors import RefusedError
-from common.wire import messages
+from common.wire import messages, types
 
 MAX_METRICS = 256
 """Metrics of one report."""
@@ -99,8 +99,17 @@ CLAIMS: dict[str, Claim] = {
     "TELEMETRY replay/*": Claim(("replay",), _METRICS_RULE),
     "TELEMETRY eval/*": Claim(("evaluator",), _METRICS_RULE),
     "TELEMETRY episodes": Claim(
-        ("actor", "evaluator"), f"{MAX_EPISODES:,} games a report; returns within 10^30, at most 2^53 steps"
+        ("actor", "evaluator"),
+        f"{MAX_EPISODES:,} games a report; returns within 10^30, at most 2^53 steps; the slot of a game "
+        "counts only where it is leased to the actor",
     ),
+    "TELEMETRY part, tasks": Claim(
+        ("evaluator",),
+        "with `eval/version` and `episodes`: the part of an evaluation that this process was to play, and "
+        "all of its games; `eval/version` comes with nothing else; as many names of tasks as games, which "
+        "are like those of metrics, 256 in a run",
+    ),
+    "PARAMS_GET games": Claim(("evaluator",), "one part of an evaluation at a time"),
     "TELEMETRY trouble": Claim(("actor",), f"one line of at most {MAX_TROUBLE} characters"),
     "TELEMETRY video": Claim(
         ("evaluator",),
@@ -196,16 +205,23 @@ def check_telemetry(
             if not isinstance(text, str) or len(text) > MAX_TROUBLE or not text.isprintable():
                 raise _refusal(f"trouble of environments that is not one line of {MAX_TROUBLE} characters")
             continue
+        if name in ("part", "tasks"):
+            _check(role, "TELEMETRY part, tasks", "a part of an evaluation")
+            continue
         if name != "episodes":
             raise _refusal(f"a field {name[:_MAX_NAME]!r} in a report")
         _check(role, "TELEMETRY episodes", "a report of episodes")
         episodes = fields[name]
         if not isinstance(episodes, list) or not all(_is_episode(episode) for episode in episodes):
             raise RefusedError(
-                "bad_field", "TELEMETRY.fields: episodes is not a list of [return, steps] within their bounds"
+                "bad_field",
+                "TELEMETRY.fields: episodes is not a list of [return, steps] or [return, steps, slot] within "
+                "their bounds",
             )
         if len(episodes) > MAX_EPISODES:
             raise _refusal(f"a report of {len(episodes)} episodes; at most {MAX_EPISODES}")
+    if "part" in fields or "tasks" in fields:
+        _check_part(metrics, fields)
     for name, blob in blobs.items():
         if name not in ("video", "mp4"):
             raise _refusal(f"an array {name[:_MAX_NAME]!r} in a report")
@@ -250,11 +266,35 @@ class Allowance:
         return True
 
 
+def _check_part(metrics: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    part, tasks, games = fields.get("part"), fields.get("tasks", []), fields.get("episodes", [])
+    named = isinstance(tasks, list) and all(
+        isinstance(task, str) and len(task) <= _MAX_NAME and _METRIC.fullmatch(task) for task in tasks
+    )
+    if not named or (tasks and len(tasks) != len(games)):
+        raise RefusedError("bad_field", "TELEMETRY.fields: tasks is not a list of a name for each game")
+    numbered = isinstance(part, int) and 0 <= part < types.MAX_PARTS
+    if not numbered or not games or "eval/version" not in metrics:
+        raise RefusedError("bad_field", "TELEMETRY.fields: part is not that of an evaluation")
+
+
+def check_evaluation(metrics: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """Refuse an evaluation that is no part which the learner gave out."""
+    if "eval/version" in metrics and "part" not in fields:
+        raise _refusal("an evaluation that is no part of one")
+
+
+def check_games(role: str) -> None:
+    """Refuse games of an evaluation to whoever is no evaluator."""
+    _check(role, "PARAMS_GET games", "a wish for games of an evaluation")
+
+
 def _is_episode(value: Any) -> bool:
     return (
         isinstance(value, list | tuple)
-        and len(value) == 2
-        and all(isinstance(x, int | float) for x in value)
+        and len(value) in (2, 3)
+        and all(isinstance(x, int | float) for x in value[:2])
+        and all(isinstance(slot, int) and 0 <= slot < types.MAX_RUN_SLOTS for slot in value[2:])
         and -MAX_VALUE <= value[0] <= MAX_VALUE  # nor NaN
         and 0 <= value[1] <= MAX_VERSION
     )

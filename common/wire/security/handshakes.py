@@ -6,6 +6,7 @@ instead of waiting for ever.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import socket as tcp
@@ -17,6 +18,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from common.errors import AuthError
+from common.runtime import Deadline
 from common.runtime.logging import Throttle
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -32,6 +34,7 @@ _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + b
 """How a ZMTP 3.1 client with keys begins (RFC 37): signature, version, mechanism, not a server, filler."""
 
 _MECHANISM = slice(12, 32)
+_GREETING_WITHOUT_KEYS = _GREETING.replace(b"CURVE", b"NULL\0")
 _WANTS_KEYS = "it wants keys (start this service with --keys)"
 _numbers = itertools.count()
 
@@ -99,6 +102,7 @@ class HandshakeWatch:
         self._server_file = server_file
         self._failures = 0
         self._error = ""
+        self._untold = False
         self._watched: Socket | None = None
         self._monitor: Socket | None = None
 
@@ -122,7 +126,8 @@ class HandshakeWatch:
     def check(self, *, probe: bool = True) -> None:
         """Raise `AuthError`, with one line, where keys are why there is no connection.
 
-        With `probe` a server that keeps hanging up is asked whether it wants keys: two seconds at most.
+        With `probe` a server that keeps hanging up is asked whether it wants keys, and one with none where
+        we have, or the other way round, is told so: two seconds at most.
         """
         self._drain()
         if probe and self._failures >= _SUSPICIOUS_FAILURES:
@@ -130,12 +135,17 @@ class HandshakeWatch:
             # A server that cannot read us hangs up, often before libzmq has read what it wants; but so does a
             # proxy whose server is not there yet.
             if greeted_by_curve(self._endpoint):
-                self.refused = not self._own_key
+                self.refused = self._untold = not self._own_key
                 self._error = (
                     f"its key is not that in {self._server_file}, or our own key files are damaged"
                     if self._own_key
                     else _WANTS_KEYS
                 )
+        if self._untold and probe:
+            self._untold = False
+            # libzmq hangs up once it has read the other's greeting, and may not have sent all of its own:
+            # then the server does not know why nobody came.
+            _answer(self._endpoint, _GREETING if self._own_key else _GREETING_WITHOUT_KEYS)
         if self._error:
             raise AuthError(f"no connection with {self._endpoint}: {self._error}")
 
@@ -163,7 +173,7 @@ class HandshakeWatch:
             if not self.refused:
                 self._error = f"its key check failed (status {value})"
         elif value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
-            self.refused = True
+            self.refused = self._untold = True
             self._error = _WANTS_KEYS
             if self._own_key:
                 self._error = "it has no keys, and we have (start both with --keys, or neither)"
@@ -173,17 +183,25 @@ class HandshakeWatch:
 
 def greeted_by_curve(endpoint: str) -> bool:
     """Whether something that speaks ZMTP with CURVE is at `tcp://HOST:PORT`. Takes two seconds at most."""
-    address = urlsplit(endpoint)
-    greeting = b""
-    try:
-        with tcp.create_connection((address.hostname or "", address.port or 0), _PROBE_S) as connection:
-            connection.settimeout(_PROBE_S)
-            connection.sendall(_GREETING)
-            while len(greeting) < len(_GREETING) and (part := connection.recv(len(_GREETING))):
-                greeting += part
-    except (OSError, ValueError):
-        return False
-    return greeting[_MECHANISM].rstrip(b"\0") == b"CURVE"
+    return _answer(endpoint, _GREETING)[_MECHANISM].rstrip(b"\0") == b"CURVE"
+
+
+def _answer(endpoint: str, greeting: bytes) -> bytes:
+    """The greeting that answers this one, or the part of it that came in two seconds; empty for none."""
+    address, deadline = urlsplit(endpoint), Deadline(_PROBE_S)
+    answer = b""
+    with (
+        contextlib.suppress(OSError, ValueError),
+        tcp.create_connection((address.hostname or "", address.port or 0), _PROBE_S) as connection,
+    ):
+        connection.sendall(greeting)
+        while len(answer) < len(greeting):
+            connection.settimeout(max(0.001, deadline.remaining_s))
+            part = connection.recv(len(greeting))
+            if not part:
+                break
+            answer += part
+    return answer
 
 
 def _monitor(watched: Socket, *kinds: int) -> Socket:
