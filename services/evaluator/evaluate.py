@@ -30,6 +30,7 @@ from common.runtime.parser import Parser, integer, real
 from common.runtime.video import ENCODERS, Recorder, check_film_path
 from services.evaluator.games import play
 from services.evaluator.report import Report, check_output, markdown, summary, table, write
+from services.evaluator.window import Window
 
 SLOTS = 8
 """Games side by side, unless somebody wants others."""
@@ -74,6 +75,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         "--sampled", action="store_true", help="actions drawn from the policy, for algorithms that have one"
     )
     add("--video", type=Path, metavar="FILE", help="film the first game: .mp4 or .gif")
+    add("--render", action="store_true", help="a window shows the first slot's games, at their own speed")
     add("--output", type=Path, action="append", default=[], metavar="FILE", help="report: .json, .csv or .md")
     add_module_argument(parser)
     add("--json", action="store_true", help="print one JSON line for each checkpoint instead of a table")
@@ -92,11 +94,12 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)
     reports: list[Report] = []
     recorder = Recorder() if options.video else None
+    window = Window(f"troupe eval {options.path[0]}") if options.render else None
     for path in paths:
         with warnings_shown("common.runtime.checkpoint"):
             checkpoint = open_checkpoint(path)
         config, agent = restore(checkpoint, options.modules, fields, options.device)
-        report = _played(checkpoint, config, agent, options, recorder)
+        report = _played(checkpoint, config, agent, options, recorder, window)
         reports.append(report)
         if options.json:
             print(json.dumps(report), flush=True)
@@ -108,6 +111,8 @@ def main(argv: Sequence[str]) -> int:
         write(path, reports)
     if recorder is not None:
         _write_video(options.video, recorder)
+    if window is not None and window.missing:
+        print(f"nothing was shown: {window.missing}", file=sys.stderr)
     return 0
 
 
@@ -128,6 +133,7 @@ def _played(
     agent: Agent,
     options: argparse.Namespace,
     recorder: Recorder | None,
+    window: Window | None,
 ) -> Report:
     """Play with one checkpoint, and print each game unless a program reads."""
     epsilon = _epsilon(config, agent, options)
@@ -150,6 +156,7 @@ def _played(
         epsilon=epsilon,
         slots=options.slots,
         recorder=recorder,
+        window=window,
         on_game=on_game,
     )
 
@@ -292,6 +299,7 @@ def evaluate(
     epsilon: float,
     slots: int = SLOTS,
     recorder: Recorder | None = None,
+    window: Window | None = None,
     on_game: Callable[[Episode], None] = lambda game: None,
 ) -> Report:
     """Play full games with the agent of a checkpoint; returns what `--json` prints.
@@ -309,6 +317,7 @@ def evaluate(
         max_episode_frames=config.evaluator.max_episode_frames,
         threads=min(slots, os.cpu_count() or 1),
         recorder=recorder,
+        window=window,
         on_game=on_game,
     )
     assert result is not None  # nobody stops it

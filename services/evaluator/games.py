@@ -9,11 +9,12 @@ import numpy as np
 
 from common.agents import Agent, Inputs
 from common.config import EnvConfig
-from common.envs import Episode, make_vector
+from common.envs import Episode, VectorEnv, make_vector
 from common.envs.base import clip_rewards
 from common.envs.spectator import NoPictureError
 from common.runtime.video import Recorder
 from common.stats.played import Result
+from services.evaluator.window import Window
 
 
 def play(
@@ -27,6 +28,7 @@ def play(
     max_episode_frames: int,
     threads: int = 1,
     recorder: Recorder | None = None,
+    window: Window | None = None,
     on_game: Callable[[Episode], None] = lambda game: None,
     should_stop: Callable[[], bool] = lambda: False,
     steady: bool = False,
@@ -46,6 +48,7 @@ def play(
         max_episode_frames: emulator frames after which a game is cut, in place of the training's limit.
         threads: threads that step the games.
         recorder: films the first game of slot 0.
+        window: shows every game of slot 0, at its own speed.
         on_game: called with every game that counts.
         should_stop: looked at before every step.
         steady: slots that have played their share go on as long as others do. Every forward pass is then of
@@ -61,8 +64,9 @@ def play(
     vector = make_vector(env, slots, int(game_seed) >> 1, threads, evaluation=True)
     quotas = [episodes // slots + (slot < episodes % slots) for slot in range(slots)]
     games: list[list[Episode]] = [[] for _ in range(slots)]
-    if recorder is not None:
-        recorder.begin(vector.steps_per_s)
+    watching: list[Recorder | Window] = [each for each in (recorder, window) if each is not None]
+    for each in watching:
+        each.begin(vector.steps_per_s)
     try:
         inputs = Inputs.start(
             vector.reset(), agent.memory_size, vector.spec.actions
@@ -72,11 +76,9 @@ def play(
         while busy := [slot for slot in range(slots) if len(games[slot]) < quotas[slot]]:
             if should_stop():
                 return None
-            if recorder is not None and not games[0] and recorder.due():
-                try:
-                    recorder.add(vector.render_frame(0))
-                except NoPictureError as error:
-                    recorder.missing, recorder = str(error), None
+            if games[0]:
+                watching = [each for each in watching if each is not recorder]
+            _show(vector, watching)
             # Slots whose games are over are stepped with zeros, but no longer cost a forward pass.
             actions[:] = 0
             if len(busy) < len(acting) and not steady:
@@ -97,6 +99,22 @@ def play(
     finally:
         vector.close()
     return _result(games)
+
+
+def _show(vector: VectorEnv, watching: list[Recorder | Window]) -> None:
+    """Give slot 0's picture to all that want it now; where there is none, nobody is `watching` any more."""
+    wanting = [each for each in watching if each.due()]
+    if not wanting:
+        return
+    try:
+        frame = vector.render_frame(0)
+    except NoPictureError as error:
+        for each in watching:
+            each.missing = str(error)
+        watching.clear()
+        return
+    for each in wanting:
+        each.add(frame)
 
 
 def _result(games: Sequence[Sequence[Episode]]) -> Result:
