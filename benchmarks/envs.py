@@ -182,12 +182,21 @@ def main() -> None:
         "--games", type=int, default=2, help="games of random play for every slot; 0: none"
     )
     arguments.add_argument("--all-actions", action="store_true", help="Atari's 18 actions in every game")
+    arguments.add_argument(
+        "--frame-skip", type=int, default=4, help="Atari frames for which an action is repeated"
+    )
     options = arguments.parse_args()
     figures: dict[str, float | int | str] = {"slots": options.slots}
     for env_id in options.ids.split(","):
         sticky = 0.1 if env_id.startswith("minatar:") else 0.0
         every = env_id.startswith("atari:") and options.all_actions
-        config = EnvConfig(id=env_id, reward_clip="none", sticky_actions=sticky, full_action_space=every)
+        config = EnvConfig(
+            id=env_id,
+            reward_clip="none",
+            sticky_actions=sticky,
+            full_action_space=every,
+            frame_skip=options.frame_skip,
+        )
         try:
             make_spec(config)
         except MissingEngineError as error:
