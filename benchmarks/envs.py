@@ -23,6 +23,7 @@ from common.config.schema import EnvConfig
 from common.envs import EnvSpec, make_spec, make_vector
 from common.envs.base import VectorEnv, slot_seeds
 from common.errors import MissingEngineError
+from common.runtime.parser import integer
 from common.stats import random_and_human
 
 IDS = (
@@ -183,19 +184,23 @@ def main() -> None:
     )
     arguments.add_argument("--all-actions", action="store_true", help="Atari's 18 actions in every game")
     arguments.add_argument(
-        "--frame-skip", type=int, default=4, help="Atari frames for which an action is repeated"
+        "--frame-skip", type=integer(1), default=4, help="Atari frames for which an action is repeated"
     )
     options = arguments.parse_args()
-    figures: dict[str, float | int | str] = {"slots": options.slots}
+    figures: dict[str, float | int | str] = {
+        "slots": options.slots,
+        "frame_skip": options.frame_skip,
+        "all_actions": options.all_actions,
+    }
     for env_id in options.ids.split(","):
         sticky = 0.1 if env_id.startswith("minatar:") else 0.0
-        every = env_id.startswith("atari:") and options.all_actions
+        atari = env_id.startswith("atari:")
         config = EnvConfig(
             id=env_id,
             reward_clip="none",
             sticky_actions=sticky,
-            full_action_space=every,
-            frame_skip=options.frame_skip,
+            full_action_space=atari and options.all_actions,
+            frame_skip=options.frame_skip if atari else 4,
         )
         try:
             make_spec(config)

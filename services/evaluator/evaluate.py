@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -94,25 +95,26 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)
     reports: list[Report] = []
     recorder = Recorder() if options.video else None
-    window = Window(f"troupe eval {options.path[0]}") if options.render else None
-    for path in paths:
-        with warnings_shown("common.runtime.checkpoint"):
-            checkpoint = open_checkpoint(path)
-        config, agent = restore(checkpoint, options.modules, fields, options.device)
-        report = _played(checkpoint, config, agent, options, recorder, window)
-        reports.append(report)
-        if options.json:
-            print(json.dumps(report), flush=True)
-        elif len(paths) == 1:
-            print(table(report))
+    title = f"troupe eval {' '.join(map(str, options.path))}"
+    with closing(Window(title)) if options.render else nullcontext() as window:
+        for path in paths:
+            with warnings_shown("common.runtime.checkpoint"):
+                checkpoint = open_checkpoint(path)
+            config, agent = restore(checkpoint, options.modules, fields, options.device)
+            report = _played(checkpoint, config, agent, options, recorder, window)
+            reports.append(report)
+            if options.json:
+                print(json.dumps(report), flush=True)
+            elif len(paths) == 1:
+                print(table(report))
+        if window is not None and window.missing and not window.shown:
+            print(f"nothing was shown: {window.missing}", file=sys.stderr)
     if len(paths) > 1 and not options.json:
         print(markdown(reports), end="")
     for path in options.output:
         write(path, reports)
     if recorder is not None:
         _write_video(options.video, recorder)
-    if window is not None and window.missing:
-        print(f"nothing was shown: {window.missing}", file=sys.stderr)
     return 0
 
 
