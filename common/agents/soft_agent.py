@@ -81,7 +81,7 @@ class SoftAgent(NetworkAgent["SacConfig", SoftActorCritic, "SoftLearning"]):
     def _value(self, features: Tensor, params: Tensor, q: Tensor) -> Tensor:
         """The soft value `[S]`, of real numbers with `q` of one action in the place of the mean over all."""
         if self.spec.actions.count:
-            q = (params.softmax(1) * self._net.q(features).amin(0)).sum(1)
+            q = _mean_q(self._net, features, params)
         return q + self._net.entropy_cost.value().to(q.device) * self._policy.entropy(params)
 
     # -------------------------------------------------------------- learning
@@ -155,8 +155,7 @@ class SoftAgent(NetworkAgent["SacConfig", SoftActorCritic, "SoftLearning"]):
         cost = self._cost
         if self.spec.actions.count:
             entropy = policy.entropy(params)
-            q = (params.softmax(1) * critics.q(features).amin(0)).sum(1)
-            return q + cost * entropy, entropy
+            return _mean_q(critics, features, params) + cost * entropy, entropy
         assert isinstance(self._policy, TanhNormal)
         action, log_prob = self._policy.reparametrized(params, noise)
         return critics.q(features, action).amin(0) - cost * log_prob, -log_prob
@@ -234,6 +233,11 @@ class SoftLearning(Learning):
         """See `Learning`."""
         self.target.load_state_dict(tensors(below("target/", arrays)))
         self._generator.set_state(torch.from_numpy(arrays["noise"].copy()))
+
+
+def _mean_q(critics: SoftActorCritic, features: Tensor, params: Tensor) -> Tensor:
+    """The mean Q `[B]` of one choice of several, each the least that a critic says, drawn from a policy."""
+    return (params.softmax(1) * critics.q(features).amin(0)).sum(1)
 
 
 def _distribution(config: SacConfig, spec: EnvSpec) -> Categorical | TanhNormal:

@@ -15,6 +15,7 @@ import numpy as np
 from common.errors import ConfigError
 
 _MAX_FRAMES_PER_S = 30.0
+_USUAL_STEPS_PER_S = 15.0
 _PALETTE_FRAMES = 16
 _MP4_SIDE = 480
 _LEAST_SIDE = 160  # grids of symbols, a pixel a field, would be specks
@@ -35,7 +36,7 @@ class Recorder(Sequence[np.ndarray]):
             max_steps: steps of the game after which it ends.
             max_side: larger frames are scaled down by a whole factor, in pixels.
         """
-        self.frames_per_s = 15.0
+        self.frames_per_s = _USUAL_STEPS_PER_S
         self.missing = ""
         self._every, self._max_steps, self._max_side = 1, max_steps, max_side
         self._seen = 0
@@ -44,8 +45,7 @@ class Recorder(Sequence[np.ndarray]):
 
     def begin(self, steps_per_s: float) -> None:
         """Say how many steps of the game make a second of film; of more than 30, not every one is kept."""
-        self._every = max(1, math.ceil(steps_per_s / _MAX_FRAMES_PER_S))
-        self.frames_per_s = steps_per_s / self._every
+        self._every, self.frames_per_s = thinned(steps_per_s, _MAX_FRAMES_PER_S)
 
     def due(self) -> bool:
         """Count a step, and say whether its frame would be kept (to draw none in vain)."""
@@ -74,6 +74,16 @@ class Recorder(Sequence[np.ndarray]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         return np.frombuffer(lz4.frame.decompress(self._frames[index]), np.uint8).reshape(self._shape)
+
+
+def thinned(steps_per_s: float, max_frames_per_s: float) -> tuple[int, float]:
+    """After how many steps of a game a frame is due, so that at most so many make a second; and how many do.
+
+    A game that says no finite rate above 0 has 15 steps a second.
+    """
+    rate = steps_per_s if math.isfinite(steps_per_s) and steps_per_s > 0 else _USUAL_STEPS_PER_S
+    every = max(1, math.ceil(rate / max_frames_per_s))
+    return every, rate / every
 
 
 def encode_gif(

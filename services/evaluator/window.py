@@ -7,7 +7,6 @@ input: many environments draw with pygame too, into memory, and end it when they
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import queue
 import select
@@ -23,9 +22,9 @@ import numpy as np
 
 from common.errors import ConfigError
 from common.installation import install_command
+from common.runtime.video import thinned
 
 _MAX_FRAMES_PER_S = 60.0
-_USUAL_STEPS_PER_S = 15.0
 _START_S = 30.0
 _STUCK_S = 5.0
 """A window that takes no frame for so long is given up: games are worth more than their picture."""
@@ -72,9 +71,8 @@ class Window:
 
     def begin(self, steps_per_s: float) -> None:
         """Say how many steps of the game make a second; of more than 60, not every one is shown."""
-        rate = steps_per_s if math.isfinite(steps_per_s) and steps_per_s > 0 else _USUAL_STEPS_PER_S
-        self._every = max(1, math.ceil(rate / _MAX_FRAMES_PER_S))
-        self._seconds = min(1.0, self._every / rate)
+        self._every, frames_per_s = thinned(steps_per_s, _MAX_FRAMES_PER_S)
+        self._seconds = min(1.0, 1.0 / frames_per_s)
         self._seen, self._due_at, self.missing = 0, 0.0, ""
 
     def due(self) -> bool:

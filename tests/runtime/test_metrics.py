@@ -214,6 +214,14 @@ def test_a_film_has_the_pace_of_its_game():
         assert recorder.frames_per_s == frames_per_s
 
 
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_game_that_says_no_pace_has_the_usual_one(rate):
+    recorder = Recorder()
+    recorder.begin(rate)
+    assert [i for i in range(3) if recorder.due()] == [0, 1, 2]
+    assert recorder.frames_per_s == 15.0
+
+
 def test_a_gif_that_is_too_large_loses_frames_but_not_seconds():
     from PIL import Image
 
