@@ -13,7 +13,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -93,8 +93,7 @@ class Failure:
         return f"{self.env_id} {self.cause} {where}, {slot}{seed}"
 
 
-@dataclass(frozen=True)
-class Episode:
+class Episode(NamedTuple):
     """One finished game: its unclipped return, its length, and how many emulator frames it took.
 
     `task` says which of several it was, where an environment is made of several.

@@ -62,7 +62,7 @@ class _Worker:
         if step.discarded:
             told["discarded"] = step.discarded
         if step.episodes:
-            told["episodes"] = [dataclasses.astuple(episode) for episode in step.episodes]
+            told["episodes"] = step.episodes
         return told | self._failures()
 
     def render(self, slot: int) -> tuple[dict[str, Any], int | None]:

@@ -28,7 +28,7 @@ class Timing:
 
     def take(self, episodes: list[Episode], slots: list[int]) -> None:
         """Take in games of copies that have these numbers among the slots of the run."""
-        self.episodes += [replace(episode, slot=slots[episode.slot]) for episode in episodes]
+        self.episodes += [episode._replace(slot=slots[episode.slot]) for episode in episodes]
 
 
 class Blocked:
