@@ -202,13 +202,13 @@ class ActionSpec:
         """The environment's own action for a row: its nest, its dtypes, its units."""
         if self._plain:
             return self._plain[0] + int(row)  # type: ignore[arg-type]
-        return self.natives(np.atleast_1d(np.asarray(row, np.float64))[None])[0]
+        return self.natives(np.atleast_1d(np.asarray(row, self.dtype))[None])[0]
 
     def natives(self, rows: np.ndarray) -> Any:
-        """The environment's own actions for rows `[S, ...]`: int64 `[S]` of ints, or a list."""
+        """The environment's own actions for rows `[S, ...]`: an array `[S, ...]`, or a list."""
         if self._plain:
-            return self._plain[0] + rows
-        numbers = np.asarray(rows, np.float64).reshape(len(rows), -1)
+            return self._plain[0] + rows if self._plain[0] else rows
+        numbers = rows.reshape(len(rows), -1)
         if len(self.leaves) == 1 and not self.leaves[0].path:
             return self._values(self.leaves[0], numbers)
         chosen, reals = 0, len(self.choices)
@@ -241,33 +241,35 @@ class ActionSpec:
         leaf = self.leaves[0]
         return leaf.start if self.count and leaf.choices and not leaf.path and not leaf.shape else ()
 
-    def _values(self, leaf: Leaf, part: np.ndarray) -> list[Any]:
+    def _values(self, leaf: Leaf, part: np.ndarray) -> np.ndarray | list[np.ndarray]:
         """An array, or a number with choices, for each row of the leaf's columns `[S, leaf.size]`."""
-        dtype = np.dtype(leaf.dtype)
         if leaf.choices:
-            whole = (part.astype(np.int64) + leaf.start).astype(dtype)
-            return list(whole.reshape(len(part), *leaf.shape))
+            whole = (part.astype(np.int64) + leaf.start).astype(leaf.dtype)
+            return whole.reshape(len(part), *leaf.shape)
         values = self._grid[part.astype(np.int64)] if self.binned(leaf) else part
-        low, high, two, finite_low, finite_high, all_two = self._limits[leaf]
-        share = (np.maximum(np.minimum(values, 1.0), -1.0) + 1.0) / 2.0
-        scaled = finite_low * (1.0 - share) + finite_high * share
-        values = scaled if all_two else np.where(two, scaled, values)
+        dtype, (low, high, middle, half) = self._limits[leaf.path]
+        values = half * values
+        values += middle
+        np.minimum(np.maximum(values, low, out=values), high, out=values)
         if dtype.kind != "f":
-            values = np.rint(values)
-        array = np.maximum(np.minimum(values, high), low).astype(dtype).reshape(len(part), *leaf.shape)
-        return [array[row, ...] for row in range(len(part))]  # arrays also where leaf.shape is ()
+            np.rint(values, out=values)
+        array = values.astype(dtype, copy=False).reshape(len(part), *leaf.shape)
+        # Rows without a shape would be numbers, and an environment expects arrays.
+        return array if leaf.shape else [array[row, ...] for row in range(len(part))]
 
     @cached_property
-    def _limits(self) -> dict[Leaf, tuple[Any, ...]]:
-        """Of each leaf of real numbers: bounds, which have two, bounds with 0 for none, whether all have."""
-        found: dict[Leaf, tuple[Any, ...]] = {}
+    def _limits(self) -> dict[Path, tuple[np.dtype, list[np.ndarray]]]:
+        """Of each leaf of real numbers: its dtype, bounds, and middle and half of the range between two."""
+        found: dict[Path, tuple[np.dtype, list[np.ndarray]]] = {}
         for leaf in self.leaves:
-            low = np.array([-np.inf if bound is None else bound for bound in leaf.low])
-            high = np.array([np.inf if bound is None else bound for bound in leaf.high])
-            if len(low):
-                two = np.isfinite(low) & np.isfinite(high)
-                finite = np.where(two, low, 0.0), np.where(two, high, 0.0)
-                found[leaf] = low, high, two, *finite, bool(two.all())
+            rows = [
+                (-np.inf if low is None else low, np.inf if high is None else high, 0.0, 1.0)
+                if low is None or high is None
+                else (low, high, low / 2 + high / 2, high / 2 - low / 2)
+                for low, high in zip(leaf.low, leaf.high, strict=True)
+            ]
+            dtype = np.dtype(leaf.dtype)
+            found[leaf.path] = dtype, list(np.array(rows, np.result_type(dtype, np.float32)).T.copy())
         return found
 
     @cached_property
