@@ -180,7 +180,7 @@ class AtariVector(VectorEnv):
 
     def step(self, actions: np.ndarray) -> Step:
         """One agent step of every game."""
-        self.calls.enter(0, STEP, int(self._games.steps.max()) + 1)
+        self.calls.enter(0, STEP, self._games.longest() + 1)
         try:
             obs, rewards, terminated, truncated, info = self._env.step(actions)
         except Exception as error:
@@ -213,7 +213,7 @@ class AtariVector(VectorEnv):
 
     def _rebuild(self, error: Exception) -> Step:
         """The vectoriser is one object: when it fails, every slot starts again."""
-        failure = Failure(self._config.id, cause_of(error), None, int(self._games.steps.max()) + 1)
+        failure = Failure(self._config.id, cause_of(error), None, self._games.longest() + 1)
         self.restarts_total += 1
         self.failures.append(failure)
         self._rebuilder.failed(failure)

@@ -174,24 +174,33 @@ class GameTracker:
     """Unclipped return and length of the game that each slot is in."""
 
     def __init__(self, num_slots: int) -> None:
-        self.returns = np.zeros(num_slots, np.float64)
-        self.steps = np.zeros(num_slots, np.int64)
+        self.returns = [0.0] * num_slots
+        self._rounds = 0
+        self._before = [0] * num_slots  # rounds before the game began
+
+    def length(self, slot: int) -> int:
+        """Steps of the game of `slot`."""
+        return self._rounds - self._before[slot]
+
+    def longest(self) -> int:
+        """Steps of the longest game."""
+        return self._rounds - min(self._before)
 
     def add(self, rewards: np.ndarray) -> None:
         """Count one step of every slot with its raw rewards `[S]`."""
-        self.returns += rewards
-        self.steps += 1
+        self.returns = [total + reward for total, reward in zip(self.returns, rewards.tolist(), strict=True)]
+        self._rounds += 1
 
     def finish(self, slot: int, frames: int, task: str = "") -> Episode:
         """The game of `slot` as it ended; the slot starts from zero."""
-        episode = Episode(slot, float(self.returns[slot]), int(self.steps[slot]), frames, task)
+        episode = Episode(slot, self.returns[slot], self.length(slot), frames, task)
         self.clear(slot)
         return episode
 
     def clear(self, slot: int) -> None:
         """Forget the game of `slot`."""
         self.returns[slot] = 0.0
-        self.steps[slot] = 0
+        self._before[slot] = self._rounds
 
 
 class Rebuilder:

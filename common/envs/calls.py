@@ -11,7 +11,6 @@ import itertools
 import mmap
 import os
 import signal
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +19,10 @@ import numpy as np
 VARIABLE = "TROUPE_ENV_CALLS"
 MAKING, RESET, STEP, CHECKER = 1, 2, 3, 4
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-_HEADER = struct.Struct("<qq")  # number of the first slot; whether one record stands for all slots
-_RECORD = struct.Struct("<qqqq")  # number of the call, which call it is (0: none), step of the episode, seed
+# Numbers of 8 bytes. The head: the number of the first slot, whether one record stands for all slots, and how
+# many rounds of steps were announced. A record: which call it is (0: none), how many were entered one by one,
+# the round before the first of the episode, and the seed (-1: not known).
+_HEAD, _RECORD = 3, 4
 _FILES = itertools.count()
 
 
@@ -30,7 +31,7 @@ class Call:
     """A call that has not returned.
 
     Attributes:
-        number: different for every call of the process.
+        number: different for every call of the slot.
         call: `MAKING`, `RESET`, `STEP` or `CHECKER`.
         step: of the episode, counted from 1; 0 where it has none.
         slot: the copy; None where all copies are one object.
@@ -51,63 +52,62 @@ class Call:
 
 
 class Calls:
-    """The record of one process's slots. Each slot is written by one thread."""
+    """The record of one process's slots. Each slot is written by one thread.
+
+    Attributes:
+        current: which call each slot is in, 0 for none; `[S]`. Steps that `announce_steps` told of are
+            entered and left here, for they are often.
+    """
 
     def __init__(self, slots: int, *, whole: bool = False) -> None:
         """For so many slots; `whole`: one record for all of them."""
-        size = _HEADER.size + (1 if whole else slots) * _RECORD.size
+        records = 1 if whole else slots
+        size = 8 * (_HEAD + _RECORD * records)
         directory, self._path = os.environ.get(VARIABLE), None
         if directory:
             self._path = Path(directory) / f"{os.getpid()}-{next(_FILES)}"
             with self._path.open("w+b") as file:
                 file.truncate(size)
-                self._memory = mmap.mmap(file.fileno(), size)
+                memory = mmap.mmap(file.fileno(), size)
         else:
-            self._memory = mmap.mmap(-1, size)
-        self._whole = whole
-        self.number_from(0)
-        # Every record's number and step. Numbers go up by as many as there are records, from another start
-        # in each, so that no two calls have the same.
-        records = np.frombuffer(self._memory, "<i8", offset=_HEADER.size).reshape(-1, 4)
-        records[:, 0] = range(len(records))
-        self._counts, self._one_step = records[:, 0:3:2], np.array([len(records), 1])
-        for record in range(1 if whole else slots):
+            memory = mmap.mmap(-1, size)
+        self._numbers = memoryview(memory).cast("q")
+        self._numbers[1] = whole
+        self.current = self._numbers[_HEAD::_RECORD]
+        for record in range(records):
             self.seeded(record, None)
 
     def number_from(self, first: int) -> None:
         """Say which number the first slot has in the process."""
-        _HEADER.pack_into(self._memory, 0, first, self._whole)
+        self._numbers[0] = first
 
     def enter(self, slot: int, call: int, step: int = 0) -> None:
-        """A call begins."""
-        self._counts[slot] += self._one_step
-        self._counts[slot, 1] = step
-        self._memory[24 + 32 * slot] = call
+        """A call begins; an episode is in its `step`."""
+        at = _HEAD + _RECORD * slot
+        self._numbers[at + 1] += 1
+        self._numbers[at + 2] = self._numbers[2] - step
+        self.current[slot] = call
 
     def announce_steps(self) -> None:
         """The next call of every slot is a step, the first after `RESET` and then the one after its last."""
-        self._counts += self._one_step
-
-    def enter_step(self, slot: int) -> None:
-        """The step that `announce_steps` told of begins: little is left to write, for it is often."""
-        self._memory[24 + 32 * slot] = STEP
+        self._numbers[2] += 1
 
     def seeded(self, slot: int, seed: int | None) -> None:
         """The copy has this seed from here on."""
-        struct.pack_into("<q", self._memory, 40 + 32 * slot, -1 if seed is None else seed)
+        self._numbers[_HEAD + _RECORD * slot + 3] = -1 if seed is None else seed
 
     def seed_of(self, slot: int) -> int | None:
         """The seed that the copy had last."""
-        (seed,) = struct.unpack_from("<q", self._memory, 40 + 32 * slot)
+        seed = self._numbers[_HEAD + _RECORD * slot + 3]
         return None if seed < 0 else seed
 
     def leave(self, slot: int) -> None:
         """It has returned."""
-        self._memory[24 + 32 * slot] = 0  # the lowest byte of which call it is
+        self.current[slot] = 0
 
     def running(self) -> list[Call]:
         """The calls that have not returned."""
-        return _running(self._memory[:])
+        return _running(self._numbers.tobytes())
 
     def close(self) -> None:
         """Take the file away: from here on the environment is nobody's concern."""
@@ -148,12 +148,18 @@ def ending(code: int) -> str:
 
 
 def _running(memory: bytes) -> list[Call]:
-    if len(memory) < _HEADER.size:
+    numbers = np.frombuffer(memory, np.int64)
+    if not len(numbers):  # the file was made a moment ago
         return []
-    first, whole = _HEADER.unpack_from(memory)
-    records = _RECORD.iter_unpack(memory[_HEADER.size :])
+    first, whole, rounds = numbers[:_HEAD].tolist()
     return [
-        Call(number, call, step, None if whole else first + slot, None if seed < 0 else seed)
-        for slot, (number, call, step, seed) in enumerate(records)
+        Call(
+            rounds + entered,
+            call,
+            rounds - before,
+            None if whole else first + slot,
+            None if seed < 0 else seed,
+        )
+        for slot, (call, entered, before, seed) in enumerate(numbers[_HEAD:].reshape(-1, _RECORD).tolist())
         if call
     ]

@@ -106,7 +106,7 @@ def inspect(config: EnvConfig) -> dict[str, Any]:
 
 
 class _Slot:
-    """One copy of the environment. Vectors of numbers it returns as they are, in the dtype of the space."""
+    """One copy of the environment. Vectors of numbers it returns as they are; its vector looks at them."""
 
     def __init__(self, config: EnvConfig, spec: EnvSpec, seed: int, *, render: bool) -> None:
         self._config = config
@@ -120,22 +120,21 @@ class _Slot:
             layout = _layout(config, self._space)
             self._frames = FrameProcessor(config.frame_size, grayscale=config.grayscale, layout=layout)
         self._plain = not spec.pixels and not spec.obs_leaves and hasattr(self._space, "low")
-        self.returned = np.zeros(self._shape, self._dtype) if self._plain else self.obs
+        self.returned = np.zeros(self._space.shape, self._space.dtype) if self._plain else self.obs
 
     def _build(self) -> None:
         self.env = _make_env(self._config, render=self._render)
         self._mode = getattr(self.env, "render_mode", None)
         self._space = self.env.observation_space  # through all wrappers, which takes a while
-        self._shape: Any = getattr(self._space, "shape", None)
-        self._dtype: Any = getattr(self._space, "dtype", None)
         self._scales = picture_scales(self._space) if self._spec.obs_leaves else ()
 
-    def reset(self, seed: int | None = None) -> np.ndarray:
+    def reset(self, seed: int | None = None) -> Any:
         """First observation of a new episode; the first one after building is seeded in any case."""
         raw = reset_result(self.env.reset(seed=self._seed if seed is None else seed))
         self._seed = None
-        self.obs = np.zeros(self._spec.obs_shape, self._spec.obs_dtype)
-        return self._observe(raw)
+        if self._frames is not None:
+            self.obs = np.zeros_like(self.obs)
+        return raw if self._plain else self._observe(raw)
 
     def step(self, action: Any) -> Outcome:
         """Next observation, raw reward, terminated, truncated; does not reset."""
@@ -146,16 +145,10 @@ class _Slot:
         if type(result) is not tuple or len(result) != 5:
             check_step(result)
         raw, reward, terminated, truncated, _ = result
-        return self._observe(raw), reward, terminated, truncated
+        return raw if self._plain else self._observe(raw), reward, terminated, truncated
 
     def _observe(self, raw: Any) -> np.ndarray:
-        if type(raw) is np.ndarray and raw.shape == self._shape and raw.dtype == self._dtype:
-            if self._plain:
-                return raw
-        else:
-            check_observation(self._space, raw)
-            if self._plain:
-                return np.asarray(raw).astype(self._dtype)
+        check_observation(self._space, raw)
         if self._frames is not None:
             self.obs = push_frame(self.obs, self._frames(raw))
         elif self._spec.obs_leaves:

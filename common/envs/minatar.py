@@ -66,9 +66,9 @@ class MinAtarVector(SlotVector):
     """Games whose cells become bytes for all of them together."""
 
     def _seen(self, returned: np.ndarray) -> np.ndarray:
-        """Planes uint8 `[S, C, 10, 10]` of states bool `[S, 10, 10, C]`."""
-        planes = np.ascontiguousarray(returned.transpose(0, 3, 1, 2)).view(np.uint8)
-        return np.multiply(planes, 255, out=planes)
+        """Planes uint8 `[N, C, 10, 10]` of states bool `[N, 10, 10, C]`."""
+        planes = returned.transpose(0, 3, 1, 2).copy().view(np.uint8)
+        return np.negative(planes, out=planes)  # -1 is 255, in half the time of a product
 
 
 class MinAtarSlot:

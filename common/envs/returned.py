@@ -24,18 +24,17 @@ def check_step(result: Any) -> None:
         raise BadReturn(_wrong_length("step()", result, "observation, reward, terminated, truncated, info"))
 
 
-def check_outcome(reward: Any, terminated: Any, truncated: Any) -> tuple[float, bool, bool]:
-    """The same three in their types; BadReturn for a reward that is no finite number, and for None."""
+def check_outcome(reward: Any, terminated: Any, truncated: Any) -> None:
+    """Raise BadReturn for a reward that is no finite number, and for an ending that is None."""
     try:
-        number = float(reward)
-    except (TypeError, ValueError):
+        finite = math.isfinite(reward)
+    except (TypeError, ValueError, OverflowError):
         raise BadReturn(f"returned the reward {_shown(reward)}, which is no number") from None
-    if not math.isfinite(number):
-        raise BadReturn(f"returned the reward {number}")
+    if not finite:
+        raise BadReturn(f"returned the reward {float(reward)}")
     if terminated is None or truncated is None:
         name = "terminated" if terminated is None else "truncated"
         raise BadReturn(f"returned {name} None instead of True or False")
-    return number, bool(terminated), bool(truncated)
 
 
 def reset_result(result: Any) -> Any:
@@ -48,10 +47,7 @@ def reset_result(result: Any) -> Any:
 def check_observation(space: Any, raw: Any, path: tuple[str | int, ...] = ()) -> None:
     """Raise BadReturn where `raw` has not the shape of the Gymnasium space, or a type that loses something.
 
-    `path` leads to it where it is a part of an observation.
-
-    A float64 where float32 was announced loses nothing that matters; a float where uint8 was announced does.
-    Bounds are not looked at.
+    `path` leads to it where it is a part of an observation. See `as_announced`.
     """
     parts = getattr(space, "spaces", None)
     if isinstance(parts, dict) and isinstance(raw, dict):
@@ -62,18 +58,28 @@ def check_observation(space: Any, raw: Any, path: tuple[str | int, ...] = ()) ->
     elif isinstance(parts, tuple) and isinstance(raw, tuple) and len(raw) == len(parts):
         for place, (part, value) in enumerate(zip(parts, raw, strict=True)):
             check_observation(part, value, (*path, place))
-    elif hasattr(space, "low") and raw is not None:
-        array = np.asarray(raw)
-        if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
-            raise BadReturn(f"returned an observation {_kind(array)}{_as(path)}, its space is {_kind(space)}")
+    elif hasattr(space, "low"):
+        as_announced(raw, space, path)
     elif raw is None or not space.contains(raw):
         raise BadReturn(f"returned the observation {_shown(raw)}{_as(path)}, its space is {space}")
 
 
-def check_array(obs: Any, like: np.ndarray) -> None:
-    """Raise BadReturn where an observation, as the agent gets it, has another shape or type than `like`."""
-    if not isinstance(obs, np.ndarray) or (obs.shape, obs.dtype) != (like.shape, like.dtype):
-        raise BadReturn(f"returned an observation {_shown(obs)} instead of {_kind(like)}")
+def as_announced(raw: Any, like: Any, path: tuple[str | int, ...] = ()) -> np.ndarray:
+    """What was returned as an array of the dtype of `like`, an array or a Gymnasium Box.
+
+    Raises BadReturn where it has another shape, or a type that loses something: a float64 where float32 was
+    announced loses nothing that matters; a float where uint8 was announced does. Bounds are not looked at.
+    """
+    array = np.asarray(raw)
+    if array.shape != like.shape or not taken_for(array, like):
+        shown = _shown(raw) if array.dtype == object else _kind(array)
+        raise BadReturn(f"returned an observation {shown}{_as(path)} instead of {_kind(like)}")
+    return array.astype(like.dtype, copy=False)
+
+
+def taken_for(array: np.ndarray, like: Any) -> bool:
+    """Whether its dtype may stand for the one that was announced."""
+    return array.dtype == like.dtype or np.can_cast(array.dtype, like.dtype, "same_kind")
 
 
 def check_finite(obs: np.ndarray, path: tuple[str | int, ...] = ()) -> None:

@@ -22,15 +22,8 @@ from common.envs.base import (
     clip_rewards,
     slot_seeds,
 )
-from common.envs.calls import MAKING, RESET, Calls
-from common.envs.returned import (
-    BadReturn,
-    check_array,
-    check_finite,
-    check_outcome,
-    finite_error,
-    not_finite,
-)
+from common.envs.calls import MAKING, RESET, STEP, Calls
+from common.envs.returned import as_announced, check_outcome, finite_error, not_finite, taken_for
 from common.envs.spectator import NoPictureError, spectator_view
 
 if TYPE_CHECKING:
@@ -43,14 +36,10 @@ _CAUGHT = (Exception, SystemExit)
 """What an environment may raise without ending the process: it may also call `exit()`."""
 
 
-_Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Observations `[S, *obs_shape]`, raw rewards float64 `[S]`, terminated and truncated bool `[S]`."""
-
-
 class Slot(Protocol):
     """One copy of an environment. `SlotVector` looks at what it returns, of all copies together."""
 
-    def reset(self, seed: int | None = None) -> np.ndarray:
+    def reset(self, seed: int | None = None) -> Any:
         """First observation of a new episode; the first one after building is seeded in any case."""
 
     def step(self, action: Any) -> Outcome:
@@ -82,8 +71,8 @@ class SlotVector(VectorEnv):
     ) -> None:
         """`slots` are stepped one after the other, or in `threads` threads.
 
-        What they return is an array of the shape and dtype of `returned`, those of `spec` where it is None;
-        `_seen` makes the one of the other.
+        What they return has the shape of `returned`, and a dtype that goes into its own; those of `spec`
+        where it is None. `_seen` makes the one of the other.
         """
         self.spec = spec
         self.num_slots = len(slots)
@@ -93,7 +82,7 @@ class SlotVector(VectorEnv):
         self._slots = slots
         self.failures = deque(maxlen=KEPT_FAILURES)
         self.calls = Calls(self.num_slots)
-        self._blank = np.zeros(spec.obs_shape, spec.obs_dtype) if returned is None else returned
+        self._announced = np.zeros(spec.obs_shape, spec.obs_dtype) if returned is None else returned
         self._dtype = np.dtype(spec.obs_dtype)
         self._steps_of_a_game = math.ceil(config.max_episode_frames / spec.frames_per_step)
         self._sure_steps = 0  # so many more, and no game has as many as it may
@@ -107,147 +96,149 @@ class SlotVector(VectorEnv):
     def reset(self, seed: int | None = None) -> np.ndarray:
         """New episodes everywhere, `[S, *obs_shape]`."""
         self._games = GameTracker(self.num_slots)
-        seeds: list[int] | None = None if seed is None else slot_seeds(seed, self.num_slots).tolist()
-        return np.stack(
-            [self._reset_slot(slot, None if seeds is None else seeds[slot]) for slot in range(self.num_slots)]
-        )
+        if seed is None:
+            return self._begin(range(self.num_slots))
+        seeds: list[int] = slot_seeds(seed, self.num_slots).tolist()
+        for slot, slot_seed in enumerate(seeds):
+            self.calls.seeded(slot, slot_seed)
+        return self._begin(range(self.num_slots), seeds)
 
     def step(self, actions: np.ndarray) -> Step:
         """One step of every copy."""
-        failed: dict[int, BaseException] = {}
-        outcomes = self._outcomes(self.spec.actions.natives(actions), failed)
-        obs, reward, terminated, truncated = self._checked(outcomes, failed)
+        failed, over = dict[int, BaseException](), list[int]()
+        natives = self.spec.actions.natives(actions)
+        returned, reward, terminated, truncated = self._play(natives, failed, over)
+        obs = self._observed(returned, failed)
         games = self._games
         games.add(reward)
         self._sure_steps -= 1
         if self._sure_steps <= 0:
-            truncated |= (games.steps >= self._steps_of_a_game) & ~terminated
-            self._sure_steps = self._steps_of_a_game - int(games.steps.max())
+            steps = np.array([games.length(slot) for slot in range(self.num_slots)])
+            truncated |= (steps >= self._steps_of_a_game) & ~terminated
+            over = np.flatnonzero(terminated | truncated).tolist()
+            self._sure_steps = self._steps_of_a_game - games.longest()
         step = Step(obs, clip_rewards(reward, self._clip), terminated, truncated)
-        if self._failing:
-            for slot in self._failing - failed.keys():
-                self._rebuilders[slot].succeeded()
-            self._failing.clear()
-        for slot, error in sorted(failed.items()):
-            terminated[slot] = truncated[slot] = False
-            step.discarded.append(slot)
-            obs[slot] = self._recover(slot, error, int(games.steps[slot]))
-        for slot, ended in enumerate((terminated | truncated).tolist()):
-            if not ended:
-                continue
-            step.final_obs[slot] = obs[slot].copy()
-            frames = int(games.steps[slot]) * self.spec.frames_per_step
-            step.episodes.append(games.finish(slot, frames, self._task(slot)))
-            obs[slot] = self._reset_slot(slot)
+        if failed or self._failing:
+            self._discard(step, failed)
+        if over:
+            over = sorted(set(over) - failed.keys())
+            for slot in over:
+                step.final_obs[slot] = obs[slot].copy()
+                frames = games.length(slot) * self.spec.frames_per_step
+                step.episodes.append(games.finish(slot, frames, self._task(slot)))
+            # Only now, for a copy may return the same array again, with other numbers in it.
+            for slot, first in zip(over, self._begin(over), strict=True):
+                obs[slot] = first
         return step
+
+    def _discard(self, step: Step, failed: dict[int, BaseException]) -> None:
+        """Void the episodes of the slots that failed, and begin others."""
+        for slot in self._failing - failed.keys():
+            self._rebuilders[slot].succeeded()
+        self._failing.clear()
+        for slot, error in sorted(failed.items()):
+            step.reward[slot], step.terminated[slot], step.truncated[slot] = 0.0, False, False
+            step.discarded.append(slot)
+            step.obs[slot] = self._recover(slot, error, self._games.length(slot))
 
     def _task(self, slot: int) -> str:
         """See `Episode.task`, of the episode that the slot is in."""
         return ""
 
-    def _outcomes(self, actions: Sequence[Any], failed: dict[int, BaseException]) -> list[Outcome]:
-        """What each copy returned; of one that raised an exception nothing, and that in `failed`."""
-        calls, slots = self.calls, self._slots
-        outcomes: list[Outcome] = [(self._blank, 0.0, False, False)] * self.num_slots
+    def _play(
+        self, actions: Sequence[Any], failed: dict[int, BaseException], over: list[int]
+    ) -> tuple[list[Any], np.ndarray, np.ndarray, np.ndarray]:
+        """One step of each copy: `over` gets those whose episode it ends, `failed` the errors of others.
+
+        Returns: observations as they came; raw rewards float64 `[S]`; terminated and truncated, bool `[S]`.
+        """
+        current, slots, count = self.calls.current, self._slots, self.num_slots
+        returned: list[Any] = [self._announced] * count
+        rewards, terminated, truncated = np.zeros(count), np.zeros(count, bool), np.zeros(count, bool)
 
         def run(some: Sequence[int]) -> None:
             for slot in some:
-                calls.enter_step(slot)
+                current[slot] = STEP
                 try:
-                    outcomes[slot] = slots[slot].step(actions[slot])
+                    obs, reward, ended, cut = slots[slot].step(actions[slot])
+                    check_outcome(reward, ended, cut)
+                    returned[slot], rewards[slot] = obs, reward
+                    if ended or cut:
+                        terminated[slot], truncated[slot] = bool(ended), bool(cut)
+                        over.append(slot)
                 except _CAUGHT as error:
                     failed[slot] = error
-                finally:
-                    calls.leave(slot)
+                current[slot] = 0
 
-        calls.announce_steps()
+        self.calls.announce_steps()
         if self._pool:
             list(self._pool.map(run, [(slot,) for slot in range(self.num_slots)]))
         else:
             run(range(self.num_slots))
-        return outcomes
+        return returned, rewards, terminated, truncated
 
-    def _checked(self, outcomes: list[Outcome], failed: dict[int, BaseException]) -> _Arrays:
-        """Observations, rewards and endings of all copies; an outcome that is wrong goes to `failed`.
+    def _observed(self, returned: Sequence[Any], failed: dict[int, BaseException]) -> np.ndarray:
+        """What the network gets of what copies returned, a new array `[N, *obs_shape]`.
 
-        All are looked at together, and one by one only where something is wrong.
+        All are looked at together, and one by one only where something is wrong; that goes to `failed`, by
+        place.
         """
-        arrays = self._together(outcomes)
-        if arrays is None:
-            for slot, (obs, *rest) in enumerate(outcomes):
-                try:
-                    check_array(obs, self._blank)
-                    outcomes[slot] = (obs, *check_outcome(*rest))
-                except BadReturn as error:
-                    failed[slot] = error
-                    outcomes[slot] = (self._blank, 0.0, False, False)
-            arrays = self._together(outcomes)
-            assert arrays is not None
-        obs, reward, _, _ = arrays
-        for slot in not_finite(obs):
-            failed[slot] = finite_error(obs[slot])
-            reward[slot] = 0.0
-        return arrays
-
-    def _together(self, outcomes: list[Outcome]) -> _Arrays | None:
-        """The outcomes as arrays; None unless each of them is of the types that it should be, and finite."""
-        returned, rewards, terminated, truncated = zip(*outcomes, strict=True)
+        announced = self._announced
         try:
-            obs, reward = np.array(returned), np.array(rewards, np.float64)
-            endings = np.array((terminated, truncated))
-        except (ValueError, TypeError):
-            return None
-        right = (
-            obs.shape[1:] == self._blank.shape
-            and obs.dtype == self._blank.dtype
-            and reward.shape == (len(outcomes),)
-            and all(map(math.isfinite, reward.tolist()))  # half of what numpy takes for so few
-            and endings.shape == (2, len(outcomes))
-            and endings.dtype == bool
-        )
-        return (self._seen(obs), reward, *endings) if right else None
+            together: np.ndarray | None = np.array(returned)
+        except _CAUGHT:  # they are not alike, or no arrays
+            together = None
+        if together is None or together.shape[1:] != announced.shape or not taken_for(together, announced):
+            arrays = [announced] * len(returned)
+            for place, each in enumerate(returned):
+                try:
+                    arrays[place] = as_announced(each, announced)
+                except _CAUGHT as error:
+                    failed.setdefault(place, error)
+            together = np.array(arrays)
+        obs = self._seen(together.astype(announced.dtype, copy=False))
+        for place in not_finite(obs):
+            failed.setdefault(place, finite_error(obs[place]))
+        return obs
 
     def _seen(self, returned: np.ndarray) -> np.ndarray:
-        """What the network gets, `[S, *obs_shape]`, of what the copies return; both new arrays."""
+        """What the network gets, `[N, *obs_shape]`, of what the copies return; both new arrays."""
         return returned.astype(self._dtype, copy=False).reshape(len(returned), *self.spec.obs_shape)
 
-    def _reset_slot(self, slot: int, seed: int | None = None) -> np.ndarray:
-        """The first observation of a new episode; of a new environment where the old one fails."""
-        try:
-            return self._begin(slot, seed)
-        except _CAUGHT as error:
-            return self._recover(slot, error, 0)
-
-    def _begin(self, slot: int, seed: int | None = None) -> np.ndarray:
-        """The first observation of an episode, checked."""
-        if seed is not None:
-            self.calls.seeded(slot, seed)
-        self.calls.enter(slot, RESET)
-        returned = self._slots[slot].reset(seed)
-        self.calls.leave(slot)
-        check_array(returned, self._blank)
-        obs: np.ndarray = self._seen(np.array([returned]))[0]
-        check_finite(obs)
+    def _begin(self, slots: Sequence[int], seeds: Sequence[int] = ()) -> np.ndarray:
+        """First observations `[N, *obs_shape]`; of a new environment where the old one fails."""
+        failed = dict[int, BaseException]()
+        returned: list[Any] = [self._announced] * len(slots)
+        for place, slot in enumerate(slots):
+            self.calls.enter(slot, RESET)
+            try:
+                returned[place] = self._slots[slot].reset(seeds[place] if seeds else None)
+            except _CAUGHT as error:
+                failed[place] = error
+            self.calls.leave(slot)
+        obs = self._observed(returned, failed)
+        for place, why in failed.items():
+            obs[place] = self._recover(slots[place], why, 0)
         return obs
 
     def _recover(self, slot: int, error: BaseException, step: int) -> np.ndarray:
         """Rebuild until a reset succeeds, or until the rebuilder gives up; the first observation."""
         self._games.clear(slot)
         self._failing.add(slot)
-        while True:
+        failure = Failure(self._config.id, cause_of(error), slot, step, self.calls.seed_of(slot))
+        self.restarts_total += 1
+        self.failures.append(failure)
+        self._rebuilders[slot].failed(failure)
+        again_seed = int(self._seeds.spawn(1)[0].generate_state(1)[0] >> 1)
+        self.calls.seeded(slot, again_seed)
+        self.calls.enter(slot, MAKING)
+        try:
+            self._slots[slot].rebuild(again_seed)
+        except _CAUGHT as again:
             self.calls.leave(slot)
-            failure = Failure(self._config.id, cause_of(error), slot, step, self.calls.seed_of(slot))
-            self.restarts_total += 1
-            self.failures.append(failure)
-            self._rebuilders[slot].failed(failure)
-            try:
-                self.calls.enter(slot, MAKING)
-                again_seed = int(self._seeds.spawn(1)[0].generate_state(1)[0] >> 1)
-                self.calls.seeded(slot, again_seed)
-                self._slots[slot].rebuild(again_seed)
-                return self._begin(slot)
-            except _CAUGHT as again:
-                error, step = again, 0
+            return self._recover(slot, again, 0)
+        first: np.ndarray = self._begin([slot])[0]
+        return first
 
     def render_frame(self, slot: int) -> np.ndarray:
         """The environment's own picture."""

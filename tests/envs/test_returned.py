@@ -11,7 +11,7 @@ import pytest
 from common.config.schema import EnvConfig
 from common.envs import EnvSpec, VectorEnv, make_vector
 from common.envs.base import slot_seeds
-from common.envs.calls import RESET, STEP, Calls
+from common.envs.calls import MAKING, RESET, STEP, Calls
 from common.envs.returned import BadReturn, check_observation
 from common.envs.slots import SlotVector
 from common.spaces import ActionSpec
@@ -21,10 +21,10 @@ BROKEN = "tests.envs.broken:Broken-v0"
 CAUSES = {
     "nan": "returned an observation with nan (2 of its 3 numbers)",
     "inf": "returned an observation with inf (1 of its 3 numbers)",
-    "shape": "returned an observation float32 [4], its space is float32 [3]",
-    "scalar": "returned an observation float64 [], its space is float32 [3]",
-    "dtype": "returned an observation <U1 [3], its space is float32 [3]",
-    "none": "returned the observation None, its space is Box(-1.0, 1.0, (3,), float32)",
+    "shape": "returned an observation float32 [4] instead of float32 [3]",
+    "scalar": "returned an observation float64 [] instead of float32 [3]",
+    "dtype": "returned an observation <U1 [3] instead of float32 [3]",
+    "none": "returned an observation None instead of float32 [3]",
     "nan reward": "returned the reward nan",
     "inf reward": "returned the reward -inf",
     "none reward": "returned the reward None, which is no number",
@@ -115,7 +115,7 @@ def test_what_loses_nothing_is_taken(space: gymnasium.Space, raw: object) -> Non
         (
             SPACES.Box(0, 255, (2, 2), np.uint8),
             np.full((2, 2), 0.5),
-            "float64 .2, 2., its space is uint8 .2, 2.",
+            "float64 .2, 2. instead of uint8 .2, 2.",
         ),
         (SPACES.Box(0, 255, (2, 2), np.uint8), np.zeros((2, 2), np.int64), "int64"),
         (SPACES.Discrete(3), 3, "the observation 3, its space is Discrete"),
@@ -177,9 +177,9 @@ def test_a_wrong_part_is_named() -> None:
 class ChangingSlot:
     """A copy of another family, whose observation changes its shape or type in step 2."""
 
-    def __init__(self, then: np.ndarray, reward: Any = 0.0, truncated: Any = False) -> None:
+    def __init__(self, then: Any, reward: Any = 0.0, truncated: Any = False) -> None:
         self._then, self._t = then, 0
-        self._reward, self._truncated = reward, truncated
+        self._reward, self.truncated = reward, truncated
         self.obs = np.zeros(2, np.float32)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
@@ -190,7 +190,7 @@ class ChangingSlot:
         self._t += 1
         if self._t == 2:
             self.obs = self._then
-        return self.obs, self._reward, False, self._truncated
+        return self.obs, self._reward, False, self.truncated
 
     def rebuild(self, seed: int) -> None:
         self._then = np.zeros(2, np.float32)
@@ -202,8 +202,8 @@ class ChangingSlot:
         pass
 
 
-@pytest.mark.parametrize("then", [np.zeros(3, np.float32), np.zeros(2, np.float64)])
-def test_every_family_is_held_to_what_it_announced(then: np.ndarray) -> None:
+@pytest.mark.parametrize("then", [np.zeros(3, np.float32), np.zeros(2, np.complex64), np.array(0.0), None])
+def test_every_family_is_held_to_what_it_announced(then: np.ndarray | None) -> None:
     spec = EnvSpec("other:thing", (2,), "float32", ActionSpec.discrete(2), 0, 1, False)
     slots = [ChangingSlot(np.zeros(2, np.float32)), ChangingSlot(then)]
     env = SlotVector(EnvConfig(id="other:thing"), spec, slots, 1, 1, evaluation=False)
@@ -212,7 +212,7 @@ def test_every_family_is_held_to_what_it_announced(then: np.ndarray) -> None:
     step = env.step(np.zeros(2, np.int64))
     assert step.discarded == [1]
     assert step.obs.dtype == np.float32
-    kind = f"{then.dtype} {list(then.shape)}"
+    kind = None if then is None else f"{then.dtype} {list(then.shape)}"
     assert str(env.failures[0]) == (
         f"other:thing returned an observation {kind} instead of float32 [2] at step 2, slot 1, "
         f"seed {slot_seeds(1, 2)[1]}"
@@ -239,6 +239,66 @@ def test_unusual_types_of_rewards_and_endings_are_taken_as_they_are_meant() -> N
     assert [game.return_raw for game in step.episodes] == [2.5, 4.0]
 
 
+@pytest.mark.parametrize("first", [np.float32, np.int64])
+def test_numbers_of_unlike_types_go_into_the_one_that_was_announced(first: type) -> None:
+    env = other(
+        ChangingSlot(np.array([1, 2], first)),
+        ChangingSlot([0.5, 1e-3]),
+        ChangingSlot(np.array([4.0, 1 / 3])),
+    )
+    env.reset()
+    for _ in range(2):
+        step = env.step(np.zeros(3, np.int64))
+    assert not step.discarded
+    assert step.obs.dtype == np.float32
+    np.testing.assert_array_equal(step.obs, np.array([[1, 2], [0.5, 1e-3], [4.0, 1 / 3]], np.float32))
+
+
+def test_one_wrong_copy_costs_the_others_nothing() -> None:
+    slots = [
+        ChangingSlot([[1.0], [2.0, 3.0]]),  # no array at all
+        ChangingSlot(np.array([4.0, 5.0])),
+        ChangingSlot(np.array([np.inf, 5.0], np.float32), 2.0),
+        ChangingSlot(np.array([6.0, 7.0], np.float32), 3.0),
+    ]
+    env = other(*slots)
+    env.reset()
+    assert not env.step(np.zeros(4, np.int64)).discarded
+    slots[2].truncated = slots[3].truncated = True
+    step = env.step(np.zeros(4, np.int64))
+    assert step.discarded == [0, 2]
+    assert [failure.slot for failure in env.failures] == [0, 2]
+    assert env.failures[1].cause == "returned an observation with inf (1 of its 2 numbers)"
+    assert step.reward.tolist() == [0.0, 0.0, 0.0, 3.0]
+    assert step.truncated.tolist() == [False, False, False, True]
+    np.testing.assert_array_equal(step.obs, [[0, 0], [4, 5], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(step.final_obs[3], [6, 7])
+    assert [game.slot for game in step.episodes] == [3]
+
+
+class ReusingSlot(ChangingSlot):
+    """A copy that always returns the same array."""
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        self.obs[:] = 0
+        return self.obs
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool]:
+        self.obs += 1
+        return self.obs, 0.0, self.obs[0] == 3, False
+
+
+def test_an_array_that_is_used_again_shows_each_step() -> None:
+    env = other(ReusingSlot(None))
+    seen, last = [env.reset()], []
+    for _ in range(4):
+        step = env.step(np.zeros(1, np.int64))
+        seen.append(step.obs)
+        last += step.final_obs.values()
+    assert [obs[0].tolist() for obs in seen] == [[0, 0], [1, 1], [2, 2], [0, 0], [1, 1]]
+    assert [obs.tolist() for obs in last] == [[3, 3]]
+
+
 def test_large_numbers_are_no_infinite_ones() -> None:
     env = other(ChangingSlot(np.full(2, 3e38, np.float32)))  # whose squares float32 does not hold
     env.reset()
@@ -261,8 +321,11 @@ def test_every_game_is_cut_at_its_longest() -> None:
 def test_each_call_is_on_record_with_a_number_of_its_own_and_its_step() -> None:
     calls, numbers = Calls(3), set()
     for slot in range(3):
-        calls.enter(slot, RESET)
-        calls.leave(slot)
+        for what in (MAKING, RESET):
+            calls.enter(slot, what)
+            (call,) = calls.running()
+            assert (call.slot, call.call, call.step) == (slot, what, 0)
+            calls.leave(slot)
     for step in (1, 2, 3):
         calls.announce_steps()
         assert calls.running() == []
@@ -271,13 +334,13 @@ def test_each_call_is_on_record_with_a_number_of_its_own_and_its_step() -> None:
                 calls.enter(slot, RESET)
                 calls.leave(slot)
                 continue
-            calls.enter_step(slot)
+            calls.current[slot] = STEP
             (call,) = calls.running()
             assert (call.slot, call.call, call.step) == (slot, STEP, step)
-            numbers.add(call.number)
-            calls.leave(slot)
+            numbers.add((slot, call.number))
+            calls.current[slot] = 0
     calls.announce_steps()
-    calls.enter_step(1)
+    calls.current[1] = STEP
     (call,) = calls.running()
     assert call.step == 1
-    assert len(numbers | {call.number}) == 9
+    assert len(numbers | {(1, call.number)}) == 9
