@@ -8,6 +8,7 @@ like a picture is refused, for little would learn from it as a vector, unless `e
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import importlib
@@ -306,8 +307,11 @@ def _make_env(config: EnvConfig, *, render: bool) -> Any:
     try:
         if render and "render_mode" not in kwargs and "rgb_array" in _render_modes(gym, env_id):
             kwargs["render_mode"] = "rgb_array"
+        known = copy.copy(gym.registry.get(env_id.rpartition(":")[2]))
+        if known is not None:
+            known.order_enforce = False  # every copy is reset before it is stepped
         # What it returns is checked here, at every step; Gymnasium would look at the first, and only warn.
-        return _wrapped(config, gym.make(env_id, **{"disable_env_checker": True, **kwargs}))
+        return _wrapped(config, gym.make(known or env_id, **{"disable_env_checker": True, **kwargs}))
     except ConfigError:
         raise
     except gym.error.DependencyNotInstalled as error:
