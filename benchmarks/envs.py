@@ -31,7 +31,7 @@ IDS = (
     *("mujoco:HalfCheetah-v5", "mujoco:Hopper-v5", "dm_control:walker-walk"),
     *(f"minatar:{game}" for game in ("breakout", "asterix", "freeway", "seaquest", "space_invaders")),
 )
-TURNS = 5
+TURNS = 25
 ACTIONS = 256
 """Rows that are drawn ahead and used again, so that drawing them is not measured."""
 
@@ -79,7 +79,11 @@ def bare_minatar(config: EnvConfig, slots: int) -> Bare:
         env.state()
         return bool(over)
 
-    return one_by_one(envs, step, lambda env: env.reset())
+    def reset(env: Any) -> None:
+        env.reset()
+        env.state()
+
+    return one_by_one(envs, step, reset)
 
 
 def bare_control(config: EnvConfig, slots: int) -> Bare:
