@@ -19,8 +19,8 @@ TF_ARGS ?=
 TERRAFORM = terraform -chdir=$(TF_DIR)
 DEPLOY_VENV := .venv-deploy
 
-# Every module of benchmarks/ but the ones that others import, and forgetting, which trains for minutes.
-BENCHMARKS := $(filter-out __init__ common forgetting replay_rig replay_load replay_scale, $(basename $(notdir $(wildcard benchmarks/*.py))))
+# Every module of benchmarks/ but the ones that others import, and forgetting and system_peers, which take minutes.
+BENCHMARKS := $(filter-out __init__ common forgetting replay_rig replay_load replay_scale system_peers, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
 # Processes of tests: most of them wait for services. A file's tests stay together.
 WORKERS ?= 2
