@@ -18,7 +18,13 @@ from tests.cli.folders import make_run
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
-NEED_ENGINES = ("dmlab-impala-paper", "football-vtrace", "minatar-breakout-impala", "halfcheetah-ppo")
+NEED_ENGINES = (
+    "dmlab-impala-paper",
+    "football-vtrace",
+    "minatar-breakout-impala",
+    "minatar-ppo",
+    "halfcheetah-ppo",
+)
 
 
 def test_train_passes_the_layered_configuration_to_the_launcher(
