@@ -208,9 +208,9 @@ class ActionSpec:
         """The environment's own actions for rows `[S, ...]`: an array `[S, ...]`, or a list."""
         if self._plain:
             return self._plain[0] + rows if self._plain[0] else rows
-        numbers = rows.reshape(len(rows), -1)
         if len(self.leaves) == 1 and not self.leaves[0].path:
-            return self._values(self.leaves[0], numbers)
+            return self._values(self.leaves[0], rows)
+        numbers = rows.reshape(len(rows), -1)
         chosen, reals = 0, len(self.choices)
         columns = []
         for leaf in self.leaves:
@@ -242,35 +242,29 @@ class ActionSpec:
         return leaf.start if self.count and leaf.choices and not leaf.path and not leaf.shape else ()
 
     def _values(self, leaf: Leaf, part: np.ndarray) -> np.ndarray | list[np.ndarray]:
-        """An array, or a number with choices, for each row of the leaf's columns `[S, leaf.size]`."""
+        """An array, or a number with choices, for each row of the leaf's columns, `leaf.size` numbers."""
         if leaf.choices:
             whole = (part.astype(np.int64) + leaf.start).astype(leaf.dtype)
             return whole.reshape(len(part), *leaf.shape)
-        values = self._grid[part.astype(np.int64)] if self.binned(leaf) else part
-        dtype, (low, high, middle, half) = self._limits[leaf.path]
-        values = half * values
-        values += middle
-        np.minimum(np.maximum(values, low, out=values), high, out=values)
-        if dtype.kind != "f":
-            np.rint(values, out=values)
-        array = values.astype(dtype, copy=False).reshape(len(part), *leaf.shape)
+        values = self._grid[part.astype(np.int64)] if self.bins and self.binned(leaf) else part
+        limits = self._limits.get(leaf.path)
+        if limits is None or len(limits[0]) != len(part):
+            limits = self._limits[leaf.path] = tuple(np.repeat(_limits_of(leaf)[:, None], len(part), axis=1))
+        low, high, middle, half = limits
+        values = np.minimum(np.maximum(half * values.reshape(low.shape) + middle, low), high)
+        dtype = np.dtype(leaf.dtype)
+        if values.dtype != dtype:
+            values = (values if dtype.kind == "f" else np.rint(values)).astype(dtype)
         # Rows without a shape would be numbers, and an environment expects arrays.
-        return array if leaf.shape else [array[row, ...] for row in range(len(part))]
+        return values if leaf.shape else [values[row, ...] for row in range(len(part))]
 
     @cached_property
-    def _limits(self) -> dict[Path, tuple[np.dtype, list[np.ndarray]]]:
-        """Of each leaf of real numbers: its dtype, bounds, and middle and half of the range between two."""
-        found: dict[Path, tuple[np.dtype, list[np.ndarray]]] = {}
-        for leaf in self.leaves:
-            rows = [
-                (-np.inf if low is None else low, np.inf if high is None else high, 0.0, 1.0)
-                if low is None or high is None
-                else (low, high, low / 2 + high / 2, high / 2 - low / 2)
-                for low, high in zip(leaf.low, leaf.high, strict=True)
-            ]
-            dtype = np.dtype(leaf.dtype)
-            found[leaf.path] = dtype, list(np.array(rows, np.result_type(dtype, np.float32)).T.copy())
-        return found
+    def _limits(self) -> dict[Path, tuple[np.ndarray, ...]]:
+        """`_limits_of` leaves of real numbers, for each row that they were last needed for.
+
+        numpy takes several times as long where it is to use one row for all.
+        """
+        return {}
 
     @cached_property
     def _grid(self) -> np.ndarray:
@@ -279,6 +273,17 @@ class ActionSpec:
             return np.linspace(-1.0, 1.0, self.bins)
         side = np.geomspace(1.0 / self.bins_ratio, 1.0, self.bins // 2) if self.bins > 3 else np.ones(1)
         return np.concatenate([-side[::-1], [0.0], side])
+
+
+def _limits_of(leaf: Leaf) -> np.ndarray:
+    """Lower and upper bounds, middle and half of the range between two, else 0 and 1: `[4, *leaf.shape]`."""
+    columns = [
+        (-np.inf if low is None else low, np.inf if high is None else high, 0.0, 1.0)
+        if low is None or high is None
+        else (low, high, low / 2 + high / 2, high / 2 - low / 2)
+        for low, high in zip(leaf.low, leaf.high, strict=True)
+    ]
+    return np.array(columns, np.result_type(leaf.dtype, np.float32)).T.reshape(4, *leaf.shape)
 
 
 def _bounded(leaf: Leaf) -> Iterator[bool]:
