@@ -35,6 +35,8 @@ def _rows(found: Findings) -> list[tuple[str, str]]:
     if spec.obs_leaves:
         parts = zip(spec.obs_leaves, found.observation_ranges, strict=True)
         gets = "; ".join(_part(leaf, *between) for leaf, between in parts)
+    elif spec.packed_bits:
+        gets = f"pictures uint8 {list(spec.seen_shape)}, 0 or 255, sent and stored as bits"
     else:
         kind, (between,) = "pictures" if spec.pixels else "numbers", found.observation_ranges
         gets = f"{kind} {spec.obs_dtype} {list(spec.obs_shape)}{_range(*between)}"

@@ -53,7 +53,8 @@ class Policy:
     """Chooses actions for one environment, or for a batch of `S` that step together.
 
     Observations are what training's network got: `spec.obs_shape` and `spec.obs_dtype`, so pictures resized,
-    grey and stacked as `config.env` says, which is the caller's to do; numbers as one vector.
+    grey and stacked as `config.env` says, which is the caller's to do; numbers as one vector. Where
+    `spec.packed_bits`, pixels of 0 or 255 `[*seen_shape]` become `numpy.packbits(pixels, axis=-1)`.
 
     Attributes:
         config: of the run.

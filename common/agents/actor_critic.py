@@ -81,7 +81,7 @@ class ActorCriticAgent(UnrollAgent[Config, ActorCritic, OwnLearning]):
         config, spec = self.config, self.spec
 
         def make(torso: str) -> ActorCritic:
-            return ActorCritic(spec.obs_shape, spec.actions, torso, **self._network_options())
+            return ActorCritic(spec.seen_shape, spec.actions, torso, **self._network_options())
 
         return suited(config.torso, "shallow", spec, make)
 

@@ -15,7 +15,7 @@ from torch import nn
 from common.agents.tensors import tensors
 from common.errors import CheckpointError, ConfigError, MisfitError
 from common.nets.parts import PartInputs, image_shape
-from common.nets.pixels import NormalizedPixels
+from common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
 from common.nets.torsos import LEAST_SIDE
 from common.rl.distributions import DeviationKind, Distribution, RealKind, distribution_of
 from common.rl.normalizers import Normalizer
@@ -77,7 +77,7 @@ def suited(torso: str, pixel_torso: str, spec: EnvSpec, make: Callable[[str], Ne
     Raises ConfigError where the observations are not for the torso.
     """
     sides = [side for leaf in spec.obs_leaves if leaf.picture for side in image_shape(leaf)[1:]]
-    sides += spec.obs_shape[-2:] if spec.pixels else ()
+    sides += spec.seen_shape[-2:] if spec.pixels else ()
     pixels = bool(sides)
     if pixels and min(sides) < LEAST_SIDE:
         pixel_torso = "minatar"
@@ -86,7 +86,7 @@ def suited(torso: str, pixel_torso: str, spec: EnvSpec, make: Callable[[str], Ne
     if torso == "mlp" and pixels:
         raise ConfigError(
             f"agent.torso 'mlp' does not suit {spec.id}: it would take its pictures as "
-            f"{math.prod(spec.obs_shape):,} unrelated numbers; try --agent.torso {pixel_torso}, or a preset "
+            f"{math.prod(spec.seen_shape):,} unrelated numbers; try --agent.torso {pixel_torso}, or a preset "
             "for pictures, such as pong-apex"
         )
     try:
@@ -111,18 +111,19 @@ def policy_distribution(config: RealsConfig, spec: EnvSpec) -> Distribution:
 
 def network_inputs(
     config: PixelConfig, spec: EnvSpec, *, vectors: bool = False
-) -> NormalizedPixels | Normalizer | PartInputs | None:
+) -> NormalizedPixels | PackedPixels | Normalizer | PartInputs | None:
     """What the network sees of observations; `vectors`: numbers are normalised; None: see `SequenceBody`."""
     limit = config.normalize_pixels_frames
     if spec.obs_leaves:
         return PartInputs(spec.obs_leaves, pixels=config.normalize_pixels, limit=limit, vectors=vectors)
     if vectors and not spec.pixels:
         return Normalizer(spec.obs_shape, clip=10.0)
-    if not (config.normalize_pixels and spec.pixels):
-        return None
-    *channels, height, width = spec.obs_shape[1:] if spec.stack else spec.obs_shape
-    height -= bool(spec.instruction_words)  # the last row of pixels is words
-    return NormalizedPixels((*channels, height, width), spec.stack, limit)
+    pixels: NormalizedPixels | None = None
+    if config.normalize_pixels and spec.pixels:
+        *channels, height, width = spec.seen_shape[1:] if spec.stack else spec.seen_shape
+        height -= bool(spec.instruction_words)  # the last row of pixels is words
+        pixels = NormalizedPixels((*channels, height, width), spec.stack, limit)
+    return PackedPixels(pixels or ScaledPixels()) if spec.packed_bits else pixels
 
 
 def body_options(config: BodyConfig, spec: EnvSpec) -> dict[str, Any]:

@@ -201,7 +201,7 @@ class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
             returns = Normalizer((), window=config.returns_window) if config.normalize_returns else None
             options = styled_body(config, spec) | policy_options(config, self._policy, spec)
             return ActorCritic(
-                *(spec.obs_shape, spec.actions, torso),
+                *(spec.seen_shape, spec.actions, torso),
                 shared=config.shared_torso,
                 returns=returns,
                 **options,

@@ -161,7 +161,7 @@ class PqnAgent(UnrollAgent[PqnConfig, PqnNetwork, PassesLearning[nn.Module]]):
         config, spec = self.config, self.spec
 
         def make(torso: str) -> PqnNetwork:
-            net = PqnNetwork(spec.obs_shape, spec.actions, torso, head_units=0, **styled_body(config, spec))
+            net = PqnNetwork(spec.seen_shape, spec.actions, torso, head_units=0, **styled_body(config, spec))
             net.register_buffer("exploration", torch.tensor([config.epsilon_start], dtype=torch.float64))
             return net
 

@@ -204,6 +204,6 @@ class TransitionAgent(
             units = config.hidden_units, config.mlp_units
             pixels = network_inputs(config, spec)
             made = self.network_type
-            return made(spec.obs_shape, spec.actions.count, torso, *units, self.dueling, pixels)
+            return made(spec.seen_shape, spec.actions.count, torso, *units, self.dueling, pixels)
 
         return suited(config.torso, "nature", spec, make)

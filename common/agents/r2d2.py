@@ -185,7 +185,7 @@ class R2d2Agent(
         def make(torso: str) -> RecurrentQNetwork:
             options = body_options(config, spec)
             return RecurrentQNetwork(
-                spec.obs_shape, spec.actions, torso, head_units=config.head_units, **options
+                spec.seen_shape, spec.actions, torso, head_units=config.head_units, **options
             )
 
         return suited(config.torso, "nature", spec, make)

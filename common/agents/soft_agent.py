@@ -172,7 +172,7 @@ class SoftAgent(NetworkAgent["SacConfig", SoftActorCritic, "SoftLearning"]):
 
         def make(torso: str) -> SoftActorCritic:
             return SoftActorCritic(
-                *(spec.obs_shape, spec.actions, torso),
+                *(spec.seen_shape, spec.actions, torso),
                 policy_size=self._policy.size,
                 critics=config.critics,
                 values=config.bootstrap == "v",

@@ -55,6 +55,8 @@ class EnvSpec:
         obs_leaves: the parts of an observation that is more than one array of numbers: it is uint8 `[bytes]`,
             see `common.spaces.packed`. Empty for others.
         instruction_words: words of an instruction in the last row of pixels (`common.data.instructions`).
+        packed_bits: pixels are 0 or 255, and a byte of an observation is eight of a row, as `numpy.packbits`
+            packs them: so they are sent and stored, and only networks unpack them.
     """
 
     id: str
@@ -66,6 +68,12 @@ class EnvSpec:
     pixels: bool
     instruction_words: int = 0
     obs_leaves: tuple[Leaf, ...] = ()
+    packed_bits: bool = False
+
+    @property
+    def seen_shape(self) -> tuple[int, ...]:
+        """Of an observation as a network sees it: `obs_shape`, unless its bits have to be unpacked."""
+        return (*self.obs_shape[:-1], 8 * self.obs_shape[-1]) if self.packed_bits else self.obs_shape
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
+
+_PIXELS = torch.from_numpy(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) * np.uint8(255))
+"""uint8 `[256, 8]`: the pixels that a byte holds."""
 
 
 def stacked(frames: Tensor, real: Tensor, stack: int) -> Tensor:
@@ -40,6 +44,19 @@ def interleaved(frames: Sequence[Tensor]) -> Tensor:
     for frame in reversed(frames[:3]):
         pixels.bitwise_left_shift_(8).bitwise_or_(frame)
     return pixels.unsqueeze(-1).view(torch.uint8).movedim(-1, -3)
+
+
+def unpacked(obs: Tensor) -> Tensor:
+    """Pixels, 0 or 255, of bytes that hold eight each: uint8 `[..., W]` of `[..., W / 8]`.
+
+    `numpy.packbits` packs them, along the last axis.
+    """
+    pixels = _PIXELS.to(obs.device)
+    if torch.jit.is_tracing():  # no other program takes bytes for other numbers
+        return pixels[obs.long()].flatten(-2)
+    # Eight bytes are looked up as one integer: ten times as fast as bit by bit.
+    wide = pixels.view(torch.int64).squeeze(1).index_select(0, obs.flatten().int())
+    return wide.view(torch.uint8).view(*obs.shape[:-1], 8 * obs.shape[-1])
 
 
 def as_images(obs: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from common.nets.frames import as_images
+from common.nets.frames import as_images, unpacked
 from common.rl.normalizers import Normalizer
 
 FLOOR = 1.0
@@ -115,3 +115,21 @@ class NormalizedPixels(Normalizer):
         padding = blank.cumprod(1).bool()
         padded = images.unflatten(1, (self._stack, -1))
         padded[rows, :-1] = padded[rows, :-1].masked_fill(padding[..., None, None, None], 0.0)
+
+
+class PackedPixels(nn.Module):
+    """What `pixels` makes of observations whose bytes hold eight pixels each (`EnvSpec.packed_bits`)."""
+
+    def __init__(self, pixels: ScaledPixels | NormalizedPixels) -> None:
+        super().__init__()
+        self.pixels = pixels
+
+    def forward(self, obs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Map uint8 `[B, ..., H, W / 8]` to images `[B, C, H, W]`; images stay as they are."""
+        images: Tensor = obs if obs.is_floating_point() else self.pixels(unpacked(obs), dtype)
+        return images
+
+    def observe(self, obs: Tensor, counts: Tensor | None = None) -> None:
+        """Take in the newest frames of observations `[..., *obs_shape]`, of those where `counts` `[...]`."""
+        if isinstance(self.pixels, NormalizedPixels) and not self.pixels.frozen:
+            self.pixels.observe(unpacked(obs), counts)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from common.nets.heads import DuelingHead, dueling_q
 from common.nets.parts import PartInputs, PartsTorso
-from common.nets.pixels import NormalizedPixels, ScaledPixels
+from common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
 from common.nets.recurrent import SequenceBody
 from common.nets.torsos import PixelTorso, VectorTorso, orthogonal
 from common.rl.normalizers import Normalizer
@@ -37,7 +37,7 @@ class QNetwork(nn.Module):
         hidden_units: int,
         mlp_units: tuple[int, ...],
         dueling: bool,
-        inputs: NormalizedPixels | Normalizer | PartInputs | None = None,
+        inputs: NormalizedPixels | PackedPixels | Normalizer | PartInputs | None = None,
     ) -> None:
         super().__init__()
         self.inputs: nn.Module | None = inputs if torso == "mlp" else inputs or ScaledPixels()

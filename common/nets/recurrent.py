@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 
 from common.nets.language import InstructionEncoder, split_instruction
 from common.nets.parts import PartInputs, PartsTorso
-from common.nets.pixels import NormalizedPixels, ScaledPixels
+from common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
 from common.nets.torsos import PLAIN, Projected, Style, make_torso
 from common.rl.normalizers import Normalizer
 from common.spaces import ActionSpec, runs
@@ -123,7 +123,7 @@ class SequenceBody(nn.Module):
         lstm_layers: int = 1,
         see_last_step: bool = True,
         instruction_words: int = 0,
-        inputs: NormalizedPixels | Normalizer | PartInputs | None = None,
+        inputs: NormalizedPixels | PackedPixels | Normalizer | PartInputs | None = None,
         style: Style = PLAIN,
     ) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from common.nets.parts import PartInputs, PartsTorso
-from common.nets.pixels import NormalizedPixels, ScaledPixels
+from common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
 from common.nets.recurrent import LstmCore, last_step
 from common.nets.torsos import PixelTorso, Projected, Style, VectorTorso, orthogonal
 from common.rl.normalizers import Normalizer
@@ -62,7 +62,7 @@ class SoftActorCritic(nn.Module):
         lstm_units: int,
         lstm_layers: int,
         see_last_step: bool,
-        inputs: NormalizedPixels | Normalizer | PartInputs | None,
+        inputs: NormalizedPixels | PackedPixels | Normalizer | PartInputs | None,
         entropy_cost: Multiplier,
     ) -> None:
         super().__init__()

@@ -234,7 +234,8 @@ def restore(
 
 def _check_fits(spec: EnvSpec, trained: EnvSpec) -> None:
     """Refuse an environment that another network would be for."""
-    for name in ("obs_shape", "obs_dtype", "obs_leaves", "stack", "instruction_words", "actions"):
+    shown = ("obs_shape", "obs_dtype", "obs_leaves", "stack", "instruction_words", "packed_bits")
+    for name in (*shown, "actions"):
         now, before = getattr(spec, name), getattr(trained, name)
         if now != before:
             what = {"actions": "actions", "stack": "frames in a stack"}.get(name, "observations")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.nets.frames import interleaved
+from common.nets.frames import interleaved, unpacked
 from common.nets.pixels import NormalizedPixels, ScaledPixels
 from common.nets.q_network import QNetwork
 
@@ -110,3 +110,15 @@ def test_on_a_grey_ground_units_switch_that_would_be_on_or_off_for_every_picture
     obs = pong_like(np.random.default_rng(0), 200)
     assert switching_units(None, obs) < 60
     assert switching_units(NormalizedPixels((84, 84), 4), obs) > 250
+
+
+@pytest.mark.parametrize("shape", [(5, 4, 4, 6, 3), (1, 3, 1), (7, 12)])
+def test_bits_are_pixels_again(shape):
+    packed = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    pixels = unpacked(torch.from_numpy(packed))
+    assert pixels.dtype == torch.uint8
+    np.testing.assert_array_equal(pixels, np.unpackbits(packed, axis=-1) * 255)
+    strided = torch.from_numpy(packed).transpose(0, -1).contiguous().transpose(0, -1)
+    assert torch.equal(unpacked(strided), pixels)
+    traced = torch.jit.trace(unpacked, (torch.from_numpy(packed),), check_trace=False)
+    assert torch.equal(traced(torch.from_numpy(packed)), pixels)
