@@ -104,7 +104,8 @@ class Failure:
 class Episode(NamedTuple):
     """One finished game: its unclipped return, its length, and how many emulator frames it took.
 
-    `task` says which of several it was, where an environment is made of several.
+    `task` says which of several it was, where an environment is made of several; `score` what it came to,
+    where rewards are made of more than that.
     """
 
     slot: int
@@ -112,6 +113,7 @@ class Episode(NamedTuple):
     steps: int
     frames: int
     task: str = ""
+    score: float | None = None
 
 
 @dataclass
@@ -199,9 +201,9 @@ class GameTracker:
         self.returns = [total + reward for total, reward in zip(self.returns, rewards.tolist(), strict=True)]
         self._rounds += 1
 
-    def finish(self, slot: int, frames: int, task: str = "") -> Episode:
+    def finish(self, slot: int, frames: int, task: str = "", score: float | None = None) -> Episode:
         """The game of `slot` as it ended; the slot starts from zero."""
-        episode = Episode(slot, self.returns[slot], self.length(slot), frames, task)
+        episode = Episode(slot, self.returns[slot], self.length(slot), frames, task, score)
         self.clear(slot)
         return episode
 

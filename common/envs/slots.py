@@ -125,7 +125,7 @@ class SlotVector(VectorEnv):
             for slot in over:
                 step.final_obs[slot] = obs[slot].copy()
                 frames = games.length(slot) * self.spec.frames_per_step
-                step.episodes.append(games.finish(slot, frames, self._task(slot)))
+                step.episodes.append(games.finish(slot, frames, self._task(slot), self._score(slot)))
             # Only now, for a copy may return the same array again, with other numbers in it.
             for slot, first in zip(over, self._begin(over), strict=True):
                 obs[slot] = first
@@ -144,6 +144,10 @@ class SlotVector(VectorEnv):
     def _task(self, slot: int) -> str:
         """See `Episode.task`, of the episode that the slot is in."""
         return ""
+
+    def _score(self, slot: int) -> float | None:
+        """See `Episode.score`, of the episode that the slot has ended."""
+        return None
 
     def _play(
         self, actions: Sequence[Any], failed: dict[int, BaseException], over: list[int]

@@ -85,6 +85,9 @@ class TimingReports:
                 by_task.setdefault(episode.task, []).append(episode.return_raw)
         for task, returns in by_task.items():
             metrics[f"actor/return/{task}"] = sum(returns) / len(returns)
+        scores = [episode.score for episode in timing.episodes if episode.score is not None]
+        if scores:
+            metrics["actor/score"] = sum(scores) / len(scores)
         timing.episodes.clear()
         self._last_s, self._last = now, replace(timing)
         return metrics, {"episodes": episodes} if episodes else {}
