@@ -78,16 +78,17 @@ class TimingReports:
             "actor/chunks_total": float(timing.chunks),
             "params/staleness": float(staleness),
         }
-        episodes = [[episode.return_raw, episode.steps, episode.slot] for episode in timing.episodes]
+        episodes = [
+            [episode.return_raw, episode.steps, episode.slot]
+            + ([] if episode.score is None else [episode.score])
+            for episode in timing.episodes
+        ]
         by_task: dict[str, list[float]] = {}
         for episode in timing.episodes:
             if episode.task:
                 by_task.setdefault(episode.task, []).append(episode.return_raw)
         for task, returns in by_task.items():
             metrics[f"actor/return/{task}"] = sum(returns) / len(returns)
-        scores = [episode.score for episode in timing.episodes if episode.score is not None]
-        if scores:
-            metrics["actor/score"] = sum(scores) / len(scores)
         timing.episodes.clear()
         self._last_s, self._last = now, replace(timing)
         return metrics, {"episodes": episodes} if episodes else {}

@@ -33,7 +33,7 @@ class ActorReturns:
         self._of_slots: list[tuple[int, int, float]] = []
 
     def take(self, telemetry: Telemetry) -> None:
-        """Take in the games of a report: `[return, steps]` or `[return, steps, slot of the run]`."""
+        """Take in the games of a report: `[return, steps]`, which the slot of the run may follow."""
         games = telemetry.fields.get("episodes", [])
         if telemetry.role != "actor" or not games:
             return

@@ -74,6 +74,7 @@ class Reporter:
         self._newest: dict[str, dict[str, float]] = defaultdict(dict)
         self._of_shards: dict[str, dict[str, float]] = defaultdict(dict)
         self._episodes: list[tuple[float, float]] = []
+        self._scores: list[float] = []
         self._troubles = Troubles()
         self._returns = {EVALUATION_RETURN: Curve(), TRAINING_RETURN: Curve()}
         if resumed_steps is not None:
@@ -111,6 +112,7 @@ class Reporter:
         games = telemetry.fields.get("episodes", [])
         if telemetry.role != "evaluator":
             self._episodes += [(float(game[0]), float(game[1])) for game in games]
+            self._scores += [float(game[3]) for game in games if len(game) > 3]
         self._actor_returns.take(telemetry)
         self._troubles.take(telemetry)
         immediate = {k: v for k, v in metrics.items() if k.startswith(IMMEDIATE)}
@@ -203,8 +205,11 @@ class Reporter:
             normalized = human_normalized(self._env_id, score)
             if normalized is not None:
                 row["train/human_normalized"] = normalized
+            if self._scores:
+                row["train/score"] = sum(self._scores) / len(self._scores)
             self._write("actors", row)
             self._episodes.clear()
+            self._scores.clear()
         for source, row in self._actor_returns.rows(self._leases).items():
             self._write(source, row)
         for source, metrics in self._newest.items():

@@ -38,12 +38,15 @@ def test_steps_and_episodes_of_all_actors_are_put_together(reporter):
     reporter._counters.budget.report(1, 40)
     reporter._counters.budget.report(2, 60)
     reporter.collect(Telemetry("actor-0", "actor", 1, {}, {"episodes": [[-20, 10], [-10, 20]]}))
-    reporter.collect(Telemetry("actor-1", "actor", 2, {}, {"episodes": [[0, 30]]}))
+    reporter.collect(
+        Telemetry("actor-1", "actor", 2, {}, {"episodes": [[0, 30, 5, -1.0], [-10, 20, 6, 2.0]]})
+    )
     reporter.tick(NoPeers(), 0.0, force=True)
     reporter.close()
     got = rows(reporter.path)
     assert float(got["train/episode_return"]["value"]) == -10.0
-    assert float(got["train/episodes"]["value"]) == 3
+    assert float(got["train/episodes"]["value"]) == 4
+    assert float(got["train/score"]["value"]) == 0.5  # of the games that have one
     assert float(got["train/human_normalized"]["value"]) == pytest.approx(
         (-10 + 20.7) / (14.6 + 20.7), abs=1e-3
     )

@@ -100,8 +100,8 @@ CLAIMS: dict[str, Claim] = {
     "TELEMETRY eval/*": Claim(("evaluator",), _METRICS_RULE),
     "TELEMETRY episodes": Claim(
         ("actor", "evaluator"),
-        f"{MAX_EPISODES:,} games a report; returns within 10^30, at most 2^53 steps; the slot of a game "
-        "counts only where it is leased to the actor",
+        f"{MAX_EPISODES:,} games a report; returns and scores within 10^30, at most 2^53 steps; the slot of "
+        "a game counts only where it is leased to the actor",
     ),
     "TELEMETRY part, tasks": Claim(
         ("evaluator",),
@@ -215,8 +215,8 @@ def check_telemetry(
         if not isinstance(episodes, list) or not all(_is_episode(episode) for episode in episodes):
             raise RefusedError(
                 "bad_field",
-                "TELEMETRY.fields: episodes is not a list of [return, steps] or [return, steps, slot] within "
-                "their bounds",
+                "TELEMETRY.fields: episodes is not a list of [return, steps], [return, steps, slot] or "
+                "[return, steps, slot, score] within their bounds",
             )
         if len(episodes) > MAX_EPISODES:
             raise _refusal(f"a report of {len(episodes)} episodes; at most {MAX_EPISODES}")
@@ -292,10 +292,10 @@ def check_games(role: str) -> None:
 def _is_episode(value: Any) -> bool:
     return (
         isinstance(value, list | tuple)
-        and len(value) in (2, 3)
-        and all(isinstance(x, int | float) for x in value[:2])
-        and all(isinstance(slot, int) and 0 <= slot < types.MAX_RUN_SLOTS for slot in value[2:])
-        and -MAX_VALUE <= value[0] <= MAX_VALUE  # nor NaN
+        and len(value) in (2, 3, 4)
+        and all(isinstance(x, int | float) for x in (*value[:2], *value[3:]))
+        and all(isinstance(slot, int) and 0 <= slot < types.MAX_RUN_SLOTS for slot in value[2:3])
+        and all(-MAX_VALUE <= each <= MAX_VALUE for each in (value[0], *value[3:]))  # nor NaN
         and 0 <= value[1] <= MAX_VERSION
     )
 
