@@ -116,8 +116,22 @@ def bare_atari(config: EnvConfig, slots: int) -> Bare:
     return env.step
 
 
+def bare_football(config: EnvConfig, slots: int) -> Bare:
+    from gfootball import env as football
+
+    name = config.id.partition(":")[2]
+    envs = [
+        football.create_environment(env_name=name, representation="extracted", stacked=True)
+        for _ in range(slots)
+    ]
+    for env in envs:
+        env.reset()
+    return one_by_one(envs, lambda env, action: bool(env.step(action)[2]), lambda env: env.reset())
+
+
 BARE = {
     "atari": bare_atari,
+    "football": bare_football,
     "gym": bare_gymnasium,
     "mujoco": bare_gymnasium,
     "minatar": bare_minatar,

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 NEED_ENGINES = (
     "dmlab-impala-paper",
+    "football-empty-goal",
     "football-vtrace",
     "minatar-breakout-impala",
     "minatar-ppo",
@@ -115,6 +116,10 @@ def test_config_validate_accepts_every_preset(capsys: pytest.CaptureFixture[str]
 )
 def test_a_missing_engine_is_named_in_one_line(preset, says, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, says, None)  # as if it were not installed
+    hiding = tmp_path / "hiding" / f"{says}.py"  # nor for the process in which it is tried
+    hiding.parent.mkdir()
+    hiding.write_text(f"raise ImportError(name={says!r})")
+    monkeypatch.setenv("PYTHONPATH", f"{hiding.parent}:{os.environ.get('PYTHONPATH', '')}")
     assert cli.main(["train", preset, "--run-dir", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err.strip()
     assert "\n" not in error

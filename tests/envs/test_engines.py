@@ -10,10 +10,11 @@ import pytest
 from common.agents import make_agent
 from common.config import load_config
 from common.data.instructions import word_ids
-from common.envs import make_spec, make_vector
+from common.envs import check_settings, make_spec, make_vector
 from common.envs.dmlab import ACTIONS, DMLAB30, LevelCache, levels_of, turns
 from common.errors import ConfigError, MissingEngineError
 from services.actor.local_inference import Rollout
+from services.actor.timing import Timing, TimingReports
 from tests.agents.in_process import stacked_fields
 
 EPISODE_STEPS = 5
@@ -65,27 +66,54 @@ class FakeLab:
         return True
 
 
+class FakeFootballConfig(dict):
+    """`gfootball.env.config.Config`, as far as it is a dictionary."""
+
+    def ScenarioConfig(self):
+        return types.SimpleNamespace(deterministic=False)
+
+
 class FakeFootball:
-    """`gfootball.env.create_environment` with gym 0.25: a bare observation, four results of a step."""
+    """`gfootball.env.create_environment` with gym 0.25: a bare observation, four results of a step.
+
+    Time is over after `EPISODE_STEPS` steps; with action 12, a shot, there is a goal.
+    """
 
     made: ClassVar[list] = []
 
     def __init__(self, **arguments):
-        self.arguments, self.steps = arguments, 0
+        self.arguments, self.steps, self._config, self.seeds = arguments, 0, FakeFootballConfig(), []
         FakeFootball.made.append(self)
 
+    @property
+    def unwrapped(self):
+        return self
+
+    def observation(self):
+        return [{"steps_left": EPISODE_STEPS - self.steps}]
+
     def _planes(self):
+        """Of each plane column 8 * steps + number."""
         width, height = self.arguments["channel_dimensions"]
-        return np.full((height, width, 4), [self.steps + 1, 2, 3, 4], np.uint8)
+        planes = np.zeros((height, width, 4), np.uint8)
+        for number in range(4):
+            planes[:, 8 * self.steps + number, number] = 255
+        return planes
 
     def reset(self):
         self.steps = 0
+        self.seeds.append(self._config["game_engine_random_seed"])
+        assert self._config["reverse_team_processing"] == (self.seeds[-1] % 2 == 1)
         return self._planes()
 
     def step(self, action):
         assert 0 <= action < 19
+        assert type(action) is int
         self.steps += 1
-        return self._planes(), np.float32(0.25), self.steps == EPISODE_STEPS, {"score_reward": 0}
+        goal = action == 12
+        checkpoints = 0.25 if "checkpoints" in self.arguments["rewards"] else 0.0
+        done = goal or self.steps == EPISODE_STEPS
+        return self._planes(), np.float32(goal + checkpoints), done, {"score_reward": int(goal)}
 
     def close(self):
         pass
@@ -98,8 +126,11 @@ def engines(monkeypatch):
     monkeypatch.setitem(sys.modules, "deepmind_lab", lab)
     package, football = types.ModuleType("gfootball"), types.ModuleType("gfootball.env")
     package.env, football.create_environment = football, lambda **arguments: FakeFootball(**arguments)
+    builder = types.ModuleType("gfootball.env.scenario_builder")
+    football.scenario_builder, builder.all_scenarios = builder, lambda: ["11_vs_11_hard_stochastic", "5_vs_5"]
     monkeypatch.setitem(sys.modules, "gfootball", package)
     monkeypatch.setitem(sys.modules, "gfootball.env", football)
+    monkeypatch.setitem(sys.modules, "gfootball.env.scenario_builder", builder)
     FakeLab.made, FakeFootball.made = [], []
 
 
@@ -234,27 +265,66 @@ def test_compiled_maps_are_kept(tmp_path):
 def test_football_planes_are_stacked_from_zeros():
     config = config_of("football-vtrace")
     env = make_vector(config.env, 2, 1)
-    assert env.spec.obs_shape == (4, 4, 72, 96)
+    assert (env.spec.obs_shape, env.spec.seen_shape) == ((4, 4, 72, 12), (4, 4, 72, 96))
     assert FakeFootball.made[0].arguments["env_name"] == "11_vs_11_hard_stochastic"
     assert FakeFootball.made[0].arguments["rewards"] == "scoring,checkpoints"
     obs = env.reset()
-    assert obs[0, :, 0, 0, 0].tolist() == [0, 0, 0, 1]
-    assert obs[0, 3, :, 0, 0].tolist() == [1, 2, 3, 4]
+    assert obs[0, :, 0, 0, 0].tolist() == [0, 0, 0, 0x80]
+    assert obs[0, 3, :, 0, 0].tolist() == [0x80, 0x40, 0x20, 0x10]
     for _ in range(EPISODE_STEPS):
         step = env.step(np.array([18, 0]))
-    assert step.terminated.all()
-    assert step.final_obs[1][:, 0, 0, 0].tolist() == [3, 4, 5, 6]
-    assert step.obs[1][:, 0, 0, 0].tolist() == [0, 0, 0, 1]
-    assert step.episodes[0].return_raw == 0.25 * EPISODE_STEPS
-    assert env.render_frame(0).shape == (72, 96, 3)
+    assert [step.final_obs[1][k, 0, 0].nonzero()[0].tolist() for k in range(4)] == [[2], [3], [4], [5]]
+    assert step.obs[1][:, 0, 0, 0].tolist() == [0, 0, 0, 0x80]
+    frame = env.render_frame(0)
+    assert frame.shape == (72, 96, 3)
+    assert [np.unique(frame[..., colour].nonzero()[1]).tolist() for colour in range(3)] == [[0], [1], [2, 3]]
     make_vector(config.env, 1, 1, evaluation=True)
     assert FakeFootball.made[-1].arguments["rewards"] == "scoring"
 
 
+def test_a_football_game_is_over_by_a_goal_and_cut_by_the_clock():
+    env = make_vector(config_of("football-vtrace").env, 2, 1)
+    env.reset()
+    for _ in range(EPISODE_STEPS - 1):
+        assert not env.step(np.array([18, 0])).episodes
+    step = env.step(np.array([12, 0]))
+    assert (step.terminated.tolist(), step.truncated.tolist()) == ([True, False], [False, True])
+    assert [(game.return_raw, game.score) for game in step.episodes] == [
+        (0.25 * EPISODE_STEPS + 1, 1.0),
+        (0.25 * EPISODE_STEPS, 0.0),
+    ]
+    reports, timing = TimingReports(), Timing(episodes=step.episodes)
+    assert [game[3] for game in reports.report(timing, 0)[1]["episodes"]] == [1.0, 0.0]
+    for _ in range(2):
+        step = env.step(np.array([12, 12]))
+    assert [game.score for game in step.episodes] == [1.0, 1.0]  # of the game that it is, not of all
+
+
+def test_football_games_are_seeded():
+    config = config_of("football-vtrace").env
+    seeds = []
+    for seed, threads in ((1, 1), (1, 2), (2, 1)):
+        FakeFootball.made.clear()
+        env = make_vector(config, 2, seed, threads)
+        env.reset()
+        env.step(np.array([12, 12]))
+        seeds.append([game.seeds for game in FakeFootball.made])
+    assert seeds[0] == seeds[1]
+    assert len({seed for games in (seeds[0], seeds[2]) for of_slot in games for seed in of_slot}) == 8
+    env.reset(7)
+    env.reset(7)
+    assert all(game.seeds[-1] == game.seeds[-2] for game in FakeFootball.made)
+    assert all(game._config["episode_number"] == 0 for game in FakeFootball.made)
+
+
 def test_football_options_are_checked():
     env = config_of("football-vtrace").env
-    with pytest.raises(ConfigError, match=r"set env\.frame_skip to 1"):
-        make_spec(env.model_copy(update={"frame_skip": 4}))
+    with pytest.raises(ConfigError, match=r"no scenario '5_vs_6': did you mean football:5_vs_5\?"):
+        make_spec(env.model_copy(update={"id": "football:5_vs_6"}))
+    with pytest.raises(ConfigError, match="width in eights"):
+        make_spec(env.model_copy(update={"kwargs": {"width": 36}}))
+    with pytest.raises(ConfigError, match=r"env\.frame_skip would do nothing"):
+        check_settings(env, make_spec(env), ["kwargs", "frame_stack", "frame_skip"])
     with pytest.raises(ConfigError, match="should be scoring or scoring,checkpoints"):
         make_spec(env.model_copy(update={"kwargs": {"rewards": "goals"}}))
 
@@ -268,7 +338,7 @@ def test_the_preset_acts_and_learns(preset, torso):
     config = config_of(preset, agent__unroll_steps=7)
     update = {} if torso == "preset" else {"torso": torso}
     small = config.env.model_copy(
-        update={"kwargs": {"width": 36, "height": 24}}
+        update={"kwargs": {"width": 48, "height": 24}}
     )  # the paper's takes a minute
     env = make_vector(small, 2, 1)
     agent = make_agent(config.agent.model_copy(update=update), env.spec, seed=1)
