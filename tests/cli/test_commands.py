@@ -223,7 +223,7 @@ def test_a_resumed_run_is_checked_as_well(
 ) -> None:
     run = make_run(tmp_path / "run", env__id="tests.envs.broken:Broken-v0", env__kwargs="{how = 'none'}")
     assert cli.main(["resume", str(run)]) == 2
-    assert "returned the observation None" in capsys.readouterr().err
+    assert "returned an observation None instead of float32 [3]" in capsys.readouterr().err
     assert not launched
 
 
