@@ -109,6 +109,7 @@ def bare_atari(config: EnvConfig, slots: int) -> Bare:
         num_threads=1,
         frameskip=config.frame_skip,
         repeat_action_probability=config.sticky_actions,
+        full_action_space=config.full_action_space,
         noop_max=config.noop_max + 1,
         autoreset_mode="SameStep",
     )

@@ -246,12 +246,16 @@ def peer_rate(name: str, folder: Path, seconds: float) -> float:
 def troupe_rates(name: str, seconds: float) -> dict[str, float]:
     """Steps per second of Troupe, and the share of the bare emulators' rate."""
     command = [sys.executable, "-m", "benchmarks.system", "--json", "--seconds", str(seconds), *TROUPE[name]]
-    done = subprocess.run(
-        [*command, "--evaluator.enabled", "false"], stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
+    command += ["--evaluator.enabled", "false"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        try:
+            said, _ = process.communicate()
+        except BaseException:  # its training is a process of its own
+            kill(process)
+            raise
+    if process.returncode:
         raise LeftOutError("benchmarks.system failed")
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = json.loads(said.splitlines()[-1])
     return {
         f"{name}_steps_per_s": figures["train_steps_per_s"],
         f"{name}_vs_raw_emulator": figures["vs_raw_emulator"],

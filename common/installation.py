@@ -37,15 +37,16 @@ def commit() -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return what to type for an extra: from the checkout that this code lies in, else from the index.
+    """Return what to type for an extra: from the checkout of this code, with its pins, else from the index.
 
     A name without a checkout would bring the published version over the one that is being worked on.
     """
     checkout = Path(__file__).resolve().parents[1]
     if not (checkout / "pyproject.toml").is_file():
         return f"pip install '{DISTRIBUTION}[{extra}]'"
-    folder = "." if checkout == Path.cwd() else str(checkout)
-    return f"pip install -e {shlex.quote(f'{folder}[{extra}]')}"
+    folder = Path() if checkout == Path.cwd() else checkout
+    pins = shlex.quote(str(folder / "constraints.txt"))
+    return f"pip install -c {pins} -e {shlex.quote(f'{folder}[{extra}]')}"
 
 
 def import_module(module: str, needed_by: str) -> ModuleType:

@@ -205,7 +205,7 @@ class ActionSpec:
         return self.natives(np.atleast_1d(np.asarray(row, self.dtype))[None])[0]
 
     def natives(self, rows: np.ndarray) -> Any:
-        """The environment's own actions for rows `[S, ...]`: an array `[S, ...]`, or a list."""
+        """The environment's own actions for rows `[S, ...]`: an array `[S, ...]`, maybe `rows`, or a list."""
         if self._plain:
             return self._plain[0] + rows if self._plain[0] else rows
         if len(self.leaves) == 1 and not self.leaves[0].path:

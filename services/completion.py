@@ -28,7 +28,7 @@ _OPTIONS = {
     "export": ("--format", "--out", "--slots", "--json", "--modules"),
     "eval": (
         *("--episodes", "--seed", "--slots", "--device", "--epsilon", "--greedy", "--sampled", "--all"),
-        *("--video", "--output", "--json", "--modules"),
+        *("--video", "--render", "--output", "--json", "--modules"),
     ),
     "env check": ("--steps", "--json", "--sweep"),
     "learner": ("--run-dir", "--resume", "--keys", "--insecure"),

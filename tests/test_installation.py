@@ -33,9 +33,10 @@ def test_the_distribution_is_the_one_that_is_built():
 
 def test_in_a_checkout_an_extra_comes_from_the_checkout(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
-    assert installation.install_command("actor") == "pip install -e '.[actor]'"
+    assert installation.install_command("actor") == "pip install -c constraints.txt -e '.[actor]'"
     monkeypatch.chdir(tmp_path)
-    assert installation.install_command("actor") == f"pip install -e '{ROOT}[actor]'"
+    told = installation.install_command("actor")
+    assert told == f"pip install -c {ROOT / 'constraints.txt'} -e '{ROOT}[actor]'"
 
 
 def test_without_a_checkout_it_comes_from_the_index(tmp_path):

@@ -94,8 +94,7 @@ class Policy:
                 it, but where episodes begin; others do not look at it.
 
         Returns:
-            One action: an int, an array, or a nest of them. For a batch a list of them, or int64 `[S]` where
-            each is an int.
+            One action: an int, an array, or a nest of them. For a batch an array `[S, ...]`, or a list.
 
         Raises:
             ConfigError: shape, type, number or reward is not what the policy needs.
@@ -105,7 +104,8 @@ class Policy:
         inputs = self._inputs(array[None] if single else array, reward)
         act = self._agent.act(inputs, np.full(len(inputs.obs), self._epsilon, np.float32), self._rng)
         self._last, self._ended = (inputs, act), np.zeros(len(inputs.obs), bool)
-        return self.spec.actions.native(act.action[0]) if single else self.spec.actions.natives(act.action)
+        action = act.action.copy()  # the caller may write into what it gets
+        return self.spec.actions.native(action[0]) if single else self.spec.actions.natives(action)
 
     def _inputs(self, batch: np.ndarray, reward: float | Sequence[float] | np.ndarray | None) -> Inputs:
         size, memory_size = len(batch), self._agent.memory_size

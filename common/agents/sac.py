@@ -42,6 +42,7 @@ class SacConfig(SequenceAgentConfig):
     """Fields of `[agent]` for `algorithm = "sac"`; defaults are those of Haarnoja et al. 2019, table 1."""
 
     takes_any_action = True
+    draws_actions = True
 
     algorithm: Literal["sac"] = structural("sac", "Soft actor-critic.")
     torso: Literal["auto", "nature", "small", "mlp"] = structural(

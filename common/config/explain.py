@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import types
 import typing
@@ -75,7 +76,8 @@ def explain(path: str) -> str:
         if path and path in (section.name, field.path, field.algorithm)
     ]
     if not blocks:
-        raise ConfigError(f"unknown field {path!r}; {nearest_field(path)}")
+        near = difflib.get_close_matches(path, [*SECTIONS, "agent", *ALGORITHMS], n=1, cutoff=0.8)
+        raise ConfigError(f"unknown field {path!r}; {f'nearest: {near[0]}' if near else nearest_field(path)}")
     return "\n\n".join(blocks)
 
 

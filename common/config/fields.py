@@ -141,6 +141,9 @@ class AgentConfig(Section):
 
     takes_any_action: ClassVar[bool] = False
     """Whether an action may be other than one choice of several, see `common.spaces.ActionSpec`."""
+    draws_actions: ClassVar[bool] = False
+    """Whether it has a policy: its epsilon is then the chance that an action is drawn from it instead of
+    being its best one, and no chance of an action at random."""
 
     algorithm: str = structural("apex", "Name of the algorithm, a key of the registry.")
 
@@ -204,6 +207,7 @@ class PolicyConfig(PixelAgentConfig):
     """Base of the algorithms that learn a policy: how it draws the real numbers of an action."""
 
     takes_any_action = True
+    draws_actions = True
 
     action_distribution: Literal["normal", "tanh_normal", "tanh"] = structural(
         "normal",

@@ -300,10 +300,10 @@ def _resolve(key: str, agent: type[BaseModel], source: str) -> tuple[str, list[s
     """Return (`section.field`, names inside a dictionary field, the field's type)."""
     models = {**SECTIONS, "agent": agent}
     section, *names = key.split(".")
-    if section not in models or not names:
-        raise ConfigError(
-            f"unknown {'section' if names else 'field'} {key.rstrip('.')!r} ({source}); {_near(key, models)}"
-        )
+    if not names:
+        raise ConfigError(f"unknown field {key!r} ({source}); {_near(key, models)}")
+    if section not in models:
+        raise ConfigError(f"unknown section {section!r} ({source}); {_near_section(section, key, models)}")
     name, *inner = names
     model = models[section]
     if name not in model.model_fields:
@@ -316,6 +316,15 @@ def _resolve(key: str, agent: type[BaseModel], source: str) -> tuple[str, list[s
     if inner and "dict" not in str(annotation):
         raise ConfigError(f"{section}.{name} has no fields of its own ({source}): {key}")
     return f"{section}.{name}", inner, annotation
+
+
+def _near_section(section: str, key: str, models: Mapping[str, type[BaseModel]]) -> str:
+    """Return advice: the section that `section` resembles, with the field if it has that; else as `_near`."""
+    near = difflib.get_close_matches(section, models, n=1, cutoff=0.7)
+    name = key.split(".")[1]
+    if not near or name in _SYNONYMS:
+        return _near(key, models)
+    return f"nearest: {near[0]}" + (f".{name}" if name in models[near[0]].model_fields else "")
 
 
 def _of_others(name: str, model: type[BaseModel], key: str, models: Mapping[str, type[BaseModel]]) -> str:

@@ -80,8 +80,9 @@ class EnvConfig(Section):
 
     id: str = structural(
         "atari:pong",
-        "Environment: `atari:GAME`, `minatar:GAME`, `mujoco:TASK`, `gym:ID`, `dmlab:LEVEL`, "
-        "`football:SCENARIO` or `package.module:ID` (a Gymnasium registration).",
+        "Environment: `atari:GAME`, `minatar:GAME`, `mujoco:TASK`, `dm_control:DOMAIN-TASK`, "
+        "`gym:ID`, `dmlab:LEVEL`, `football:SCENARIO`, `package.module:ID` (a Gymnasium registration) or "
+        "`old_gym:package.module:ID`.",
     )
     frame_skip: int = structural(4, "Emulator frames per step (action repeat).", ge=1, le=1024)
     frame_size: int = structural(84, "Height and width of an observation, in pixels.", ge=16, le=1024)

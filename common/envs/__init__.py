@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from common.envs.base import EnvError, EnvSpec, Episode, Step, VectorEnv
@@ -105,7 +107,14 @@ def _family(env_id: str) -> Any:
             raise ConfigError(f"environment id {env_id!r} has no family: did you mean {known}?")
         raise ConfigError(
             f"environment id {env_id!r} has no family: write atari:GAME, gym:ID, minatar:GAME, mujoco:TASK, "
-            "dmlab:LEVEL, football:SCENARIO or package.module:ID"
+            "dm_control:DOMAIN-TASK, dmlab:LEVEL, football:SCENARIO, package.module:ID or "
+            "old_gym:package.module:ID"
+        )
+    near = difflib.get_close_matches(prefix, FAMILIES, n=1, cutoff=0.75)
+    if prefix not in FAMILIES and near and "." not in prefix and importlib.util.find_spec(prefix) is None:
+        raise ConfigError(
+            f"{env_id}: there is neither a family nor a module {prefix}; did you mean {near[0]}:{name}? "
+            "(A file of yours is found if PYTHONPATH names its folder)"
         )
     # A prefix that is no family is the module that registers a stranger's environment with Gymnasium.
     return importlib.import_module(FAMILIES.get(prefix, FAMILIES["gym"]))

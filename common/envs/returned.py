@@ -70,7 +70,10 @@ def as_announced(raw: Any, like: Any, path: tuple[str | int, ...] = ()) -> np.nd
     Raises BadReturn where it has another shape, or a type that loses something: a float64 where float32 was
     announced loses nothing that matters; a float where uint8 was announced does. Bounds are not looked at.
     """
-    array = np.asarray(raw)
+    try:
+        array = np.asarray(raw)
+    except ValueError:  # lists of unlike lengths
+        array = np.empty((), object)
     if array.shape != like.shape or not taken_for(array, like):
         shown = _shown(raw) if array.dtype == object else _kind(array)
         raise BadReturn(f"returned an observation {shown}{_as(path)} instead of {_kind(like)}")

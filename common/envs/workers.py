@@ -302,12 +302,12 @@ class _Worker:
             TroupeError: it says so.
         """
         left_s = within_s if deadline_s is None else deadline_s - time.monotonic()
-        self._link.settimeout(max(0.001, left_s))  # an answer that lies there is always taken
         try:
+            self._link.settimeout(max(0.001, left_s))  # an answer that lies there is always taken
             message, fds, _, _ = socket.recv_fds(self._link, MAX_MESSAGE, 1)
         except TimeoutError:
             raise self._failed(f"did not return within {within_s:g} s") from None
-        except OSError:
+        except OSError:  # also where it has ended before, in `picture`
             message = b""
         if not message:
             raise self._failed("")

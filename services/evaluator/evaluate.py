@@ -19,18 +19,18 @@ from common.agents import Agent, make_agent
 from common.agents.fitting import check_device
 from common.config import Config, with_overrides
 from common.config.field_options import parse_with_fields
-from common.config.fields import MAX_SLOTS, PolicyConfig
+from common.config.fields import MAX_SLOTS
 from common.envs import EnvSpec, Episode, check_settings, make_spec
 from common.errors import CheckpointError, ConfigError
 from common.installation import install_command
 from common.permits import add_module_argument, permitted_config
-from common.runtime.checkpoint import Checkpoint, check, newest_first, open_checkpoint, steps_of
+from common.runtime.checkpoint import ARCHIVE, Checkpoint, check, newest_first, open_checkpoint, steps_of
 from common.runtime.files import readable
 from common.runtime.logging import warnings_shown
 from common.runtime.parser import Parser, integer, real
 from common.runtime.video import ENCODERS, Recorder, check_film_path
 from services.evaluator.games import play
-from services.evaluator.report import Report, check_output, markdown, summary, table, write
+from services.evaluator.report import Report, check_output, env_fields, markdown, summary, table, write
 from services.evaluator.window import Window
 
 SLOTS = 8
@@ -40,6 +40,7 @@ SLOTS = 8
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """Read the command line: options, and fields of `[env]` as text."""
     parser = Parser(
+        fields="only fields of [env] may be other than in training",
         prog="troupe eval",
         usage="troupe eval PATH ... [OPTION ...] [--env.FIELD VALUE ...]",
         description="Play full games with a run's newest, or given, checkpoints.\n\n"
@@ -69,7 +70,11 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     )
     explore = parser.add_mutually_exclusive_group()
     explore.add_argument(
-        "--epsilon", type=real(0, 1), metavar="E", help="exploration (default: agent.eval_epsilon)"
+        "--epsilon",
+        type=real(0, 1),
+        metavar="E",
+        help="chance of an action at random; of a policy, of one that is drawn instead of its best "
+        "(default: agent.eval_epsilon)",
     )
     explore.add_argument("--greedy", action="store_true", help="always the best action: --epsilon 0")
     explore.add_argument(
@@ -113,9 +118,16 @@ def main(argv: Sequence[str]) -> int:
         print(markdown(reports), end="")
     for path in options.output:
         write(path, reports)
-    if recorder is not None:
-        _write_video(options.video, recorder)
+        _say_written(path, options)
+    if recorder is not None and _write_video(options.video, recorder):
+        _say_written(options.video, options)
     return 0
+
+
+def _say_written(path: Path, options: argparse.Namespace) -> None:
+    """One line, unless a program reads."""
+    if not options.json:
+        print(path)
 
 
 def _check_outputs(options: argparse.Namespace, paths: Sequence[Path]) -> None:
@@ -140,7 +152,10 @@ def _played(
     """Play with one checkpoint, and print each game unless a program reads."""
     epsilon = _epsilon(config, agent, options)
     if not options.json:
-        print(f"checkpoint  {checkpoint.path}\nenvironment {config.env.id}, full games, epsilon {epsilon:g}")
+        fields = [f"{name} {value}" for name, value in env_fields(config, checkpoint).items()]
+        seed = f"seed {options.seed}, {options.slots} side by side"
+        how = ", ".join([config.env.id, *fields, "full games", _manner(config, epsilon), seed])
+        print(f"checkpoint  {checkpoint.path}\nenvironment {how}")
     played: list[Episode] = []
 
     def on_game(game: Episode) -> None:
@@ -166,7 +181,7 @@ def _played(
 def _epsilon(config: Config, agent: Agent, options: argparse.Namespace) -> float:
     """The chance of exploring that the options ask for."""
     if options.sampled:
-        if not isinstance(config.agent, PolicyConfig):
+        if not config.agent.draws_actions:
             raise ConfigError(
                 f"--sampled: {config.agent.algorithm} has no policy to draw from; --epsilon is its chance of "
                 "an action at random"
@@ -175,6 +190,17 @@ def _epsilon(config: Config, agent: Agent, options: argparse.Namespace) -> float
     if options.greedy:
         return 0.0
     return float(agent.eval_epsilon if options.epsilon is None else options.epsilon)
+
+
+def _manner(config: Config, epsilon: float) -> str:
+    """How actions are chosen: where there is a policy, its epsilon is no chance of acting at random."""
+    if not config.agent.draws_actions:
+        return f"epsilon {epsilon:g}"
+    if epsilon == 0:
+        return "best actions of the policy"
+    return "actions drawn from the policy" + (
+        f" with chance {epsilon:g}, else the best" if epsilon < 1 else ""
+    )
 
 
 def every_checkpoint(path: Path) -> list[Path]:
@@ -186,7 +212,7 @@ def every_checkpoint(path: Path) -> list[Path]:
     with readable(path):
         folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
         # One that is kept for good may be among the newest too, by the same name.
-        by_name = {each.name: each for place in ("archive", ".") for each in newest_first(folder / place)}
+        by_name = {each.name: each for place in (ARCHIVE, ".") for each in newest_first(folder / place)}
         found = []
         for each in sorted(by_name.values(), key=lambda each: (steps_of(each), each.name)):
             try:
@@ -324,19 +350,21 @@ def evaluate(
         on_game=on_game,
     )
     assert result is not None  # nobody stops it
-    return summary(result, config, checkpoint, seed=seed, epsilon=epsilon)
+    return summary(result, config, checkpoint, seed=seed, epsilon=epsilon, slots=slots)
 
 
-def _write_video(path: Path, recorder: Recorder) -> None:
+def _write_video(path: Path, recorder: Recorder) -> bool:
+    """Whether there was anything to write."""
     if not len(recorder):
         print(f"{path} was not written: {recorder.missing}", file=sys.stderr)
-        return
+        return False
     try:
         path.write_bytes(ENCODERS[path.suffix.lower()](recorder, recorder.frames_per_s))
     except ImportError as error:
         raise ConfigError(f"films need the package {error.name}: {install_command('evaluator')}") from error
     except OSError as error:
         raise ConfigError(f"cannot write the film {path}: {error.strerror}") from error
+    return True
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def play(
         max_episode_frames: emulator frames after which a game is cut, in place of the training's limit.
         threads: threads that step the games.
         recorder: films the first game of slot 0.
-        window: shows every game of slot 0, at its own speed.
+        window: shows every game of slot 0 that counts, at its own speed.
         on_game: called with every game that counts.
         should_stop: looked at before every step.
         steady: slots that have played their share go on as long as others do. Every forward pass is then of
@@ -78,7 +78,8 @@ def play(
                 return None
             if games[0]:
                 watching = [each for each in watching if each is not recorder]
-            _show(vector, watching)
+            if 0 in busy:
+                _show(vector, watching)
             # Slots whose games are over are stepped with zeros, but no longer cost a forward pass.
             actions[:] = 0
             if len(busy) < len(acting) and not steady:

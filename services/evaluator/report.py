@@ -11,7 +11,7 @@ from typing import Any
 
 from common.config import Config
 from common.errors import ConfigError
-from common.runtime.checkpoint import Checkpoint
+from common.runtime.checkpoint import ARCHIVE, BEST, Checkpoint
 from common.stats import ci95
 from services.evaluator.games import Result
 
@@ -19,7 +19,9 @@ Report = dict[str, Any]
 """What `--json` prints of one checkpoint."""
 
 
-def summary(result: Result, config: Config, checkpoint: Checkpoint, *, seed: int, epsilon: float) -> Report:
+def summary(
+    result: Result, config: Config, checkpoint: Checkpoint, *, seed: int, epsilon: float, slots: int
+) -> Report:
     """The report of one checkpoint."""
     low, high = ci95(result.returns)
     return {
@@ -32,11 +34,24 @@ def summary(result: Result, config: Config, checkpoint: Checkpoint, *, seed: int
         "mean_length": result.mean_steps,
         "episodes": len(result.returns),
         "env": config.env.id,
+        "env_fields": env_fields(config, checkpoint),
         "steps": int(checkpoint.meta.get("steps", 0)),
         "updates": int(checkpoint.meta.get("updates", 0)),
         "checkpoint": str(checkpoint.path),
         "seed": seed,
         "epsilon": epsilon,
+        "slots": slots,
+    }
+
+
+def env_fields(config: Config, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The fields of `[env]`, besides the id, that are others than in training."""
+    trained = checkpoint.meta["config"].get("env", {})
+    default = type(config.env)().model_dump(mode="json")
+    return {
+        name: value
+        for name, value in config.to_dict()["env"].items()
+        if name != "id" and value != trained.get(name, default[name])
     }
 
 
@@ -70,6 +85,10 @@ _COLUMNS: dict[str, Callable[[Report], str]] = {
     "episodes": lambda report: str(report["episodes"]),
     "env": lambda report: report["env"],
     "checkpoint": lambda report: report["checkpoint"],
+    "env_fields": lambda report: json.dumps(report["env_fields"]) if report["env_fields"] else "",
+    "seed": lambda report: str(report["seed"]),
+    "epsilon": lambda report: f"{report['epsilon']:g}",
+    "slots": lambda report: str(report["slots"]),
 }
 
 
@@ -83,17 +102,27 @@ def _csv(reports: Sequence[Report]) -> str:
 
 
 def markdown(reports: Sequence[Report]) -> str:
-    """A table with a row for each checkpoint: the curve of a run."""
+    """A table with a row for each checkpoint: the curve of a run; of several runs it names them."""
+    several = len({_folder(report) for report in reports}) > 1
     lines = ["| steps | mean return | 95 % interval | human-normalised | games |", "|--:|--:|--:|--:|--:|"]
+    if several:
+        lines = ["| checkpoint " + lines[0], "|:--" + lines[1]]
     for report in reports:
         low, high = report["ci95"]
         normalised = report["human_normalized"]
         shown = "" if normalised is None else f"{normalised:.3f}"
         mean = f"{report['mean_return']:.2f}"
         lines.append(
-            f"| {report['steps']:,} | {mean} | {low:.2f} to {high:.2f} | {shown} | {report['episodes']} |"
+            (f"| {report['checkpoint']} " if several else "")
+            + f"| {report['steps']:,} | {mean} | {low:.2f} to {high:.2f} | {shown} | {report['episodes']} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _folder(report: Report) -> Path:
+    """Where the checkpoints of one run are."""
+    folder = Path(report["checkpoint"]).parent
+    return folder.parent if folder.name in (ARCHIVE, BEST) else folder
 
 
 _FORMATS: dict[str, Callable[[Sequence[Report]], str]] = {

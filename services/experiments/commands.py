@@ -121,7 +121,8 @@ def sweep(words: Sequence[str]) -> int:
         folder = options.dir or Path("runs") / f"sweep-{Path(options.source).stem}"
     totals = running.check(wanted)
     if options.dry_run:
-        print(f"{wanted.section.trials} trials" if wanted.is_study else "\n".join(totals))
+        runs = [f"{name}  {steps:,} steps" for name, steps in totals.items()]
+        print(f"{wanted.section.trials} trials" if wanted.is_study else "\n".join(runs))
         return 0
     changed = overrides if options.resume is not None else ()
     stop = StopSignal(force_after_s=None).install()

@@ -210,7 +210,8 @@ class _Launcher:
         ):
             killed = stop(group, timeout_s, hurry)
             if killed:
-                _log.warning("killed %s, which did not stop in time", ", ".join(killed))
+                why = "as a second signal asked for" if hurry() else "which did not stop in time"
+                _log.warning("killed %s, %s", ", ".join(killed), why)
             self._show(final=True)
 
     def _show(self, *, final: bool = False) -> None:

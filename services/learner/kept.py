@@ -12,12 +12,16 @@ from typing import Any
 import numpy as np
 
 from common.errors import CheckpointError
-from common.runtime.checkpoint import CheckpointWriter, keep_checkpoint, load_newest, newest_first
+from common.runtime.checkpoint import (
+    ARCHIVE,
+    BEST,
+    CheckpointWriter,
+    keep_checkpoint,
+    load_newest,
+    newest_first,
+)
 
 _log = logging.getLogger(__name__)
-
-ARCHIVE, BEST = "archive", "best"
-"""Directories beside the newest checkpoints, which nobody takes for one of them."""
 
 Fetched = Callable[[int], tuple[dict[str, np.ndarray], dict[str, Any]] | None]
 """See `common.wire.control.server.ControlServer.params_fetched`."""

@@ -236,7 +236,10 @@ def serve(tracker: Tracker, lines: TextIO, out: TextIO) -> int:
         return 1
     ending: dict[str, Any] = {"summary": {}, "complete": False}
     for line in lines:
-        row = json.loads(line)
+        try:
+            row = json.loads(line)
+        except ValueError:  # the learner has died within it
+            break
         if "summary" in row:
             ending = row
             break

@@ -125,7 +125,8 @@ class _TrackerProcess:
             self._process.wait(deadline.remaining_s)
         except subprocess.TimeoutExpired:
             _log.warning("%s did not end within %.0f s: it is killed", self._name, deadline.elapsed_s)
-            os.killpg(self._process.pid, signal.SIGKILL)  # with what it has started itself
+            with contextlib.suppress(ProcessLookupError):  # it has ended in this moment
+                os.killpg(self._process.pid, signal.SIGKILL)  # with what it has started itself
             self._process.wait()
         for thread in self._threads:
             thread.join(1.0)

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from benchmarks.system_peers import (
     ratios,
     sample_factory_steps,
     starts_with,
+    troupe_rates,
 )
 
 FPS = (
@@ -85,8 +87,28 @@ while True:
 """
     as_peer(tmp_path, monkeypatch, program)
     assert peer_rate("cleanrl", tmp_path, 0.1) > 0
+    ends(tmp_path / "child")
+
+
+def test_a_training_of_troupe_does_not_outlive_the_measurement(tmp_path, monkeypatch):
+    program = tmp_path / "python"
+    child = tmp_path / "child"
+    program.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {child}\nsleep 0.5\nkill -TERM $PPID\nwait\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with pytest.raises(SystemExit):
+            troupe_rates("ppo", 1.0)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    ends(child)
+
+
+def ends(number):
+    """Wait until the process ends whose number is in this file."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(int((tmp_path / "child").read_text())).wait(60)
+        psutil.Process(int(number.read_text())).wait(60)
 
 
 def test_a_peer_that_fails_shows_its_last_lines(tmp_path, monkeypatch, capfd):

@@ -166,7 +166,8 @@ def test_a_service_without_its_packages_says_what_to_install() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=root)
     assert run.returncode == 2
     assert (
-        run.stderr == "troupe: error: the package torch is not installed: pip install -e '.[learner,actor]'\n"
+        run.stderr == "troupe: error: the package torch is not installed: "
+        "pip install -c constraints.txt -e '.[learner,actor]'\n"
     )
 
 

@@ -44,6 +44,7 @@ def offered(tmp_path, line):
         ("troupe env check gym:CartPole-v1 --env.rew", {"--env.reward_clip"}),
         ("troupe actor --mod", {"--modules"}),
         ("troupe eval runs/x --modules mine", {"mine_too"}),
+        ("troupe eval runs/x --ren", {"--render"}),
     ],
 )
 def test_what_may_stand_here_is_offered(tmp_path, line, words):

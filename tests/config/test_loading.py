@@ -204,6 +204,10 @@ def test_an_error_names_the_layer_that_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[nowhere]\n")
     with pytest.raises(ConfigError, match="unknown section 'nowhere'"):
         load_config(str(tmp_path / "a.toml"))
+    with pytest.raises(ConfigError, match=r"unknown section 'lerner' \(command line\); nearest: learner$"):
+        load_config(overrides={"lerner.batch": "3"})
+    with pytest.raises(ConfigError, match=r"unknown section 'lerner' .*; nearest: learner.device$"):
+        load_config(overrides={"lerner.device": "cpu"})
     (tmp_path / "a.toml").write_text("[[[")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_config(str(tmp_path / "a.toml"))

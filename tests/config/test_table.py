@@ -183,6 +183,12 @@ def test_every_field_of_a_table_is_explained():
         assert table_meanings()[name][1] in text
 
 
+def test_explain_names_the_nearest_algorithm_or_section():
+    for typed, meant in (("policy_gradiant", "policy_gradient"), ("replya", "replay")):
+        with pytest.raises(ConfigError, match=f"unknown field '{typed}'; nearest: {meant}$"):
+            explain(typed)
+
+
 def fields_of(batch_size, *tables, **more):
     """Overrides for a run of these tables, each `name: further fields`."""
     entries = ", ".join(

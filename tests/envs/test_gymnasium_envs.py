@@ -147,8 +147,10 @@ def test_flattened_symbols_become_one_hot() -> None:
         ("tests.envs.counting:Countin-v0", "did you mean tests.envs.counting:Counting-v0"),
         ("CartPole-v1", "has no family: did you mean gym:CartPole-v1"),
         ("CartPol-v1", "has no family: did you mean gym:CartPole-v1"),
-        ("Plain-v0", "has no family: write atari:GAME, .* or package.module:ID"),
+        ("Plain-v0", "has no family: write atari:GAME, .*dm_control:.* or old_gym:package.module:ID"),
         ("gym:", "has no family"),
+        ("minatarr:breakout", "neither a family nor a module minatarr; did you mean minatar:breakout"),
+        ("football_:a", "did you mean football:a"),
     ],
 )
 def test_wrong_ids_are_one_line(env_id: str, message: str) -> None:

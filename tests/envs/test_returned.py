@@ -268,6 +268,7 @@ def test_one_wrong_copy_costs_the_others_nothing() -> None:
     step = env.step(np.zeros(4, np.int64))
     assert step.discarded == [0, 2]
     assert [failure.slot for failure in env.failures] == [0, 2]
+    assert env.failures[0].cause == "returned an observation [[1.0], [2.0, 3.0]] instead of float32 [2]"
     assert env.failures[1].cause == "returned an observation with inf (1 of its 2 numbers)"
     assert step.reward.tolist() == [0.0, 0.0, 0.0, 3.0]
     assert step.truncated.tolist() == [False, False, False, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -139,6 +140,19 @@ def test_pictures_come_from_the_process() -> None:
     with pytest.raises(NoPictureError):
         plain.render_frame(0)
     plain.close()
+
+
+def test_a_process_that_ends_when_it_should_draw_is_started_again() -> None:
+    env = make_vector(EnvConfig(id="tests.envs.counting:Colour-v0", processes=1), 2, 1, evaluation=True)
+    env.reset()
+    os.kill(env.pids[0], signal.SIGKILL)  # type: ignore[attr-defined]
+    with pytest.raises(NoPictureError, match=r"it ended its process \(SIGKILL\)"):
+        env.render_frame(1)
+    step = env.step(zeros(2))
+    assert step.discarded == [0, 1]
+    assert (step.obs[:, -1] == 10).all()
+    assert not env.step(zeros(2)).discarded
+    env.close()
 
 
 def test_what_cannot_be_made_is_said_as_without_processes() -> None:

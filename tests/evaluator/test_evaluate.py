@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from common.envs import make_spec
 from common.errors import CheckpointError, ConfigError
 from common.runtime.checkpoint import load_newest, save_checkpoint
 from services.evaluator import evaluate
+
+RELEASE = Path(__file__).parents[2] / "release"
 
 
 @pytest.fixture
@@ -43,6 +46,8 @@ def test_json_line(run_dir, capsys):
     assert report["human_normalized"] is None
     assert report["steps"] == 200
     assert report["epsilon"] == 0.001
+    assert report["slots"] == 8
+    assert report["env_fields"] == {}
     assert json_of(capsys, run_dir, "--episodes", 3, "--seed", 5) == report
     other = json_of(capsys, run_dir / "checkpoints" / "step-000000000100", "--episodes", 3, "--seed", 5)
     assert other["steps"] == 100
@@ -93,8 +98,9 @@ def test_a_film_that_cannot_be_written_is_found_before_the_games(run_dir, tmp_pa
 
 
 @pytest.mark.parametrize(("name", "head"), [("a.gif", b"GIF89a"), ("b.MP4", b"\0\0\0")])
-def test_the_end_of_its_name_says_what_a_film_is(run_dir, tmp_path, name, head):
+def test_the_end_of_its_name_says_what_a_film_is(run_dir, tmp_path, name, head, capsys):
     assert evaluate.main([str(run_dir), "--episodes", "1", "--video", str(tmp_path / name)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / name)
     film = (tmp_path / name).read_bytes()
     assert film.startswith(head)
     assert (b"avc1" in film) is name.endswith("MP4")
@@ -103,7 +109,9 @@ def test_the_end_of_its_name_says_what_a_film_is(run_dir, tmp_path, name, head):
 def test_without_pygame_the_cause_is_told(run_dir, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
     assert evaluate.main([str(run_dir), "--episodes", "1", "--video", str(tmp_path / "a.gif")]) == 0
-    assert "pygame is not installed" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "pygame is not installed" in said.err
+    assert "a.gif" not in said.out
     assert not (tmp_path / "a.gif").exists()
 
 
@@ -145,7 +153,7 @@ def test_all_checkpoints_are_a_curve(run_dir, tmp_path, capsys):
         assert float(line["mean_return"]) == pytest.approx(report["mean_return"], rel=1e-5)
         assert float(line["ci95_low"]) == pytest.approx(report["ci95"][0], rel=1e-5)
     table = files[2].read_text()
-    assert printed.endswith(table)
+    assert printed.endswith(table + "".join(f"{file}\n" for file in files))
     assert [row.split(" | ")[0] for row in table.splitlines()[2:]] == ["| 100", "| 200"]
     # A damaged one is left out, and said.
     (run_dir / "checkpoints" / "step-000000000100" / "arrays.safetensors").write_bytes(b"short")
@@ -163,8 +171,48 @@ def test_fields_of_the_environment_may_be_others(run_dir, capsys):
         evaluate.main([str(run_dir), "--env.id", "gym:Acrobot-v1"])
     with pytest.raises(ConfigError, match=r"env.sticky_actions would do nothing: gym:CartPole-v1"):
         evaluate.main([str(run_dir), "--env.sticky-actions", "0.25"])
-    with pytest.raises(ConfigError, match=r"unknown argument --run.seed"):
+    with pytest.raises(
+        ConfigError, match=r"unknown argument --run.seed: only fields of \[env\] may be other"
+    ):
         evaluate.main([str(run_dir), "--run.seed", "3"])
+
+
+def test_a_report_says_where_and_how_it_was_played(run_dir, tmp_path, capsys):
+    words = [str(run_dir), "--episodes", "1", "--env.max_episode_frames", "50", "--seed", "3", "--slots", "2"]
+    report = json_of(capsys, *words)
+    assert report["env_fields"] == {"max_episode_frames": 50}
+    assert report["slots"] == 2
+    assert report["returns"][0] <= 50
+    assert evaluate.main([*words, "--output", str(tmp_path / "report.csv")]) == 0
+    said = capsys.readouterr().out
+    assert "max_episode_frames 50, full games, epsilon 0.001, seed 3, 2 side by side" in said
+    assert said.splitlines()[-1] == str(tmp_path / "report.csv")
+    (line,) = csv.DictReader((tmp_path / "report.csv").read_text().splitlines())
+    assert json.loads(line["env_fields"]) == report["env_fields"]
+    assert (line["seed"], line["epsilon"], line["slots"]) == ("3", "0.001", "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--greedy"], "best actions of the policy"),
+        (["--sampled"], "actions drawn from the policy,"),
+        (["--epsilon", "0.5"], "actions drawn from the policy with chance 0.5, else the best"),
+    ],
+)
+def test_the_epsilon_of_a_policy_is_told_in_words(capsys, words, says):
+    # "epsilon 1" read as actions at random; it is the policy as it learned.
+    assert evaluate.main([str(RELEASE / "pendulum-sac"), "--episodes", "1", *words]) == 0
+    assert says in capsys.readouterr().out
+
+
+def test_of_several_runs_each_row_names_its_checkpoint(run_dir, capsys):
+    assert evaluate.main([str(run_dir), str(RELEASE / "pendulum-sac"), "--episodes", "1"]) == 0
+    rows = capsys.readouterr().out.splitlines()[-4:]
+    assert rows[0].startswith("| checkpoint | steps |")
+    assert rows[1].startswith("|:--|--:|")
+    assert "step-000000000200 | 200 |" in rows[2]
+    assert "pendulum-sac/step-000000012000 | 12,000 |" in rows[3]
 
 
 def test_how_it_plays(run_dir, capsys):

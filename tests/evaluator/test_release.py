@@ -1,5 +1,6 @@
 """The checkpoints in `release/` play what they learned."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from common.errors import ConfigError
 from common.runtime.checkpoint import open_checkpoint
 from services import export
-from services.evaluator.evaluate import evaluate, restore
+from services.evaluator.evaluate import evaluate, main, restore
 
 RELEASE = Path(__file__).parents[2] / "release"
 LEAST = {
@@ -32,6 +33,13 @@ def test_it_plays(name):
     config, agent = restore(checkpoint)
     report = evaluate(checkpoint, config, agent, episodes=4, slots=4, seed=0, epsilon=agent.eval_epsilon)
     assert report["mean_return"] >= LEAST[name]
+
+
+@pytest.mark.parametrize("name", ["cartpole-ppo", "pendulum-sac"])
+def test_whoever_has_a_policy_draws_from_it(name, capsys):
+    # SAC was refused as one that has none.
+    assert main([str(RELEASE / name), "--sampled", "--episodes", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["epsilon"] == 1.0
 
 
 def test_an_exported_checkpoint_is_the_same_and_takes_no_place_of_another(tmp_path):

@@ -99,11 +99,12 @@ def test_who_closes_it_ends_it(drawn, monkeypatch, event, ends):
     assert len(drawn) == (1 if ends else 2)
 
 
-def test_every_game_of_the_first_slot_is_shown_in_time(opened):
+def test_every_game_of_the_first_slot_that_counts_is_shown_in_time(opened):
+    """Two of three steps; then it is stepped without a policy until the other has played its two of six."""
     began = time.monotonic()
     assert run(FakeAgent(), window=opened).returns == [3.0, 6.0, 3.0, 6.0]
-    assert time.monotonic() - began >= 11 / 60  # the first frame need not wait
-    assert opened.shown == 12
+    assert time.monotonic() - began >= 5 / 60  # the first frame need not wait
+    assert opened.shown == 6
     assert opened.missing == ""
 
 
@@ -115,7 +116,7 @@ def test_one_window_for_several_checkpoints_though_environments_end_pygame(opene
     monkeypatch.setattr(QuickVector, "close", close)
     for times in (1, 2):
         run(FakeAgent(), window=opened)
-        assert opened.shown == 12 * times
+        assert opened.shown == 6 * times
 
 
 def test_of_a_fast_game_not_every_step_is_drawn(opened):
@@ -154,7 +155,7 @@ def test_film_and_window_of_the_same_games(opened):
     recorder = Recorder()
     run(FakeAgent(), window=opened, recorder=recorder)
     assert len(recorder) == 2  # of the first game's three steps, at 30 frames a second
-    assert opened.shown == 12
+    assert opened.shown == 6
 
 
 def test_why_there_is_nothing_to_see(opened, monkeypatch):

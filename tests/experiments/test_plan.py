@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,7 @@ def test_what_the_command_line_decides_is_not_searched(tmp_path, capsys, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "f.toml").write_text(HEAD + "trials = 3\nsearch.agent.gamma = [0.9, 0.99]\n")
     assert cli.main(["sweep", "f.toml", "--agent.gamma", "0.5", "--dry-run"]) == 0
-    assert capsys.readouterr().out == "run\n"
+    assert re.fullmatch(r"run  [\d,]+ steps\n", capsys.readouterr().out)
 
 
 def test_the_ends_of_a_space_are_checked():

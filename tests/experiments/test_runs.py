@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from common.runtime.metrics import CSV_HEADER
 from services.experiments import groups, report, suites
 from services.experiments.runs import find_runs, read_run, read_series
 from tests.experiments.folders import make_run, told
+
+SUITE_FILES = Path(__file__).parents[2] / "configs" / "suites"
 
 
 @pytest.fixture(autouse=True)
@@ -235,6 +238,14 @@ def test_every_suite_is_of_known_environments():
     )
     roms = pytest.importorskip("ale_py.roms").get_all_rom_ids()
     assert {env_id.removeprefix("atari:") for env_id in suites.load("atari57")} <= set(roms)
+
+
+@pytest.mark.parametrize("path", sorted(SUITE_FILES.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_file_is_of_known_environments_with_scores(path):
+    known = {env_id for name in suites.SUITES for env_id in suites.load(name)}
+    suite = suites.load(str(path))
+    assert set(suite) <= known
+    assert all(suite.values())
 
 
 def test_a_suite_of_ones_own(tmp_path):

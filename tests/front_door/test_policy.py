@@ -90,6 +90,17 @@ def test_what_a_recurrent_policy_remembers_matters_and_is_forgotten_at_a_reset(t
         policy.reset([True])
 
 
+def test_what_a_caller_makes_of_its_actions_is_not_what_was_done(tmp_path):
+    run_dir, *_ = saved(tmp_path, "memory-r2d2")
+    policy = troupe.load(run_dir, epsilon=0)
+    obs = np.zeros((3, *policy.spec.obs_shape), np.float32)
+    actions = policy.act(obs)
+    done = actions.copy()
+    actions += 1
+    policy.act(obs, np.zeros(3))
+    np.testing.assert_array_equal(policy._last[0].last_action, done)
+
+
 def test_rewards_reach_it_as_training_counts_them(tmp_path):
     run_dir, *_ = saved(tmp_path, "memory-r2d2", env__reward_clip="sign")
     policy = troupe.load(run_dir)

@@ -98,10 +98,13 @@ def test_one_that_dies_is_said_and_rows_go_nowhere(make, caplog):
     trackers.close({}, complete=False)
 
 
-def test_a_tracker_ends_by_itself_when_the_learner_is_killed(make, tmp_path):
-    """Its input ends without a last row."""
+@pytest.mark.parametrize("rest", ["", '{"steps": 2, "val'])
+def test_a_tracker_ends_by_itself_when_the_learner_is_killed(make, tmp_path, rest):
+    """Its input ends without a last row, and maybe within one."""
     trackers = make("well")
     trackers.add(1, {"x": 1.0})
+    until(lambda: (tmp_path / "notes").exists() and len(notes(tmp_path)) == 2)
+    trackers._each[0]._process.stdin.write(rest)
     trackers._each[0]._rows.put(None)
     assert trackers._each[0]._process.wait(60) == 0
     assert notes(tmp_path)[-1] == ["end", {}, False]

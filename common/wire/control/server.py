@@ -50,8 +50,8 @@ class Telemetry:
         role: its role.
         incarnation: random number of its process: counters start at zero where it changes.
         metrics: numbers by name.
-        fields: what is no number: `episodes`, a list of [return, steps] or [return, steps, slot].
-        blobs: arrays by name: `video`, a film as GIF, and `mp4`, the same as MP4; uint8 [bytes].
+        fields: what is no number, and
+        blobs: arrays by name, as in `messages.Telemetry`.
     """
 
     source: str
