@@ -12,6 +12,7 @@ import logging
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -47,6 +48,7 @@ _log = logging.getLogger(__name__)
 _LEARNER_STOP_S = 40.0  # it writes a checkpoint
 _OTHERS_STOP_S = 10.0
 _PANEL_PERIOD_S = 1.0
+_USAGE_WINDOW_S = 10.0
 _POLL_S = 0.2
 _CHART_MARGIN = 14
 _MAX_PROCESSES = 1000
@@ -299,44 +301,48 @@ class _Launcher:
 
 
 class _Usage:
-    """CPU and memory of the children, what they started included."""
+    """CPU and memory of the children, what they started included.
+
+    CPU is taken over `_USAGE_WINDOW_S` seconds: acting and learning may take turns of several seconds.
+    """
 
     def __init__(self) -> None:
-        self._processes: dict[int, psutil.Process] = {}
-        self._waited: dict[int, tuple[float, float]] = {}  # by process: when, and how long in all
+        # Of each process: when, and how long it had run and waited by then; the oldest is forgotten first.
+        self._samples: dict[psutil.Process, deque[tuple[float, float, float]]] = {}
 
     def view(self, child: Child) -> ServiceView:
-        """Measure a child since the last call."""
+        """Measure a child."""
         cpu, memory, starved = 0.0, 0, 0.0
         if child.pid is not None:
             with contextlib.suppress(psutil.Error):
-                family = self._known(psutil.Process(child.pid))
-                for process in [family, *map(self._known, family.children(recursive=True))]:
-                    cpu += process.cpu_percent() / 100
+                parent = psutil.Process(child.pid)
+                for process in [parent, *parent.children(recursive=True)]:
+                    ran, waited = self._cores(process)
+                    cpu, starved = cpu + ran, starved + waited
                     memory += process.memory_info().rss
-                    starved += self._starved(process)
         return ServiceView(child.name, child.state_text, cpu, memory, child.restarts, starved)
 
-    def _starved(self, process: psutil.Process) -> float:
-        """Cores that its threads were ready for and did not get, since the last call; 0 where unknown."""
-        now_s, waited_s = time.monotonic(), 0.0
-        with contextlib.suppress(OSError, ValueError, IndexError):  # not Linux, or the process has just ended
-            for thread in Path(f"/proc/{process.pid}/task").iterdir():
-                waited_s += int((thread / "schedstat").read_text().split()[1]) / 1e9
-        then_s, before_s = self._waited.pop(process.pid, (now_s, waited_s))
-        self._waited[process.pid] = now_s, waited_s
-        while len(self._waited) > _MAX_PROCESSES:
-            self._waited.pop(next(iter(self._waited)))
-        return max(0.0, waited_s - before_s) / (now_s - then_s) if now_s > then_s else 0.0
+    def _cores(self, process: psutil.Process) -> tuple[float, float]:
+        """How many cores a process had lately, and how many more its threads were ready for."""
+        times = process.cpu_times()
+        sample = time.monotonic(), times.user + times.system, _waited_s(process.pid)
+        samples = self._samples[process] = self._samples.pop(process, deque())
+        while len(self._samples) > _MAX_PROCESSES:
+            self._samples.pop(next(iter(self._samples)))
+        samples.append(sample)
+        while sample[0] - samples[0][0] > _USAGE_WINDOW_S and len(samples) > 2:
+            samples.popleft()
+        seconds, ran, waited = (now - then for now, then in zip(sample, samples[0], strict=True))
+        return (max(0.0, ran) / seconds, max(0.0, waited) / seconds) if seconds > 0 else (0.0, 0.0)
 
-    def _known(self, process: psutil.Process) -> psutil.Process:
-        """Return the object used before: CPU use is measured between two calls on the same one."""
-        if len(self._processes) > _MAX_PROCESSES:
-            self._processes.clear()
-        known = self._processes.get(process.pid)
-        if known != process:  # compares the start time too, so a reused number is no confusion
-            known = self._processes[process.pid] = process
-        return known
+
+def _waited_s(pid: int) -> float:
+    """Seconds for which a process's threads were ready to run and had no core; 0 where unknown."""
+    waited_s = 0.0
+    with contextlib.suppress(OSError, ValueError, IndexError):  # not Linux, or the process has just ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            waited_s += int((thread / "schedstat").read_text().split()[1]) / 1e9
+    return waited_s
 
 
 class _SayHandler(logging.Handler):

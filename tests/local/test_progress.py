@@ -7,6 +7,8 @@ import select
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -242,13 +244,27 @@ def test_a_process_that_gets_no_core_is_starved():
     try:
         usage = launcher._Usage()
         deadline = time.monotonic() + 60
-        while usage._starved(psutil.Process(both[0].pid)) < 0.2:
+        while usage._cores(psutil.Process(both[0].pid))[1] < 0.2:
             assert time.monotonic() < deadline
             time.sleep(0.5)
     finally:
         for one in both:
             one.kill()
             one.wait()
+
+
+def test_work_by_turns_is_shown_as_what_it_is_on_average(monkeypatch):
+    """A learner that learns for two seconds and then waits for two is neither at 100 % nor at 0."""
+    usage, shown = launcher._Usage(), []
+    times = SimpleNamespace()
+    process = Mock(pid=0, cpu_times=lambda: times)
+    for second in range(40):
+        monkeypatch.setattr(launcher.time, "monotonic", lambda second=second: float(second))
+        ran = second // 4 * 2 + min(second % 4, 2)
+        times.user = times.system = ran / 2
+        shown.append(usage._cores(process)[0])
+    assert all(0.39 < cores < 0.61 for cores in shown[10:])
+    assert len(usage._samples) == 1
 
 
 def test_ctrl_c_does_not_move_the_panel():
