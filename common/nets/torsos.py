@@ -9,6 +9,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from common.nets.convolution import Convolution
+
 
 def orthogonal(module: nn.Module, gain: float = math.sqrt(2.0)) -> nn.Module:
     """Initialise a layer's weight orthogonally and its bias with zeros, and return it."""
@@ -78,7 +80,7 @@ class PixelTorso(nn.Module):
         channels = math.prod(obs_shape[:-2])
         layers: list[nn.Module] = []
         for filters, size, stride in self.LAYERS[kind]:
-            layers.append(orthogonal(nn.Conv2d(channels, filters, size, stride)))
+            layers.append(orthogonal(Convolution(channels, filters, size, stride)))
             layers += style.after(nn.GroupNorm(1, filters), "relu")  # one group: over channels and positions
             channels = filters
             height, width = (height - size) // stride + 1, (width - size) // stride + 1
@@ -97,8 +99,8 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.first = lecun_normal(nn.Conv2d(channels, channels, 3, padding=1))
-        self.second = lecun_normal(nn.Conv2d(channels, channels, 3, padding=1))
+        self.first = lecun_normal(Convolution(channels, channels, 3, padding=1))
+        self.second = lecun_normal(Convolution(channels, channels, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape `[B, C, H, W]`."""
@@ -122,7 +124,7 @@ class ResidualTorso(nn.Module):
         layers: list[nn.Module] = []
         for filters in self.SECTIONS[kind]:
             layers += [
-                lecun_normal(nn.Conv2d(channels, filters, 3, padding=1)),
+                lecun_normal(Convolution(channels, filters, 3, padding=1)),
                 nn.MaxPool2d(3, 2, padding=1),
             ]
             layers += [ResidualBlock(filters) for _ in range(self.BLOCKS)]
