@@ -19,6 +19,9 @@ class Convolution(nn.Conv2d):
     part of the batch alone, and they wait asleep. Autocast alone computes in bfloat16.
     """
 
+    def __init__(self, channels: int, filters: int, size: int, stride: int = 1, padding: int = 0) -> None:
+        super().__init__(channels, filters, size, stride, padding)  # the gradient in parts knows no more
+
     def forward(self, x: Tensor) -> Tensor:
         """Map `[B, C, H, W]` to `[B, filters, H', W']`."""
         learns = torch.is_grad_enabled() and self.weight.requires_grad

@@ -1,5 +1,8 @@
 """Convolutions in bfloat16: the gradient in parts is the gradient."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -56,13 +59,25 @@ def test_a_layer_that_does_not_pass_on_gradients_has_its_own(two_threads):
     assert layer.bias.grad.tolist() == [2 * 7 * 7] * 8
 
 
-def test_threads_that_share_a_gradient_compute_alone(two_threads):
+def test_what_the_gradient_in_parts_does_not_know_is_refused():
+    for unknown in ({"dilation": 2}, {"padding_mode": "circular"}, {"groups": 3}, {"bias": False}):
+        with pytest.raises(TypeError):
+            Convolution(3, 9, 3, **unknown)
+
+
+def test_threads_that_share_a_gradient_compute_alone(two_threads, monkeypatch):
     """Torch's own would keep cores that other programs want, waiting for each other."""
-    layer, seen = Convolution(3, 8, 3), []
-    own = convolution._own_threads(2)
-    for _ in range(8):
-        own.submit(lambda: seen.append(torch.get_num_threads())).result()
-    assert seen == [1] * 8
+    own, asked, both = convolution._own_threads, [], threading.Barrier(2, timeout=60)
+    own.cache_clear()  # they are made here, not in an earlier test
+    monkeypatch.setattr(convolution, "_own_threads", lambda count: asked.append(count) or own(count))
     with torch.autocast("cpu", torch.bfloat16):
-        layer(torch.randn(4, 3, 9, 9)).float().sum().backward()
-    assert torch.get_num_threads() == 2
+        Convolution(3, 8, 3)(torch.randn(4, 3, 9, 9)).float().sum().backward()
+    assert asked == [2]
+
+    def in_each(_):
+        both.wait()
+        return torch.get_num_threads()
+
+    assert list(own(2).map(in_each, range(2))) == [1, 1]
+    with ThreadPoolExecutor(1) as later:
+        assert later.submit(torch.get_num_threads).result() == torch.get_num_threads() == 2
