@@ -339,9 +339,10 @@ class _Usage:
 def _waited_s(pid: int) -> float:
     """Seconds for which a process's threads were ready to run and had no core; 0 where unknown."""
     waited_s = 0.0
-    with contextlib.suppress(OSError, ValueError, IndexError):  # not Linux, or the process has just ended
+    with contextlib.suppress(OSError):  # not Linux, or the process has just ended
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            waited_s += int((thread / "schedstat").read_text().split()[1]) / 1e9
+            with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has: the others count
+                waited_s += int((thread / "schedstat").read_text().split()[1]) / 1e9
     return waited_s
 
 

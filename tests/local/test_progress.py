@@ -264,7 +264,17 @@ def test_work_by_turns_is_shown_as_what_it_is_on_average(monkeypatch):
         times.user = times.system = ran / 2
         shown.append(usage._cores(process)[0])
     assert all(0.39 < cores < 0.61 for cores in shown[10:])
-    assert len(usage._samples) == 1
+    assert [len(samples) for samples in usage._samples.values()] == [11]
+
+
+def test_a_thread_that_has_just_ended_hides_no_other_that_waits(monkeypatch, tmp_path):
+    """Else the next sample seems to have waited since the process began."""
+    for thread, text in {"1": "7 1000000000 5", "2": "", "3": "7 2000000000 5"}.items():
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(text)
+    threads = [tmp_path / name for name in ("1", "ended", "2", "3")]
+    monkeypatch.setattr(launcher, "Path", Mock(return_value=Mock(iterdir=lambda: iter(threads))))
+    assert launcher._waited_s(0) == 3.0
 
 
 def test_ctrl_c_does_not_move_the_panel():
