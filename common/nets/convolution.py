@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 
+_START_S = 60.0
+
+
 class Convolution(nn.Conv2d):
     """`nn.Conv2d`, whose weight's gradient in bfloat16 on a processor is divided among threads of our own.
 
@@ -66,7 +69,7 @@ class _InParts(torch.autograd.Function):
 @functools.cache
 def _own_threads(count: int) -> ThreadPoolExecutor:
     """As many threads, in each of which torch computes alone."""
-    started = threading.Barrier(count + 1)
+    started = threading.Barrier(count + 1, timeout=_START_S)
 
     def alone() -> None:
         torch.get_num_threads()  # asked for the first time, torch gives a thread what is set for all
