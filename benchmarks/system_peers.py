@@ -89,7 +89,7 @@ PEERS = {
             *("-m", "sf_examples.atari.train_atari", "--env=atari_pong", "--algo=APPO", "--experiment=pong"),
             *("--train_dir=.", "--device=cpu", "--async_rl=True", "--num_workers=2"),
             *("--num_envs_per_worker=16", "--worker_num_splits=2", "--rollout=32", "--recurrence=32"),
-            *("--batch_size=768", "--num_batches_per_epoch=1", "--num_epochs=2", "--with_vtrace=True"),
+            *("--batch_size=768", "--num_batches_per_epoch=1", "--num_epochs=2", "--with_vtrace=False"),
             *("--normalize_returns=False", "--nonlinearity=elu"),
             *("--encoder_conv_architecture=convnet_impala", "--encoder_conv_mlp_layers", "256"),
         ),
