@@ -219,16 +219,15 @@ def faster_dtype(
     if not has_units():
         _log.info("learning computes in float32: the processor has no units for bfloat16")
         return torch.float32
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
+    seconds: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
+    for dtype in seconds:
         step(dtype)  # the first time is slower: kernels are chosen, memory is taken
-        times = []
-        for _ in range(_TRIALS):
+    for _ in range(_TRIALS):
+        for dtype, times in seconds.items():  # by turns, so that another program disturbs both
             began_s = clock()
             step(dtype)
             times.append(clock() - began_s)
-        seconds[dtype] = min(times)
-    exact, short = seconds[torch.float32], seconds[torch.bfloat16]
+    exact, short = (min(times) for times in seconds.values())
     chosen = torch.bfloat16 if short < _WORTH * exact else torch.float32
     _log.info(
         "learning computes in %s: a minibatch takes %.1f ms in float32 and %.1f ms in bfloat16",

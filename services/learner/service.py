@@ -53,6 +53,8 @@ METRICS_PERIOD_UPDATES = 20
 """Scalars of an update are read this often: reading one from a GPU waits for everything before it."""
 METRICS_PERIOD_S = 2.0
 """Or after so long, where updates are few and large."""
+TOLD_WAIT_S = 10.0
+"""How long there may be no batch before the log says why; who learns and acts by turns waits for seconds."""
 LAST_BATCHES_S = 60.0
 """How long the end of a run learns from what is on its way to a queue."""
 QUIET_S = 1.0
@@ -201,12 +203,14 @@ class Learner:
         self.prefetch.start()
         try:
             self._publish()
+            quiet = Deadline(TOLD_WAIT_S)
             while not self.stop and not self._complete():
                 batch = self.prefetch.get(timeout_s=0.25)
-                if batch is None:
-                    self._say_who_waits()
-                else:
+                if batch is not None:
                     self._learn(batch)
+                    quiet = Deadline(TOLD_WAIT_S)
+                elif quiet.expired and self._throttle("wait"):
+                    _log.info("learner waits for batches: %s", self.prefetch.wait_reason)
                 self._housekeeping()
             if self._complete():
                 self._learn_the_rest()
@@ -331,10 +335,6 @@ class Learner:
 
     def _has_peer(self, *roles: str) -> bool:
         return any(peer["role"] in roles for peer in self.control.peers())
-
-    def _say_who_waits(self) -> None:
-        if self._throttle("wait"):
-            _log.info("learner waits for batches: %s", self.prefetch.wait_reason)
 
     def _finish(self) -> None:
         """Publish the last parameters and wait, within a limit, until they have been evaluated."""
