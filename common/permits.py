@@ -18,8 +18,8 @@ from common.envs import environment_module
 from common.errors import ConfigError
 
 VARIABLE = "TROUPE_MODULES"
-OWN = "common.envs"
-"""Troupe's own environments, which are always permitted."""
+OWN = ("common.envs", "gymnasium.wrappers")
+"""Troupe's own environments and Gymnasium's wrappers, which are always permitted."""
 
 
 def add_module_argument(parser: argparse.ArgumentParser) -> None:
@@ -36,27 +36,36 @@ def add_module_argument(parser: argparse.ArgumentParser) -> None:
 
 def modules_of(config: Config) -> list[str]:
     """The modules outside Troupe that a run with this configuration imports."""
-    names = environment_module(config.env.id), algorithm_module(config.agent.algorithm)
-    wrappers = (_module_of(wrapper) for wrapper in config.env.wrappers)
-    return list(dict.fromkeys(name for name in (*names, *wrappers) if name))
+    return list(dict.fromkeys(_named(config, plays=True, thinks=True).values()))
 
 
-def check_environment(
-    env_id: str, permitted: Collection[str], source: str, wrappers: Collection[str] = ()
+def check_modules(
+    config: Config, permitted: Collection[str], source: str, *, plays: bool = True, thinks: bool = True
 ) -> None:
-    """Refuse an environment, or `wrappers`, of a module that is not permitted; `source` says who names it.
+    """Refuse a configuration of somebody else that names modules which are not permitted.
+
+    Args:
+        config: its section `[agent]` may be unchecked, since to check it imports the algorithm.
+        permitted: modules, each with what is below it.
+        source: who says so.
+        plays: the environment will be made.
+        thinks: the network will be.
 
     Raises:
-        ConfigError: says how to permit it.
+        ConfigError: names all of them, and says how to permit them.
     """
-    _check(environment_module(env_id), permitted, f"{source} has the environment {env_id}")
-    for wrapper in wrappers:
-        _check(_module_of(wrapper), permitted, f"{source} has the wrapper {wrapper}")
-
-
-def check_algorithm(algorithm: str, permitted: Collection[str], source: str) -> None:
-    """Refuse an algorithm of a module that is not permitted; see `check_environment`."""
-    _check(algorithm_module(algorithm), permitted, f"{source} has the algorithm {algorithm}")
+    missing = {
+        what: module
+        for what, module in _named(config, plays=plays, thinks=thinks).items()
+        if not _is_below(module, permitted)
+    }
+    if missing:
+        modules = list(dict.fromkeys(missing.values()))
+        words = ",".join(modules)
+        raise ConfigError(
+            f"{source} has {' and '.join(missing)}, which would run {' and '.join(modules)}: "
+            f"if you trust that, permit it with --modules {words} or {VARIABLE}={words}"
+        )
 
 
 def permitted_config(
@@ -64,33 +73,26 @@ def permitted_config(
 ) -> Config:
     """The checked configuration in `values`, nested plain ones, that somebody else wrote.
 
-    `plays` says that the environment will be made, so that its module has to be permitted as well.
-
     Raises:
-        ConfigError: it is not valid, or names a module that is not permitted, which is not imported.
+        ConfigError: it is not valid, or `check_modules` refuses it; nothing is imported then.
     """
-    agent = values.get("agent") if isinstance(values, Mapping) else None
-    algorithm = agent.get("algorithm") if isinstance(agent, Mapping) else None
-    if isinstance(algorithm, str):  # to check the section imports it, and refuses what is no text
-        check_algorithm(algorithm, permitted, source)
-    config = config_from_dict(values, source=source)
+    check_modules(config_from_dict(values, source=source, typed_agent=False), permitted, source, plays=plays)
+    return config_from_dict(values, source=source)
+
+
+def _named(config: Config, *, plays: bool, thinks: bool) -> dict[str, str]:
+    """What names a module outside Troupe, in words, and the module."""
+    found = {}
     if plays:
-        check_environment(config.env.id, permitted, source, config.env.wrappers)
-    return config
+        found[f"the environment {config.env.id}"] = environment_module(config.env.id)
+        found |= {f"the wrapper {each}": each.partition(":")[0] for each in config.env.wrappers}
+    if thinks:
+        found[f"the algorithm {config.agent.algorithm}"] = algorithm_module(config.agent.algorithm)
+    return {what: module for what, module in found.items() if module and not _is_below(module, OWN)}
 
 
-def _module_of(wrapper: str) -> str:
-    """The module that using a wrapper imports; empty for Gymnasium's own."""
-    module = wrapper.partition(":")[0]
-    return "" if module == "gymnasium.wrappers" else module
-
-
-def _check(module: str, permitted: Collection[str], names: str) -> None:
-    if module and not any(f"{module}.".startswith(f"{name}.") for name in (OWN, *permitted)):
-        raise ConfigError(
-            f"{names}, which runs the module {module}: if you trust it, permit that with --modules {module} "
-            f"or {VARIABLE}={module}"
-        )
+def _is_below(module: str, names: Collection[str]) -> bool:
+    return any(f"{module}.".startswith(f"{name}.") for name in names)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.config import config_from_dict
 from common.errors import PeerError
-from common.permits import check_algorithm, check_environment
+from common.permits import check_modules
 from common.runtime import health
 from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from common.wire.control.client import ControlClient, Welcome
@@ -107,8 +107,8 @@ class ActorService:
         self._control.close("has seen the config")
         # The agent's section is checked by who runs the network: others need no torch.
         self._config = config_from_dict(seen.config, typed_agent=False)
-        env = self._config.env
-        check_environment(env.id, self._modules, "the run", env.wrappers)
+        thinks = self._config.inference.mode == "local"
+        check_modules(self._config, self._modules, "the run", thinks=thinks)
         self._acting = self._make_acting()
         wanted = self._slots_wanted or self._config.actor.slots
         self._acting.prepare(wanted)
@@ -119,7 +119,6 @@ class ActorService:
             from services.actor.central_inference import CentralActing
 
             return CentralActing(self._config, self._place)
-        check_algorithm(self._config.agent.algorithm, self._modules, "the run")
         from services.actor.local_inference import LocalActing
 
         return LocalActing(self._config, self._place)

@@ -164,18 +164,23 @@ def _played(
             counted = f"{len(played):3d} of {options.episodes}"
             print(f"  game {counted}: return {game.return_raw:g}, {game.steps} steps", flush=True)
 
-    return evaluate(
-        checkpoint,
-        config,
-        agent,
-        episodes=options.episodes,
-        seed=options.seed,
-        epsilon=epsilon,
-        slots=options.slots,
-        recorder=recorder,
-        window=window,
-        on_game=on_game,
-    )
+    try:
+        return evaluate(
+            checkpoint,
+            config,
+            agent,
+            episodes=options.episodes,
+            seed=options.seed,
+            epsilon=epsilon,
+            slots=options.slots,
+            recorder=recorder,
+            window=window,
+            on_game=on_game,
+        )
+    except KeyboardInterrupt:
+        # No mean: the games that end first are the short ones.
+        print(f"stopped after {len(played)} of {options.episodes} games: no result", file=sys.stderr)
+        raise
 
 
 def _epsilon(config: Config, agent: Agent, options: argparse.Namespace) -> float:

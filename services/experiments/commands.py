@@ -162,7 +162,7 @@ def _sweep_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dir", type=Path, metavar="DIR", help="of the sweep (default: runs/sweep-NAME)")
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the sweep in this directory")
     parser.add_argument("--retry", action="store_true", help="try again what failed")
-    parser.add_argument("--dry-run", action="store_true", help="print the names of the runs only")
+    parser.add_argument("--dry-run", action="store_true", help="only print the runs and their steps")
     return parser
 
 
@@ -195,7 +195,10 @@ def _parser(command: str, description: str) -> argparse.ArgumentParser:
         help="group by these fields (default: those in which the runs differ)",
     )
     parser.add_argument(
-        "--metric", default="", metavar="NAME", help="of metrics.csv (default: eval/episode_return)"
+        "--metric",
+        default="",
+        metavar="NAME",
+        help="of metrics.csv (default: eval/episode_return, or train/episode_return without evaluations)",
     )
     return parser
 

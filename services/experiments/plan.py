@@ -24,6 +24,7 @@ from services.experiments.space import Space, draw, read_space
 
 SECTION = "sweep"
 SEED = "run.seed"
+NAME = "run.name"
 MAX_RUNS = 10_000
 _MAX_NAME = 120
 
@@ -91,11 +92,11 @@ class Sweep:
         if self.is_study:
             return []
         found: dict[str, Planned] = {}
-        searched, repetitions = set(self.space), list(itertools.product(self._tasks(), self.seeds))
-        for label, setting in self._settings():
+        repetitions = list(itertools.product(self._tasks(), self.seeds))
+        for label, setting, said in self._settings():
             for task, seed in repetitions:
                 varied = self._varied({**setting, **({ENV: task} if task else {}), **seed})
-                planned = Planned(_name(label, varied, hidden=searched), {**self.fixed, **varied})
+                planned = Planned(_name(label, varied, hidden=said), {**self.fixed, **varied})
                 # What the command line decides makes runs alike; two values may be alike as names.
                 if found.setdefault(planned.name, planned).fields != planned.fields:
                     other = Planned(f"{planned.name}-{_digest(varied)}", planned.fields)
@@ -134,20 +135,23 @@ class Sweep:
     def _varied(self, fields: Fields) -> Fields:
         return {name: value for name, value in fields.items() if name not in self.overrides}
 
-    def _settings(self) -> Iterator[tuple[str, Fields]]:
-        """What is tried: a label, empty where the values are label enough, and the values."""
+    def _settings(self) -> Iterator[tuple[str, Fields, Collection[str]]]:
+        """What is tried: a label, empty where the values say enough; the values; those that it stands for."""
         grid = _grid(self.source, self.section.grid)
         entries = [
             _flat(f"{self.source}: an entry of [[sweep.list]]", entry) for entry in self.section.entries
         ]
         space = self.space
         for entry in entries or [{}]:
+            name = str(entry.get(NAME, ""))
+            said = {*space, *(entry if name else ())}
             for values in itertools.product(*grid.values()):
                 setting = {**entry, **dict(zip(grid, values, strict=True))}
                 if not space:
-                    yield "", setting
+                    yield name, setting, said
                 for trial in range(self.section.trials if space else 0):
-                    yield f"trial-{trial:04d}", {**setting, **draw(space, trial)}
+                    label = ",".join(filter(None, [name, f"trial-{trial:04d}"]))
+                    yield label, {**setting, **draw(space, trial)}, said
 
 
 def read(source: str, options: Mapping[str, Any], overrides: Mapping[str, str]) -> Sweep:
@@ -278,7 +282,7 @@ def _flat(source: str, tables: Mapping[str, Any]) -> Fields:
 def _name(label: str, fields: Fields, hidden: Collection[str]) -> str:
     """The name of a run: what is its own, readable in a shell and in TensorBoard."""
     short = short_names(fields)
-    parts = [label] if label else []
+    parts = [re.sub(r"[^\w.+,-]+", "-", label).strip("-")] if label else []
     for path, value in fields.items():
         if path in hidden:
             continue

@@ -18,6 +18,7 @@ from common.config.text import format_value
 from common.errors import ConfigError, TroupeError
 from common.runtime import StopSignal
 from common.runtime.files import atomic_write, make_directory
+from common.runtime.metrics import EVALUATION_RETURN
 from services.experiments import groups, plot, report, search, suites
 from services.experiments.jobs import RUNS, VALUES, Job
 from services.experiments.plan import SECTION, Planned, Sweep, parse, values_file
@@ -320,6 +321,8 @@ def summary(jobs: Sequence[Job], sweep: Sweep, folder: Path) -> list[str]:
         [(job.name, job.run(), job.state, series.get(job.name, Series())) for job in jobs]
     )
     if comparison is not None and any(series.values()):
+        if comparison.metric != EVALUATION_RETURN:
+            lines.append(f"no run was evaluated: these are values of {comparison.metric}")
         lines += ["", *report.page(comparison, suite)]
         values = report.as_values(comparison, suite)
         atomic_write(folder / "summary.json", json.dumps(values, indent=1).encode(), durable=False)

@@ -21,8 +21,9 @@ import psutil
 from common.config import Config, to_toml
 from common.cores import usable_cores
 from common.errors import TroupeError
+from common.permits import modules_of
 from common.runtime import StopSignal
-from common.runtime.files import CONFIG_FILE, atomic_write, read_status
+from common.runtime.files import CONFIG_FILE, STATUS_FILE, atomic_write, read_status
 from common.runtime.lifecycle import INTERRUPTED
 from common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
 from services.launcher.curves import chart, drawable
@@ -89,6 +90,7 @@ def run(
         if resume and (steps := saved_steps(run_path)) >= config.run.total_steps and not damage(run_path):
             print("\n".join(_how_to_extend(run_path, steps, config.run.total_steps)))
             return 0
+        (run_path / STATUS_FILE).unlink(missing_ok=True)  # an old one would look like progress
         atomic_write(run_path / CONFIG_FILE, to_toml(config).encode())
         if tensorboard.number != config.net.tensorboard_port:
             # The file keeps what was asked for, which may be free when the run is resumed.
@@ -271,7 +273,7 @@ class _Launcher:
         if view.metrics:  # the learner was up
             self._say(f"last evaluation: {view.last_evaluation}")
         if view.updates and not view.evaluated and has_checkpoint(self._run_dir):
-            self._say(f"to evaluate: {own_command()} eval {shell_path(self._run_dir)} --episodes 20")
+            self._say(f"to evaluate: {_how_to_evaluate(self._run_dir, self._config)}")
         if view.steps < view.total_steps:
             if not has_checkpoint(self._run_dir):
                 self._say("stopped before the first checkpoint: there is nothing to go on with")
@@ -366,7 +368,14 @@ def _curve(view: RunView) -> list[str]:
     return evaluated or chart(view.returns.get(TRAINING_RETURN, ()), "mean return in training", width)
 
 
+def _how_to_evaluate(run_dir: Path, config: Config) -> str:
+    """The command; who has trained with modules of his own trusts them."""
+    modules = modules_of(config)
+    permits = f" --modules {','.join(modules)}" if modules else ""
+    return f"{own_command()} eval {shell_path(run_dir)} --episodes 20{permits}"
+
+
 def _how_to_extend(run_dir: Path, steps: int, total_steps: int) -> list[str]:
     """What to say of a run that has all its steps."""
-    command = f"{own_command()} resume {shell_path(run_dir)} --total-steps {2 * total_steps}"
+    command = f"{own_command()} resume {shell_path(run_dir)} --total-steps {2 * max(steps, total_steps)}"
     return [f"complete at {steps:,} steps; to go on, raise the total:", f"  {command}"]

@@ -152,7 +152,8 @@ def verdict(view: RunView) -> tuple[str, str]:
         return f"bottleneck: CPU ({shares}; {waits})", "more cores, or actors on other machines, would help"
     starved = sum(service.starved for service in view.services)
     if starved > _STARVED_SHARE * (busy + starved):
-        shares = f"the run gets {busy:.1f} of the {busy + starved:.1f} cores that it could use"
+        wanted = min(busy + starved, view.cores)  # every thread that waits counts, more than there are cores
+        shares = f"the run gets {busy:.1f} of the {wanted:.1f} cores that it could use"
         return f"bottleneck: this machine, busy with other programs ({shares})", "fewer of them would help"
     if wait_share >= 0.3:
         return f"bottleneck: actors ({waits})", "more actor.processes or actor.slots would help"

@@ -23,7 +23,7 @@ import psutil
 from common.errors import CheckpointError, ConfigError
 from common.installation import install_command
 from common.runtime.checkpoint import check, newest_first, steps_of
-from common.runtime.files import CONFIG_FILE, STATUS_FILE, make_directory, readable
+from common.runtime.files import CONFIG_FILE, make_directory, readable
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,6 @@ def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[None]:
             raise ConfigError(f"{run_dir} is in use by another launcher; stop that one first") from error
         if resume and not has_checkpoint(run_dir):
             raise CheckpointError(f"nothing to resume in {run_dir}: it has no checkpoint")
-        (run_dir / STATUS_FILE).unlink(missing_ok=True)  # an old one would look like progress
         yield
 
 

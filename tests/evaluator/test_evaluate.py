@@ -120,7 +120,7 @@ def test_a_checkpoint_does_not_choose_what_is_imported(tmp_path):
     config = load_config("cartpole-apex", None, {}, {}).to_dict()
     config["env"]["id"] = "this:X"
     save_checkpoint(tmp_path / "checkpoints", {}, {"steps": 1, "config": config, "agent": {}})
-    with pytest.raises(ConfigError, match=r"runs the module this.*--modules this"):
+    with pytest.raises(ConfigError, match=r"would run this.*--modules this"):
         evaluate.main([str(tmp_path)])
     assert "this" not in sys.modules
 

@@ -59,7 +59,7 @@ def test_both_train_resume_and_act_outside_the_repository(folder, troupe):
     assert steps_of(folder) == 1000
     assert 'algorithm = "my_package.munchausen"' in (folder / "run" / "config.toml").read_text()
 
-    assert "--modules my_package.munchausen" in troupe("eval", "run", fails=2)
+    assert "--modules my_package.corridor,my_package.munchausen" in troupe("eval", "run", fails=2)
     report = json.loads(troupe("eval", "run", "--episodes", 2, "--json", "--modules", "my_package"))
     assert report["env"] == "my_package.corridor:Corridor-v0"
     assert report["updates"] > 0

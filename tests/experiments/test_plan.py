@@ -239,9 +239,25 @@ def test_a_preset_beside_nothing_is_found_from_anywhere(tmp_path, monkeypatch):
         plan.read("cartpole", {}, {})
 
 
+def test_an_entry_that_names_itself_names_its_runs():
+    small = {"run": {"name": "small one"}, "agent": {"gamma": 0.5, "learning_rate": 1e-3}}
+    entries = [small, {"run": {"name": "large"}, "agent": {"gamma": 0.9}}]
+
+    def names(**tables):
+        return [run.name for run in sweep({"list": entries, **tables}).runs()]
+
+    assert names(seeds=2) == ["small-one,seed=0", "small-one,seed=1", "large,seed=0", "large,seed=1"]
+    assert sweep({"list": entries}).runs()[0].fields["agent.learning_rate"] == 1e-3
+    grid = {"agent": {"lambda_": [0.1, 0.2]}}
+    assert names(grid=grid)[:2] == ["small-one,lambda_=0.1", "small-one,lambda_=0.2"]
+    search = {"agent": {"epochs": [1, 2]}}
+    assert names(search=search, trials=1) == ["small-one,trial-0000", "large,trial-0000"]
+
+
 @pytest.mark.parametrize("study", sorted(STUDIES.glob("elite-*.toml")), ids=lambda study: study.stem)
 def test_the_studies_that_come_along_can_be_run(study):
     found = plan.read(str(study), {}, {})
     names = {run.fields["run.name"] for run in found.runs()}
     assert names == {"fresh", "uniform", "elite-1", "elite-2", "elite-3", "elite-4", "attentive"}
+    assert {run.name for run in found.runs()} >= {f"{name},seed=1" for name in names}
     assert len(running.check(found)) == len(names) * len({run.fields["run.seed"] for run in found.runs()})

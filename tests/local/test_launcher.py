@@ -12,7 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
+from common.config import load_config
 from common.runtime.checkpoint import save_checkpoint
+from services.launcher.launcher import _how_to_evaluate, _how_to_extend
 
 LAUNCH = Path(__file__).with_name("fake_launch.py")
 ALL = ["learner", "replay", "actor-0", "actor-1", "evaluator"]
@@ -155,9 +157,11 @@ def test_resuming_a_complete_run_starts_nothing(launch):
     run.wait()
     save_checkpoint(run.run_dir / "checkpoints", {"w": np.zeros(2, np.float32)}, {"steps": 2000})
     (run.run_dir / "logs" / "learner.log").unlink()
+    status = (run.run_dir / "status.json").read_bytes()
     code, output = launch("run").wait()
     assert code == 0, output
     assert "complete at 2,000 steps; to go on, raise the total:" in output
+    assert (run.run_dir / "status.json").read_bytes() == status  # what `troupe runs` tells of it
     assert not (run.run_dir / "logs" / "learner.log").exists()
 
 
@@ -236,3 +240,16 @@ def test_the_panel_on_a_terminal_that_goes_away(launch):
     assert run.process.wait(60) == 0
     assert sorted(run.text("stopped.txt").split()) == sorted(ALL)
     run.assert_nothing_is_left()
+
+
+def test_the_commands_that_are_named_can_be_typed(tmp_path):
+    own = load_config("cartpole-ppo", None, {}, {})
+    assert _how_to_evaluate(tmp_path, own).endswith(f"eval {tmp_path} --episodes 20")
+    env = {
+        "env.id": "my_games.maze:Maze-v0",
+        "env.wrappers": ["my_games.maze:Wrap", "gymnasium.wrappers:ClipReward"],
+    }
+    others = load_config("cartpole-ppo", None, env, {})
+    assert _how_to_evaluate(tmp_path, others).endswith("--episodes 20 --modules my_games.maze")
+    # A run may have more steps than were asked for, since chunks come whole.
+    assert _how_to_extend(tmp_path, 32, 1)[1].endswith("--total-steps 64")

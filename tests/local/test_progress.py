@@ -115,6 +115,11 @@ def changed(**metrics):
             "bottleneck: this machine, busy with other programs (the run gets 0.7 of the 1.2 cores",
             "fewer of them",
         ),
+        (
+            view(services=[ServiceView("learner", "running", 0.1, starved=7.5), *SERVICES[1:]]),
+            "bottleneck: this machine, busy with other programs (the run gets 0.7 of the 2.0 cores",
+            "fewer of them",
+        ),
         (view(cores=1), "bottleneck: CPU (learner 0.6, actors 0.5 of 1 cores", "more cores"),
     ],
 )
