@@ -18,8 +18,8 @@ from common.envs import environment_module
 from common.errors import ConfigError
 
 VARIABLE = "TROUPE_MODULES"
-OWN = ("common.envs", "gymnasium.wrappers")
-"""Troupe's own environments and Gymnasium's wrappers, which are always permitted."""
+OWN = ("common.envs",)
+"""Troupe's own environments, which are always permitted."""
 
 
 def add_module_argument(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +85,9 @@ def _named(config: Config, *, plays: bool, thinks: bool) -> dict[str, str]:
     found = {}
     if plays:
         found[f"the environment {config.env.id}"] = environment_module(config.env.id)
-        found |= {f"the wrapper {each}": each.partition(":")[0] for each in config.env.wrappers}
+        for wrapper in config.env.wrappers:
+            module = wrapper.partition(":")[0]
+            found[f"the wrapper {wrapper}"] = "" if module == "gymnasium.wrappers" else module
     if thinks:
         found[f"the algorithm {config.agent.algorithm}"] = algorithm_module(config.agent.algorithm)
     return {what: module for what, module in found.items() if module and not _is_below(module, OWN)}

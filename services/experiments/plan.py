@@ -143,7 +143,7 @@ class Sweep:
         ]
         space = self.space
         for entry in entries or [{}]:
-            name = str(entry.get(NAME, ""))
+            name = re.sub(r"[^\w.+-]+", "-", str(entry.get(NAME, ""))).strip("-.")  # it names a directory
             said = {*space, *(entry if name else ())}
             for values in itertools.product(*grid.values()):
                 setting = {**entry, **dict(zip(grid, values, strict=True))}
@@ -282,7 +282,7 @@ def _flat(source: str, tables: Mapping[str, Any]) -> Fields:
 def _name(label: str, fields: Fields, hidden: Collection[str]) -> str:
     """The name of a run: what is its own, readable in a shell and in TensorBoard."""
     short = short_names(fields)
-    parts = [re.sub(r"[^\w.+,-]+", "-", label).strip("-")] if label else []
+    parts = [label] if label else []
     for path, value in fields.items():
         if path in hidden:
             continue
