@@ -213,12 +213,8 @@ def config_from_dict(
     if not isinstance(values, Mapping):
         raise ConfigError(f"{source} is no configuration: it has no sections")
     if not typed_agent:
-        try:
-            agent = UntypedAgentConfig.model_validate(values.get("agent", {}))
-            return Config.model_validate({**values, "agent": agent})
-        except ValidationError as error:
-            origins = dict.fromkeys(_flat(values, source), source)
-            raise ConfigError(_explain(error, origins)) from None
+        origins = dict.fromkeys(_flat(values, source), source)
+        return _validated_with(UntypedAgentConfig, values, origins)
     return merge([Layer(source, _flat(values, source))]).config
 
 
@@ -383,14 +379,18 @@ def _validated(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
     for path, value in values.items():
         section, _, name = path.partition(".")
         tables.setdefault(section, {})[name] = value
+    algorithm = tables.get("agent", {}).get("algorithm", DEFAULT_ALGORITHM)
+    return _validated_with(agent_model(algorithm), tables, origins)
+
+
+def _validated_with(model: type[BaseModel], tables: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
     try:
-        agent = tables.pop("agent", {})
         # On its own, for an error that names the field: inside Config the section is opaque.
-        typed = agent_model(agent.get("algorithm", DEFAULT_ALGORITHM)).model_validate(agent)
+        agent = model.model_validate(tables.get("agent", {}))
     except ValidationError as error:
         raise ConfigError(_explain(error, origins, "agent")) from None
     try:
-        return Config.model_validate({**tables, "agent": typed})
+        return Config.model_validate({**tables, "agent": agent})
     except ValidationError as error:
         raise ConfigError(_explain(error, origins)) from None
 

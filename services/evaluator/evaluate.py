@@ -26,6 +26,7 @@ from common.installation import install_command
 from common.permits import add_module_argument, permitted_config
 from common.runtime.checkpoint import ARCHIVE, Checkpoint, check, newest_first, open_checkpoint, steps_of
 from common.runtime.files import readable
+from common.runtime.lifecycle import INTERRUPTED
 from common.runtime.logging import warnings_shown
 from common.runtime.parser import Parser, integer, real
 from common.runtime.video import ENCODERS, Recorder, check_film_path
@@ -100,18 +101,24 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)
     reports: list[Report] = []
     recorder = Recorder() if options.video else None
+    interrupted = False
     title = f"troupe eval {' '.join(map(str, options.path))}"
     with closing(Window(title)) if options.render else nullcontext() as window:
-        for path in paths:
-            with warnings_shown("common.runtime.checkpoint"):
-                checkpoint = open_checkpoint(path)
-            config, agent = restore(checkpoint, options.modules, fields, options.device)
-            report = _played(checkpoint, config, agent, options, recorder, window)
-            reports.append(report)
-            if options.json:
-                print(json.dumps(report), flush=True)
-            elif len(paths) == 1:
-                print(table(report))
+        try:
+            for path in paths:
+                with warnings_shown("common.runtime.checkpoint"):
+                    checkpoint = open_checkpoint(path)
+                config, agent = restore(checkpoint, options.modules, fields, options.device)
+                report = _played(checkpoint, config, agent, options, recorder, window)
+                reports.append(report)
+                if options.json:
+                    print(json.dumps(report), flush=True)
+                elif len(paths) == 1:
+                    print(table(report))
+        except KeyboardInterrupt:
+            if not reports:
+                raise
+            interrupted = True  # what the checkpoints before have shown is kept
         if window is not None and window.missing and not window.shown:
             print(f"nothing was shown: {window.missing}", file=sys.stderr)
     if len(paths) > 1 and not options.json:
@@ -121,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
         _say_written(path, options)
     if recorder is not None and _write_video(options.video, recorder):
         _say_written(options.video, options)
-    return 0
+    return INTERRUPTED if interrupted else 0
 
 
 def _say_written(path: Path, options: argparse.Namespace) -> None:
@@ -179,7 +186,8 @@ def _played(
         )
     except KeyboardInterrupt:
         # No mean: the games that end first are the short ones.
-        print(f"stopped after {len(played)} of {options.episodes} games: no result", file=sys.stderr)
+        of = f"{len(played)} of {options.episodes} games"
+        print(f"{checkpoint.path.name}: stopped after {of}: no result", file=sys.stderr)
         raise
 
 

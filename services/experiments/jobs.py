@@ -71,8 +71,12 @@ class Job:
         if is_run(self.run_dir):
             if has_checkpoint(self.run_dir):
                 command = ["resume", str(self.run_dir)]
-            else:
+            elif self.run_dir.resolve().parent == (self.folder / RUNS).resolve():
                 shutil.rmtree(self.run_dir)  # it ended before there was anything to keep
+            else:
+                raise ConfigError(
+                    f"{self.run_dir} leads out of the sweep: remove it, or choose another --dir"
+                )
         command += ["--sweep", str(values), "--no-progress"]
         command += [word for name, text in overrides.items() for word in (f"--{name}={text}",)]
         # The launcher gets SIGTERM if this process dies, and then ends its own children.

@@ -26,7 +26,7 @@ SECTION = "sweep"
 SEED = "run.seed"
 NAME = "run.name"
 MAX_RUNS = 10_000
-_MAX_NAME = 120
+_MAX_NAME_BYTES = 120
 
 Fields = dict[str, Any]
 """`section.field` to its value."""
@@ -291,7 +291,9 @@ def _name(label: str, fields: Fields, hidden: Collection[str]) -> str:
         text = re.sub(r"[^\w.+-]+", "-", text).strip("-")
         parts.append(text if path == ENV else f"{short[path]}={text}")
     name = ",".join(parts) or "run"
-    return name if len(name) <= _MAX_NAME else f"{name[:60]}-{_digest(fields)}"
+    if len(name.encode()) <= _MAX_NAME_BYTES:
+        return name
+    return f"{name.encode()[:60].decode(errors='ignore')}-{_digest(fields)}"
 
 
 def _digest(fields: Fields) -> str:

@@ -10,6 +10,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from common.runtime.files import atomic_write, make_directory
 from common.runtime.metrics import EVALUATION_RETURN
 from services.experiments import groups, plot, report, search, suites
 from services.experiments.jobs import RUNS, VALUES, Job
-from services.experiments.plan import SECTION, Planned, Sweep, parse, values_file
+from services.experiments.plan import SECTION, Fields, Planned, Sweep, parse, values_file
 from services.experiments.runs import Series
 from services.experiments.space import ends
 from services.launcher.panel import lost_terminal_tolerated
@@ -111,6 +112,19 @@ def recorded_sweep(folder: Path, options: Mapping[str, Any], overrides: Mapping[
     return parse(record["source"], tables, {**record["overrides"], **overrides})
 
 
+def _names_without_plan(record: dict[str, Any], planned: Sequence[Planned]) -> dict[str, str]:
+    """Values of recorded runs that the plan has no name for, to the names that they were begun under.
+
+    A version of Troupe with other rules for names began them: they keep theirs, and are not trained again.
+    """
+    names = {run.name for run in planned}
+    return {_values(run["fields"]): name for name, run in record.get("runs", {}).items() if name not in names}
+
+
+def _values(fields: Fields) -> str:
+    return json.dumps(fields, sort_keys=True, default=str)
+
+
 class Runner:
     """The runs of one sweep. Use within `claimed`."""
 
@@ -142,7 +156,9 @@ class Runner:
         record = read_record(folder)
         self.study = self._opened_study(record) if sweep.is_study else None
         if self.study is None:
-            self.jobs = [self._taken_up(planned, record, retry) for planned in sweep.runs()]
+            planned = sweep.runs()
+            begun = _names_without_plan(record, planned)
+            self.jobs = [self._taken_up(each, record, retry, begun) for each in planned]
         else:
             self.jobs = self.study.jobs()
             for job in self.jobs:
@@ -150,7 +166,12 @@ class Runner:
                     self._check_same(job.planned, record["runs"][job.name], record)
         self._next_line_s = time.monotonic() + _LINE_S
 
-    def _taken_up(self, planned: Planned, record: dict[str, Any], retry: bool) -> Job:
+    def _taken_up(
+        self, planned: Planned, record: dict[str, Any], retry: bool, begun: Mapping[str, str]
+    ) -> Job:
+        total_steps = self._totals[planned.name]
+        if planned.name not in record.get("runs", {}):
+            planned = replace(planned, name=begun.get(_values(planned.fields), planned.name))
         job = Job(planned, self.folder)
         before = record.get("runs", {}).get(planned.name)
         if before is not None:
@@ -158,7 +179,7 @@ class Runner:
             if before["state"] in ("failed", "pruned") and not (retry and before["state"] == "failed"):
                 job.state, job.error = before["state"], before["error"]
         run = job.run()
-        if run is not None and run.state == "done" and run.steps >= self._totals[planned.name]:
+        if run is not None and run.state == "done" and run.steps >= total_steps:
             job.state, job.error = "done", ""
         return job
 

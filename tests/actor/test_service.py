@@ -320,3 +320,18 @@ def test_a_module_that_nobody_has_permitted_here_is_not_imported(
         assert "Zen" not in evaluator.stdout + evaluator.stderr
     finally:
         server.stop()
+
+
+def test_an_actor_that_runs_no_network_needs_no_permission_for_it(context: Context) -> None:
+    sys.modules.pop("xml.dom.pulldom", None)
+    config = load_config(overrides={**OVERRIDES, "inference.mode": "central"})
+    agent = config.agent.model_copy(update={"algorithm": "xml.dom.pulldom"})
+    server = server_of(context, config.model_copy(update={"agent": agent}))
+    server.inference_endpoint = "tcp://127.0.0.1:1"
+    try:
+        actor = run_actor(context, server)
+        until(lambda: [peer["slots"] for peer in server.peers()] == [[0, 1, 2, 3]])
+        actor.end()
+        assert "xml.dom.pulldom" not in sys.modules
+    finally:
+        server.stop()

@@ -315,6 +315,14 @@ def test_bfloat16_is_chosen_where_a_trial_is_faster(exact, short, chosen):
     assert found == chosen
 
 
+def test_a_trial_goes_by_turns_so_that_other_work_disturbs_both():
+    tried = []
+    faster_dtype("auto", torch.device("cpu"), tried.append, has_units=lambda: True)
+    turns = tried[2:]  # the first of each does not count
+    assert turns == [torch.float32, torch.bfloat16] * (len(turns) // 2)
+    assert len(turns) >= 4
+
+
 def test_no_trial_is_made_where_bfloat16_would_be_emulated(caplog):
     caplog.set_level(logging.INFO)
     tried = []

@@ -328,6 +328,8 @@ def test_without_torch_the_agent_section_is_kept_as_it_is() -> None:
     assert untyped.agent.learning_rate == config.agent.learning_rate
     with pytest.raises(ValueError, match="untyped"):
         structural_hash(untyped)
+    with pytest.raises(ConfigError, match=r"^agent\.algorithm = 7 \(the run\): "):
+        config_from_dict({"agent": {"algorithm": 7}}, source="the run", typed_agent=False)
 
 
 def test_the_page_of_all_fields_is_up_to_date() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -240,3 +241,28 @@ def test_what_cannot_be_is_said_before_the_games(run_dir, capsys, words, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         evaluate.main([str(run_dir), *words])
     assert not capsys.readouterr().out
+
+
+def test_ctrl_c_keeps_what_whole_checkpoints_have_shown(run_dir, tmp_path, capsys, monkeypatch):
+    def interrupted_at(steps):
+        def play(checkpoint, *args, on_game, **options):
+            if checkpoint.meta["steps"] != steps:
+                return evaluate_whole(checkpoint, *args, on_game=on_game, **options)
+            on_game(SimpleNamespace(return_raw=9.0, steps=9))
+            raise KeyboardInterrupt
+
+        return play
+
+    evaluate_whole, report = evaluate.evaluate, tmp_path / "report.json"
+    words = [str(run_dir), "--all", "--episodes", "2", "--output", str(report)]
+    monkeypatch.setattr(evaluate, "evaluate", interrupted_at(200))
+    assert evaluate.main(words) == 130
+    assert [each["steps"] for each in json.loads(report.read_text())] == [100]
+    printed = capsys.readouterr()
+    assert "step-000000000200: stopped after 1 of 2 games: no result" in printed.err
+    assert "| 100" in printed.out
+    report.unlink()
+    monkeypatch.setattr(evaluate, "evaluate", interrupted_at(100))
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.main(words)
+    assert not report.exists()

@@ -66,6 +66,8 @@ def test_long_names_are_cut_and_still_differ():
     names = [run.name for run in sweep({"grid": grid}).runs()]
     assert len(set(names)) == 2
     assert max(map(len, names)) < 140
+    wide = sweep({"grid": {"env": {"kwargs": {"text": ["\N{GREEK SMALL LETTER ALPHA}" * 100]}}}}).runs()
+    assert len(wide[0].name.encode()) < 140  # a file system counts bytes
 
 
 def test_the_command_line_takes_the_place_of_what_varies():

@@ -158,6 +158,34 @@ def test_values_that_a_sweep_has_no_more_are_told_too(begun):
         runner_of(running.parse("p", {"sweep": {"preset": "cartpole-ppo", "seeds": 1}}, {}), begun)
 
 
+def test_a_run_keeps_the_name_that_it_was_begun_under(begun):
+    """Another version of Troupe may have had other rules for names."""
+    record = json.loads((begun / "sweep.json").read_text())
+    record["runs"] = {"0": record["runs"].pop("seed=0")}
+    (begun / "sweep.json").write_text(json.dumps(record))
+    (begun / "runs" / "seed=0").rename(begun / "runs" / "0")
+    runner = runner_of(running.recorded_sweep(begun, {"seeds": 2}, {}), begun)
+    assert [(job.name, job.state) for job in runner.jobs] == [("0", "done"), ("seed=1", "waiting")]
+
+
+def test_a_link_out_of_the_sweep_is_not_emptied(begun, tmp_path):
+    other = make_run(tmp_path / "precious")
+    runner = runner_of(running.recorded_sweep(begun, {"seeds": 2}, {}), begun)
+    runner.jobs[1].run_dir.symlink_to(other)
+    with pytest.raises(running.ConfigError, match="leads out of the sweep"):
+        runner.jobs[1].start("cartpole-ppo", {})
+    assert (other / "config.toml").exists()
+
+
+def test_a_summary_says_that_nothing_was_evaluated(begun):
+    (begun / "runs" / "seed=0" / "metrics.csv").write_text(
+        "time,steps,frames,updates,source,name,value\n1.0,10,10,1,learner,train/episode_return,3.0\n"
+    )
+    again = running.recorded_sweep(begun, {}, {})
+    lines = running.summary(runner_of(again, begun).jobs, again, begun)
+    assert "no run was evaluated: these are values of train/episode_return" in lines
+
+
 def test_failed_runs_end_a_sweep_with_a_code_of_their_own(begun):
     runner = runner_of(running.recorded_sweep(begun, {}, {}), begun)
     runner.jobs[0].state, runner.jobs[0].error = "failed", "the physics exploded"

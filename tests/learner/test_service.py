@@ -335,3 +335,16 @@ def test_no_cuda_is_one_line(tmp_path):
         Learner(
             make_config(tmp_path, **{"learner.device": "cuda"}), tmp_path, resume=False, stop=StopSignal()
         )
+
+
+@pytest.mark.parametrize(("wait_s", "told"), [(60.0, False), (0.5, True)])
+def test_a_long_wait_is_told_and_a_short_one_is_not(tmp_path, monkeypatch, caplog, wait_s, told):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(service, "TOLD_WAIT_S", wait_s)
+    running = run_learner(make_config(tmp_path), tmp_path)
+    if told:
+        until(lambda: "learner waits for batches: " in caplog.text)
+    else:
+        time.sleep(1.5)
+    running.end()
+    assert ("learner waits for batches: " in caplog.text) == told

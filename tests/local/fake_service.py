@@ -33,6 +33,8 @@ def learner():
     if behaviour == "bad-config":
         print("troupe: error: no such game: pongg; nearest: pong", file=sys.stderr)
         sys.exit(2)
+    if behaviour == "silent":
+        time.sleep(120)
     steps, most = 0, 2000 if behaviour in ("finish", "idle", "slow-end") else 1900
     while steps < 2000:
         steps = min(steps + 100, most)

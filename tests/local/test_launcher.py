@@ -165,6 +165,19 @@ def test_resuming_a_complete_run_starts_nothing(launch):
     assert not (run.run_dir / "logs" / "learner.log").exists()
 
 
+def test_the_status_of_an_earlier_call_does_not_look_like_progress(launch):
+    run = launch("finish")
+    run.wait()
+    save_checkpoint(run.run_dir / "checkpoints", {"w": np.zeros(2, np.float32)}, {"steps": 1000})
+    assert '"steps": 2000' in run.text("status.json")  # killed: it had come further than its checkpoint
+    (run.run_dir / "pids.txt").unlink()
+    again = launch("silent")
+    again.wait_all_up()
+    assert not again.text("status.json")
+    again.process.send_signal(signal.SIGINT)
+    again.wait()
+
+
 def test_ctrl_c_twice_does_not_wait_for_the_deaf(launch):
     run = launch("deaf")
     run.wait_all_up()
