@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -107,8 +107,8 @@ def _registries() -> list[dict[str, Any]]:
         registration = importlib.import_module("gym.envs.registration")
     except ImportError:
         return found
-    registry = registration.registry
-    return [dict(getattr(registry, "env_specs", registry)), *found]
+    registry = registration.registry  # a dictionary since 0.22; asked for `env_specs` it would warn
+    return [dict(registry if isinstance(registry, Mapping) else registry.env_specs), *found]
 
 
 def _maker(spec: Any) -> Callable[..., Any]:
