@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from common.envs import environment_module
 from common.errors import ConfigError
 
 VARIABLE = "TROUPE_MODULES"
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 OWN = ("common.envs",)
 """Troupe's own environments, which are always permitted."""
 
@@ -61,6 +63,9 @@ def check_modules(
     }
     if missing:
         modules = list(dict.fromkeys(missing.values()))
+        for module in modules:  # the advice below goes into somebody's shell
+            if not _MODULE.fullmatch(module):
+                raise ConfigError(f"{source} names something to import that is no module: {module[:100]!r}")
         words = ",".join(modules)
         raise ConfigError(
             f"{source} has {' and '.join(missing)}, which would run {' and '.join(modules)}: "

@@ -108,3 +108,10 @@ def test_wrappers_need_permission_as_the_environment_does():
     for wrong in ("os", "os:", ":system", "os:a.b", "os system:x"):
         with pytest.raises(ConfigError, match=r"should be package\.module:Name"):
             config_from_dict({**values, "env": {"wrappers": [wrong]}})
+
+
+@pytest.mark.parametrize("module", ["$(touch x)", "..", "a b", "`id`", "a;b"])
+def test_what_is_no_module_is_not_advised(module):
+    with pytest.raises(ConfigError, match="names something to import that is no module") as refused:
+        permitted_config({"env": {"id": f"{module}:X-v0"}}, (), "the run")
+    assert "--modules" not in str(refused.value)

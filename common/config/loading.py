@@ -263,7 +263,8 @@ def _resumable(config: Config) -> dict[str, Any]:
 
 def _flat(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
     if "sweep" in tables:
-        raise ConfigError(f"{source} has a section [sweep], for several runs: `troupe sweep {source}`")
+        remedy = f": `troupe sweep {source}`" if source.endswith(".toml") else ""
+        raise ConfigError(f"{source} has a section [sweep], for several runs{remedy}")
     values: dict[str, Any] = {}
     for section, fields in tables.items():
         if not isinstance(fields, Mapping):

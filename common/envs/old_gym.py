@@ -107,7 +107,7 @@ def _registries() -> list[dict[str, Any]]:
         registration = importlib.import_module("gym.envs.registration")
     except ImportError:
         return found
-    registry = registration.registry  # a dictionary since 0.22; asked for `env_specs` it would warn
+    registry = registration.registry  # of late a dictionary, which warns of `env_specs`
     return [dict(registry if isinstance(registry, Mapping) else registry.env_specs), *found]
 
 

@@ -21,12 +21,11 @@ from common.config import Config, with_overrides
 from common.config.field_options import parse_with_fields
 from common.config.fields import MAX_SLOTS
 from common.envs import EnvSpec, Episode, check_settings, make_spec
-from common.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError, TroupeError
 from common.installation import install_command
 from common.permits import add_module_argument, permitted_config
 from common.runtime.checkpoint import ARCHIVE, Checkpoint, check, newest_first, open_checkpoint, steps_of
 from common.runtime.files import readable
-from common.runtime.lifecycle import INTERRUPTED
 from common.runtime.logging import warnings_shown
 from common.runtime.parser import Parser, integer, real
 from common.runtime.video import ENCODERS, Recorder, check_film_path
@@ -101,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)
     reports: list[Report] = []
     recorder = Recorder() if options.video else None
-    interrupted = False
+    ended_by: BaseException | None = None
     title = f"troupe eval {' '.join(map(str, options.path))}"
     with closing(Window(title)) if options.render else nullcontext() as window:
         try:
@@ -115,10 +114,10 @@ def main(argv: Sequence[str]) -> int:
                     print(json.dumps(report), flush=True)
                 elif len(paths) == 1:
                     print(table(report))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, TroupeError) as error:
             if not reports:
                 raise
-            interrupted = True  # what the checkpoints before have shown is kept
+            ended_by = error  # told below: what the checkpoints before have shown is kept
         if window is not None and window.missing and not window.shown:
             print(f"nothing was shown: {window.missing}", file=sys.stderr)
     if len(paths) > 1 and not options.json:
@@ -128,7 +127,9 @@ def main(argv: Sequence[str]) -> int:
         _say_written(path, options)
     if recorder is not None and _write_video(options.video, recorder):
         _say_written(options.video, options)
-    return INTERRUPTED if interrupted else 0
+    if ended_by is not None:
+        raise ended_by
+    return 0
 
 
 def _say_written(path: Path, options: argparse.Namespace) -> None:

@@ -134,7 +134,7 @@ def sweep(words: Sequence[str]) -> int:
         if runner.study is not None:
             print("\n".join(running.best_trial(runner.study, wanted, folder)))
         print("\n".join(running.how_to_go_on(runner.jobs, folder)), flush=True)
-    running.check_failures(runner.jobs, folder)
+    running.check_failures(runner.jobs, folder, is_study=wanted.is_study)
     return 0
 
 

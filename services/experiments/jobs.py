@@ -59,6 +59,11 @@ class Job:
         except ConfigError:
             return None  # its configuration is being written
 
+    def check_place(self) -> None:
+        """Refuse a link to a run that would be begun anew: `start` empties its directory."""
+        if self.run_dir.is_symlink() and is_run(self.run_dir) and not has_checkpoint(self.run_dir):
+            raise ConfigError(f"{self.run_dir} is a link to a run without a checkpoint: remove the link")
+
     def start(self, preset: str, overrides: Mapping[str, str]) -> None:
         """Train, or go on; in a process group of its own, so that Ctrl-C reaches only the sweep."""
         values = make_directory(self.folder / VALUES, "directory") / f"{self.name}.toml"
@@ -71,12 +76,8 @@ class Job:
         if is_run(self.run_dir):
             if has_checkpoint(self.run_dir):
                 command = ["resume", str(self.run_dir)]
-            elif self.run_dir.resolve().parent == (self.folder / RUNS).resolve():
-                shutil.rmtree(self.run_dir)  # it ended before there was anything to keep
             else:
-                raise ConfigError(
-                    f"{self.run_dir} leads out of the sweep: remove it, or choose another --dir"
-                )
+                shutil.rmtree(self.run_dir)  # it ended before there was anything to keep
         command += ["--sweep", str(values), "--no-progress"]
         command += [word for name, text in overrides.items() for word in (f"--{name}={text}",)]
         # The launcher gets SIGTERM if this process dies, and then ends its own children.

@@ -290,7 +290,9 @@ def _name(label: str, fields: Fields, hidden: Collection[str]) -> str:
         text = text.rpartition(":")[2] if path == ENV else text
         text = re.sub(r"[^\w.+-]+", "-", text).strip("-")
         parts.append(text if path == ENV else f"{short[path]}={text}")
-    name = ",".join(parts) or "run"
+    name = ",".join(parts)
+    if not name.strip("."):  # it names a directory
+        name = "run"
     if len(name.encode()) <= _MAX_NAME_BYTES:
         return name
     return f"{name.encode()[:60].decode(errors='ignore')}-{_digest(fields)}"

@@ -10,7 +10,6 @@ import shlex
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,11 @@ from common.runtime.files import atomic_write, make_directory
 from common.runtime.metrics import EVALUATION_RETURN
 from services.experiments import groups, plot, report, search, suites
 from services.experiments.jobs import RUNS, VALUES, Job
-from services.experiments.plan import SECTION, Fields, Planned, Sweep, parse, values_file
+from services.experiments.plan import SECTION, Planned, Sweep, parse, values_file
 from services.experiments.runs import Series
 from services.experiments.space import ends
 from services.launcher.panel import lost_terminal_tolerated
-from services.launcher.workspace import own_command, shell_path
+from services.launcher.workspace import own_command, saved_steps, shell_path
 
 RECORD = "sweep.json"
 _VERSION = 1
@@ -112,19 +111,6 @@ def recorded_sweep(folder: Path, options: Mapping[str, Any], overrides: Mapping[
     return parse(record["source"], tables, {**record["overrides"], **overrides})
 
 
-def _names_without_plan(record: dict[str, Any], planned: Sequence[Planned]) -> dict[str, str]:
-    """Values of recorded runs that the plan has no name for, to the names that they were begun under.
-
-    A version of Troupe with other rules for names began them: they keep theirs, and are not trained again.
-    """
-    names = {run.name for run in planned}
-    return {_values(run["fields"]): name for name, run in record.get("runs", {}).items() if name not in names}
-
-
-def _values(fields: Fields) -> str:
-    return json.dumps(fields, sort_keys=True, default=str)
-
-
 class Runner:
     """The runs of one sweep. Use within `claimed`."""
 
@@ -156,31 +142,28 @@ class Runner:
         record = read_record(folder)
         self.study = self._opened_study(record) if sweep.is_study else None
         if self.study is None:
-            planned = sweep.runs()
-            begun = _names_without_plan(record, planned)
-            self.jobs = [self._taken_up(each, record, retry, begun) for each in planned]
+            self.jobs = [self._taken_up(planned, record, retry) for planned in sweep.runs()]
         else:
             self.jobs = self.study.jobs()
             for job in self.jobs:
                 if job.name in record.get("runs", {}):
                     self._check_same(job.planned, record["runs"][job.name], record)
+        self._left_alone = sorted(set(record.get("runs", {})) - {job.name for job in self.jobs})
         self._next_line_s = time.monotonic() + _LINE_S
 
-    def _taken_up(
-        self, planned: Planned, record: dict[str, Any], retry: bool, begun: Mapping[str, str]
-    ) -> Job:
-        total_steps = self._totals[planned.name]
-        if planned.name not in record.get("runs", {}):
-            planned = replace(planned, name=begun.get(_values(planned.fields), planned.name))
+    def _taken_up(self, planned: Planned, record: dict[str, Any], retry: bool) -> Job:
         job = Job(planned, self.folder)
+        job.check_place()
         before = record.get("runs", {}).get(planned.name)
         if before is not None:
             self._check_same(planned, before, record)
             if before["state"] in ("failed", "pruned") and not (retry and before["state"] == "failed"):
                 job.state, job.error = before["state"], before["error"]
         run = job.run()
-        if run is not None and run.state == "done" and run.steps >= total_steps:
-            job.state, job.error = "done", ""
+        if run is not None and run.state != "running":
+            made = run.steps if run.state == "done" else saved_steps(job.run_dir)
+            if made >= self._totals[planned.name]:
+                job.state, job.error = "done", ""
         return job
 
     def _opened_study(self, record: dict[str, Any]) -> search.Study:
@@ -209,6 +192,8 @@ class Runner:
 
     def run(self) -> None:
         """Run what is left, until all is over or a stop is asked for."""
+        if self._left_alone:
+            self._say(f"runs of an earlier call that the sweep has no more: {', '.join(self._left_alone)}")
         self._save()
         try:
             while not self._stop and not self._all_over():
@@ -365,7 +350,8 @@ def best_trial(study: search.Study, sweep: Sweep, folder: Path) -> list[str]:
     name, value, setting = best
     said = ", ".join(f"{field} = {format_value(chosen)}" for field, chosen in setting.items())
     file = shell_path(folder.absolute() / VALUES / f"{name}.toml")
-    again = f"{own_command()} train {shlex.quote(sweep.preset)} --sweep {file} --seed 2"
+    fields = "".join(f" {shlex.quote(f'--{field}={text}')}" for field, text in sweep.overrides.items())
+    again = f"{own_command()} train {shlex.quote(sweep.preset)} --sweep {file}{fields} --run.seed 2"
     return [f"best: {name}, return {report.number(value)}: {said}", f"train with it: {again}"]
 
 
@@ -380,12 +366,13 @@ def how_to_go_on(jobs: Sequence[Job], folder: Path) -> list[str]:
     return lines
 
 
-def check_failures(jobs: Sequence[Job], folder: Path) -> None:
+def check_failures(jobs: Sequence[Job], folder: Path, *, is_study: bool = False) -> None:
     """Raise what the command ends with where runs failed."""
     failed = [job for job in jobs if job.state == "failed"]
     if failed:
         first = failed[0]
-        retry = f"{own_command()} sweep --resume {shell_path(folder.absolute())} --retry"
-        raise SweepError(
-            f"{len(failed)} of {len(jobs)} runs failed, {first.name}: {first.error}; try again with `{retry}`"
+        command = f"{own_command()} sweep --resume {shell_path(folder.absolute())}"
+        remedy = (
+            f"try {f'others with `{command} --trials N`' if is_study else f'again with `{command} --retry`'}"
         )
+        raise SweepError(f"{len(failed)} of {len(jobs)} runs failed, {first.name}: {first.error}; {remedy}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -128,3 +129,22 @@ def test_environments_of_gym_itself() -> None:
     bit = make_vector(EnvConfig(id="old_gym:CartPole-v1"), 1, 1)
     assert bit.reset().shape == (1, 4)
     assert not bit.step(np.ones(1, np.int64)).discarded
+
+
+def test_a_registry_that_is_a_dictionary_is_not_asked_for_its_former_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Registry(dict[str, Any]):
+        @property
+        def env_specs(self) -> None:
+            raise DeprecationWarning
+
+    spec = SimpleNamespace(entry_point=OldEnv, max_episode_steps=2, kwargs={"length": 9})
+    registration = SimpleNamespace(registry=Registry({"Late-v0": spec}))
+    monkeypatch.setitem(sys.modules, "gym.envs.registration", registration)
+    monkeypatch.setitem(sys.modules, "gym.envs", SimpleNamespace(registration=registration))
+    monkeypatch.setitem(sys.modules, "gym", SimpleNamespace())
+    env = make_vector(EnvConfig(id="old_gym:Late-v0"), 1, 1)
+    env.reset()
+    env.step(np.zeros(1, np.int64))
+    assert env.step(np.zeros(1, np.int64)).truncated.tolist() == [True]

@@ -243,26 +243,31 @@ def test_what_cannot_be_is_said_before_the_games(run_dir, capsys, words, says):
     assert not capsys.readouterr().out
 
 
-def test_ctrl_c_keeps_what_whole_checkpoints_have_shown(run_dir, tmp_path, capsys, monkeypatch):
-    def interrupted_at(steps):
+def test_an_evaluation_that_is_ended_keeps_what_whole_checkpoints_have_shown(
+    run_dir, tmp_path, capsys, monkeypatch
+):
+    def ended_at(steps, error):
         def play(checkpoint, *args, on_game, **options):
             if checkpoint.meta["steps"] != steps:
                 return evaluate_whole(checkpoint, *args, on_game=on_game, **options)
             on_game(SimpleNamespace(return_raw=9.0, steps=9))
-            raise KeyboardInterrupt
+            raise error
 
         return play
 
     evaluate_whole, report = evaluate.evaluate, tmp_path / "report.json"
     words = [str(run_dir), "--all", "--episodes", "2", "--output", str(report)]
-    monkeypatch.setattr(evaluate, "evaluate", interrupted_at(200))
-    assert evaluate.main(words) == 130
-    assert [each["steps"] for each in json.loads(report.read_text())] == [100]
-    printed = capsys.readouterr()
-    assert "step-000000000200: stopped after 1 of 2 games: no result" in printed.err
-    assert "| 100" in printed.out
-    report.unlink()
-    monkeypatch.setattr(evaluate, "evaluate", interrupted_at(100))
-    with pytest.raises(KeyboardInterrupt):
-        evaluate.main(words)
-    assert not report.exists()
+    for error in (KeyboardInterrupt(), CheckpointError("not finite")):
+        monkeypatch.setattr(evaluate, "evaluate", ended_at(200, error))
+        with pytest.raises(type(error)):
+            evaluate.main(words)
+        assert [each["steps"] for each in json.loads(report.read_text())] == [100]
+        printed = capsys.readouterr()
+        stopped = "step-000000000200: stopped after 1 of 2 games: no result"
+        assert (stopped in printed.err) == isinstance(error, KeyboardInterrupt)
+        assert "| 100" in printed.out
+        report.unlink()
+        monkeypatch.setattr(evaluate, "evaluate", ended_at(100, error))
+        with pytest.raises(type(error)):
+            evaluate.main(words)
+        assert not report.exists()

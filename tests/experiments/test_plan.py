@@ -254,6 +254,9 @@ def test_an_entry_that_names_itself_names_its_runs():
     assert names(grid=grid)[:2] == ["small-one,lambda_=0.1", "small-one,lambda_=0.2"]
     odd = [{"run": {"name": name}, "agent": {"gamma": 0.5}} for name in (".", "..", "../x", "!!!")]
     assert not {".", "..", ""} & {run.name for run in sweep({"list": odd}).runs()}  # each is a directory
+    assert {".", ".."}.isdisjoint(
+        run.name for run in sweep({"grid": {"env": {"id": ["gym:..", "."]}}}).runs()
+    )
     search = {"agent": {"epochs": [1, 2]}}
     assert names(search=search, trials=1) == ["small-one,trial-0000", "large,trial-0000"]
 

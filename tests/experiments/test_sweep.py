@@ -10,8 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from common.runtime.checkpoint import save_checkpoint
 from common.runtime.files import read_status
 from services.experiments import sweep as running
 from services.experiments.runs import read_run
@@ -158,23 +160,31 @@ def test_values_that_a_sweep_has_no_more_are_told_too(begun):
         runner_of(running.parse("p", {"sweep": {"preset": "cartpole-ppo", "seeds": 1}}, {}), begun)
 
 
-def test_a_run_keeps_the_name_that_it_was_begun_under(begun):
-    """Another version of Troupe may have had other rules for names."""
-    record = json.loads((begun / "sweep.json").read_text())
-    record["runs"] = {"0": record["runs"].pop("seed=0")}
-    (begun / "sweep.json").write_text(json.dumps(record))
-    (begun / "runs" / "seed=0").rename(begun / "runs" / "0")
-    runner = runner_of(running.recorded_sweep(begun, {"seeds": 2}, {}), begun)
-    assert [(job.name, job.state) for job in runner.jobs] == [("0", "done"), ("seed=1", "waiting")]
+def test_runs_that_a_sweep_has_no_more_are_named(begun, capsys):
+    fewer = running.parse("cartpole-ppo", {"sweep": {"preset": "cartpole-ppo", "seeds": [5]}}, {})
+    make_run(begun / "runs" / "seed=5", run__seed="5")
+    runner_of(fewer, begun).run()
+    assert "runs of an earlier call that the sweep has no more: seed=0" in capsys.readouterr().out
 
 
-def test_a_link_out_of_the_sweep_is_not_emptied(begun, tmp_path):
-    other = make_run(tmp_path / "precious")
-    runner = runner_of(running.recorded_sweep(begun, {"seeds": 2}, {}), begun)
-    runner.jobs[1].run_dir.symlink_to(other)
-    with pytest.raises(running.ConfigError, match="leads out of the sweep"):
-        runner.jobs[1].start("cartpole-ppo", {})
-    assert (other / "config.toml").exists()
+def test_fewer_steps_than_were_made_are_enough(begun):
+    run = make_run(begun / "runs" / "seed=1", run__seed="1", steps=5000)
+    save_checkpoint(run / "checkpoints", {"w": np.zeros(2, np.float32)}, {"steps": 4500})
+    (run / ".lock").touch()  # of a launcher that has ended
+    again = running.recorded_sweep(begun, {"seeds": 2}, {"run.total_steps": "4000"})
+    runner = runner_of(again, begun, changed={"run.total_steps"})
+    assert [job.state for job in runner.jobs] == ["done", "done"]
+    again = running.recorded_sweep(begun, {"seeds": 2}, {"run.total_steps": "4800"})
+    runner = runner_of(again, begun, changed={"run.total_steps"})
+    assert [job.state for job in runner.jobs] == ["done", "waiting"]
+
+
+def test_a_link_is_not_emptied(begun, tmp_path):
+    other = make_run(tmp_path / "precious", steps=5)
+    again = running.recorded_sweep(begun, {"seeds": 2}, {})
+    (begun / "runs" / "seed=1").symlink_to(other)
+    with pytest.raises(running.ConfigError, match="is a link to a run without a checkpoint"):
+        runner_of(again, begun)
 
 
 def test_a_summary_says_that_nothing_was_evaluated(begun):
@@ -192,6 +202,9 @@ def test_failed_runs_end_a_sweep_with_a_code_of_their_own(begun):
     with pytest.raises(running.SweepError, match="1 of 1 runs failed, seed=0: the physics") as failed:
         running.check_failures(runner.jobs, begun)
     assert failed.value.exit_code == 6
+    assert str(failed.value).endswith("--retry`")
+    with pytest.raises(running.SweepError, match=r"try others with `.* --trials N`"):
+        running.check_failures(runner.jobs, begun, is_study=True)
 
 
 def test_a_suite_s_own_scores_are_in_its_summary(tmp_path, monkeypatch):
