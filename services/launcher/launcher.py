@@ -278,7 +278,9 @@ class _Launcher:
             if not has_checkpoint(self._run_dir):
                 self._say("stopped before the first checkpoint: there is nothing to go on with")
                 return
-            self._say(f"stopped at {view.steps:,} of {view.total_steps:,} steps; go on with:")
+            saved = saved_steps(self._run_dir)  # fewer where it was stopped at once, or killed
+            kept = f", saved at {saved:,}" if saved < view.steps else ""
+            self._say(f"stopped at {view.steps:,} of {view.total_steps:,} steps{kept}; go on with:")
             self._say(f"  {own_command()} resume {shell_path(self._run_dir)}")
             return
         if not view.updates:

@@ -113,9 +113,11 @@ def test_what_the_end_waits_for_is_said_once(launch):
 def test_a_signal_stops_cleanly_learner_first(launch, number):
     run = launch("run")
     run.wait_all_up()
+    run.wait_until(lambda: "steps 1,900/2,000" in run.output.read_text())
     run.process.send_signal(number)
     code, output = run.wait()
     assert code == 0, output
+    assert "stopped at 1,900 of 2,000 steps, saved at 123; go on with:" in output
     stopped = run.text("stopped.txt").split()
     assert stopped[0] == "learner"
     assert stopped[-1] == "replay"
