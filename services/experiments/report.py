@@ -90,12 +90,13 @@ def group_table(comparison: Comparison) -> list[str]:
     for group in comparison.groups:
         row = [group.label or "all runs", *([group.task] if several else []), f"{len(group.finals)}"]
         finals, bests = group.finals, group.bests
+        counted = [run for run, series in zip(group.runs, group.series, strict=True) if series or not finals]
         row += [
             interval([finals], mean) if finals else "-",
             interval([finals], iqm) if finals else "-",
             number(sum(bests) / len(bests)) if bests else "-",
-            f"{_mean([run.steps for run in group.runs]):,.0f}",
-            f"{_mean([run.wall_s for run in group.runs]) / 60:.1f}",
+            f"{_mean([run.steps for run in counted]):,.0f}",
+            f"{_mean([run.wall_s for run in counted]) / 60:.1f}",
         ]
         rows.append(row)
     headers = ["group", *(["task"] if several else []), "runs"]

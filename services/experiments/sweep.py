@@ -185,9 +185,10 @@ class Runner:
             if was.get(name) != now.get(name) and name not in self._changed:
                 begun = f"has {name} = {was[name]}" if name in was else f"takes {name} from its preset"
                 wanted = now.get(name, "its preset's")
+                again = f"{own_command()} sweep --resume {shell_path(self.folder.absolute())}"
                 raise ConfigError(
                     f"{self.folder} has a sweep in which {planned.name} {begun}, not {wanted}; "
-                    "choose another --dir"
+                    f"go on with that by `{again}`, or choose another --dir"
                 )
 
     def run(self) -> None:

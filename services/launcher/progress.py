@@ -167,8 +167,9 @@ def verdict(view: RunView) -> tuple[str, str]:
 def plain_line(view: RunView) -> str:
     """The run in one log line."""
     metrics = view.metrics
-    parts = [f"steps {view.steps:,}/{view.total_steps:,} ({view.share:.1%})", f"frames {view.frames:,}"]
-    parts.append(f"updates {view.updates:,}")
+    parts = [f"steps {view.steps:,}/{view.total_steps:,} ({view.share:.1%})"]
+    if view.frames or view.updates or not view.steps:  # of a resumed run the learner has to tell them first
+        parts += [f"frames {view.frames:,}", f"updates {view.updates:,}"]
     for label, name, form in (
         ("steps/s", "speed/steps_per_s", ",.0f"),
         ("updates/s", "speed/updates_per_s", ".1f"),

@@ -55,9 +55,22 @@ def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[None]:
             _lock(lock)
         except OSError as error:
             raise ConfigError(f"{run_dir} is in use by another launcher; stop that one first") from error
-        if resume and not has_checkpoint(run_dir):
-            raise CheckpointError(f"nothing to resume in {run_dir}: it has no checkpoint")
+        if resume:
+            _check_resumable(run_dir)
         yield
+
+
+def _check_resumable(run_dir: Path) -> None:
+    """Refuse a run that nobody can go on with, before anything of it is changed."""
+    damaged = 0
+    with readable(run_dir / "checkpoints"):
+        for path in newest_first(run_dir / "checkpoints"):
+            try:
+                return check(path)
+            except CheckpointError:
+                damaged += 1
+    what = f"all {damaged} checkpoints are damaged" if damaged else "it has no checkpoint"
+    raise CheckpointError(f"nothing to resume in {run_dir}: {what}")
 
 
 def _lock(file: IO[str]) -> None:

@@ -160,6 +160,7 @@ class Learner:
         )
         self.reporter.writer.add_text("config", f"```toml\n{to_toml(config)}\n```")
         self._throttle = Throttle(10.0)
+        self._complete_before = self._complete()  # nobody waits for what an earlier session has ended with
         self._measured_s = time.monotonic()
 
     def _stored_fields(self) -> tuple[FieldSpec, ...]:
@@ -338,13 +339,17 @@ class Learner:
 
     def _finish(self) -> None:
         """Publish the last parameters and wait, within a limit, until they have been evaluated."""
+        if self._complete_before:
+            _log.info(
+                "the run was complete at %d steps; to go on, raise run.total_steps", self.counters.steps
+            )
         self._publish()
         # The status first: who sees a service leave looks there for whether that is in order.
         self.reporter.tick(self.control, self.prefetch.waited_s, note="complete", force=True)
         self.control.set_state(updates=self.counters.updates, stopping=True)
         if self._linger_s:
             self._stay_for_latecomers()
-        if self.config.evaluator.enabled:
+        if self.config.evaluator.enabled and not self._complete_before:
             self._wait_for_evaluation()
             self._collect()  # an evaluator leaves as soon as it has sent its last games
             self.reporter.end_evaluation()

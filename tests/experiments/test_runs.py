@@ -116,6 +116,14 @@ def test_compare_by_a_field_and_in_json(tmp_path, capsys):
     assert by_seed[0]["mean"] == {"value": 3, "low": None, "high": None}
 
 
+def test_steps_of_a_group_are_those_of_the_runs_that_count(tmp_path, capsys):
+    make_run(tmp_path / "r" / "1", returns=[(500, 3.0)], steps=500, run__seed="1")
+    make_run(tmp_path / "r" / "2", returns=(), steps=0, run__seed="2")
+    assert cli.main(["compare", "r"]) == 0
+    [row] = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("all runs")]
+    assert (row[2], row[-2]) == ("1", "500")
+
+
 def test_compare_over_steps_is_a_mean_over_these_steps(tmp_path, capsys):
     curve = [(10, 90.0), (20, 1.0), (50, 3.0), (60, 70.0)]
     for seed in ("1", "2"):

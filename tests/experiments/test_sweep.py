@@ -149,7 +149,7 @@ def test_a_sweep_of_other_values_is_refused_and_one_of_more_seeds_is_not(begun):
     other = running.parse("cartpole-ppo", {**tables, "agent": {"gamma": 0.9}}, {})
     with pytest.raises(
         running.ConfigError,
-        match=r"seed=0 takes agent\.gamma from its preset, not 0\.9; choose another --dir",
+        match=r"seed=0 takes agent\.gamma from its preset, not 0\.9; .*sweep --resume .*another --dir",
     ):
         runner_of(other, begun)
 

@@ -82,6 +82,13 @@ def test_resuming_needs_a_run_with_a_checkpoint(tmp_path):
     with claimed_run_dir(tmp_path, resume=True):
         pass
     assert saved_steps(tmp_path) == 77
+    for path in (tmp_path / "checkpoints").glob("step-*"):
+        (path / "MANIFEST.json").write_text("")
+    with (
+        pytest.raises(CheckpointError, match=r"nothing to resume in .*: all 1 checkpoints are damaged"),
+        claimed_run_dir(tmp_path, resume=True),
+    ):
+        pass
 
 
 def test_a_directory_that_cannot_be_made(tmp_path):
