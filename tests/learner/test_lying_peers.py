@@ -92,7 +92,7 @@ class Stranger:
 
     def answer(self, message):
         """The shard's answer to a message."""
-        sockets.send(self._socket, message)
+        until(lambda: sockets.send(self._socket, message))  # the connection may take a while
         while self._socket.poll(1000 * PATIENCE_S):
             found = decode(sockets.receive_frames(self._socket))
             if found.request_id == message.request_id and found.type != messages.CREDIT:
@@ -100,7 +100,7 @@ class Stranger:
         raise AssertionError("no answer")
 
     def tell(self, message):
-        sockets.send(self._socket, message)
+        until(lambda: sockets.send(self._socket, message))
 
     def close(self):
         self._socket.close(linger=0)
