@@ -43,8 +43,17 @@ def test_without_a_checkout_it_comes_from_the_index(tmp_path):
     package = tmp_path / "common"
     package.mkdir()
     (package / "__init__.py").touch()
-    shutil.copy(ROOT / "common" / "installation.py", package)
+    for name in ("installation.py", "errors.py"):
+        shutil.copy(ROOT / "common" / name, package)
     code = "from common.installation import *; print(install_command('learner,actor'))"
     env = {"PYTHONPATH": str(tmp_path)}
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env)
     assert told.stdout == "pip install 'troupe-rl[learner,actor]'\n", told.stderr
+
+
+def test_a_clone_s_folder_does_not_hide_the_package(tmp_path):
+    """`git clone .../troupe` makes a folder of the package's name: a script beside it means the package."""
+    (tmp_path / "troupe").mkdir()
+    code = "import troupe; print(troupe.train.__name__)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert told.stdout == "train\n", told.stderr
