@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,7 +18,6 @@ from common.envs import environment_module
 from common.errors import ConfigError
 
 VARIABLE = "TROUPE_MODULES"
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 OWN = ("common.envs",)
 """Troupe's own environments, which are always permitted."""
 
@@ -64,7 +62,7 @@ def check_modules(
     if missing:
         modules = list(dict.fromkeys(missing.values()))
         for module in modules:  # the advice below goes into somebody's shell
-            if not _MODULE.fullmatch(module):
+            if not all(part.isidentifier() for part in module.split(".")):
                 raise ConfigError(f"{source} names something to import that is no module: {module[:100]!r}")
         words = ",".join(modules)
         raise ConfigError(

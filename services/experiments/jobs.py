@@ -25,6 +25,11 @@ _PORT, _PORT_VARIABLE = "net.tensorboard_port", "TROUPE_NET__TENSORBOARD_PORT"
 _TAIL_BYTES = 8192
 
 
+def as_options(overrides: Mapping[str, str]) -> list[str]:
+    """Fields as words of a command line."""
+    return [f"--{name}={text}" for name, text in overrides.items()]
+
+
 @dataclass
 class Job:
     """One run, planned, under way or over.
@@ -79,7 +84,7 @@ class Job:
             else:
                 shutil.rmtree(self.run_dir)  # it ended before there was anything to keep
         command += ["--sweep", str(values), "--no-progress"]
-        command += [word for name, text in overrides.items() for word in (f"--{name}={text}",)]
+        command += as_options(overrides)
         # The launcher gets SIGTERM if this process dies, and then ends its own children.
         prefix = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(int(signal.SIGTERM)), "0"]
         with log_path.open("ab") as log:

@@ -143,7 +143,7 @@ class Sweep:
         ]
         space = self.space
         for entry in entries or [{}]:
-            name = re.sub(r"[^\w.+-]+", "-", str(entry.get(NAME, ""))).strip("-.")  # it names a directory
+            name = _plain(str(entry.get(NAME, ""))).strip("-.")  # it names a directory
             said = {*space, *(entry if name else ())}
             for values in itertools.product(*grid.values()):
                 setting = {**entry, **dict(zip(grid, values, strict=True))}
@@ -288,7 +288,7 @@ def _name(label: str, fields: Fields, hidden: Collection[str]) -> str:
             continue
         text = value if isinstance(value, str) else format_value(value)
         text = text.rpartition(":")[2] if path == ENV else text
-        text = re.sub(r"[^\w.+-]+", "-", text).strip("-")
+        text = _plain(text)
         parts.append(text if path == ENV else f"{short[path]}={text}")
     name = ",".join(parts)
     if not name.strip("."):  # it names a directory
@@ -296,6 +296,11 @@ def _name(label: str, fields: Fields, hidden: Collection[str]) -> str:
     if len(name.encode()) <= _MAX_NAME_BYTES:
         return name
     return f"{name.encode()[:60].decode(errors='ignore')}-{_digest(fields)}"
+
+
+def _plain(text: str) -> str:
+    """The text without what a shell or a path would take for something else."""
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-")
 
 
 def _digest(fields: Fields) -> str:

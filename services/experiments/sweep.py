@@ -20,7 +20,7 @@ from common.runtime import StopSignal
 from common.runtime.files import atomic_write, make_directory
 from common.runtime.metrics import EVALUATION_RETURN
 from services.experiments import groups, plot, report, search, suites
-from services.experiments.jobs import RUNS, VALUES, Job
+from services.experiments.jobs import RUNS, VALUES, Job, as_options
 from services.experiments.plan import SECTION, Planned, Sweep, parse, values_file
 from services.experiments.runs import Series
 from services.experiments.space import ends
@@ -148,12 +148,13 @@ class Runner:
             for job in self.jobs:
                 if job.name in record.get("runs", {}):
                     self._check_same(job.planned, record["runs"][job.name], record)
+        for job in self.jobs:
+            job.check_place()
         self._left_alone = sorted(set(record.get("runs", {})) - {job.name for job in self.jobs})
         self._next_line_s = time.monotonic() + _LINE_S
 
     def _taken_up(self, planned: Planned, record: dict[str, Any], retry: bool) -> Job:
         job = Job(planned, self.folder)
-        job.check_place()
         before = record.get("runs", {}).get(planned.name)
         if before is not None:
             self._check_same(planned, before, record)
@@ -185,10 +186,9 @@ class Runner:
             if was.get(name) != now.get(name) and name not in self._changed:
                 begun = f"has {name} = {was[name]}" if name in was else f"takes {name} from its preset"
                 wanted = now.get(name, "its preset's")
-                again = f"{own_command()} sweep --resume {shell_path(self.folder.absolute())}"
                 raise ConfigError(
                     f"{self.folder} has a sweep in which {planned.name} {begun}, not {wanted}; "
-                    f"go on with that by `{again}`, or choose another --dir"
+                    f"go on with that by `{_resume_command(self.folder)}`, or choose another --dir"
                 )
 
     def run(self) -> None:
@@ -351,19 +351,18 @@ def best_trial(study: search.Study, sweep: Sweep, folder: Path) -> list[str]:
     name, value, setting = best
     said = ", ".join(f"{field} = {format_value(chosen)}" for field, chosen in setting.items())
     file = shell_path(folder.absolute() / VALUES / f"{name}.toml")
-    fields = "".join(f" {shlex.quote(f'--{field}={text}')}" for field, text in sweep.overrides.items())
-    again = f"{own_command()} train {shlex.quote(sweep.preset)} --sweep {file}{fields} --run.seed 2"
+    fields = shlex.join([*as_options(sweep.overrides), "--run.seed", "2"])
+    again = f"{own_command()} train {shlex.quote(sweep.preset)} --sweep {file} {fields}"
     return [f"best: {name}, return {report.number(value)}: {said}", f"train with it: {again}"]
 
 
 def how_to_go_on(jobs: Sequence[Job], folder: Path) -> list[str]:
     """Commands for what is left, and for a look at what there is."""
-    command = f"{own_command()} sweep --resume {shell_path(folder.absolute())}"
     lines = [
         f"TensorBoard: {own_command('tensorboard')} --logdir {shell_path((folder / RUNS).absolute())}",
     ]
     if any(job.state in ("stopped", "waiting", "running") for job in jobs):
-        lines.append(f"go on: {command}")
+        lines.append(f"go on: {_resume_command(folder)}")
     return lines
 
 
@@ -372,8 +371,13 @@ def check_failures(jobs: Sequence[Job], folder: Path, *, is_study: bool = False)
     failed = [job for job in jobs if job.state == "failed"]
     if failed:
         first = failed[0]
-        command = f"{own_command()} sweep --resume {shell_path(folder.absolute())}"
-        remedy = (
-            f"try {f'others with `{command} --trials N`' if is_study else f'again with `{command} --retry`'}"
+        what, option = ("others", "--trials N") if is_study else ("again", "--retry")
+        raise SweepError(
+            f"{len(failed)} of {len(jobs)} runs failed, {first.name}: {first.error}; "
+            f"try {what} with `{_resume_command(folder)} {option}`"
         )
-        raise SweepError(f"{len(failed)} of {len(jobs)} runs failed, {first.name}: {first.error}; {remedy}")
+
+
+def _resume_command(folder: Path) -> str:
+    """What goes on with the sweep in this directory, from the user's own."""
+    return f"{own_command()} sweep --resume {shell_path(folder.absolute())}"

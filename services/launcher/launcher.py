@@ -35,7 +35,6 @@ from services.launcher.supervisor import Child, ChildSpec, stop
 from services.launcher.workspace import (
     TensorBoardPort,
     claimed_run_dir,
-    damage,
     has_checkpoint,
     launcher_log,
     own_command,
@@ -83,11 +82,11 @@ def run(
     run_path = Path(run_dir).expanduser().resolve()
     tensorboard = TensorBoardPort(config.net.tensorboard_port)
     with (
-        claimed_run_dir(run_path, resume=resume),
+        claimed_run_dir(run_path, resume=resume) as damaged,
         socket_directory() as sockets,
         launcher_log(run_path) as log,
     ):
-        if resume and (steps := saved_steps(run_path)) >= config.run.total_steps and not damage(run_path):
+        if resume and (steps := saved_steps(run_path)) >= config.run.total_steps and not damaged:
             print("\n".join(_how_to_extend(run_path, steps, config.run.total_steps)))
             return 0
         (run_path / STATUS_FILE).unlink(missing_ok=True)  # an old one would look like progress
@@ -99,7 +98,10 @@ def run(
         try:
             specs = child_specs(config, run_path, sockets, tensorboard, resume=resume)
             launcher = _Launcher(
-                config, run_path, sockets, stop_signal, specs, tensorboard, resume=resume, progress=progress
+                *(config, run_path, sockets, stop_signal, specs, tensorboard),
+                resume=resume,
+                damaged=damaged,
+                progress=progress,
             )
             return launcher.run()
         except TroupeError as error:
@@ -120,6 +122,7 @@ class _Launcher:
         tensorboard: TensorBoardPort,
         *,
         resume: bool,
+        damaged: str,
         progress: bool,
     ) -> None:
         self._config = config
@@ -127,6 +130,7 @@ class _Launcher:
         self._stop = stop_signal
         self._tensorboard = tensorboard
         self._resume = resume
+        self._damaged = damaged
         self._min_items = items_before_learning(config.replay.sampled_tables())
         self._capacity_items = sum(table.capacity for table in config.replay.sampled_tables())
         refills = resume and self._min_items > 0
@@ -250,8 +254,8 @@ class _Launcher:
         verb = "resuming" if self._resume else "training"
         self._say(f"{verb} {self._config.env.id} in {self._run_dir}")
         self._say(f"{self._tensorboard_line()}logs: {self._run_dir / 'logs'}   stop: Ctrl-C")
-        if self._resume and (problem := damage(self._run_dir)):
-            self._say(f"{problem}; going on from the newest whole one")
+        if self._damaged:
+            self._say(f"{self._damaged}; going on from the newest whole one")
 
     def _tensorboard_line(self) -> str:
         return f"TensorBoard: {self._tensorboard.url}   " if self._tensorboard.url else ""

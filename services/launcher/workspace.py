@@ -34,8 +34,10 @@ _SOCKET_NAME_LENGTH = 40  # of the directory and the longest socket in it
 
 
 @contextlib.contextmanager
-def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[None]:
+def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[str]:
     """Make the run directory, or check the one to resume, and hold it against a second launcher.
+
+    Yields the `damage` of what is resumed, before anything of it is changed.
 
     Raises:
         ConfigError: it holds a run (or none, to resume), is in use, or cannot be written.
@@ -55,22 +57,9 @@ def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[None]:
             _lock(lock)
         except OSError as error:
             raise ConfigError(f"{run_dir} is in use by another launcher; stop that one first") from error
-        if resume:
-            _check_resumable(run_dir)
-        yield
-
-
-def _check_resumable(run_dir: Path) -> None:
-    """Refuse a run that nobody can go on with, before anything of it is changed."""
-    damaged = 0
-    with readable(run_dir / "checkpoints"):
-        for path in newest_first(run_dir / "checkpoints"):
-            try:
-                return check(path)
-            except CheckpointError:
-                damaged += 1
-    what = f"all {damaged} checkpoints are damaged" if damaged else "it has no checkpoint"
-    raise CheckpointError(f"nothing to resume in {run_dir}: {what}")
+        if resume and not has_checkpoint(run_dir):
+            raise CheckpointError(f"nothing to resume in {run_dir}: it has no checkpoint")
+        yield damage(run_dir) if resume else ""
 
 
 def _lock(file: IO[str]) -> None:
@@ -225,13 +214,22 @@ def saved_steps(run_dir: Path) -> int:
 
 
 def damage(run_dir: Path) -> str:
-    """Say what is wrong with the newest checkpoint of a run to resume; empty where it is whole."""
-    newest = next(newest_first(run_dir / "checkpoints"), None)
-    try:
-        if newest is not None:
-            check(newest)
-    except CheckpointError as error:
-        return str(error)
+    """Say what is wrong with the newest checkpoint of a run to resume; empty where it is whole.
+
+    Raises:
+        CheckpointError: no checkpoint is whole.
+    """
+    problems: list[str] = []
+    with readable(run_dir / "checkpoints"):
+        for path in newest_first(run_dir / "checkpoints"):
+            try:
+                check(path)
+            except CheckpointError as error:
+                problems.append(str(error))
+            else:
+                return problems[0] if problems else ""
+    if problems:
+        raise CheckpointError(f"nothing to resume in {run_dir}: all {len(problems)} checkpoints are damaged")
     return ""
 
 
