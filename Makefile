@@ -104,11 +104,11 @@ bench: setup ## measure: one JSON line per benchmark
 	done
 
 docs: setup ## write the generated pages and lists
-	$(BIN)/python -m common.config.docs > docs/configuration.md.new
+	$(BIN)/python -m troupe.common.config.docs > docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
-	$(BIN)/python -m common.config.docs compose > deploy/docker/fields.yml.new
+	$(BIN)/python -m troupe.common.config.docs compose > deploy/docker/fields.yml.new
 	mv deploy/docker/fields.yml.new deploy/docker/fields.yml
-	$(BIN)/python -m common.wire.document
+	$(BIN)/python -m troupe.common.wire.document
 	$(BIN)/python deploy/terraform/document.py
 
 plan: ## show what `make apply` would change in AWS (TF_DIR, TF_ARGS; see docs/aws.md)

@@ -24,10 +24,10 @@ import psutil
 import zmq
 
 from benchmarks import common
-from common.agents import make_agent
-from common.config import Config, load_config, structural_hash
-from common.envs import make_spec
-from common.wire.control.server import ControlServer, Telemetry
+from troupe.common.agents import make_agent
+from troupe.common.config import Config, load_config, structural_hash
+from troupe.common.envs import make_spec
+from troupe.common.wire.control.server import ControlServer, Telemetry
 
 WARM_UP_S = 4.0
 PUBLISH_PERIOD_S = 10.0
@@ -86,7 +86,7 @@ def services(config: Config, directory: Path) -> Iterator[tuple[ControlServer, l
         learner = ("--learner", control.control_endpoint)
         bind = ("--bind", f"ipc://{directory}/replay-0")
         start(
-            "services.replay",
+            "troupe.services.replay",
             "serve",
             *learner,
             *bind,
@@ -96,7 +96,7 @@ def services(config: Config, directory: Path) -> Iterator[tuple[ControlServer, l
             "0",
         )
         for index in range(config.actor.processes):
-            start("services.actor", *learner, "--name", f"actor-{index}")
+            start("troupe.services.actor", *learner, "--name", f"actor-{index}")
         yield control, [psutil.Process(child.pid) for child in children]
     finally:
         control.set_state(stopping=True)

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import parser, report
-from common.config.schema import EnvConfig
-from common.envs import EnvSpec, make_spec, make_vector
-from common.envs.base import VectorEnv, slot_seeds
-from common.errors import MissingEngineError
-from common.runtime.parser import integer
-from common.stats import random_and_human
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import EnvSpec, make_spec, make_vector
+from troupe.common.envs.base import VectorEnv, slot_seeds
+from troupe.common.errors import MissingEngineError
+from troupe.common.runtime.parser import integer
+from troupe.common.stats import random_and_human
 
 IDS = (
     *("atari:pong", "atari:breakout", "gym:CartPole-v1", "gym:Pendulum-v1"),

@@ -20,14 +20,14 @@ import gymnasium
 import numpy as np
 
 from benchmarks.common import report
-from common.agents import Agent, make_agent
-from common.config import Config, EnvConfig, load_config
-from common.data.replay import Replay
-from common.data.schema import Chunk
-from common.envs import make_spec, make_vector
-from common.wire.replay.codec import decode_insert, encode_insert
-from services.actor.local_inference import Rollout
-from services.evaluator.games import play
+from troupe.common.agents import Agent, make_agent
+from troupe.common.config import Config, EnvConfig, load_config
+from troupe.common.data.replay import Replay
+from troupe.common.data.schema import Chunk
+from troupe.common.envs import make_spec, make_vector
+from troupe.common.wire.replay.codec import decode_insert, encode_insert
+from troupe.services.actor.local_inference import Rollout
+from troupe.services.evaluator.games import play
 
 CELLS = 7
 GAMES = (False, True)

@@ -25,14 +25,14 @@ import torch
 import zmq
 
 from benchmarks import common
-from common.agents import make_agent
-from common.config import Config, load_config
-from common.data.schema import Chunk
-from common.envs import EnvSpec, Step, VectorEnv, make_spec
-from common.envs.transfer import pack_start, pack_step
-from common.wire.inference.client import InferenceClient
-from services.actor.local_inference import Rollout
-from services.learner.inference import CentralInference
+from troupe.common.agents import make_agent
+from troupe.common.config import Config, load_config
+from troupe.common.data.schema import Chunk
+from troupe.common.envs import EnvSpec, Step, VectorEnv, make_spec
+from troupe.common.envs.transfer import pack_start, pack_step
+from troupe.common.wire.inference.client import InferenceClient
+from troupe.services.actor.local_inference import Rollout
+from troupe.services.learner.inference import CentralInference
 
 ACTORS = (1, 4, 16)
 GROUPS = 2

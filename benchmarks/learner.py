@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from benchmarks.common import median_ms, parser, report
-from common.agents import make_agent
-from common.agents.apex import ApexConfig
-from common.envs import EnvSpec
-from common.runtime.malloc import keep_freed_memory
-from common.spaces import ActionSpec
+from troupe.common.agents import make_agent
+from troupe.common.agents.apex import ApexConfig
+from troupe.common.envs import EnvSpec
+from troupe.common.runtime.malloc import keep_freed_memory
+from troupe.common.spaces import ActionSpec
 
 PONG = EnvSpec("atari:pong", (4, 84, 84), "uint8", ActionSpec.discrete(6), 4, 4, True)
 

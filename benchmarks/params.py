@@ -18,10 +18,10 @@ import psutil
 import zmq
 
 from benchmarks.common import parser, report
-from common.wire.control.client import ControlClient
-from common.wire.control.params import encode_params
-from common.wire.control.server import ControlServer
-from common.wire.link import new_incarnation
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.control.params import encode_params
+from troupe.common.wire.control.server import ControlServer
+from troupe.common.wire.link import new_incarnation
 
 MAX_PER_PROCESS = 64
 LIMIT_S = 120.0

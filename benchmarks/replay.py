@@ -44,9 +44,9 @@ from benchmarks.replay_rig import (
     server,
     specs,
 )
-from common.wire.replay.client import ReplayClient
-from common.wire.security.key_options import make_security
-from common.wire.security.keys import make_keys
+from troupe.common.wire.replay.client import ReplayClient
+from troupe.common.wire.security.key_options import make_security
+from troupe.common.wire.security.keys import make_keys
 
 ROUNDS = 4
 """Turns that two things take that are compared."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.replay_rig import BATCH, PREFETCH, STEPS, chunks, server, specs
-from common.wire.replay.client import ReplayClient
+from troupe.common.wire.replay.client import ReplayClient
 
 ACTORS = 8
 TRANSITIONS_PER_S = 12_500

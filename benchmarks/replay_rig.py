@@ -20,8 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.schema import Chunk, FieldSpec
-from common.wire.replay.client import ReplayClient
+from troupe.common.data.schema import Chunk, FieldSpec
+from troupe.common.wire.replay.client import ReplayClient
 
 BATCH = 512
 STEPS = 50
@@ -87,7 +87,15 @@ class Server:
         self.folder = Path(tempfile.mkdtemp(prefix="troupe-bench-replay-"))
         self.endpoint = f"tcp://127.0.0.1:{port}"
         words = ["serve", "--bind", self.endpoint, "--data-dir", str(self.folder), "--table", table]
-        self._command = [sys.executable, "-m", "services.replay", *words, "--log-level", "warning", *options]
+        self._command = [
+            sys.executable,
+            "-m",
+            "troupe.services.replay",
+            *words,
+            "--log-level",
+            "warning",
+            *options,
+        ]
         self.start()
 
     def start(self) -> None:

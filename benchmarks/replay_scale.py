@@ -30,7 +30,7 @@ from benchmarks.replay_rig import (
     server,
     specs,
 )
-from common.wire.replay.client import ReplayClient
+from troupe.common.wire.replay.client import ReplayClient
 
 SMALL = 100_000
 RESTART = 1_000_000

@@ -21,9 +21,9 @@ import psutil
 
 from benchmarks.actor import raw_emulator
 from benchmarks.common import parser, report
-from common.config import read_config
-from common.runtime.files import CONFIG_FILE
-from common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, read_rows
+from troupe.common.config import read_config
+from troupe.common.runtime.files import CONFIG_FILE
+from troupe.common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, read_rows
 
 START_LIMIT_S = 240.0
 SETTLE_S = 10.0
@@ -46,7 +46,9 @@ def cpu_seconds(launcher: int) -> Counter[str]:
             command, times = process.cmdline(), process.cpu_times()
         except psutil.NoSuchProcess:
             continue
-        roles = [part.removeprefix("services.") for part in command if part.startswith("services.")]
+        roles = [
+            part.removeprefix("troupe.services.") for part in command if part.startswith("troupe.services.")
+        ]
         used[roles[0] if roles else "other"] += times.user + times.system
     return used
 
@@ -107,7 +109,7 @@ def main() -> None:
     preset = options.preset or f"pong-{options.agent}"
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        command = [sys.executable, "-m", "services", "train", preset, "--run-dir", str(run_dir)]
+        command = [sys.executable, "-m", "troupe", "train", preset, "--run-dir", str(run_dir)]
         command += ["--no-progress", "--net.tensorboard_port", "0", "--run.log_every_s", "2", *overrides]
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from types import ModuleType
 
-from common.errors import ConfigError
+from troupe.common.errors import ConfigError
 
 DISTRIBUTION = "troupe-rl"
 """On package indices; the command and the import have shorter names."""

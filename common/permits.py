@@ -12,13 +12,13 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from common.config import Config, config_from_dict
-from common.config.algorithms import algorithm_module
-from common.envs import environment_module
-from common.errors import ConfigError
+from troupe.common.config import Config, config_from_dict
+from troupe.common.config.algorithms import algorithm_module
+from troupe.common.envs import environment_module
+from troupe.common.errors import ConfigError
 
 VARIABLE = "TROUPE_MODULES"
-OWN = ("common.envs",)
+OWN = ("troupe.common.envs",)
 """Troupe's own environments, which are always permitted."""
 
 

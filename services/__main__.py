@@ -22,13 +22,13 @@ _IN_MAIN_THREAD = threading.current_thread() is threading.main_thread()
 if _IN_MAIN_THREAD:
     _former_handler = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
-from common import installation
-from common.config import Loaded, load_layers, preset_names, preset_summary
-from common.config.field_options import parse_with_fields
-from common.errors import ConfigError, MissingEngineError
-from common.runtime.files import readable, run_config
-from common.runtime.lifecycle import run_main
-from common.runtime.parser import Parser, integer
+from troupe.common import installation
+from troupe.common.config import Loaded, load_layers, preset_names, preset_summary
+from troupe.common.config.field_options import parse_with_fields
+from troupe.common.errors import ConfigError, MissingEngineError
+from troupe.common.runtime.files import readable, run_config
+from troupe.common.runtime.lifecycle import run_main
+from troupe.common.runtime.parser import Parser, integer
 
 if _IN_MAIN_THREAD:
     signal.signal(signal.SIGINT, _former_handler)
@@ -70,7 +70,7 @@ exit codes: 0 done, 2 usage or configuration, 3 cannot reach a peer, 4 authentic
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what may stand here
-        from services.completion import complete
+        from troupe.services.completion import complete
 
         complete(_COMMANDS)
     words = list(sys.argv[1:] if argv is None else argv)
@@ -88,7 +88,7 @@ def _dispatch(words: list[str]) -> int:
     command = words[0] if words else "--help"
     if command in SERVICES:
         # One service: its module reads its own options, so that `python -m services.X` is the same.
-        service = importlib.import_module(f"services.{command}.__main__")
+        service = importlib.import_module(f"troupe.services.{command}.__main__")
         return int(service.main(words[1:]) or 0)
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
@@ -141,7 +141,7 @@ def _train(words: list[str]) -> int:
     )
     _add_run_options(parser)
     options, overrides = _parse(parser, words)
-    from services.launcher import (
+    from troupe.services.launcher import (
         training,  # here: the other commands need neither the launcher nor what it imports
     )
 
@@ -165,7 +165,7 @@ def _resume(words: list[str]) -> int:
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
     _add_run_options(parser)
     options, overrides = _parse(parser, words)
-    from services.launcher import training
+    from troupe.services.launcher import training
 
     training.resume(
         options.run_dir,
@@ -177,37 +177,37 @@ def _resume(words: list[str]) -> int:
 
 
 def _evaluate(words: list[str]) -> int:
-    from services.evaluator import evaluate
+    from troupe.services.evaluator import evaluate
 
     return int(evaluate.main(words) or 0)
 
 
 def _sweep(words: list[str]) -> int:
-    from services.experiments import commands
+    from troupe.services.experiments import commands
 
     return commands.sweep(words)
 
 
 def _runs(words: list[str]) -> int:
-    from services.experiments import commands
+    from troupe.services.experiments import commands
 
     return commands.runs(words)
 
 
 def _compare(words: list[str]) -> int:
-    from services.experiments import commands
+    from troupe.services.experiments import commands
 
     return commands.compare(words)
 
 
 def _plot(words: list[str]) -> int:
-    from services.experiments import commands
+    from troupe.services.experiments import commands
 
     return commands.draw(words)
 
 
 def _export(words: list[str]) -> int:
-    from services import export
+    from troupe.services import export
 
     return int(export.main(words) or 0)
 
@@ -243,14 +243,14 @@ def _env(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, overrides = _parse(parser, words[1:])
     loaded = load_layers(None, options.sweep, {**overrides, "env.id": options.id}, os.environ)
-    from services import environment
+    from troupe.services import environment
 
     environment.check_and_print(loaded, options.steps, options.json)
     return 0
 
 
 def _keys(words: list[str]) -> int:
-    from services.launcher import make_keys
+    from troupe.services.launcher import make_keys
 
     parser = Parser(prog="troupe keys", description="CURVE keys, for services that talk over a network.")
     make_keys.add_commands(parser)
@@ -281,7 +281,7 @@ def _config_show(words: list[str]) -> int:
     if options.json:
         print(json.dumps({"values": loaded.config.to_dict(), "origins": loaded.origins}))
     else:
-        from common.config.explain import show_toml
+        from troupe.common.config.explain import show_toml
 
         print(show_toml(loaded, changed_only=options.changed))
     return 0
@@ -295,7 +295,7 @@ def _config_validate(words: list[str]) -> int:
     )
     parser.add_argument("sources", metavar="PRESET | RUN_DIR", nargs="*", help="default: every preset")
     options, overrides = _parse(parser, words)
-    from services.launcher.training import check_environment
+    from troupe.services.launcher.training import check_environment
 
     for source in options.sources or preset_names():
         loaded = _load(source, options.sweep, overrides)
@@ -308,7 +308,7 @@ def _config_validate(words: list[str]) -> int:
 
 
 def _config_explain(words: list[str]) -> int:
-    from common.config.explain import explain
+    from troupe.common.config.explain import explain
 
     parser = Parser(
         prog="troupe config explain", description="Describe fields: meaning, type, default, role."
@@ -353,7 +353,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def _parse(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if {"-h", "--help"} & set(words):
-        from common.config.explain import help_text
+        from troupe.common.config.explain import help_text
 
         print(f"{parser.format_help()}\nfields of the configuration:\n{_wrapped(help_text())}")
         raise SystemExit(0)

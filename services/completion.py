@@ -11,8 +11,8 @@ from typing import Any
 
 import argcomplete
 
-from common.config import preset_names
-from common.config.schema import SECTIONS
+from troupe.common.config import preset_names
+from troupe.common.config.schema import SECTIONS
 
 _FIELDS = ("train", "resume", "sweep", "learner", "env check")
 _OPTIONS = {
@@ -102,7 +102,7 @@ def _environments(**_: Any) -> list[str]:
 
 
 def _suites(**_: Any) -> list[str]:
-    from services.experiments.suites import SUITES  # here: for the other words nobody waits for numpy
+    from troupe.services.experiments.suites import SUITES  # here: for the other words nobody waits for numpy
 
     return list(SUITES)
 

@@ -6,10 +6,10 @@ import dataclasses
 import json
 import time
 
-from common.config import Loaded
-from common.envs import check_settings
-from common.envs.check import Findings, check
-from common.spaces import Leaf
+from troupe.common.config import Loaded
+from troupe.common.envs import check_settings
+from troupe.common.envs.check import Findings, check
+from troupe.common.spaces import Leaf
 
 SECONDS = 20.0
 """Of playing at most, where somebody asks."""

@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
-from common.agents import Agent
-from common.agents.acting import Acting
-from common.config import Config
-from common.errors import ConfigError
-from common.installation import install_command
-from common.permits import add_module_argument
-from common.runtime.checkpoint import Checkpoint, open_checkpoint, save_checkpoint
-from common.runtime.files import atomic_write, readable
-from common.runtime.logging import warnings_shown
-from common.runtime.parser import Parser, integer
-from services.evaluator.evaluate import agent_of, config_of, spec_of
+from troupe.common.agents import Agent
+from troupe.common.agents.acting import Acting
+from troupe.common.config import Config
+from troupe.common.errors import ConfigError
+from troupe.common.installation import install_command
+from troupe.common.permits import add_module_argument
+from troupe.common.runtime.checkpoint import Checkpoint, open_checkpoint, save_checkpoint
+from troupe.common.runtime.files import atomic_write, readable
+from troupe.common.runtime.logging import warnings_shown
+from troupe.common.runtime.parser import Parser, integer
+from troupe.services.evaluator.evaluate import agent_of, config_of, spec_of
 
 OPSET = 17
 """Of ONNX: the newest that the exporter knows whole."""
@@ -64,7 +64,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Write the file; returns the exit code."""
     arguments = parse(argv)
-    with warnings_shown("common.runtime.checkpoint"):
+    with warnings_shown("troupe.common.runtime.checkpoint"):
         checkpoint = open_checkpoint(arguments.path)
     torch.set_num_threads(1)
     config = config_of(checkpoint, arguments.modules, plays=False)

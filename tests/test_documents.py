@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import load_config, preset_names
+from troupe.common.config import load_config, preset_names
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]

@@ -5,7 +5,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from common import installation
+from troupe.common import installation
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,12 +40,13 @@ def test_in_a_checkout_an_extra_comes_from_the_checkout(monkeypatch, tmp_path):
 
 
 def test_without_a_checkout_it_comes_from_the_index(tmp_path):
-    package = tmp_path / "common"
-    package.mkdir()
-    (package / "__init__.py").touch()
+    package = tmp_path / "troupe" / "common"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
     for name in ("installation.py", "errors.py"):
         shutil.copy(ROOT / "common" / name, package)
-    code = "from common.installation import *; print(install_command('learner,actor'))"
+    code = "from troupe.common.installation import *; print(install_command('learner,actor'))"
     env = {"PYTHONPATH": str(tmp_path)}
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env)
     assert told.stdout == "pip install 'troupe-rl[learner,actor]'\n", told.stderr

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from common.config import config_from_dict, load_config
-from common.config.algorithms import algorithm_module
-from common.envs import environment_module
-from common.errors import ConfigError
-from common.permits import check_modules, modules_of, permitted_config
+from troupe.common.config import config_from_dict, load_config
+from troupe.common.config.algorithms import algorithm_module
+from troupe.common.envs import environment_module
+from troupe.common.errors import ConfigError
+from troupe.common.permits import check_modules, modules_of, permitted_config
 
 
 def run_of(env_id="gym:CartPole-v1", algorithm="apex", wrappers=()):
@@ -54,9 +54,9 @@ def test_the_module_of_an_algorithm(algorithm, module):
 
 def test_a_package_permits_what_is_below_it_and_our_own_needs_no_word():
     check_modules(run_of(env_id="my.module.deep:Env-v0"), ["other", "my.module"], "the run")
-    check_modules(run_of(env_id="common.envs.recall:Recall-v0"), [], "the run")
+    check_modules(run_of(env_id="troupe.common.envs.recall:Recall-v0"), [], "the run")
     with pytest.raises(ConfigError):
-        check_modules(run_of(env_id="common.envsx:E"), [], "the run")
+        check_modules(run_of(env_id="troupe.common.envsx:E"), [], "the run")
 
 
 def test_all_that_is_missing_is_said_at_once():
@@ -100,7 +100,7 @@ def test_a_run_has_the_modules_of_both_environment_and_algorithm():
 
 def test_wrappers_need_permission_as_the_environment_does():
     values = load_config("cartpole-apex", None, {}, {}).to_dict()
-    values["env"]["wrappers"] = ["gymnasium.wrappers:ClipReward", "your.code:Wrap", "common.envs.x:Y"]
+    values["env"]["wrappers"] = ["gymnasium.wrappers:ClipReward", "your.code:Wrap", "troupe.common.envs.x:Y"]
     with pytest.raises(ConfigError, match=r"has the wrapper your.code:Wrap, which would run your.code"):
         permitted_config(values, ["my"], "the run")
     config = permitted_config(values, ["your"], "the run")

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from common.envs.gymnasium_spaces import action_spec, observation_leaves
-from common.errors import ConfigError
-from common.spaces import MAX_NUMBERS, ActionSpec, Leaf, runs
+from troupe.common.envs.gymnasium_spaces import action_spec, observation_leaves
+from troupe.common.errors import ConfigError
+from troupe.common.spaces import MAX_NUMBERS, ActionSpec, Leaf, runs
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([4.0, 10.0], np.float32))
 NEST = spaces.Dict(

@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from common.agents import Agent
-    from common.config.algorithms import register_algorithm
-    from common.config.fields import AgentConfig, PixelAgentConfig, structural, tunable
-    from common.envs.registration import register_env
-    from common.errors import TroupeError
-    from common.wire.replay.client import ReplayClient
-    from common.wire.replay.writer import NStepWriter, Writer
+    from troupe.common.agents import Agent
+    from troupe.common.config.algorithms import register_algorithm
+    from troupe.common.config.fields import AgentConfig, PixelAgentConfig, structural, tunable
+    from troupe.common.envs.registration import register_env
+    from troupe.common.errors import TroupeError
+    from troupe.common.wire.replay.client import ReplayClient
+    from troupe.common.wire.replay.writer import NStepWriter, Writer
     from troupe.policy import Policy, load
     from troupe.running import evaluate, resume, train
 
@@ -39,22 +39,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Agent": "common.agents:Agent",
-    "AgentConfig": "common.config.fields:AgentConfig",
-    "NStepWriter": "common.wire.replay.writer:NStepWriter",
-    "PixelAgentConfig": "common.config.fields:PixelAgentConfig",
+    "Agent": "troupe.common.agents:Agent",
+    "AgentConfig": "troupe.common.config.fields:AgentConfig",
+    "NStepWriter": "troupe.common.wire.replay.writer:NStepWriter",
+    "PixelAgentConfig": "troupe.common.config.fields:PixelAgentConfig",
     "Policy": "troupe.policy:Policy",
-    "ReplayClient": "common.wire.replay.client:ReplayClient",
-    "TroupeError": "common.errors:TroupeError",
-    "Writer": "common.wire.replay.writer:Writer",
+    "ReplayClient": "troupe.common.wire.replay.client:ReplayClient",
+    "TroupeError": "troupe.common.errors:TroupeError",
+    "Writer": "troupe.common.wire.replay.writer:Writer",
     "evaluate": "troupe.running:evaluate",
     "load": "troupe.policy:load",
-    "register_algorithm": "common.config.algorithms:register_algorithm",
-    "register_env": "common.envs.registration:register_env",
+    "register_algorithm": "troupe.common.config.algorithms:register_algorithm",
+    "register_env": "troupe.common.envs.registration:register_env",
     "resume": "troupe.running:resume",
-    "structural": "common.config.fields:structural",
+    "structural": "troupe.common.config.fields:structural",
     "train": "troupe.running:train",
-    "tunable": "common.config.fields:tunable",
+    "tunable": "troupe.common.config.fields:tunable",
 }
 
 

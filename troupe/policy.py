@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from common.agents import Act, Agent, Inputs
-from common.config import Config
-from common.envs import EnvSpec
-from common.envs.base import clip_rewards
-from common.errors import ConfigError
-from common.runtime.checkpoint import open_checkpoint
-from common.spaces import packed
-from services.evaluator.evaluate import agent_of, config_of, spec_of
+from troupe.common.agents import Act, Agent, Inputs
+from troupe.common.config import Config
+from troupe.common.envs import EnvSpec
+from troupe.common.envs.base import clip_rewards
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.checkpoint import open_checkpoint
+from troupe.common.spaces import packed
+from troupe.services.evaluator.evaluate import agent_of, config_of, spec_of
 
 
 def load(

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.runtime import StopSignal
-from common.runtime.checkpoint import open_checkpoint
+from troupe.common.errors import ConfigError
+from troupe.common.runtime import StopSignal
+from troupe.common.runtime.checkpoint import open_checkpoint
 
 
 def train(
@@ -34,7 +34,7 @@ def train(
         TroupeError: says what is wrong.
         KeyboardInterrupt: it was stopped by Ctrl-C or a signal, after the checkpoint was written.
     """
-    from services.launcher import training
+    from troupe.services.launcher import training
 
     directory = None if run_dir is None else Path(run_dir)
     return _until_stopped(
@@ -46,7 +46,7 @@ def resume(
     run_dir: str | Path, fields: Mapping[str, Any] | None = None, *, progress: bool | None = None
 ) -> Path:
     """Continue a run from its newest whole checkpoint, as `troupe resume` does; see `train`."""
-    from services.launcher import training
+    from troupe.services.launcher import training
 
     return _until_stopped(
         lambda stop: training.resume(Path(run_dir), overrides=fields, progress=progress, stop=stop)
@@ -73,7 +73,7 @@ def evaluate(
     Raises:
         TroupeError: says what is wrong.
     """
-    from services.evaluator import evaluate as playing
+    from troupe.services.evaluator import evaluate as playing
 
     if episodes < 1:
         raise ConfigError(f"episodes should be at least 1, not {episodes}")

@@ -1,4 +1,4 @@
-"""Algorithms, one file each. To add one: write the file, and a line in `common.config.algorithms`.
+"""Algorithms, one file each. To add one: write the file, and a line in `troupe.common.config.algorithms`.
 
 One outside this tree calls `register_algorithm` instead.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from common.agents.base import Accumulator, Act, Agent, Inputs, Update
-from common.config.algorithms import ALGORITHMS, agent_model
-from common.config.fields import AgentConfig
-from common.errors import ConfigError
+from troupe.common.agents.base import Accumulator, Act, Agent, Inputs, Update
+from troupe.common.config.algorithms import ALGORITHMS, agent_model
+from troupe.common.config.fields import AgentConfig
+from troupe.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from common.envs import EnvSpec
+    from troupe.common.envs import EnvSpec
 
 __all__ = ["Accumulator", "Act", "Agent", "Inputs", "Update", "make_agent"]
 

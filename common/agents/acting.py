@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.agents.base import Agent
-from common.agents.network import NetworkAgent, Step
-from common.errors import ConfigError
-from common.nets.parts import PartInputs
-from common.nets.recurrent import SequenceBody
-from common.nets.soft_actor_critic import SoftActorCritic
+from troupe.common.agents.base import Agent
+from troupe.common.agents.network import NetworkAgent, Step
+from troupe.common.errors import ConfigError
+from troupe.common.nets.parts import PartInputs
+from troupe.common.nets.recurrent import SequenceBody
+from troupe.common.nets.soft_actor_critic import SoftActorCritic
 
 
 class Acting(nn.Module):

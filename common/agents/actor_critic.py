@@ -8,14 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.agents.base import Act, Inputs
-from common.agents.fitting import RealsConfig, body_options, policy_distribution, policy_options, suited
-from common.agents.network import OwnLearning, Step
-from common.agents.unroll_agent import UnrollAgent, UnrollConfig
-from common.nets.actor_critic import ActorCritic
+from troupe.common.agents.base import Act, Inputs
+from troupe.common.agents.fitting import (
+    RealsConfig,
+    body_options,
+    policy_distribution,
+    policy_options,
+    suited,
+)
+from troupe.common.agents.network import OwnLearning, Step
+from troupe.common.agents.unroll_agent import UnrollAgent, UnrollConfig
+from troupe.common.nets.actor_critic import ActorCritic
 
 if TYPE_CHECKING:
-    from common.envs import EnvSpec
+    from troupe.common.envs import EnvSpec
 
 
 LARGEST_FEATURE = float(np.finfo(np.float16).max)

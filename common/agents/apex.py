@@ -9,13 +9,13 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from common.agents.q_learning import TargetLearning, TransitionAgent
-from common.agents.rmsprop import RMSProp
-from common.agents.transitions import Transitions
-from common.config.fields import PixelAgentConfig, Units, Widths, structural, tunable
-from common.nets.q_network import QNetwork
-from common.nets.quantiles import QuantileNetwork
-from common.rl import returns
+from troupe.common.agents.q_learning import TargetLearning, TransitionAgent
+from troupe.common.agents.rmsprop import RMSProp
+from troupe.common.agents.transitions import Transitions
+from troupe.common.config.fields import PixelAgentConfig, Units, Widths, structural, tunable
+from troupe.common.nets.q_network import QNetwork
+from troupe.common.nets.quantiles import QuantileNetwork
+from troupe.common.rl import returns
 
 
 class ApexConfig(PixelAgentConfig):
@@ -74,7 +74,7 @@ class ApexConfig(PixelAgentConfig):
 
 
 class ApexAgent(TransitionAgent[ApexConfig]):
-    """Learns as Ape-X DQN. See `common.agents.base.Agent` for the methods' contracts."""
+    """Learns as Ape-X DQN. See `troupe.common.agents.base.Agent` for the methods' contracts."""
 
     @property
     def n_steps(self) -> int:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from common.data.schema import Chunk, FieldSpec
-from common.spaces import ActionSpec
+from troupe.common.data.schema import Chunk, FieldSpec
+from troupe.common.spaces import ActionSpec
 
 if TYPE_CHECKING:
-    from common.envs import EnvSpec
+    from troupe.common.envs import EnvSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Act:
     """Result of one batched forward over `S` slots."""
 
     action: np.ndarray
-    """`[S, *actions.shape]`: rows of `common.spaces.ActionSpec`."""
+    """`[S, *actions.shape]`: rows of `troupe.common.spaces.ActionSpec`."""
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
     """What the agent's accumulator wants to know about each slot's step besides: arrays `[S, ...]`."""
     memory: np.ndarray | None = None

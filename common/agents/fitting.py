@@ -12,29 +12,29 @@ import numpy as np
 import torch
 from torch import nn
 
-from common.agents.tensors import tensors
-from common.errors import CheckpointError, ConfigError, MisfitError
-from common.nets.parts import PartInputs, image_shape
-from common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
-from common.nets.torsos import LEAST_SIDE
-from common.rl.distributions import DeviationKind, Distribution, RealKind, distribution_of
-from common.rl.normalizers import Normalizer
+from troupe.common.agents.tensors import tensors
+from troupe.common.errors import CheckpointError, ConfigError, MisfitError
+from troupe.common.nets.parts import PartInputs, image_shape
+from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
+from troupe.common.nets.torsos import LEAST_SIDE
+from troupe.common.rl.distributions import DeviationKind, Distribution, RealKind, distribution_of
+from troupe.common.rl.normalizers import Normalizer
 
 if TYPE_CHECKING:
-    from common.envs import EnvSpec
+    from troupe.common.envs import EnvSpec
 
 Network = TypeVar("Network", bound=nn.Module)
 
 
 class PixelConfig(Protocol):
-    """Fields of `common.config.fields.PixelAgentConfig`."""
+    """Fields of `troupe.common.config.fields.PixelAgentConfig`."""
 
     normalize_pixels: bool
     normalize_pixels_frames: int
 
 
 class RealsConfig(Protocol):
-    """Fields of `common.config.fields.PolicyConfig`."""
+    """Fields of `troupe.common.config.fields.PolicyConfig`."""
 
     deviation_floor: float
     deviation_start: float
@@ -50,7 +50,7 @@ class RealsConfig(Protocol):
 
 
 class BodyConfig(PixelConfig, Protocol):
-    """Fields of an agent whose network is a `common.nets.recurrent.SequenceBody`; see there."""
+    """Fields of an agent whose network is a `troupe.common.nets.recurrent.SequenceBody`; see there."""
 
     hidden_units: int
     mlp_units: tuple[int, ...]

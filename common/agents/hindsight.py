@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.agents.base import Accumulator
-from common.data.accumulator import NStepAccumulator
-from common.data.hindsight import HindsightAccumulator
-from common.envs.base import EnvSpec
-from common.envs.goals import EnvGoals
-from common.errors import ConfigError
+from troupe.common.agents.base import Accumulator
+from troupe.common.data.accumulator import NStepAccumulator
+from troupe.common.data.hindsight import HindsightAccumulator
+from troupe.common.envs.base import EnvSpec
+from troupe.common.envs.goals import EnvGoals
+from troupe.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from common.config import Config
+    from troupe.common.config import Config
 
 
 class Hindsight:

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.agents.actor_critic import ActorCriticAgent
-from common.agents.base import Update
-from common.agents.learning_rate import LearningRate, LearningRateConfig
-from common.agents.network import Learning
-from common.agents.rmsprop import RMSProp
-from common.agents.tensors import module_arrays, tensors
-from common.agents.unroll_agent import Unrolls
-from common.config.fields import (
+from troupe.common.agents.actor_critic import ActorCriticAgent
+from troupe.common.agents.base import Update
+from troupe.common.agents.learning_rate import LearningRate, LearningRateConfig
+from troupe.common.agents.network import Learning
+from troupe.common.agents.rmsprop import RMSProp
+from troupe.common.agents.tensors import module_arrays, tensors
+from troupe.common.agents.unroll_agent import Unrolls
+from troupe.common.config.fields import (
     Layers,
     PolicyConfig,
     StepCount,
@@ -26,15 +26,15 @@ from common.config.fields import (
     structural,
     tunable,
 )
-from common.data.distances import Distance, distances, nearness
-from common.errors import ConfigError
-from common.rl import policy
-from common.rl.policy_losses import Multiplier
-from common.rl.replayed import cloning, implied_kl, trusted_steps
-from common.rl.vtrace import VTrace, vtrace
+from troupe.common.data.distances import Distance, distances, nearness
+from troupe.common.errors import ConfigError
+from troupe.common.rl import policy
+from troupe.common.rl.policy_losses import Multiplier
+from troupe.common.rl.replayed import cloning, implied_kl, trusted_steps
+from troupe.common.rl.vtrace import VTrace, vtrace
 
 if TYPE_CHECKING:
-    from common.envs import EnvSpec
+    from troupe.common.envs import EnvSpec
 
 
 class ImpalaConfig(LearningRateConfig, PolicyConfig):
@@ -137,7 +137,7 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
 
 
 class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
-    """Acts, stores and learns as IMPALA. See `common.agents.base.Agent` for the methods' contracts."""
+    """Acts, stores and learns as IMPALA. See `troupe.common.agents.base.Agent` for the methods' contracts."""
 
     def __init__(self, config: ImpalaConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         implied = config.trust_region is not None and config.trust_region_of == "implied"

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from common.config.fields import AgentConfig, tunable
+from troupe.common.config.fields import AgentConfig, tunable
 
 
 class LearningRateConfig(AgentConfig):

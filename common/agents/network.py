@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.agents.fitting import checkpoint_of, load_parameters
-from common.agents.tensors import (
+from troupe.common.agents.fitting import checkpoint_of, load_parameters
+from troupe.common.agents.tensors import (
     below,
     load_optimizer,
     module_arrays,
@@ -21,11 +21,11 @@ from common.agents.tensors import (
     shared_tensor,
     tensors,
 )
-from common.errors import ConfigError
-from common.memory import memory_limit_bytes
+from troupe.common.errors import ConfigError
+from troupe.common.memory import memory_limit_bytes
 
 if TYPE_CHECKING:
-    from common.envs import EnvSpec
+    from troupe.common.envs import EnvSpec
 
 
 class NetworkConfig(Protocol):
@@ -66,7 +66,7 @@ def _check_size(make: Callable[[], nn.Module]) -> None:
 
 
 class Step(NamedTuple):
-    """What a network may look at in `S` slots: `common.agents.base.Inputs` in tensors."""
+    """What a network may look at in `S` slots: `troupe.common.agents.base.Inputs` in tensors."""
 
     obs: Tensor
     """`[S, *obs_shape]`."""

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.agents.fitting import body_options, network_inputs
-from common.agents.learning_rate import LearningRate, LearningRateConfig
-from common.agents.network import descend
-from common.agents.tensors import below, module_arrays, prefixed, tensors
-from common.agents.unroll_agent import Unrolls
-from common.config.fields import (
+from troupe.common.agents.fitting import body_options, network_inputs
+from troupe.common.agents.learning_rate import LearningRate, LearningRateConfig
+from troupe.common.agents.network import descend
+from troupe.common.agents.tensors import below, module_arrays, prefixed, tensors
+from troupe.common.agents.unroll_agent import Unrolls
+from troupe.common.config.fields import (
     Layers,
     PixelAgentConfig,
     TableNeeds,
@@ -28,12 +28,12 @@ from common.config.fields import (
     structural,
     tunable,
 )
-from common.nets.recurrent import SequenceBody
-from common.nets.torsos import Activation, Style
-from common.rl import policy
+from troupe.common.nets.recurrent import SequenceBody
+from troupe.common.nets.torsos import Activation, Style
+from troupe.common.rl import policy
 
 if TYPE_CHECKING:
-    from common.envs import EnvSpec
+    from troupe.common.envs import EnvSpec
 
 _log = logging.getLogger(__name__)
 

@@ -15,22 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.agents.actor_critic import ActorCriticAgent
-from common.agents.base import Inputs, Update
-from common.agents.fitting import policy_options, suited
-from common.agents.learning_rate import AdaptiveRateConfig
-from common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of, styled_body
-from common.agents.unroll_agent import Unrolls
-from common.config.fields import PolicyConfig, StepCount, TableNeeds, structural, tunable
-from common.nets.actor_critic import ActorCritic
-from common.rl import policy, policy_losses
-from common.rl.normalizers import Normalizer, normalized_advantages
-from common.rl.policy_losses import Multiplier
-from common.rl.sequences import generalized_advantages, n_step_returns
-from common.rl.vtrace import vtrace
+from troupe.common.agents.actor_critic import ActorCriticAgent
+from troupe.common.agents.base import Inputs, Update
+from troupe.common.agents.fitting import policy_options, suited
+from troupe.common.agents.learning_rate import AdaptiveRateConfig
+from troupe.common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of, styled_body
+from troupe.common.agents.unroll_agent import Unrolls
+from troupe.common.config.fields import PolicyConfig, StepCount, TableNeeds, structural, tunable
+from troupe.common.nets.actor_critic import ActorCritic
+from troupe.common.rl import policy, policy_losses
+from troupe.common.rl.normalizers import Normalizer, normalized_advantages
+from troupe.common.rl.policy_losses import Multiplier
+from troupe.common.rl.sequences import generalized_advantages, n_step_returns
+from troupe.common.rl.vtrace import vtrace
 
 if TYPE_CHECKING:
-    from common.envs import EnvSpec
+    from troupe.common.envs import EnvSpec
 
 PolicyLoss = Literal["ppo", "vpg", "vtrace", "awr", "vmpo", "cloning", "positive_cloning"]
 
@@ -176,7 +176,7 @@ Learning = PassesLearning[_Adjusted]
 
 
 class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
-    """Acts, stores and learns. See `common.agents.base.Agent` for the methods' contracts."""
+    """Acts, stores and learns. See `troupe.common.agents.base.Agent` for the methods' contracts."""
 
     def __init__(
         self, config: PolicyGradientConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu"

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.agents.base import Act, Inputs, Update
-from common.agents.fitting import suited
-from common.agents.network import Step
-from common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of, styled_body
-from common.agents.q_learning import epsilon_greedy
-from common.agents.unroll_agent import UnrollAgent, Unrolls
-from common.config.fields import StepCount, Units, structural, tunable
-from common.nets.q_network import RecurrentQNetwork
-from common.rl import policy
-from common.rl.importance import annealed
-from common.rl.sequences import lambda_returns
+from troupe.common.agents.base import Act, Inputs, Update
+from troupe.common.agents.fitting import suited
+from troupe.common.agents.network import Step
+from troupe.common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of, styled_body
+from troupe.common.agents.q_learning import epsilon_greedy
+from troupe.common.agents.unroll_agent import UnrollAgent, Unrolls
+from troupe.common.config.fields import StepCount, Units, structural, tunable
+from troupe.common.nets.q_network import RecurrentQNetwork
+from troupe.common.rl import policy
+from troupe.common.rl.importance import annealed
+from troupe.common.rl.sequences import lambda_returns
 
 
 class PqnConfig(PassesConfig):
@@ -78,7 +78,7 @@ class PqnNetwork(RecurrentQNetwork):
 
 
 class PqnAgent(UnrollAgent[PqnConfig, PqnNetwork, PassesLearning[nn.Module]]):
-    """Acts, stores and learns. See `common.agents.base.Agent` for the methods' contracts."""
+    """Acts, stores and learns. See `troupe.common.agents.base.Agent` for the methods' contracts."""
 
     # ---------------------------------------------------------------- acting
 

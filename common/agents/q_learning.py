@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.agents.base import Act, Inputs, Update
-from common.agents.fitting import PixelConfig, network_inputs, suited
-from common.agents.network import Learning, NetworkAgent, NetworkConfig, Step
-from common.agents.tensors import below, module_arrays, prefixed, tensors
-from common.agents.transitions import StoresTransitions, Transitions
-from common.data.accumulator import PRIORITY_FLOOR
-from common.nets.q_network import QNetwork
-from common.rl import returns
+from troupe.common.agents.base import Act, Inputs, Update
+from troupe.common.agents.fitting import PixelConfig, network_inputs, suited
+from troupe.common.agents.network import Learning, NetworkAgent, NetworkConfig, Step
+from troupe.common.agents.tensors import below, module_arrays, prefixed, tensors
+from troupe.common.agents.transitions import StoresTransitions, Transitions
+from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.nets.q_network import QNetwork
+from troupe.common.rl import returns
 
 
 def epsilon_ladder(base: float, alpha: float, indices: list[int], total_slots: int) -> np.ndarray:

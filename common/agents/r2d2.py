@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.agents.base import Act, Inputs, Update
-from common.agents.fitting import body_options, suited
-from common.agents.network import Step
-from common.agents.q_learning import QAgent, TargetLearning, epsilon_greedy
-from common.agents.sequences import Sequences, StoresSequences
-from common.config.fields import (
+from troupe.common.agents.base import Act, Inputs, Update
+from troupe.common.agents.fitting import body_options, suited
+from troupe.common.agents.network import Step
+from troupe.common.agents.q_learning import QAgent, TargetLearning, epsilon_greedy
+from troupe.common.agents.sequences import Sequences, StoresSequences
+from troupe.common.config.fields import (
     MAX_STEPS,
     Layers,
     SequenceAgentConfig,
@@ -22,12 +22,12 @@ from common.config.fields import (
     structural,
     tunable,
 )
-from common.data.accumulator import PRIORITY_FLOOR
-from common.nets.q_network import RecurrentQNetwork
-from common.rl.sequences import mixed_priorities, n_step_q_targets
+from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.nets.q_network import RecurrentQNetwork
+from troupe.common.rl.sequences import mixed_priorities, n_step_q_targets
 
 if TYPE_CHECKING:
-    from common.envs import EnvSpec
+    from troupe.common.envs import EnvSpec
 
 
 class R2d2Config(SequenceAgentConfig):
@@ -72,7 +72,7 @@ class R2d2Agent(
     StoresSequences[R2d2Config, RecurrentQNetwork, TargetLearning[RecurrentQNetwork]],
     QAgent[R2d2Config, RecurrentQNetwork],
 ):
-    """Acts, stores and learns as R2D2. See `common.agents.base.Agent` for the methods' contracts."""
+    """Acts, stores and learns as R2D2. See `troupe.common.agents.base.Agent` for the methods' contracts."""
 
     def __init__(self, config: R2d2Config, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(config, spec, seed=seed, device=device)

@@ -16,11 +16,11 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from common.agents.base import Update
-from common.agents.sequences import Sequences, StoresSequences
-from common.agents.soft_agent import SoftAgent, SoftLearning
-from common.agents.transitions import StoresTransitions, Transitions
-from common.config.fields import (
+from troupe.common.agents.base import Update
+from troupe.common.agents.sequences import Sequences, StoresSequences
+from troupe.common.agents.soft_agent import SoftAgent, SoftLearning
+from troupe.common.agents.transitions import StoresTransitions, Transitions
+from troupe.common.config.fields import (
     Layers,
     SequenceAgentConfig,
     Units,
@@ -29,13 +29,13 @@ from common.config.fields import (
     structural,
     tunable,
 )
-from common.data.accumulator import PRIORITY_FLOOR
-from common.data.schema import FieldSpec
-from common.nets.soft_actor_critic import SoftActorCritic
-from common.rl.sequences import mixed_priorities, n_step_returns
+from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.schema import FieldSpec
+from troupe.common.nets.soft_actor_critic import SoftActorCritic
+from troupe.common.rl.sequences import mixed_priorities, n_step_returns
 
 if TYPE_CHECKING:
-    from common.envs import EnvSpec
+    from troupe.common.envs import EnvSpec
 
 
 class SacConfig(SequenceAgentConfig):
@@ -110,7 +110,7 @@ class SacConfig(SequenceAgentConfig):
 
 
 class SacAgent(StoresTransitions[SacConfig, SoftActorCritic, SoftLearning], SoftAgent):
-    """Acts, stores and learns as SAC without memory. See `common.agents.base.Agent` for the contracts."""
+    """Acts, stores and learns as SAC without memory. See `troupe.common.agents.base.Agent`."""
 
     def __init__(self, config: SacConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(config, spec, seed=seed, device=device)
@@ -156,7 +156,7 @@ class SacAgent(StoresTransitions[SacConfig, SoftActorCritic, SoftLearning], Soft
 
 
 class RecurrentSacAgent(StoresSequences[SacConfig, SoftActorCritic, SoftLearning], SoftAgent):
-    """Acts, stores and learns as SAC with memory. See `common.agents.base.Agent` for the contracts."""
+    """Acts, stores and learns as SAC with memory. See `troupe.common.agents.base.Agent` for the contracts."""
 
     def __init__(self, config: SacConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(config, spec, seed=seed, device=device)

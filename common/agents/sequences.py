@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.agents.network import NetworkAgent, NetworkConfig, OwnLearning
-from common.data.accumulator import PRIORITY_FLOOR
-from common.data.sequences import BETWEEN, Layout, SequenceAccumulator, sequence_fields
-from common.data.unrolls import RUNNING, TERMINATED, join_memory
-from common.nets.frames import stacked
-from common.rl.sequences import mixed_priorities
+from troupe.common.agents.network import NetworkAgent, NetworkConfig, OwnLearning
+from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.sequences import BETWEEN, Layout, SequenceAccumulator, sequence_fields
+from troupe.common.data.unrolls import RUNNING, TERMINATED, join_memory
+from troupe.common.nets.frames import stacked
+from troupe.common.rl.sequences import mixed_priorities
 
 
 class StoredConfig(NetworkConfig, Protocol):
-    """Fields of `common.config.fields.SequenceAgentConfig`."""
+    """Fields of `troupe.common.config.fields.SequenceAgentConfig`."""
 
     sequence_steps: int
     burn_in_steps: int
@@ -38,7 +38,7 @@ class Remembers(Protocol):
     def remember(
         self, obs: Tensor, last_action: Tensor, last_reward: Tensor, first: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See `common.nets.recurrent.SequenceBody`."""
+        """See `troupe.common.nets.recurrent.SequenceBody`."""
 
 
 Config = TypeVar("Config", bound=StoredConfig)
@@ -112,7 +112,7 @@ class StoresSequences(NetworkAgent[Config, Network, OwnLearning]):
 
     @abstractmethod
     def _value_targets(self, rewards: Tensor, discounts: Tensor, values: Tensor, goes_on: Tensor) -> Tensor:
-        """Targets `[T, B]`, `values` being of what followed; see `common.rl.sequences`."""
+        """Targets `[T, B]`, `values` being of what followed; see `troupe.common.rl.sequences`."""
 
     @torch.inference_mode()
     def _initial_priority(

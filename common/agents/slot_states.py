@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from common.agents.base import Act, Agent, Inputs
-from common.agents.hindsight import Hindsight
-from common.data.schema import Chunk
-from common.envs import Step
+from troupe.common.agents.base import Act, Agent, Inputs
+from troupe.common.agents.hindsight import Hindsight
+from troupe.common.data.schema import Chunk
+from troupe.common.envs import Step
 
 
 class Slots:

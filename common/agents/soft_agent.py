@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.agents.base import Act, Inputs
-from common.agents.fitting import network_inputs, suited
-from common.agents.network import Learning, NetworkAgent, Step
-from common.agents.tensors import below, module_arrays, prefixed, tensors
-from common.errors import ConfigError
-from common.nets.soft_actor_critic import SoftActorCritic
-from common.rl import policy
-from common.rl.distributions import Categorical, TanhNormal
-from common.rl.policy_losses import Multiplier
+from troupe.common.agents.base import Act, Inputs
+from troupe.common.agents.fitting import network_inputs, suited
+from troupe.common.agents.network import Learning, NetworkAgent, Step
+from troupe.common.agents.tensors import below, module_arrays, prefixed, tensors
+from troupe.common.errors import ConfigError
+from troupe.common.nets.soft_actor_critic import SoftActorCritic
+from troupe.common.rl import policy
+from troupe.common.rl.distributions import Categorical, TanhNormal
+from troupe.common.rl.policy_losses import Multiplier
 
 if TYPE_CHECKING:
-    from common.agents.sac import SacConfig
-    from common.envs import EnvSpec
+    from troupe.common.agents.sac import SacConfig
+    from troupe.common.envs import EnvSpec
 
 DISCRETE_SHARE = 0.98
 """Of the largest entropy over several actions: the target (Christodoulou 2019, section 5)."""

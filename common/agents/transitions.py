@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.agents.network import Network, NetworkAgent, NetworkConfig, OwnLearning
-from common.data.accumulator import NStepAccumulator, n_step_fields
+from troupe.common.agents.network import Network, NetworkAgent, NetworkConfig, OwnLearning
+from troupe.common.data.accumulator import NStepAccumulator, n_step_fields
 
 if TYPE_CHECKING:
-    from common.envs import EnvSpec
+    from troupe.common.envs import EnvSpec
 
 
 class StoredConfig(NetworkConfig, Protocol):

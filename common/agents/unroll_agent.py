@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.agents.base import Inputs
-from common.agents.fitting import BodyConfig
-from common.agents.network import NetworkAgent, NetworkConfig, OwnLearning
-from common.data.unrolls import TERMINATED, TRUNCATED, UnrollAccumulator, join_memory, unroll_fields
-from common.nets.frames import stacked
-from common.nets.recurrent import SequenceBody
-from common.rl.sequences import next_values
+from troupe.common.agents.base import Inputs
+from troupe.common.agents.fitting import BodyConfig
+from troupe.common.agents.network import NetworkAgent, NetworkConfig, OwnLearning
+from troupe.common.data.unrolls import TERMINATED, TRUNCATED, UnrollAccumulator, join_memory, unroll_fields
+from troupe.common.nets.frames import stacked
+from troupe.common.nets.recurrent import SequenceBody
+from troupe.common.rl.sequences import next_values
 
 if TYPE_CHECKING:
-    from common.envs import EnvSpec
+    from troupe.common.envs import EnvSpec
 
 
 class UnrollConfig(NetworkConfig, BodyConfig, Protocol):
@@ -32,7 +32,7 @@ class UnrollConfig(NetworkConfig, BodyConfig, Protocol):
 
     @property
     def allowed_staleness(self) -> int | None:
-        """See `common.config.fields.AgentConfig`."""
+        """See `troupe.common.config.fields.AgentConfig`."""
 
 
 _OTHERS = ("memory", "features", "value")
@@ -61,7 +61,8 @@ class Unrolls(NamedTuple):
     """`[B, memory_size]` before the first step."""
 
     def outcomes(self, values: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
-        """What `common.rl.sequences` wants to know of the steps, given values `[T + 1, B]` of observations.
+        """What `troupe.common.rl.sequences` wants to know of the steps, given values `[T + 1, B]` of
+        observations.
 
         Returns:
           discounts, values of the observations that truly followed, and continues, `[T, B]` each.

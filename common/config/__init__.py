@@ -1,6 +1,6 @@
 """The typed configuration of a run, its presets, and layered loading."""
 
-from common.config.compare import (
+from troupe.common.config.compare import (
     Difference,
     changed_structure,
     check_resumable,
@@ -9,8 +9,15 @@ from common.config.compare import (
     structural_hash,
     to_toml,
 )
-from common.config.fields import AgentConfig, Section, UntypedAgentConfig, operational, structural, tunable
-from common.config.loading import (
+from troupe.common.config.fields import (
+    AgentConfig,
+    Section,
+    UntypedAgentConfig,
+    operational,
+    structural,
+    tunable,
+)
+from troupe.common.config.loading import (
     Loaded,
     config_from_dict,
     load_config,
@@ -18,9 +25,9 @@ from common.config.loading import (
     read_config,
     with_overrides,
 )
-from common.config.presets import preset_names, preset_summary
-from common.config.replay_section import ReplayConfig
-from common.config.schema import (
+from troupe.common.config.presets import preset_names, preset_summary
+from troupe.common.config.replay_section import ReplayConfig
+from troupe.common.config.schema import (
     ActorConfig,
     Config,
     EnvConfig,

@@ -16,17 +16,17 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from common.config.fields import AgentConfig, UntypedAgentConfig
-from common.errors import ConfigError
-from common.installation import import_module
+from troupe.common.config.fields import AgentConfig, UntypedAgentConfig
+from troupe.common.errors import ConfigError
+from troupe.common.installation import import_module
 
 ALGORITHMS: dict[str, str] = {
-    "apex": "common.agents.apex:ApexConfig",
-    "impala": "common.agents.impala:ImpalaConfig",
-    "policy_gradient": "common.agents.policy_gradient:PolicyGradientConfig",
-    "pqn": "common.agents.pqn:PqnConfig",
-    "r2d2": "common.agents.r2d2:R2d2Config",
-    "sac": "common.agents.sac:SacConfig",
+    "apex": "troupe.common.agents.apex:ApexConfig",
+    "impala": "troupe.common.agents.impala:ImpalaConfig",
+    "policy_gradient": "troupe.common.agents.policy_gradient:PolicyGradientConfig",
+    "pqn": "troupe.common.agents.pqn:PqnConfig",
+    "r2d2": "troupe.common.agents.r2d2:R2d2Config",
+    "sac": "troupe.common.agents.sac:SacConfig",
 }
 """Those of this tree."""
 
@@ -43,7 +43,7 @@ def register_algorithm(model: type[Model]) -> type[Model]:
     """Make an algorithm outside this tree known; a decorator of its configuration model.
 
     The name is that of the model's field `algorithm`, a `Literal`: that of its module, or that of its entry
-    point. The module has, besides, the function `make` that `common.agents.make_agent` calls.
+    point. The module has, besides, the function `make` that `troupe.common.agents.make_agent` calls.
 
     Raises:
         ConfigError: the name is not usable, or taken.

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from common.config.fields import Role, UntypedAgentConfig, role_of
-from common.config.schema import Config
-from common.config.text import format_toml, format_value
-from common.errors import ConfigError
+from troupe.common.config.fields import Role, UntypedAgentConfig, role_of
+from troupe.common.config.schema import Config
+from troupe.common.config.text import format_toml, format_value
+from troupe.common.errors import ConfigError
 
 
 @dataclass(frozen=True)

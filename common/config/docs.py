@@ -1,15 +1,15 @@
-"""Writes what is generated from the schema: `python -m common.config.docs > docs/configuration.md`.
+"""Writes what is generated from the schema: `python -m troupe.common.config.docs > docs/configuration.md`.
 
-`python -m common.config.docs compose > deploy/docker/fields.yml` writes the list of variables that Docker
-Compose, which knows no wildcard, hands on to the learner.
+`python -m troupe.common.config.docs compose > deploy/docker/fields.yml` writes the list of variables that
+Docker Compose, which knows no wildcard, hands on to the learner.
 """
 
 from __future__ import annotations
 
 import sys
 
-from common.config.explain import FieldText, sections
-from common.config.presets import preset_names, preset_summary
+from troupe.common.config.explain import FieldText, sections
+from troupe.common.config.presets import preset_names, preset_summary
 
 _HEAD = """\
 # Configuration

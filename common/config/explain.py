@@ -14,13 +14,13 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from common.config.algorithms import ALGORITHMS, agent_model, algorithm_module, outside_names
-from common.config.fields import Role, UntypedAgentConfig, role_of
-from common.config.loading import Loaded, nearest_field
-from common.config.schema import SECTIONS
-from common.config.text import format_tables, format_value, is_array_of_tables
-from common.data.table_config import TableConfig, table_meanings
-from common.errors import ConfigError
+from troupe.common.config.algorithms import ALGORITHMS, agent_model, algorithm_module, outside_names
+from troupe.common.config.fields import Role, UntypedAgentConfig, role_of
+from troupe.common.config.loading import Loaded, nearest_field
+from troupe.common.config.schema import SECTIONS
+from troupe.common.config.text import format_tables, format_value, is_array_of_tables
+from troupe.common.data.table_config import TableConfig, table_meanings
+from troupe.common.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Sequence
 
-from common.errors import ConfigError
+from troupe.common.errors import ConfigError
 
 
 def parse_with_fields(

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from common.config.text import accepts_none, accepts_text
+from troupe.common.config.text import accepts_none, accepts_text
 
 Role = Literal["structural", "tunable", "operational"]
 ROLES: tuple[Role, ...] = ("structural", "tunable", "operational")
@@ -140,7 +140,7 @@ class AgentConfig(Section):
     """Whether its networks understand `EnvSpec.instruction_words`."""
 
     takes_any_action: ClassVar[bool] = False
-    """Whether an action may be other than one choice of several, see `common.spaces.ActionSpec`."""
+    """Whether an action may be other than one choice of several, see `troupe.common.spaces.ActionSpec`."""
     draws_actions: ClassVar[bool] = False
     """Whether it has a policy: its epsilon is then the chance that an action is drawn from it instead of
     being its best one, and no chance of an action at random."""

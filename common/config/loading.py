@@ -14,12 +14,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from common.config.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, agent_model
-from common.config.fields import AgentConfig, UntypedAgentConfig, role_of
-from common.config.presets import preset_id, read_preset, read_toml
-from common.config.schema import SECTIONS, Config
-from common.config.text import format_value, parse_value
-from common.errors import ConfigError
+from troupe.common.config.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, agent_model
+from troupe.common.config.fields import AgentConfig, UntypedAgentConfig, role_of
+from troupe.common.config.presets import preset_id, read_preset, read_toml
+from troupe.common.config.schema import SECTIONS, Config
+from troupe.common.config.text import format_value, parse_value
+from troupe.common.errors import ConfigError
 
 ENV_PREFIX = "TROUPE_"
 _SYNONYMS = {

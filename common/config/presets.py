@@ -9,13 +9,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from common.config.text import load_toml
-from common.errors import ConfigError
+from troupe.common.config.text import load_toml
+from troupe.common.errors import ConfigError
 
 
 def preset_names() -> list[str]:
     """Return the names of the presets that come with the package, sorted."""
-    files = importlib.resources.files("configs").iterdir()
+    files = importlib.resources.files("troupe.configs").iterdir()
     return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
 
 
@@ -41,13 +41,13 @@ def read_preset(name: str) -> dict[str, Any]:
         near = difflib.get_close_matches(name, preset_names(), n=1, cutoff=0.0)
         raise ConfigError(f"unknown preset {name!r}; nearest: {', '.join(near)} (`troupe presets` lists all)")
     return _tables(
-        (importlib.resources.files("configs") / f"{name}.toml").read_text("utf-8"), f"preset {name}"
+        (importlib.resources.files("troupe.configs") / f"{name}.toml").read_text("utf-8"), f"preset {name}"
     )
 
 
 def preset_summary(name: str) -> str:
     """Return what a preset is for: the comment on the first line of its file."""
-    text = (importlib.resources.files("configs") / f"{name}.toml").read_text("utf-8")
+    text = (importlib.resources.files("troupe.configs") / f"{name}.toml").read_text("utf-8")
     first = text.partition("\n")[0]
     return first.lstrip("# ").strip() if first.startswith("#") else ""
 

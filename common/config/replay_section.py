@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, field_validator
 
-from common.config.fields import MAX_BATCH, Section, structural, tunable
-from common.data.table_config import TableConfig, check_tables, shard_tables, table_from
-from common.errors import ConfigError
+from troupe.common.config.fields import MAX_BATCH, Section, structural, tunable
+from troupe.common.data.table_config import TableConfig, check_tables, shard_tables, table_from
+from troupe.common.errors import ConfigError
 
 
 def _table(value: Any) -> TableConfig:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.config.fields import AgentConfig
-from common.data.table_config import TableConfig
+from troupe.common.config.fields import AgentConfig
+from troupe.common.data.table_config import TableConfig
 
 if TYPE_CHECKING:
-    from common.config.replay_section import ReplayConfig
+    from troupe.common.config.replay_section import ReplayConfig
 
 
 def check_sampled_tables(agent: AgentConfig, replay: ReplayConfig) -> None:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
-from common import timing
-from common.config.algorithms import agent_section
-from common.config.fields import (
+from troupe.common import timing
+from troupe.common.config.algorithms import agent_section
+from troupe.common.config.fields import (
     MAX_PROCESSES,
     MAX_SLOTS,
     MAX_STEPS,
@@ -22,8 +22,8 @@ from common.config.fields import (
     structural,
     tunable,
 )
-from common.config.replay_section import ReplayConfig
-from common.config.sampled_tables import check_sampled_tables
+from troupe.common.config.replay_section import ReplayConfig
+from troupe.common.config.sampled_tables import check_sampled_tables
 
 _ENDPOINT = re.compile(r"(tcp://[^:/\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:]+\]:\d{1,5}|ipc://\S+|inproc://\S+)")
 
@@ -270,7 +270,7 @@ class EvaluatorConfig(Section):
     video_max_steps: int = tunable(2000, "Steps after which a recording stops.", ge=1, le=100_000)
 
     def division(self) -> tuple[int, int, float, float]:
-        """Arguments of `common.wire.control.evaluations.Evaluations`."""
+        """Arguments of `troupe.common.wire.control.evaluations.Evaluations`."""
         return self.episodes, self.slots, self.period_s, self.timeout_s
 
 

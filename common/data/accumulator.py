@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from common.data.schema import Chunk, FieldSpec
-from common.spaces import ActionSpec
+from troupe.common.data.schema import Chunk, FieldSpec
+from troupe.common.spaces import ActionSpec
 
 PRIORITY_FLOOR = 1e-6
 """Added to |TD error|, so that a perfectly predicted item can still be drawn."""

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.columns import Column, MappedFile, make_column
-from common.data.fence import fence
-from common.data.packing import unpack_frame
-from common.data.schema import FieldSpec
-from common.data.store import load_signature, record_dtype
+from troupe.common.data.columns import Column, MappedFile, make_column
+from troupe.common.data.fence import fence
+from troupe.common.data.packing import unpack_frame
+from troupe.common.data.schema import FieldSpec
+from troupe.common.data.store import load_signature, record_dtype
 
 Allocate = Callable[[tuple[int, ...], str], NDArray]
 """Makes an array to write to, from its shape and the name of its dtype."""

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from common.data.packing import join_frame
-from common.data.schema import FieldSpec
-from common.errors import ConfigError
+from troupe.common.data.packing import join_frame
+from troupe.common.data.schema import FieldSpec
+from troupe.common.errors import ConfigError
 
 LZ4_INDEX_BYTES = 12
 """Bytes that a compressed entry takes besides its block: where it starts (int64) and its size (uint32)."""

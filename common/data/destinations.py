@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from common.errors import CheckpointError, ConfigError
-from common.installation import install_command
+from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.installation import install_command
 
 
 class Destination(ABC):

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.distances import distances
-from common.data.selectors import NO_SLOTS, Chosen, Slots, TableView, Uniform
+from troupe.common.data.distances import distances
+from troupe.common.data.selectors import NO_SLOTS, Chosen, Slots, TableView, Uniform
 
 if TYPE_CHECKING:
-    from common.data.table_config import TableConfig
+    from troupe.common.data.table_config import TableConfig
 
 Floats = NDArray[np.float64]
 

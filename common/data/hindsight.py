@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from common.data.accumulator import NStepAccumulator
-from common.data.schema import Chunk
+from troupe.common.data.accumulator import NStepAccumulator
+from troupe.common.data.schema import Chunk
 
 
 class Goals(Protocol):

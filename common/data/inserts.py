@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from common.data.columns import Payload
-from common.data.distances import FEATURES
-from common.data.packing import MAX_ENTRY_BYTES, PackingError, check_blocks
-from common.data.schema import MAX_FIELD_BYTES, FieldSpec, Items
-from common.data.table import TableConfig, valid_priorities
-from common.errors import RefusedError
+from troupe.common.data.columns import Payload
+from troupe.common.data.distances import FEATURES
+from troupe.common.data.packing import MAX_ENTRY_BYTES, PackingError, check_blocks
+from troupe.common.data.schema import MAX_FIELD_BYTES, FieldSpec, Items
+from troupe.common.data.table import TableConfig, valid_priorities
+from troupe.common.errors import RefusedError
 
 
 class GapError(Exception):

@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.store import ChunkStore
+from troupe.common.data.store import ChunkStore
 
 LEASE_S = 2.0
 """A reader that takes longer may find that a chunk has left, which it notices."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.data.table import TableConfig
-from common.errors import ConfigError
-from common.memory import memory_limit_bytes
+from troupe.common.data.table import TableConfig
+from troupe.common.errors import ConfigError
+from troupe.common.memory import memory_limit_bytes
 
 MAX_SHARE = 0.9
 """Share of the memory or disk limit that a plan may take."""

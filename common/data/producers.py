@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.columns import MappedFile
-from common.data.inserts import HeldError
-from common.errors import RefusedError
+from troupe.common.data.columns import MappedFile
+from troupe.common.data.inserts import HeldError
+from troupe.common.errors import RefusedError
 
 PRODUCERS_FILE = "producers"
 UNSTORED_FILE = "unstored"

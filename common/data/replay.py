@@ -13,10 +13,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.changes import CHANGE, check_memory
-from common.data.columns import DiskFullError, Payload
-from common.data.distances import FEATURES
-from common.data.inserts import (
+from troupe.common.data.changes import CHANGE, check_memory
+from troupe.common.data.columns import DiskFullError, Payload
+from troupe.common.data.distances import FEATURES
+from troupe.common.data.inserts import (
     GapError,
     HeldError,
     Insert,
@@ -25,11 +25,11 @@ from common.data.inserts import (
     no_table,
     same_fields,
 )
-from common.data.leases import Leases
-from common.data.producers import Producers
-from common.data.sample import Sample, Share
-from common.data.schema import MAX_FIELD_BYTES, FieldSpec, Items
-from common.data.store import (
+from troupe.common.data.leases import Leases
+from troupe.common.data.producers import Producers
+from troupe.common.data.sample import Sample, Share
+from troupe.common.data.schema import MAX_FIELD_BYTES, FieldSpec, Items
+from troupe.common.data.store import (
     HEADER_FILE,
     ChunkStore,
     NoRoomError,
@@ -38,9 +38,9 @@ from common.data.store import (
     load_signature,
     save_signature,
 )
-from common.data.table import Table, TableConfig
-from common.data.table_config import check_tables
-from common.errors import ConfigError, RefusedError
+from troupe.common.data.table import Table, TableConfig
+from troupe.common.data.table_config import check_tables
+from troupe.common.errors import ConfigError, RefusedError
 
 SPARE = 8
 """Files have room for this many times the entries that the first chunk lets one expect."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from common.data.elite import Attentive, Elite
-from common.data.selectors import Fifo, Heap, Lifo, Prioritized, Selector, TableView, Uniform
+from troupe.common.data.elite import Attentive, Elite
+from troupe.common.data.selectors import Fifo, Heap, Lifo, Prioritized, Selector, TableView, Uniform
 
 if TYPE_CHECKING:
-    from common.data.table_config import TableConfig
+    from troupe.common.data.table_config import TableConfig
 
 Make = Callable[["TableConfig", TableView], Selector]
 """Makes a selector for the slots of a table."""

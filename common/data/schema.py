@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from common.errors import ConfigError
+from troupe.common.errors import ConfigError
 
 MAX_FIELD_BYTES = 1 << 30
 """Most that one field of a chunk, or of a batch, may take when it is unpacked."""

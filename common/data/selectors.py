@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.sumtree import SumTree, stratified
+from troupe.common.data.sumtree import SumTree, stratified
 
 Slots = NDArray[np.int64]
 Chosen = tuple[Slots, NDArray[np.float64]]
@@ -25,7 +25,7 @@ class TableView:
     """What a selector may look at of its table, besides what it is told.
 
     Attributes:
-        items: ``[slots]``, the table's records (`common.data.table.ITEM`), as they are now.
+        items: ``[slots]``, the table's records (`troupe.common.data.table.ITEM`), as they are now.
         samples: how many samples the table has given in its life.
         features: the field ``features`` of items at ``slots [n]``, ``[n, window, ...]``.
     """

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.data.schema import Chunk, FieldSpec
-from common.data.unrolls import RUNNING, TERMINATED, TRUNCATED, split_memory
-from common.spaces import ActionSpec
+from troupe.common.data.schema import Chunk, FieldSpec
+from troupe.common.data.unrolls import RUNNING, TERMINATED, TRUNCATED, split_memory
+from troupe.common.spaces import ActionSpec
 
 BETWEEN = 3
 """Value of the field `ended` beside those of unrolls: the row is no step, and leads to the first observation

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.destinations import Destination, open_destination
-from common.data.fence import fence
-from common.data.replay import Replay, check_capacities
-from common.data.store import RECORDS_FILE, SIGNATURE_FILE, check_run
-from common.data.table_config import TableConfig
-from common.errors import CheckpointError, ConfigError, TroupeError
+from troupe.common.data.destinations import Destination, open_destination
+from troupe.common.data.fence import fence
+from troupe.common.data.replay import Replay, check_capacities
+from troupe.common.data.store import RECORDS_FILE, SIGNATURE_FILE, check_run
+from troupe.common.data.table_config import TableConfig
+from troupe.common.errors import CheckpointError, ConfigError, TroupeError
 
 MANIFEST_FILE = "snapshot.json"
 RESTORED_FILE = "restored.json"

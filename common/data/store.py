@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.columns import FULL, Column, Lane, MappedFile, Payload, file_error, make_column
-from common.data.counting import add_counts
-from common.data.fence import fence
-from common.data.schema import FIELD_NAME, MAX_FIELD_BYTES, FieldSpec
-from common.data.space import Space
-from common.errors import ConfigError
+from troupe.common.data.columns import FULL, Column, Lane, MappedFile, Payload, file_error, make_column
+from troupe.common.data.counting import add_counts
+from troupe.common.data.fence import fence
+from troupe.common.data.schema import FIELD_NAME, MAX_FIELD_BYTES, FieldSpec
+from troupe.common.data.space import Space
+from troupe.common.errors import ConfigError
 
 SIGNATURE_FILE = "signature.json"
 RECORDS_FILE = "chunks.records"

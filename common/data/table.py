@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.changes import CHANGE
-from common.data.columns import MappedFile
-from common.data.counting import add_counts
-from common.data.limiter import Limiter
-from common.data.samplers import REMOVERS, SAMPLERS
-from common.data.selectors import NO_SLOTS, Chosen, Selector, Slots, TableView
-from common.data.table_config import TableConfig
-from common.errors import ConfigError
+from troupe.common.data.changes import CHANGE
+from troupe.common.data.columns import MappedFile
+from troupe.common.data.counting import add_counts
+from troupe.common.data.limiter import Limiter
+from troupe.common.data.samplers import REMOVERS, SAMPLERS
+from troupe.common.data.selectors import NO_SLOTS, Chosen, Selector, Slots, TableView
+from troupe.common.data.table_config import TableConfig
+from troupe.common.errors import ConfigError
 
 __all__ = ["ITEM", "MAX_PRIORITY", "Table", "TableConfig", "valid_priorities"]
 

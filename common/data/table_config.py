@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from common.data.distances import DISTANCES
-from common.data.elite import STRATEGIES
-from common.data.limiter import auto_error
-from common.data.samplers import REMOVERS, SAMPLERS
-from common.errors import ConfigError
+from troupe.common.data.distances import DISTANCES
+from troupe.common.data.elite import STRATEGIES
+from troupe.common.data.limiter import auto_error
+from troupe.common.data.samplers import REMOVERS, SAMPLERS
+from troupe.common.errors import ConfigError
 
 LIMITERS = ("rate", "queue")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from common.data.schema import Chunk, FieldSpec
-from common.spaces import ActionSpec
+from troupe.common.data.schema import Chunk, FieldSpec
+from troupe.common.spaces import ActionSpec
 
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
 """Values of the field `ended`."""

@@ -7,14 +7,14 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from common.envs.base import EnvError, EnvSpec, Episode, Step, VectorEnv
-from common.envs.names import own_name
-from common.errors import ConfigError
+from troupe.common.envs.base import EnvError, EnvSpec, Episode, Step, VectorEnv
+from troupe.common.envs.names import own_name
+from troupe.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from common.config.schema import EnvConfig
+    from troupe.common.config.schema import EnvConfig
 
 __all__ = [
     "EnvError",
@@ -30,14 +30,14 @@ __all__ = [
 ]
 
 FAMILIES = {
-    "atari": "common.envs.atari",
-    "dm_control": "common.envs.dm_control",
-    "dmlab": "common.envs.dmlab",
-    "football": "common.envs.football",
-    "gym": "common.envs.gymnasium_envs",
-    "minatar": "common.envs.minatar",
-    "mujoco": "common.envs.gymnasium_envs",
-    "old_gym": "common.envs.gymnasium_envs",
+    "atari": "troupe.common.envs.atari",
+    "dm_control": "troupe.common.envs.dm_control",
+    "dmlab": "troupe.common.envs.dmlab",
+    "football": "troupe.common.envs.football",
+    "gym": "troupe.common.envs.gymnasium_envs",
+    "minatar": "troupe.common.envs.minatar",
+    "mujoco": "troupe.common.envs.gymnasium_envs",
+    "old_gym": "troupe.common.envs.gymnasium_envs",
 }
 
 
@@ -51,7 +51,7 @@ def make_vector(
 ) -> VectorEnv:
     """`num_slots` copies of the configured environment; `evaluation` plays full games without clipping."""
     if config.processes:
-        from common.envs.workers import WorkerVector
+        from troupe.common.envs.workers import WorkerVector
 
         return WorkerVector(config, num_slots, seed, threads, evaluation=evaluation)
     return _family(config.id).make_vector(config, num_slots, seed, threads, evaluation=evaluation)

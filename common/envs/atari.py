@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.envs.base import (
+from troupe.common.envs.base import (
     KEPT_FAILURES,
     EnvSpec,
     Failure,
@@ -36,14 +36,14 @@ from common.envs.base import (
     clip_rewards,
     slot_seeds,
 )
-from common.envs.calls import RESET, STEP, Calls
-from common.envs.spectator import NoPictureError
-from common.errors import ConfigError
-from common.installation import install_command
-from common.spaces import ActionSpec
+from troupe.common.envs.calls import RESET, STEP, Calls
+from troupe.common.envs.spectator import NoPictureError
+from troupe.common.errors import ConfigError
+from troupe.common.installation import install_command
+from troupe.common.spaces import ActionSpec
 
 if TYPE_CHECKING:
-    from common.config.schema import EnvConfig
+    from troupe.common.config.schema import EnvConfig
 
 PREFIX = "atari:"
 _FRAMES_PER_S = 60

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from common.envs.calls import Calls
-from common.envs.returned import BadReturn
-from common.errors import ConfigError, TroupeError
-from common.spaces import ActionSpec, Leaf
+from troupe.common.envs.calls import Calls
+from troupe.common.envs.returned import BadReturn
+from troupe.common.errors import ConfigError, TroupeError
+from troupe.common.spaces import ActionSpec, Leaf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from common.config.schema import EnvConfig
+    from troupe.common.config.schema import EnvConfig
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +53,9 @@ class EnvSpec:
         frames_per_step: emulator frames that one agent step takes.
         pixels: whether observations are images.
         obs_leaves: the parts of an observation that is more than one array of numbers: it is uint8 `[bytes]`,
-            see `common.spaces.packed`. Empty for others.
-        instruction_words: words of an instruction in the last row of pixels (`common.data.instructions`).
+            see `troupe.common.spaces.packed`. Empty for others.
+        instruction_words: words of an instruction in the last row of pixels
+        (`troupe.common.data.instructions`).
         packed_bits: pixels are 0 or 255, and a byte of an observation is eight of a row, as `numpy.packbits`
             packs them: so they are sent and stored, and only networks unpack them.
     """

@@ -1,7 +1,7 @@
 """Bits to be flipped until they are as they should be: what hindsight is for.
 
-`common.envs.bit_flip:BitFlip-v0`, registered with Gymnasium when this module is imported. Andrychowicz et al.
-2017, section 3.1.
+`troupe.common.envs.bit_flip:BitFlip-v0`, registered with Gymnasium when this module is imported.
+Andrychowicz et al. 2017, section 3.1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from common.envs.registration import register_env
+from troupe.common.envs.registration import register_env
 
 ID = "BitFlip-v0"
 

@@ -16,12 +16,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from common.envs import calls
-from common.envs.base import EnvSpec
-from common.errors import ConfigError, MissingEngineError, TroupeError
+from troupe.common.envs import calls
+from troupe.common.envs.base import EnvSpec
+from troupe.common.errors import ConfigError, MissingEngineError, TroupeError
 
 if TYPE_CHECKING:
-    from common.config.schema import EnvConfig
+    from troupe.common.config.schema import EnvConfig
 
 BRIEF_S = 1.0
 """Of playing, before a training."""
@@ -96,7 +96,7 @@ def check(
     with tempfile.TemporaryDirectory(prefix="troupe-check-") as name, tempfile.TemporaryFile() as said:
         result = Path(name) / "result"
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "common.envs.probe", str(result)],
+            [sys.executable, "-P", "-m", "troupe.common.envs.probe", str(result)],
             stdin=subprocess.PIPE,
             stdout=said,
             stderr=said,

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.envs import mujoco
-from common.envs.base import EnvSpec, VectorEnv, slot_seeds
-from common.envs.slots import Outcome, SlotVector
-from common.errors import ConfigError, MissingEngineError
-from common.installation import install_command
-from common.spaces import ActionSpec, Leaf
+from troupe.common.envs import mujoco
+from troupe.common.envs.base import EnvSpec, VectorEnv, slot_seeds
+from troupe.common.envs.slots import Outcome, SlotVector
+from troupe.common.errors import ConfigError, MissingEngineError
+from troupe.common.installation import install_command
+from troupe.common.spaces import ActionSpec, Leaf
 
 if TYPE_CHECKING:
-    from common.config.schema import EnvConfig
+    from troupe.common.config.schema import EnvConfig
 
 PREFIX = "dm_control:"
 _PICTURE = {"height": 240, "width": 320, "camera_id": 0}

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.envs.base import EnvSpec, VectorEnv, options, slot_seeds
-from common.envs.pictures import push_frame
-from common.envs.slots import SlotVector
-from common.errors import ConfigError, MissingEngineError
-from common.spaces import ActionSpec
+from troupe.common.envs.base import EnvSpec, VectorEnv, options, slot_seeds
+from troupe.common.envs.pictures import push_frame
+from troupe.common.envs.slots import SlotVector
+from troupe.common.errors import ConfigError, MissingEngineError
+from troupe.common.spaces import ActionSpec
 
 if TYPE_CHECKING:
-    from common.config.schema import EnvConfig
+    from troupe.common.config.schema import EnvConfig
 
 PREFIX = "football:"
 OPTIONS: dict[str, Any] = {"rewards": "scoring", "width": 96, "height": 72}

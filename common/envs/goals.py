@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.envs.base import EnvSpec, clip_rewards
-from common.errors import ConfigError
+from troupe.common.envs.base import EnvSpec, clip_rewards
+from troupe.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from common.config.schema import EnvConfig
+    from troupe.common.config.schema import EnvConfig
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 
 
 class EnvGoals:
-    """`common.data.hindsight.Goals` of packed observations, by one copy of the environment.
+    """`troupe.common.data.hindsight.Goals` of packed observations, by one copy of the environment.
 
     `info` is empty: what depends on it cannot be worked out later.
     """
@@ -67,6 +67,6 @@ class EnvGoals:
 
 
 def _env_with_goals(config: EnvConfig) -> Any:
-    from common.envs.gymnasium_envs import make_plain
+    from troupe.common.envs.gymnasium_envs import make_plain
 
     return make_plain(config)

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.envs.base import EnvSpec, VectorEnv, slot_seeds
-from common.envs.gymnasium_spaces import action_spec, observation_leaves, picture_scales, stored_dtype
-from common.envs.names import own_name
-from common.envs.pictures import FrameProcessor, Layout, layout_of, push_frame
-from common.envs.returned import (
+from troupe.common.envs.base import EnvSpec, VectorEnv, slot_seeds
+from troupe.common.envs.gymnasium_spaces import action_spec, observation_leaves, picture_scales, stored_dtype
+from troupe.common.envs.names import own_name
+from troupe.common.envs.pictures import FrameProcessor, Layout, layout_of, push_frame
+from troupe.common.envs.returned import (
     OLD_INTERFACE,
     BadReturn,
     check_finite,
@@ -33,21 +33,21 @@ from common.envs.returned import (
     check_step,
     reset_result,
 )
-from common.envs.slots import Outcome, SlotVector
-from common.envs.spectator import NoPictureError
-from common.errors import ConfigError
-from common.installation import import_module, install_command
-from common.spaces import Leaf, packed, unpacked
+from troupe.common.envs.slots import Outcome, SlotVector
+from troupe.common.envs.spectator import NoPictureError
+from troupe.common.errors import ConfigError
+from troupe.common.installation import import_module, install_command
+from troupe.common.spaces import Leaf, packed, unpacked
 
 if TYPE_CHECKING:
-    from common.config.schema import EnvConfig
+    from troupe.common.config.schema import EnvConfig
 
 _log = logging.getLogger(__name__)
 
 _USUAL_STEPS_PER_S = 30
 
 PREFIX = "gym:"
-_REGISTERED = {"mujoco": "common.envs.mujoco", "old_gym": "common.envs.old_gym"}
+_REGISTERED = {"mujoco": "troupe.common.envs.mujoco", "old_gym": "troupe.common.envs.old_gym"}
 """Modules whose `registered(name)` gives Gymnasium's id of what such a family calls `name`."""
 
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from common.envs.pictures import layout_of
-from common.errors import ConfigError
-from common.spaces import ActionSpec, Leaf, Path
+from troupe.common.envs.pictures import layout_of
+from troupe.common.errors import ConfigError
+from troupe.common.spaces import ActionSpec, Leaf, Path
 
 
 def action_spec(env_id: str, space: Any, bins: int, bins_ratio: float) -> ActionSpec:

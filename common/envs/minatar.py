@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.envs.base import EnvSpec, VectorEnv, options, slot_seeds
-from common.envs.slots import Outcome, SlotVector
-from common.errors import ConfigError, MissingEngineError
-from common.installation import install_command
-from common.spaces import ActionSpec
+from troupe.common.envs.base import EnvSpec, VectorEnv, options, slot_seeds
+from troupe.common.envs.slots import Outcome, SlotVector
+from troupe.common.errors import ConfigError, MissingEngineError
+from troupe.common.installation import install_command
+from troupe.common.spaces import ActionSpec
 
 if TYPE_CHECKING:
-    from common.config.schema import EnvConfig
+    from troupe.common.config.schema import EnvConfig
 
 PREFIX = "minatar:"
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")

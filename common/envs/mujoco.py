@@ -12,8 +12,8 @@ import logging
 import os
 from typing import Any
 
-from common.errors import ConfigError, MissingEngineError
-from common.installation import install_command
+from troupe.common.errors import ConfigError, MissingEngineError
+from troupe.common.installation import install_command
 
 _log = logging.getLogger(__name__)
 _told: set[str] = set()

@@ -17,8 +17,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from common.errors import ConfigError
-from common.installation import import_module
+from troupe.common.errors import ConfigError
+from troupe.common.installation import import_module
 
 PREFIX = "old_gym:"
 

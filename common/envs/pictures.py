@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from common.envs.returned import check_finite
-from common.errors import ConfigError
-from common.installation import install_command
+from troupe.common.envs.returned import check_finite
+from troupe.common.errors import ConfigError
+from troupe.common.installation import install_command
 
 MIN_SIDE = 32
 """Smaller pictures are grids of symbols rather than images."""

@@ -1,7 +1,7 @@
 """A memory task: a cue is seen once, and asked for again and again.
 
-`common.envs.recall:Recall-v0`, registered with Gymnasium when this module is imported. Without memory nothing
-is better than always giving the same answer: a mean return of one over the number of cues.
+`troupe.common.envs.recall:Recall-v0`, registered with Gymnasium when this module is imported. Without memory
+nothing is better than always giving the same answer: a mean return of one over the number of cues.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from common.envs.registration import register_env
+from troupe.common.envs.registration import register_env
 
 ID = "Recall-v0"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from common.errors import ConfigError
+from troupe.common.errors import ConfigError
 
 
 def register_env(name: str, make: Callable[..., Any], **options: Any) -> str:

@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 
-from common.envs.base import EnvSpec
+from troupe.common.envs.base import EnvSpec
 
 _ALIGNMENT = 64
 
@@ -18,7 +18,7 @@ class SharedStep:
     Attributes:
         fd: the file, for a process that is to map it as well.
         actions: `[S, *actions.shape]`, what to do.
-        obs: `[S, *obs_shape]`, see `common.envs.base.Step`; so are the others.
+        obs: `[S, *obs_shape]`, see `troupe.common.envs.base.Step`; so are the others.
         final_obs: `[S, *obs_shape]`, only of slots whose episode ended.
         reward: float32 `[S]`.
         terminated: bool `[S]`.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from common.envs.base import (
+from troupe.common.envs.base import (
     KEPT_FAILURES,
     EnvSpec,
     Failure,
@@ -22,12 +22,12 @@ from common.envs.base import (
     clip_rewards,
     slot_seeds,
 )
-from common.envs.calls import MAKING, RESET, STEP, Calls
-from common.envs.returned import as_announced, check_outcome, finite_error, not_finite, taken_for
-from common.envs.spectator import NoPictureError, spectator_view
+from troupe.common.envs.calls import MAKING, RESET, STEP, Calls
+from troupe.common.envs.returned import as_announced, check_outcome, finite_error, not_finite, taken_for
+from troupe.common.envs.spectator import NoPictureError, spectator_view
 
 if TYPE_CHECKING:
-    from common.config.schema import EnvConfig
+    from troupe.common.config.schema import EnvConfig
 
 
 Outcome = tuple[Any, Any, Any, Any]

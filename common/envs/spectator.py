@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import TroupeError
+from troupe.common.errors import TroupeError
 
 _CHANNELS = (1, 3, 4)
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from common.envs.base import EnvSpec, Step
-from common.errors import RefusedError
+from troupe.common.envs.base import EnvSpec, Step
+from troupe.common.errors import RefusedError
 
 RUNNING, TERMINATED, TRUNCATED, DISCARDED = 0, 1, 2, 3
 """Values of the array `ended`."""

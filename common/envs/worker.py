@@ -1,8 +1,8 @@
-"""`python -m common.envs.worker FD PARENT_PID`: steps some environments for the process that started it.
+"""`python -m troupe.common.envs.worker FD PARENT_PID`: steps some environments for its parent.
 
-What to do comes over the Unix socket FD, from `common.envs.workers`, in messages of JSON; every one but `map`
-and `assign` is answered. Arrays are in shared memory (`common.envs.shared`). It ends with its parent, also in
-the midst of a call that hangs.
+What to do comes over the Unix socket FD, from `troupe.common.envs.workers`, in messages of JSON; every one
+but `map` and `assign` is answered. Arrays are in shared memory (`troupe.common.envs.shared`). It ends with
+its parent, also in the midst of a call that hangs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from common.config.schema import EnvConfig
-from common.envs import make_vector
-from common.envs.base import VectorEnv
-from common.envs.shared import SharedStep
-from common.envs.spectator import NoPictureError
-from common.errors import TroupeError
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import make_vector
+from troupe.common.envs.base import VectorEnv
+from troupe.common.envs.shared import SharedStep
+from troupe.common.envs.spectator import NoPictureError
+from troupe.common.errors import TroupeError
 
 MAX_MESSAGE = 1 << 20
 _PR_SET_PDEATHSIG = 1
@@ -88,7 +88,7 @@ def main() -> None:
     """Do as it is told until the other end closes."""
     end_with(int(sys.argv[2]))
     # The parent says it, with the slot's number there.
-    logging.getLogger("common.envs.base").setLevel(logging.ERROR)
+    logging.getLogger("troupe.common.envs.base").setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the socket
     link = socket.socket(fileno=int(sys.argv[1]))
     worker: _Worker | None = None

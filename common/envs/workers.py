@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from common.envs import calls
-from common.envs.base import (
+from troupe.common.envs import calls
+from troupe.common.envs.base import (
     KEPT_FAILURES,
     EnvError,
     EnvSpec,
@@ -37,13 +37,13 @@ from common.envs.base import (
     Step,
     VectorEnv,
 )
-from common.envs.shared import SharedStep
-from common.envs.spectator import NoPictureError
-from common.envs.worker import MAX_MESSAGE
-from common.errors import ConfigError, MissingEngineError, TroupeError
+from troupe.common.envs.shared import SharedStep
+from troupe.common.envs.spectator import NoPictureError
+from troupe.common.envs.worker import MAX_MESSAGE
+from troupe.common.errors import ConfigError, MissingEngineError, TroupeError
 
 if TYPE_CHECKING:
-    from common.config.schema import EnvConfig
+    from troupe.common.config.schema import EnvConfig
 
 _log = logging.getLogger(__name__)
 
@@ -267,7 +267,14 @@ class _Worker:
     def start(self, seed: int) -> None:
         """A new process, which is told what to make."""
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [sys.executable, "-P", "-m", "common.envs.worker", str(theirs.fileno()), str(os.getpid())]
+        words = [
+            sys.executable,
+            "-P",
+            "-m",
+            "troupe.common.envs.worker",
+            str(theirs.fileno()),
+            str(os.getpid()),
+        ]
         variables = {**os.environ, calls.VARIABLE: str(self._folder), "OMP_NUM_THREADS": "1"}
         with theirs:
             self._child = subprocess.Popen(

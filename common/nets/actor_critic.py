@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.nets.heads import PolicyHead
-from common.nets.recurrent import SequenceBody
-from common.nets.torsos import orthogonal
-from common.rl.normalizers import Normalizer
-from common.spaces import ActionSpec
+from troupe.common.nets.heads import PolicyHead
+from troupe.common.nets.recurrent import SequenceBody
+from troupe.common.nets.torsos import orthogonal
+from troupe.common.rl.normalizers import Normalizer
+from troupe.common.spaces import ActionSpec
 
 SHALLOW = {"shallow": "small"}
 """The shallow network of Espeholt et al. 2018 (figure 3, left) has the convolutions of Mnih et al. 2013."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from common.nets.torsos import orthogonal
+from troupe.common.nets.torsos import orthogonal
 
 
 def dueling_q(value: Tensor, advantage: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from common.data.instructions import HASH_BUCKETS
+from troupe.common.data.instructions import HASH_BUCKETS
 
 
 def split_instruction(obs: Tensor, words: int) -> tuple[Tensor, Tensor]:

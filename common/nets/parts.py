@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from common.nets.pixels import NormalizedPixels, ScaledPixels
-from common.nets.torsos import PLAIN, PixelTorso, Projected, ResidualTorso, Style, VectorTorso
-from common.rl.normalizers import Normalizer
-from common.spaces import Leaf
+from troupe.common.nets.pixels import NormalizedPixels, ScaledPixels
+from troupe.common.nets.torsos import PLAIN, PixelTorso, Projected, ResidualTorso, Style, VectorTorso
+from troupe.common.rl.normalizers import Normalizer
+from troupe.common.spaces import Leaf
 
 _LARGEST = 1e9
 
@@ -20,7 +20,7 @@ class PartInputs(nn.Module):
     """From packed bytes to numbers: choices one-hot, pictures scaled or normalised, numbers likewise.
 
     Args:
-      leaves: the parts, see `common.spaces.packed`.
+      leaves: the parts, see `troupe.common.spaces.packed`.
       pixels: normalise pixels by position, see `NormalizedPixels`; else they are divided by 255.
       limit: frames after which that stays as it is.
       vectors: normalise real numbers, see `Normalizer`.
@@ -107,7 +107,7 @@ class PartsTorso(nn.Module):
 
     Args:
       inputs: gives what this is given.
-      kind: a name of `common.nets.torsos.PIXEL_TORSOS`; anything where there is no picture.
+      kind: a name of `troupe.common.nets.torsos.PIXEL_TORSOS`; anything where there is no picture.
       hidden_units: see above.
       mlp_units: see above.
       style: of all layers.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from common.nets.frames import as_images, unpacked
-from common.rl.normalizers import Normalizer
+from troupe.common.nets.frames import as_images, unpacked
+from troupe.common.rl.normalizers import Normalizer
 
 FLOOR = 1.0
 """Deviation under which a pixel's changes are not made larger, in grey levels."""

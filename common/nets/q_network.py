@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.nets.heads import DuelingHead, dueling_q
-from common.nets.parts import PartInputs, PartsTorso
-from common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
-from common.nets.recurrent import SequenceBody
-from common.nets.torsos import PixelTorso, VectorTorso, orthogonal
-from common.rl.normalizers import Normalizer
-from common.spaces import ActionSpec
+from troupe.common.nets.heads import DuelingHead, dueling_q
+from troupe.common.nets.parts import PartInputs, PartsTorso
+from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
+from troupe.common.nets.recurrent import SequenceBody
+from troupe.common.nets.torsos import PixelTorso, VectorTorso, orthogonal
+from troupe.common.rl.normalizers import Normalizer
+from troupe.common.spaces import ActionSpec
 
 
 class QNetwork(nn.Module):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from common.nets.language import InstructionEncoder, split_instruction
-from common.nets.parts import PartInputs, PartsTorso
-from common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
-from common.nets.torsos import PLAIN, Projected, Style, make_torso
-from common.rl.normalizers import Normalizer
-from common.spaces import ActionSpec, runs
+from troupe.common.nets.language import InstructionEncoder, split_instruction
+from troupe.common.nets.parts import PartInputs, PartsTorso
+from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
+from troupe.common.nets.torsos import PLAIN, Projected, Style, make_torso
+from troupe.common.rl.normalizers import Normalizer
+from troupe.common.spaces import ActionSpec, runs
 
 
 class LstmCore(nn.Module):
@@ -99,7 +99,7 @@ class SequenceBody(nn.Module):
     Args:
       obs_shape: shape of one observation, `(C, H, W)` for pixels.
       actions: what is chosen.
-      torso: `mlp`, or a name of `common.nets.torsos.PIXEL_TORSOS`.
+      torso: `mlp`, or a name of `troupe.common.nets.torsos.PIXEL_TORSOS`.
       hidden_units: width of the layer that follows a pixel torso.
       mlp_units: widths of the `mlp` torso.
       lstm_units: width of the memory; 0: none.

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from common.nets.parts import PartInputs, PartsTorso
-from common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
-from common.nets.recurrent import LstmCore, last_step
-from common.nets.torsos import PixelTorso, Projected, Style, VectorTorso, orthogonal
-from common.rl.normalizers import Normalizer
-from common.rl.policy_losses import Multiplier
-from common.spaces import ActionSpec
+from troupe.common.nets.parts import PartInputs, PartsTorso
+from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
+from troupe.common.nets.recurrent import LstmCore, last_step
+from troupe.common.nets.torsos import PixelTorso, Projected, Style, VectorTorso, orthogonal
+from troupe.common.rl.normalizers import Normalizer
+from troupe.common.rl.policy_losses import Multiplier
+from troupe.common.spaces import ActionSpec
 
 LARGEST = 1e4
 """Numbers of an observation are cut to this: after ReLUs the square of what follows is finite then."""

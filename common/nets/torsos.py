@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from common.nets.convolution import Convolution
+from troupe.common.nets.convolution import Convolution
 
 
 def orthogonal(module: nn.Module, gain: float = math.sqrt(2.0)) -> nn.Module:
@@ -190,8 +190,8 @@ def make_torso(
 ) -> nn.Module:
     """The torso of this name: `mlp`, or one of `PIXEL_TORSOS`; ValueError where it does not suit.
 
-    Pixel torsos are given what a module of `common.nets.pixels` makes of observations of `obs_shape`. The
-    residual ones are as they were published, whatever the style.
+    Pixel torsos are given what a module of `troupe.common.nets.pixels` makes of observations of `obs_shape`.
+    The residual ones are as they were published, whatever the style.
     """
     if kind == "mlp":
         return VectorTorso(obs_shape, mlp_units, style)

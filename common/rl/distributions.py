@@ -1,6 +1,7 @@
 """Policies' distributions over actions, as functions of the flat parameters that a network gives.
 
-A distribution's parameters are `[..., size]`, an action is a row of `common.spaces.ActionSpec`: `[...]` int64
+A distribution's parameters are `[..., size]`, an action is a row of `troupe.common.spaces.ActionSpec`:
+`[...]` int64
 for one choice, else `[..., numbers]`. Probabilities of an action with several numbers are joint ones. What
 learning needs takes and gives tensors; drawing is for actors, in numpy, from a generator of theirs.
 """
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from common.rl import policy
-from common.spaces import MAX_REAL, ActionSpec, runs
+from troupe.common.rl import policy
+from troupe.common.spaces import MAX_REAL, ActionSpec, runs
 
 RealKind = Literal["normal", "tanh_normal", "tanh"]
 DeviationKind = Literal["softplus", "exp"]

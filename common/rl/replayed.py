@@ -38,8 +38,8 @@ def cloning(
 def trusted_steps(divergence: Tensor, most: float, replayed: Tensor) -> Tensor:
     """Which steps may teach, `[T, B]` bool: all fresh ones, and those whose policy was like today's.
 
-    LASER (Schmitt et al. 2019) leaves out what lies beyond a trust region; `common.rl.vtrace` takes the
-    result.
+    LASER (Schmitt et al. 2019) leaves out what lies beyond a trust region; `troupe.common.rl.vtrace` takes
+    the result.
 
     Args:
       divergence: `[T, B]`, from today's policy to the one that acted or to `implied_kl`'s, in nats.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.rl.returns import double_q_value, signed_hyperbolic, signed_parabolic
+from troupe.common.rl.returns import double_q_value, signed_hyperbolic, signed_parabolic
 
 
 def next_values(values: Tensor, truncated: Tensor, final_values: Tensor) -> Tensor:

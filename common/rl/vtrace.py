@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from common.rl.sequences import backward_sum
+from troupe.common.rl.sequences import backward_sum
 
 
 class VTrace(NamedTuple):
@@ -47,7 +47,7 @@ def vtrace(
       discounts: `[T, B]` float, gamma, or 0 where the step terminated the episode.
       values: `[T, B]` float, V of the steps' observations.
       next_values: `[T, B]` float, V of the observations that truly followed
-        (`common.rl.sequences.next_values`).
+        (`troupe.common.rl.sequences.next_values`).
       continues: `[T, B]`, 0 where the step ended an episode in either way, else 1.
       rho_bar: clips the weight of the temporal difference: which policy's value is learned; None: no clip.
       c_bar: clips the weight of the trace: how fast; None: no clip.

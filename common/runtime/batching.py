@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from common.errors import TroupeError
+from troupe.common.errors import TroupeError
 
 Payload = TypeVar("Payload")
 

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from common.errors import CheckpointError, ConfigError, MisfitError
-from common.runtime.files import atomic_write, fsync_path, readable
+from troupe.common.errors import CheckpointError, ConfigError, MisfitError
+from troupe.common.runtime.files import atomic_write, fsync_path, readable
 
 _log = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ class Loadable(Protocol):
     def load_state(
         self, arrays: dict[str, np.ndarray], meta: dict[str, Any], *, to_learn: bool = True
     ) -> None:
-        """See `common.agents.base.Agent`."""
+        """See `troupe.common.agents.base.Agent`."""
 
 
 def begin_from(
@@ -237,7 +237,7 @@ def begin_from(
         agent: made, and not trained.
         path: of the run, or of the checkpoint.
         changed: what of the agent's configuration is otherwise in a given one, in words; see
-            `common.config.changed_structure`.
+            `troupe.common.config.changed_structure`.
         optimizer: also what its learner had besides: moments, target network, count of updates.
 
     Raises:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
+from troupe.common.errors import ConfigError
 
 STATUS_FILE = "status.json"
 CONFIG_FILE = "config.toml"

@@ -1,4 +1,4 @@
-"""What this process last said about itself; `common.runtime.http` shows it where that is asked for.
+"""What this process last said about itself; `troupe.common.runtime.http` shows it where that is asked for.
 
 One set of values per process, so that a main loop can report without knowing whether anybody looks.
 """

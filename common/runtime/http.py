@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from common.errors import ConfigError
-from common.runtime import health
+from troupe.common.errors import ConfigError
+from troupe.common.runtime import health
 
 Probe = Callable[[], tuple[bool, str]]
 
@@ -22,7 +22,7 @@ CLIENT_S = 10.0
 
 
 class StatusServer:
-    """Serves what the process has reported to `common.runtime.health`, from a thread of its own.
+    """Serves what the process has reported to `troupe.common.runtime.health`, from a thread of its own.
 
     `/healthz` answers 200 while the main loop is alive, `/readyz` 200 once the service does its work;
     otherwise 503 with a line that says why.

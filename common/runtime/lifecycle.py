@@ -13,9 +13,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from common.errors import ConfigError, TroupeError
-from common.installation import install_command
-from common.runtime.logging import printable
+from troupe.common.errors import ConfigError, TroupeError
+from troupe.common.installation import install_command
+from troupe.common.runtime.logging import printable
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
+from troupe.common.errors import ConfigError
 
 _FORMAT = "%(asctime)s %(levelname)-7s {service}: %(message)s"
 _LEVELS = ("debug", "info", "warning", "error")

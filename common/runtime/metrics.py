@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.runtime.logging import Throttle
-from common.runtime.video import gif_size
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.logging import Throttle
+from troupe.common.runtime.video import gif_size
 
 _log = logging.getLogger(__name__)
 

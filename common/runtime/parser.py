@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from common.errors import ConfigError
+from troupe.common.errors import ConfigError
 
 
 class Parser(argparse.ArgumentParser):

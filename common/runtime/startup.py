@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from common.runtime.lifecycle import enable_stack_dumps
-from common.runtime.logging import add_logging_arguments, setup_logging
-from common.runtime.parser import integer
+from troupe.common.runtime.lifecycle import enable_stack_dumps
+from troupe.common.runtime.logging import add_logging_arguments, setup_logging
+from troupe.common.runtime.parser import integer
 
 FIELDS_AT_LEARNER = "fields of the run are given to its learner, which tells the others"
 """Where a service that is no learner gets its configuration."""
@@ -36,6 +36,8 @@ def begin(service: str, arguments: argparse.Namespace) -> None:
     setup_logging(service, arguments.log_file, arguments.log_level)
     enable_stack_dumps()
     if arguments.metrics_port:
-        from common.runtime.http import StatusServer  # its imports take a while, and most runs go without
+        from troupe.common.runtime.http import (
+            StatusServer,  # its imports take a while, and most runs go without
+        )
 
         StatusServer(service, arguments.metrics_port, host=arguments.metrics_host)

@@ -12,7 +12,7 @@ from typing import overload
 import lz4.frame
 import numpy as np
 
-from common.errors import ConfigError
+from troupe.common.errors import ConfigError
 
 _MAX_FRAMES_PER_S = 30.0
 _USUAL_STEPS_PER_S = 15.0

@@ -1,6 +1,6 @@
 """Scores and their uncertainty. Pure functions over numbers."""
 
-from common.stats.intervals import (
+from troupe.common.stats.intervals import (
     Interval,
     bootstrap,
     bootstrap_mean,
@@ -11,7 +11,13 @@ from common.stats.intervals import (
     median,
     optimality_gap,
 )
-from common.stats.scores import RANDOM_AND_HUMAN, atari_game, human_normalized, normalized, random_and_human
+from troupe.common.stats.scores import (
+    RANDOM_AND_HUMAN,
+    atari_game,
+    human_normalized,
+    normalized,
+    random_and_human,
+)
 
 __all__ = [
     "RANDOM_AND_HUMAN",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from common.stats.scores import human_normalized
+from troupe.common.stats.scores import human_normalized
 
 
 @dataclass(frozen=True)

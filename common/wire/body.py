@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_typ
 import msgspec
 import numpy as np
 
-from common.wire.codec import DTYPES, Message, WireError
+from troupe.common.wire.codec import DTYPES, Message, WireError
 
 FIELD = "FIELD"
 """Stands in the name of a group of arrays for the part that differs."""

@@ -23,7 +23,7 @@ import msgpack
 import numpy as np
 import zmq
 
-from common.errors import RefusedError
+from troupe.common.errors import RefusedError
 
 PROTOCOL_VERSION = 1
 
@@ -91,7 +91,7 @@ class Message:
     """One decoded (or not yet encoded) message.
 
     Attributes:
-        type: one of the constants of `common.wire.messages`.
+        type: one of the constants of `troupe.common.wire.messages`.
         fields: small values: numbers, strings, booleans, None, and lists or maps of them.
         arrays: bulk data. Decoded arrays are read-only views of the received frames.
         request_id: chosen by the asker, repeated in the answer; 0 where nobody waits for one (u64).

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from common.wire import messages
-from common.wire.body import Array, Body, layout_of
-from common.wire.security.claims import CLAIMS
+from troupe.common.wire import messages
+from troupe.common.wire.body import Array, Body, layout_of
+from troupe.common.wire.security.claims import CLAIMS
 
 _PART = "<!-- {name}: made by `make docs` -->\n{text}<!-- end -->"
 
@@ -153,7 +153,7 @@ def _number(value: float) -> str:
 
 def pages() -> Iterator[Path]:
     """The pages that have such parts."""
-    docs = Path(__file__).parents[2] / "docs"
+    docs = Path(__file__).resolve().parents[2] / "docs"
     yield docs / "protocol.md"
     yield docs / "security.md"
 

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from common.runtime.logging import Throttle
+from troupe.common.runtime.logging import Throttle
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from common.errors import AuthError
-from common.runtime.logging import Throttle
-from common.wire import sockets
-from common.wire.body import Body
-from common.wire.codec import Buffer, Message, WireError, decode
-from common.wire.rejections import GARBAGE_LOG_PERIOD_S
+from troupe.common.errors import AuthError
+from troupe.common.runtime.logging import Throttle
+from troupe.common.wire import sockets
+from troupe.common.wire.body import Body
+from troupe.common.wire.codec import Buffer, Message, WireError, decode
+from troupe.common.wire.rejections import GARBAGE_LOG_PERIOD_S
 
 _log = logging.getLogger(__name__)
 

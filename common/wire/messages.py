@@ -7,9 +7,9 @@ its meaning.
 
 from __future__ import annotations
 
-from common.wire.body import Body
-from common.wire.codec import Limits
-from common.wire.control.messages import (
+from troupe.common.wire.body import Body
+from troupe.common.wire.codec import Limits
+from troupe.common.wire.control.messages import (
     Announce,
     Bye,
     Error,
@@ -21,8 +21,8 @@ from common.wire.control.messages import (
     Telemetry,
     Welcome,
 )
-from common.wire.inference.messages import Actions, Infer
-from common.wire.replay.messages import (
+from troupe.common.wire.inference.messages import Actions, Infer
+from troupe.common.wire.replay.messages import (
     Batch,
     Credit,
     CreditQuestion,

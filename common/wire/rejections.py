@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 
-from common.runtime.logging import Throttle
+from troupe.common.runtime.logging import Throttle
 
 MAX_PEERS = 64
 """Peers that are remembered: those counted last. A stranger may have a new name for each message."""

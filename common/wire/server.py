@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from common.data.changes import TornStateError
-from common.errors import RefusedError
-from common.runtime.logging import Throttle
-from common.wire import messages, sockets
-from common.wire.body import Body
-from common.wire.codec import DEFAULT, Limits, Message, WireError, decode
-from common.wire.intake import Intake
-from common.wire.rejections import GARBAGE_LOG_PERIOD_S, Rejections
-from common.wire.security.handshakes import HandshakeMonitor
+from troupe.common.data.changes import TornStateError
+from troupe.common.errors import RefusedError
+from troupe.common.runtime.logging import Throttle
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.body import Body
+from troupe.common.wire.codec import DEFAULT, Limits, Message, WireError, decode
+from troupe.common.wire.intake import Intake
+from troupe.common.wire.rejections import GARBAGE_LOG_PERIOD_S, Rejections
+from troupe.common.wire.security.handshakes import HandshakeMonitor
 
 _log = logging.getLogger(__name__)
 

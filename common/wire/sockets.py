@@ -21,11 +21,11 @@ from typing import NamedTuple, TypeAlias
 
 import zmq
 
-from common.errors import ConfigError
-from common.wire.codec import DEFAULT, Buffer, Limits, Message, decode, encode
-from common.wire.security import zap
-from common.wire.security.handshakes import HandshakeWatch
-from common.wire.security.keys import Keys
+from troupe.common.errors import ConfigError
+from troupe.common.wire.codec import DEFAULT, Buffer, Limits, Message, decode, encode
+from troupe.common.wire.security import zap
+from troupe.common.wire.security.handshakes import HandshakeWatch
+from troupe.common.wire.security.keys import Keys
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 import numpy as np
 from msgspec import Meta
 
-from common import timing
-from common.data.schema import FIELD_NAME
-from common.data.table_config import MAX_TABLES
-from common.wire.body import Array
-from common.wire.codec import Dtype
+from troupe.common import timing
+from troupe.common.data.schema import FIELD_NAME
+from troupe.common.data.table_config import MAX_TABLES
+from troupe.common.wire.body import Array
+from troupe.common.wire.codec import Dtype
 
 MAX_BATCH = 1 << 20
 """Rows of one table in a batch, or items of one table in an insert."""

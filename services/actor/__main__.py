@@ -1,4 +1,4 @@
-"""`python -m services.actor`: one actor process."""
+"""`python -m troupe.services.actor`: one actor process."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 # Before numpy and torch are imported: one actor is one core, and OpenMP would take them all.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from common.errors import ConfigError
-from common.installation import install_command
-from common.permits import add_module_argument
-from common.runtime.lifecycle import StopSignal, run_main
-from common.runtime.malloc import keep_freed_memory
-from common.runtime.parser import Parser, integer, real
-from common.runtime.startup import FIELDS_AT_LEARNER, add_service_arguments, begin
-from common.wire.control.relay import default_directory
-from common.wire.security.key_options import add_key_arguments, make_security
+from troupe.common.errors import ConfigError
+from troupe.common.installation import install_command
+from troupe.common.permits import add_module_argument
+from troupe.common.runtime.lifecycle import StopSignal, run_main
+from troupe.common.runtime.malloc import keep_freed_memory
+from troupe.common.runtime.parser import Parser, integer, real
+from troupe.common.runtime.startup import FIELDS_AT_LEARNER, add_service_arguments, begin
+from troupe.common.wire.control.relay import default_directory
+from troupe.common.wire.security.key_options import add_key_arguments, make_security
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -70,7 +70,7 @@ def _run(arguments: argparse.Namespace) -> None:
     try:
         import zmq
 
-        from services.actor.service import ActorService
+        from troupe.services.actor.service import ActorService
     except ImportError as error:
         raise ConfigError(f"the actor needs the package {error.name}: {install_command('actor')}") from error
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

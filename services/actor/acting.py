@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.envs import VectorEnv
-from common.wire.control.client import ControlClient, Welcome
-from common.wire.sockets import Context, Security
-from services.actor.timing import Timing
+from troupe.common.envs import VectorEnv
+from troupe.common.wire.control.client import ControlClient, Welcome
+from troupe.common.wire.sockets import Context, Security
+from troupe.services.actor.timing import Timing
 
 ROUND_S = 0.2
 """Longest wait of a round: then the actor looks at everything else."""

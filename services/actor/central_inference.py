@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.config import Config
-from common.envs import VectorEnv, make_vector
-from common.envs.transfer import pack_start, pack_step
-from common.errors import PeerError
-from common.wire.control.client import ControlClient, Welcome
-from common.wire.inference.client import Answer, InferenceClient
-from common.wire.sockets import WaitLog, reachable_endpoint
-from services.actor.acting import ROUND_S, Place
-from services.actor.timing import Timing
+from troupe.common.config import Config
+from troupe.common.envs import VectorEnv, make_vector
+from troupe.common.envs.transfer import pack_start, pack_step
+from troupe.common.errors import PeerError
+from troupe.common.wire.control.client import ControlClient, Welcome
+from troupe.common.wire.inference.client import Answer, InferenceClient
+from troupe.common.wire.sockets import WaitLog, reachable_endpoint
+from troupe.services.actor.acting import ROUND_S, Place
+from troupe.services.actor.timing import Timing
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class EnvGroup:
 
 
 class CentralActing:
-    """See `services.actor.acting.Acting`."""
+    """See `troupe.services.actor.acting.Acting`."""
 
     def __init__(self, config: Config, place: Place) -> None:
         self.waits_for = "actions"

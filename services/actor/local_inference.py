@@ -8,20 +8,20 @@ import time
 import numpy as np
 import torch
 
-from common.agents import Agent, make_agent
-from common.agents.hindsight import Hindsight, hindsight_of
-from common.agents.pace import HELD_LIMIT_S, Pace
-from common.agents.slot_states import Slots
-from common.config import Config, config_from_dict
-from common.cores import usable_cores
-from common.data.schema import Chunk, compressed_if
-from common.envs import Episode, VectorEnv, make_vector
-from common.wire.control.client import ControlClient, Params, Welcome
-from common.wire.replay.outbox import Outbox
-from common.wire.replay.sharded import ShardedReplayClient
-from common.wire.sockets import WaitLog, reachable_endpoint
-from services.actor.acting import Place
-from services.actor.timing import Blocked, Timing
+from troupe.common.agents import Agent, make_agent
+from troupe.common.agents.hindsight import Hindsight, hindsight_of
+from troupe.common.agents.pace import HELD_LIMIT_S, Pace
+from troupe.common.agents.slot_states import Slots
+from troupe.common.config import Config, config_from_dict
+from troupe.common.cores import usable_cores
+from troupe.common.data.schema import Chunk, compressed_if
+from troupe.common.envs import Episode, VectorEnv, make_vector
+from troupe.common.wire.control.client import ControlClient, Params, Welcome
+from troupe.common.wire.replay.outbox import Outbox
+from troupe.common.wire.replay.sharded import ShardedReplayClient
+from troupe.common.wire.sockets import WaitLog, reachable_endpoint
+from troupe.services.actor.acting import Place
+from troupe.services.actor.timing import Blocked, Timing
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Rollout:
 
 
 class LocalActing:
-    """See `services.actor.acting.Acting`."""
+    """See `troupe.services.actor.acting.Acting`."""
 
     waits_for = "parameters"
 

@@ -7,17 +7,17 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from common.config import config_from_dict
-from common.errors import PeerError
-from common.permits import check_modules
-from common.runtime import health
-from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
-from common.wire.control.client import ControlClient, Welcome
-from common.wire.link import new_incarnation
-from common.wire.sockets import Context, Security, WaitLog
-from services.actor.acting import Acting, Place
-from services.actor.timing import TimingReports
-from services.actor.watch import EnvWatch
+from troupe.common.config import config_from_dict
+from troupe.common.errors import PeerError
+from troupe.common.permits import check_modules
+from troupe.common.runtime import health
+from troupe.common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
+from troupe.common.wire.control.client import ControlClient, Welcome
+from troupe.common.wire.link import new_incarnation
+from troupe.common.wire.sockets import Context, Security, WaitLog
+from troupe.services.actor.acting import Acting, Place
+from troupe.services.actor.timing import TimingReports
+from troupe.services.actor.watch import EnvWatch
 
 _log = logging.getLogger(__name__)
 
@@ -116,10 +116,10 @@ class ActorService:
 
     def _make_acting(self) -> Acting:
         if self._config.inference.mode == "central":
-            from services.actor.central_inference import CentralActing
+            from troupe.services.actor.central_inference import CentralActing
 
             return CentralActing(self._config, self._place)
-        from services.actor.local_inference import LocalActing
+        from troupe.services.actor.local_inference import LocalActing
 
         return LocalActing(self._config, self._place)
 

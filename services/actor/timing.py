@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from common.envs import Episode
+from troupe.common.envs import Episode
 
 
 @dataclass

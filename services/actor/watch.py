@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from common.envs import VectorEnv
-from common.runtime.lifecycle import INTERNAL_ERROR
+from troupe.common.envs import VectorEnv
+from troupe.common.runtime.lifecycle import INTERNAL_ERROR
 
 _log = logging.getLogger(__name__)
 

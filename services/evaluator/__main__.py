@@ -1,4 +1,4 @@
-"""`python -m services.evaluator`: one evaluator process."""
+"""`python -m troupe.services.evaluator`: one evaluator process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 # Before numpy and torch are imported: evaluation is one core's work at most.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from common.errors import ConfigError
-from common.installation import install_command
-from common.permits import add_module_argument, permitted_config
-from common.runtime.lifecycle import StopSignal, run_main
-from common.runtime.malloc import keep_freed_memory
-from common.runtime.parser import Parser, real
-from common.runtime.startup import FIELDS_AT_LEARNER, add_service_arguments, begin
-from common.wire.security.key_options import add_key_arguments, make_security
+from troupe.common.errors import ConfigError
+from troupe.common.installation import install_command
+from troupe.common.permits import add_module_argument, permitted_config
+from troupe.common.runtime.lifecycle import StopSignal, run_main
+from troupe.common.runtime.malloc import keep_freed_memory
+from troupe.common.runtime.parser import Parser, real
+from troupe.common.runtime.startup import FIELDS_AT_LEARNER, add_service_arguments, begin
+from troupe.common.wire.security.key_options import add_key_arguments, make_security
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -54,9 +54,9 @@ def _run(arguments: argparse.Namespace) -> None:
     try:
         import zmq
 
-        from common.wire.control.client import ControlClient
-        from common.wire.link import new_incarnation
-        from services.evaluator.service import Evaluator
+        from troupe.common.wire.control.client import ControlClient
+        from troupe.common.wire.link import new_incarnation
+        from troupe.services.evaluator.service import Evaluator
     except ImportError as error:
         raise ConfigError(
             f"the evaluator needs the package {error.name}: {install_command('evaluator')}"

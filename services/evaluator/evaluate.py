@@ -15,23 +15,30 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from common.agents import Agent, make_agent
-from common.agents.fitting import check_device
-from common.config import Config, with_overrides
-from common.config.field_options import parse_with_fields
-from common.config.fields import MAX_SLOTS
-from common.envs import EnvSpec, Episode, check_settings, make_spec
-from common.errors import CheckpointError, ConfigError, TroupeError
-from common.installation import install_command
-from common.permits import add_module_argument, permitted_config
-from common.runtime.checkpoint import ARCHIVE, Checkpoint, check, newest_first, open_checkpoint, steps_of
-from common.runtime.files import readable
-from common.runtime.logging import warnings_shown
-from common.runtime.parser import Parser, integer, real
-from common.runtime.video import ENCODERS, Recorder, check_film_path
-from services.evaluator.games import play
-from services.evaluator.report import Report, check_output, env_fields, markdown, summary, table, write
-from services.evaluator.window import Window
+from troupe.common.agents import Agent, make_agent
+from troupe.common.agents.fitting import check_device
+from troupe.common.config import Config, with_overrides
+from troupe.common.config.field_options import parse_with_fields
+from troupe.common.config.fields import MAX_SLOTS
+from troupe.common.envs import EnvSpec, Episode, check_settings, make_spec
+from troupe.common.errors import CheckpointError, ConfigError, TroupeError
+from troupe.common.installation import install_command
+from troupe.common.permits import add_module_argument, permitted_config
+from troupe.common.runtime.checkpoint import (
+    ARCHIVE,
+    Checkpoint,
+    check,
+    newest_first,
+    open_checkpoint,
+    steps_of,
+)
+from troupe.common.runtime.files import readable
+from troupe.common.runtime.logging import warnings_shown
+from troupe.common.runtime.parser import Parser, integer, real
+from troupe.common.runtime.video import ENCODERS, Recorder, check_film_path
+from troupe.services.evaluator.games import play
+from troupe.services.evaluator.report import Report, check_output, env_fields, markdown, summary, table, write
+from troupe.services.evaluator.window import Window
 
 SLOTS = 8
 """Games side by side, unless somebody wants others."""
@@ -105,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     with closing(Window(title)) if options.render else nullcontext() as window:
         try:
             for path in paths:
-                with warnings_shown("common.runtime.checkpoint"):
+                with warnings_shown("troupe.common.runtime.checkpoint"):
                     checkpoint = open_checkpoint(path)
                 config, agent = restore(checkpoint, options.modules, fields, options.device)
                 report = _played(checkpoint, config, agent, options, recorder, window)
@@ -290,7 +297,7 @@ def _shown(value: object) -> str:
 
 
 def config_of(checkpoint: Checkpoint, modules: Collection[str], *, plays: bool = True) -> Config:
-    """The configuration of the run that a checkpoint is of; see `common.permits.permitted_config`."""
+    """The configuration of the run that a checkpoint is of; see `troupe.common.permits.permitted_config`."""
     values = _part(checkpoint, "config")
     return permitted_config(values, modules, f"checkpoint {checkpoint.path}", plays=plays)
 
@@ -382,6 +389,6 @@ def _write_video(path: Path, recorder: Recorder) -> bool:
 
 
 if __name__ == "__main__":
-    from common.runtime.lifecycle import run_main
+    from troupe.common.runtime.lifecycle import run_main
 
     sys.exit(run_main(lambda: main(sys.argv[1:])))

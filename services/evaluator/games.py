@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from common.agents import Agent, Inputs
-from common.config import EnvConfig
-from common.envs import Episode, VectorEnv, make_vector
-from common.envs.base import clip_rewards
-from common.envs.spectator import NoPictureError
-from common.runtime.video import Recorder
-from common.stats.played import Result
-from services.evaluator.window import Window
+from troupe.common.agents import Agent, Inputs
+from troupe.common.config import EnvConfig
+from troupe.common.envs import Episode, VectorEnv, make_vector
+from troupe.common.envs.base import clip_rewards
+from troupe.common.envs.spectator import NoPictureError
+from troupe.common.runtime.video import Recorder
+from troupe.common.stats.played import Result
+from troupe.services.evaluator.window import Window
 
 
 def play(

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.config import Config
-from common.errors import ConfigError
-from common.runtime.checkpoint import ARCHIVE, BEST, Checkpoint
-from common.stats import ci95
-from services.evaluator.games import Result
+from troupe.common.config import Config
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.checkpoint import ARCHIVE, BEST, Checkpoint
+from troupe.common.stats import ci95
+from troupe.services.evaluator.games import Result
 
 Report = dict[str, Any]
 """What `--json` prints of one checkpoint."""

@@ -8,16 +8,16 @@ import time
 import numpy as np
 import torch
 
-from common.agents import Agent, make_agent
-from common.config import Config
-from common.envs import make_spec
-from common.installation import install_command
-from common.runtime import Deadline, StopSignal, health
-from common.runtime.video import Recorder, encode_gif, encode_mp4
-from common.wire.control.client import ControlClient
-from common.wire.control.evaluations import games_of_part
-from common.wire.security.claims import MAX_VIDEO_BYTES
-from services.evaluator.games import play
+from troupe.common.agents import Agent, make_agent
+from troupe.common.config import Config
+from troupe.common.envs import make_spec
+from troupe.common.installation import install_command
+from troupe.common.runtime import Deadline, StopSignal, health
+from troupe.common.runtime.video import Recorder, encode_gif, encode_mp4
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.control.evaluations import games_of_part
+from troupe.common.wire.security.claims import MAX_VIDEO_BYTES
+from troupe.services.evaluator.games import play
 
 _log = logging.getLogger(__name__)
 

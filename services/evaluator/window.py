@@ -1,7 +1,7 @@
 """A window in which games are seen while they are played: `troupe eval --render`.
 
-It is a process of its own, `python -m services.evaluator.window TITLE`, which reads frames from its standard
-input: many environments draw with pygame too, into memory, and end it when they are closed.
+It is a process of its own, `python -m troupe.services.evaluator.window TITLE`, which reads frames from its
+standard input: many environments draw with pygame too, into memory, and end it when they are closed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.installation import install_command
-from common.runtime.video import thinned
+from troupe.common.errors import ConfigError
+from troupe.common.installation import install_command
+from troupe.common.runtime.video import thinned
 
 _MAX_FRAMES_PER_S = 60.0
 _START_S = 30.0
@@ -58,7 +58,7 @@ class Window:
         if not driver and sys.platform == "linux" and not _screen_is_named():
             raise _no_window("there is no screen")
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-            [sys.executable, "-P", "-m", "services.evaluator.window", title],
+            [sys.executable, "-P", "-m", "troupe.services.evaluator.window", title],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

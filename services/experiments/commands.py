@@ -7,14 +7,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.config.field_options import parse_with_fields
-from common.config.loading import canonical
-from common.errors import ConfigError
-from common.runtime import StopSignal
-from common.runtime.parser import Parser, integer
-from services.experiments import groups, plan, plot, report, suites
-from services.experiments import sweep as running
-from services.experiments.runs import find_runs, read_run
+from troupe.common.config.field_options import parse_with_fields
+from troupe.common.config.loading import canonical
+from troupe.common.errors import ConfigError
+from troupe.common.runtime import StopSignal
+from troupe.common.runtime.parser import Parser, integer
+from troupe.services.experiments import groups, plan, plot, report, suites
+from troupe.services.experiments import sweep as running
+from troupe.services.experiments.runs import find_runs, read_run
 
 _RUNS = "run directories, or directories that have runs in them, such as those of sweeps"
 

@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.config.fields import role_of
-from common.config.loading import canonical, nearest_field
-from common.config.presets import is_path
-from common.config.schema import SECTIONS
-from common.config.text import format_value
-from common.errors import ConfigError
-from common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
-from services.experiments.runs import Run, Series
+from troupe.common.config.fields import role_of
+from troupe.common.config.loading import canonical, nearest_field
+from troupe.common.config.presets import is_path
+from troupe.common.config.schema import SECTIONS
+from troupe.common.config.text import format_value
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
+from troupe.services.experiments.runs import Run, Series
 
 _NEVER = {"run.seed", "run.name"}
 ENV, PRESET = "env.id", "run.preset"

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.runtime import guard
-from common.runtime.files import atomic_write, make_directory
-from services.experiments.plan import Planned, values_file
-from services.experiments.runs import Run, is_run, read_run
-from services.launcher.supervisor import best_error_line, describe_exit
-from services.launcher.workspace import has_checkpoint
+from troupe.common.errors import ConfigError
+from troupe.common.runtime import guard
+from troupe.common.runtime.files import atomic_write, make_directory
+from troupe.services.experiments.plan import Planned, values_file
+from troupe.services.experiments.runs import Run, is_run, read_run
+from troupe.services.launcher.supervisor import best_error_line, describe_exit
+from troupe.services.launcher.workspace import has_checkpoint
 
 RUNS, VALUES, LOGS = "runs", "values", "logs"
 """Folders of a sweep: run directories, each run's file, and what each run's command printed."""
@@ -89,7 +89,7 @@ class Job:
         prefix = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(int(signal.SIGTERM)), "0"]
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*prefix, sys.executable, "-P", "-m", "services", *command],
+                [*prefix, sys.executable, "-P", "-m", "troupe", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.config.loading import canonical
-from common.config.presets import is_path, preset_id, read_preset, read_toml
-from common.config.text import format_toml, format_value
-from common.errors import ConfigError
-from services.experiments import suites
-from services.experiments.groups import ENV, short_names
-from services.experiments.space import Space, draw, read_space
+from troupe.common.config.loading import canonical
+from troupe.common.config.presets import is_path, preset_id, read_preset, read_toml
+from troupe.common.config.text import format_toml, format_value
+from troupe.common.errors import ConfigError
+from troupe.services.experiments import suites
+from troupe.services.experiments.groups import ENV, short_names
+from troupe.services.experiments.space import Space, draw, read_space
 
 SECTION = "sweep"
 SEED = "run.seed"

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import ConfigError
-from common.installation import install_command
-from common.runtime.files import make_directory
-from common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
-from common.stats import mean_curve
-from services.experiments.groups import Comparison, Group
-from services.experiments.runs import Series
+from troupe.common.errors import ConfigError
+from troupe.common.installation import install_command
+from troupe.common.runtime.files import make_directory
+from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
+from troupe.common.stats import mean_curve
+from troupe.services.experiments.groups import Comparison, Group
+from troupe.services.experiments.runs import Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

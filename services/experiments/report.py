@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from common.stats import bootstrap, iqm, mean, median, normalized, optimality_gap, random_and_human
-from common.stats.intervals import Statistic
-from services.experiments.groups import Comparison, Group
-from services.experiments.runs import Run, Series
+from troupe.common.stats import bootstrap, iqm, mean, median, normalized, optimality_gap, random_and_human
+from troupe.common.stats.intervals import Statistic
+from troupe.services.experiments.groups import Comparison, Group
+from troupe.services.experiments.runs import Run, Series
 
 References = Mapping[str, tuple[float, float] | None]
 """Environment to its scores of 0 and of 1; None: unknown."""

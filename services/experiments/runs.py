@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.config.presets import is_path, read_toml
-from common.errors import ConfigError
-from common.runtime.checkpoint import newest_first, steps_of
-from common.runtime.files import CONFIG_FILE, STATUS_FILE, read_status, readable
-from common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, read_rows
+from troupe.common.config.presets import is_path, read_toml
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.checkpoint import newest_first, steps_of
+from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE, read_status, readable
+from troupe.common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, read_rows
 
 _MAX_DEPTH = 5
 """Folders below one that is searched for runs."""
@@ -177,7 +177,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_series(path: Path, names: Collection[str]) -> dict[str, Series]:
-    """Read metrics from a run's `metrics.csv`, as `common.runtime.metrics.read_rows` does.
+    """Read metrics from a run's `metrics.csv`, as `troupe.common.runtime.metrics.read_rows` does.
 
     A run that was resumed from a checkpoint has rows of steps that it then made once more: the later ones
     count.

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.config.text import format_value
-from common.errors import ConfigError
-from common.installation import install_command
-from services.experiments.jobs import Job
-from services.experiments.plan import Planned, Sweep
-from services.experiments.space import Choice, Range, readable
+from troupe.common.config.text import format_value
+from troupe.common.errors import ConfigError
+from troupe.common.installation import install_command
+from troupe.services.experiments.jobs import Job
+from troupe.services.experiments.plan import Planned, Sweep
+from troupe.services.experiments.space import Choice, Range, readable
 
 if TYPE_CHECKING:
     from optuna import Study as OptunaStudy

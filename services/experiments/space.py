@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from common.config.loading import canonical
-from common.errors import ConfigError
+from troupe.common.config.loading import canonical
+from troupe.common.errors import ConfigError
 
 _DIGITS = 4
 _SEED = 0x5EA4C4

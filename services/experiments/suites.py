@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.config.presets import is_path, read_toml
-from common.errors import ConfigError
-from common.stats.scores import DMLAB30, RANDOM_AND_HUMAN, random_and_human
+from troupe.common.config.presets import is_path, read_toml
+from troupe.common.errors import ConfigError
+from troupe.common.stats.scores import DMLAB30, RANDOM_AND_HUMAN, random_and_human
 
 Suite = dict[str, tuple[float, float] | None]
 """Environment to its scores of 0 and of 1; None where there are none."""

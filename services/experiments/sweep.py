@@ -13,19 +13,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.config import load_layers
-from common.config.text import format_value
-from common.errors import ConfigError, TroupeError
-from common.runtime import StopSignal
-from common.runtime.files import atomic_write, make_directory
-from common.runtime.metrics import EVALUATION_RETURN
-from services.experiments import groups, plot, report, search, suites
-from services.experiments.jobs import RUNS, VALUES, Job, as_options
-from services.experiments.plan import SECTION, Planned, Sweep, parse, values_file
-from services.experiments.runs import Series
-from services.experiments.space import ends
-from services.launcher.panel import lost_terminal_tolerated
-from services.launcher.workspace import own_command, saved_steps, shell_path
+from troupe.common.config import load_layers
+from troupe.common.config.text import format_value
+from troupe.common.errors import ConfigError, TroupeError
+from troupe.common.runtime import StopSignal
+from troupe.common.runtime.files import atomic_write, make_directory
+from troupe.common.runtime.metrics import EVALUATION_RETURN
+from troupe.services.experiments import groups, plot, report, search, suites
+from troupe.services.experiments.jobs import RUNS, VALUES, Job, as_options
+from troupe.services.experiments.plan import SECTION, Planned, Sweep, parse, values_file
+from troupe.services.experiments.runs import Series
+from troupe.services.experiments.space import ends
+from troupe.services.launcher.panel import lost_terminal_tolerated
+from troupe.services.launcher.workspace import own_command, saved_steps, shell_path
 
 RECORD = "sweep.json"
 _VERSION = 1

@@ -18,21 +18,21 @@ from pathlib import Path
 
 import psutil
 
-from common.config import Config, to_toml
-from common.cores import usable_cores
-from common.errors import TroupeError
-from common.permits import modules_of
-from common.runtime import StopSignal
-from common.runtime.files import CONFIG_FILE, STATUS_FILE, atomic_write, read_status
-from common.runtime.lifecycle import INTERRUPTED
-from common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
-from services.launcher.curves import chart, drawable
-from services.launcher.panel import LivePanel, lost_terminal_tolerated
-from services.launcher.processes import child_specs, replay_endpoints
-from services.launcher.progress import Estimator, RunView, ServiceView, plain_line, run_view
-from services.launcher.refill import Refill, items_before_learning
-from services.launcher.supervisor import Child, ChildSpec, stop
-from services.launcher.workspace import (
+from troupe.common.config import Config, to_toml
+from troupe.common.cores import usable_cores
+from troupe.common.errors import TroupeError
+from troupe.common.permits import modules_of
+from troupe.common.runtime import StopSignal
+from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE, atomic_write, read_status
+from troupe.common.runtime.lifecycle import INTERRUPTED
+from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
+from troupe.services.launcher.curves import chart, drawable
+from troupe.services.launcher.panel import LivePanel, lost_terminal_tolerated
+from troupe.services.launcher.processes import child_specs, replay_endpoints
+from troupe.services.launcher.progress import Estimator, RunView, ServiceView, plain_line, run_view
+from troupe.services.launcher.refill import Refill, items_before_learning
+from troupe.services.launcher.supervisor import Child, ChildSpec, stop
+from troupe.services.launcher.workspace import (
     TensorBoardPort,
     claimed_run_dir,
     has_checkpoint,
@@ -302,7 +302,7 @@ class _Launcher:
 
     def _connect_log(self, off: bool = False) -> None:
         """Show the launcher's own warnings to the user, above the panel."""
-        root = logging.getLogger("services")
+        root = logging.getLogger("troupe")
         root.handlers = [handler for handler in root.handlers if not isinstance(handler, _SayHandler)]
         if not off:
             root.addHandler(_SayHandler(self._say))

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from common.wire.security.keys import ALLOWED_FILE, KEY_ROLES, check_set, load_keys, make_keys
+from troupe.common.wire.security.keys import ALLOWED_FILE, KEY_ROLES, check_set, load_keys, make_keys
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:

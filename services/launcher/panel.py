@@ -15,9 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
-from services.launcher.curves import drawable, sparkline
-from services.launcher.progress import RunView, duration, gpu_line, verdict
+from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
+from troupe.services.launcher.curves import drawable, sparkline
+from troupe.services.launcher.progress import RunView, duration, gpu_line, verdict
 
 _SPARKLINE_WIDTH = 22  # two of them fit into 80 columns
 _STATE_STYLES = {"running": "green", "done": "cyan", "failed": "bold red", "stopped": "dim"}

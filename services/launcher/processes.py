@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.config import Config
-from common.cores import usable_cores
-from common.envs import calls
-from common.permits import VARIABLE, modules_of
-from services.launcher.supervisor import ChildSpec
-from services.launcher.workspace import TensorBoardPort, has_checkpoint, named_events
+from troupe.common.config import Config
+from troupe.common.cores import usable_cores
+from troupe.common.envs import calls
+from troupe.common.permits import VARIABLE, modules_of
+from troupe.services.launcher.supervisor import ChildSpec
+from troupe.services.launcher.workspace import TensorBoardPort, has_checkpoint, named_events
 
 _NICE = 10  # evaluation and TensorBoard take what training leaves
 # On a busy machine the learner may need minutes until it answers; should it end, the launcher ends all.
@@ -104,7 +104,7 @@ class _Builder:
         if self._metrics_port:
             more += ["--metrics-port", str(self._metrics_port)]
             self._metrics_port += 1
-        return self.module(name, f"services.{name.split('-')[0]}", words, more, **options)
+        return self.module(name, f"troupe.services.{name.split('-')[0]}", words, more, **options)
 
     def module(
         self,

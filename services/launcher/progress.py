@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.launcher.curves import Points
+from troupe.services.launcher.curves import Points
 
 _RATE_WINDOW_S = 60.0
 _STARVED_SHARE = 0.3  # of the demand; the scheduler alone causes less where cores are free

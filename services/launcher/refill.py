@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import zmq
 
-from common.data.table_config import TableConfig
-from common.wire import messages, sockets
-from common.wire.codec import WireError
-from common.wire.link import Link, Question, new_incarnation
+from troupe.common.data.table_config import TableConfig
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import WireError
+from troupe.common.wire.link import Link, Question, new_incarnation
 
 _ASK_AGAIN_S = 5.0
 """A shard may be restarted before it answers."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
-from common.runtime import guard
+from troupe.common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
+from troupe.common.runtime import guard
 
 _log = logging.getLogger(__name__)
 

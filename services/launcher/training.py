@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.config import Loaded, changed_structure, check_resumable, load_layers, read_config
-from common.errors import ConfigError
-from common.runtime.checkpoint import begin_from
-from common.runtime.files import CONFIG_FILE, readable, run_config
+from troupe.common.config import Loaded, changed_structure, check_resumable, load_layers, read_config
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.checkpoint import begin_from
+from troupe.common.runtime.files import CONFIG_FILE, readable, run_config
 
 if TYPE_CHECKING:
-    from common.config import Config
-    from common.envs import EnvSpec
-    from common.runtime import StopSignal
+    from troupe.common.config import Config
+    from troupe.common.envs import EnvSpec
+    from troupe.common.runtime import StopSignal
 
 
 def train(
@@ -38,8 +38,8 @@ def train(
         run_dir: new directory; None: `runs/PRESET-DATE-TIME`.
         sweep: TOML file over preset and environment variables.
         overrides: fields over all of these.
-        progress: see `services.launcher.launcher.run`.
-        stop: see `services.launcher.launcher.run`.
+        progress: see `troupe.services.launcher.launcher.run`.
+        stop: see `troupe.services.launcher.launcher.run`.
 
     Returns:
         The run directory.
@@ -80,7 +80,7 @@ def resume(
 def _launch(
     config: Config, run_dir: Path, resume: bool, progress: bool | None, stop: StopSignal | None
 ) -> None:
-    from services.launcher import launcher  # takes a while, and what is wrong is told before
+    from troupe.services.launcher import launcher  # takes a while, and what is wrong is told before
 
     launcher.run(config, run_dir, resume=resume, progress=progress, stop=stop)
 
@@ -90,16 +90,16 @@ def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
 
     With `play`, and unless `env.check_timeout_s` is 0, it is played for a moment.
     """
-    from common.agents import make_agent
-    from common.agents.hindsight import hindsight_of
-    from common.envs import check_settings, make_spec
-    from common.envs.check import check
+    from troupe.common.agents import make_agent
+    from troupe.common.agents.hindsight import hindsight_of
+    from troupe.common.envs import check_settings, make_spec
+    from troupe.common.envs.check import check
 
     config = loaded.config
     if play and config.env.check_timeout_s:
         found = check(config.env, timeout_s=config.env.check_timeout_s)
         if found.failures:
-            from services.environment import failures_of
+            from troupe.services.environment import failures_of
 
             print(f"troupe: warning: {failures_of(found)}; such episodes are discarded", file=sys.stderr)
         spec = found.spec
@@ -117,7 +117,7 @@ def _with_beginning(config: Config, spec: EnvSpec) -> Config:
     learner = config.learner
     if not learner.init_from:
         return config
-    from common.agents import make_agent
+    from troupe.common.agents import make_agent
 
     path = Path(learner.init_from).expanduser().resolve()
     agent = make_agent(config.agent, spec)
@@ -134,7 +134,7 @@ def _check_unused(run_dir: Path) -> None:
             path.is_file() and path.name not in (".lock", "launcher.log") for path in run_dir.rglob("*")
         )
     if has_run:
-        from services.launcher.workspace import in_the_way
+        from troupe.services.launcher.workspace import in_the_way
 
         raise ConfigError(in_the_way(run_dir))
     if has_files:
@@ -144,7 +144,7 @@ def _check_unused(run_dir: Path) -> None:
 def _check_device(loaded: Loaded) -> None:
     """Refuse a GPU that is not there, before any directory or process is."""
     if loaded.config.learner.device != "cpu":  # else there is nothing that needs torch
-        from common.agents.fitting import check_device
+        from troupe.common.agents.fitting import check_device
 
         check_device(loaded.config.learner.device)
 
@@ -153,7 +153,7 @@ def _check_room(config: Config, spec: EnvSpec, run_dir: Path) -> None:
     """Refuse a replay that this machine could not hold when it is full."""
     import numpy as np
 
-    from common.data.plan import check_room
+    from troupe.common.data.plan import check_room
 
     if config.replay.max_bytes is None:
         size = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize

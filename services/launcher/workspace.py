@@ -20,10 +20,10 @@ from typing import IO
 
 import psutil
 
-from common.errors import CheckpointError, ConfigError
-from common.installation import install_command
-from common.runtime.checkpoint import check, newest_first, steps_of
-from common.runtime.files import CONFIG_FILE, make_directory, readable
+from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.installation import install_command
+from troupe.common.runtime.checkpoint import check, newest_first, steps_of
+from troupe.common.runtime.files import CONFIG_FILE, make_directory, readable
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def launcher_log(run_dir: Path) -> Iterator[logging.Logger]:
     except OSError as error:
         raise ConfigError(f"cannot write into {run_dir / 'logs'}: {error.strerror}") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s launcher: %(message)s"))
-    logger = logging.getLogger("services")
+    logger = logging.getLogger("troupe")
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

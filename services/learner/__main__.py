@@ -1,4 +1,4 @@
-"""`python -m services.learner`: one learner process."""
+"""`python -m troupe.services.learner`: one learner process."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.config.field_options import parse_with_fields
-from common.errors import ConfigError
-from common.runtime import StopSignal, run_main
-from common.runtime.checkpoint import newest_first
-from common.runtime.files import atomic_write, make_directory, readable
-from common.runtime.malloc import keep_freed_memory
-from common.runtime.parser import Parser, real
-from common.runtime.startup import add_service_arguments, begin
-from common.wire.security.key_options import add_key_arguments
+from troupe.common.config.field_options import parse_with_fields
+from troupe.common.errors import ConfigError
+from troupe.common.runtime import StopSignal, run_main
+from troupe.common.runtime.checkpoint import newest_first
+from troupe.common.runtime.files import atomic_write, make_directory, readable
+from troupe.common.runtime.malloc import keep_freed_memory
+from troupe.common.runtime.parser import Parser, real
+from troupe.common.runtime.startup import add_service_arguments, begin
+from troupe.common.wire.security.key_options import add_key_arguments
 
 if TYPE_CHECKING:
-    from common.config import Config
+    from troupe.common.config import Config
 
 
 def parser() -> Parser:
@@ -63,8 +63,8 @@ def run_config(
     With `preset` and `resume` a run that is there goes on, with what the environment changes in it; so does
     a run without `preset`, with what `overrides` change for this process.
     """
-    from common.config import check_resumable, load_config, load_layers, read_config, to_toml
-    from common.envs import check_settings, make_spec
+    from troupe.common.config import check_resumable, load_config, load_layers, read_config, to_toml
+    from troupe.common.envs import check_settings, make_spec
 
     file = run_dir / "config.toml"
     with readable(run_dir):
@@ -92,7 +92,7 @@ def run_config(
 
 def _changed_config(file: Path, preset: str, overrides: dict[str, str]) -> Config:
     """The config of the run in `file`, with the tunable fields that the environment sets."""
-    from common.config import check_resumable, load_config, read_config
+    from troupe.common.config import check_resumable, load_config, read_config
 
     old = read_config(file)
     if old.run.preset and Path(old.run.preset).stem != Path(preset).stem:
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args, fields = parse_with_fields(parser(), sys.argv[1:] if argv is None else argv)
         begin("learner", args)
         keep_freed_memory()
-        from services.learner.service import Learner
+        from troupe.services.learner.service import Learner
 
         stop = StopSignal(force_after_s=60.0).install()
         options = {

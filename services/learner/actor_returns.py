@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from common.runtime.metrics import LEAST_EXPLORING_RETURN
-from common.wire.control.server import Telemetry
+from troupe.common.runtime.metrics import LEAST_EXPLORING_RETURN
+from troupe.common.wire.control.server import Telemetry
 
 MAX_ACTORS = 16
 """Actor processes with a curve of their own: those that were the first to finish a game."""

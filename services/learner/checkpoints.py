@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from common import installation
-from common.agents import Agent
-from common.config import Config, changed_structure
-from common.envs import EnvSpec
-from common.errors import CheckpointError
-from common.runtime import Deadline
-from common.runtime.checkpoint import CheckpointWriter, begin_from, load_newest
-from services.learner.counters import RunCounters
-from services.learner.kept import Archive
+from troupe.common import installation
+from troupe.common.agents import Agent
+from troupe.common.config import Config, changed_structure
+from troupe.common.envs import EnvSpec
+from troupe.common.errors import CheckpointError
+from troupe.common.runtime import Deadline
+from troupe.common.runtime.checkpoint import CheckpointWriter, begin_from, load_newest
+from troupe.services.learner.counters import RunCounters
+from troupe.services.learner.kept import Archive
 
 _log = logging.getLogger(__name__)
 

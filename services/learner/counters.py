@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.wire.control.budget import StepBudget
+from troupe.common.wire.control.budget import StepBudget
 
 
 class RunCounters:

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 
-from common.runtime.metrics import MetricsWriter
+from troupe.common.runtime.metrics import MetricsWriter
 
 _log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 
-from common.config import Config
-from common.stats.played import Result
-from common.wire.control.server import Telemetry
+from troupe.common.config import Config
+from troupe.common.stats.played import Result
+from troupe.common.wire.control.server import Telemetry
 
 _log = logging.getLogger(__name__)
 

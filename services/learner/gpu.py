@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from common.installation import install_command
+from troupe.common.installation import install_command
 
 _log = logging.getLogger(__name__)
 

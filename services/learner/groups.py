@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import UNSET
 
-from common.agents import Act, Agent, Inputs
-from common.agents.hindsight import Hindsight
-from common.agents.pace import Pace
-from common.agents.slot_states import Slots
-from common.data.schema import Chunk
-from common.envs import EnvSpec
-from common.envs.transfer import unpack_start, unpack_step
-from common.errors import RefusedError
-from common.wire import messages
-from common.wire.control.roster import ranges
+from troupe.common.agents import Act, Agent, Inputs
+from troupe.common.agents.hindsight import Hindsight
+from troupe.common.agents.pace import Pace
+from troupe.common.agents.slot_states import Slots
+from troupe.common.data.schema import Chunk
+from troupe.common.envs import EnvSpec
+from troupe.common.envs.transfer import unpack_start, unpack_step
+from troupe.common.errors import RefusedError
+from troupe.common.wire import messages
+from troupe.common.wire.control.roster import ranges
 
 _log = logging.getLogger(__name__)
 

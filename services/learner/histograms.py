@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from common.agents import Agent
+from troupe.common.agents import Agent
 
 
 class Histograms:

@@ -15,21 +15,21 @@ import torch
 import zmq
 from msgspec import UNSET
 
-from common.agents import Agent
-from common.agents.hindsight import hindsight_of
-from common.agents.pace import HELD_LIMIT_S, Pace
-from common.config import Config
-from common.data.schema import Chunk
-from common.envs import EnvSpec
-from common.errors import RefusedError, TroupeError
-from common.runtime.batching import BatchQueue, Request
-from common.wire import messages, sockets
-from common.wire.body import Body
-from common.wire.codec import Limits
-from common.wire.replay.outbox import Outbox
-from common.wire.replay.sharded import ShardedReplayClient
-from common.wire.server import Envelope, Server
-from services.learner.groups import Group, Groups, Key
+from troupe.common.agents import Agent
+from troupe.common.agents.hindsight import hindsight_of
+from troupe.common.agents.pace import HELD_LIMIT_S, Pace
+from troupe.common.config import Config
+from troupe.common.data.schema import Chunk
+from troupe.common.envs import EnvSpec
+from troupe.common.errors import RefusedError, TroupeError
+from troupe.common.runtime.batching import BatchQueue, Request
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.body import Body
+from troupe.common.wire.codec import Limits
+from troupe.common.wire.replay.outbox import Outbox
+from troupe.common.wire.replay.sharded import ShardedReplayClient
+from troupe.common.wire.server import Envelope, Server
+from troupe.services.learner.groups import Group, Groups, Key
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import CheckpointError
-from common.runtime.checkpoint import (
+from troupe.common.errors import CheckpointError
+from troupe.common.runtime.checkpoint import (
     ARCHIVE,
     BEST,
     CheckpointWriter,
@@ -24,7 +24,7 @@ from common.runtime.checkpoint import (
 _log = logging.getLogger(__name__)
 
 Fetched = Callable[[int], tuple[dict[str, np.ndarray], dict[str, Any]] | None]
-"""See `common.wire.control.server.ControlServer.params_fetched`."""
+"""See `troupe.common.wire.control.server.ControlServer.params_fetched`."""
 
 
 class Archive:

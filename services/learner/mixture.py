@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config import Config
-from common.wire.replay.codec import SampleBatch
+from troupe.common.config import Config
+from troupe.common.wire.replay.codec import SampleBatch
 
 
 class Mixture:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 import zmq
 
-from common.data.schema import FieldSpec
-from common.wire.replay.batch_reader import ArrayPool
-from common.wire.replay.codec import SampleBatch
-from common.wire.replay.sharded import ShardedReplayClient
-from common.wire.sockets import Security
+from troupe.common.data.schema import FieldSpec
+from troupe.common.wire.replay.batch_reader import ArrayPool
+from troupe.common.wire.replay.codec import SampleBatch
+from troupe.common.wire.replay.sharded import ShardedReplayClient
+from troupe.common.wire.sockets import Security
 
 IDLE_POLL_S = 0.01
 

@@ -12,18 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from common.runtime import health
-from common.runtime.files import write_status
-from common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, MetricsWriter, read_rows
-from common.stats import human_normalized
-from common.stats.curve import Curve
-from common.wire.control.server import ControlServer, Telemetry
-from services.learner.actor_returns import ActorReturns, Explores
-from services.learner.counters import RunCounters
-from services.learner.films import FilmWriter
-from services.learner.gathered import Gathered
-from services.learner.tracking import Trackers
-from services.learner.troubles import Troubles
+from troupe.common.runtime import health
+from troupe.common.runtime.files import write_status
+from troupe.common.runtime.metrics import (
+    CSV_FILE,
+    EVALUATION_RETURN,
+    TRAINING_RETURN,
+    MetricsWriter,
+    read_rows,
+)
+from troupe.common.stats import human_normalized
+from troupe.common.stats.curve import Curve
+from troupe.common.wire.control.server import ControlServer, Telemetry
+from troupe.services.learner.actor_returns import ActorReturns, Explores
+from troupe.services.learner.counters import RunCounters
+from troupe.services.learner.films import FilmWriter
+from troupe.services.learner.gathered import Gathered
+from troupe.services.learner.tracking import Trackers
+from troupe.services.learner.troubles import Troubles
 
 _log = logging.getLogger(__name__)
 

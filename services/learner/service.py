@@ -15,37 +15,37 @@ import numpy as np
 import torch
 import zmq
 
-from common.agents import make_agent
-from common.agents.fitting import check_device
-from common.config import Config, structural_hash, to_toml
-from common.cores import usable_cores
-from common.data.schema import FieldSpec, compressed_if
-from common.envs import make_spec
-from common.errors import TroupeError
-from common.rl.importance import annealed
-from common.runtime import Deadline, StopSignal
-from common.runtime.logging import Throttle
-from common.wire.control.budget import StepBudget
-from common.wire.control.evaluations import Evaluations
-from common.wire.control.server import ControlServer
-from common.wire.link import new_incarnation
-from common.wire.replay.codec import SampleBatch, specs_to_wire
-from common.wire.replay.sharded import ShardedReplayClient
-from common.wire.security.key_options import make_security
-from common.wire.sockets import Security
-from services.learner.checkpoints import CHECKPOINT_S, RunCheckpoints
-from services.learner.counters import RunCounters
-from services.learner.gathered import Gathered
-from services.learner.gpu import GpuMeter
-from services.learner.histograms import Histograms
-from services.learner.inference import CentralInference
-from services.learner.kept import Best
-from services.learner.mixture import Mixture
-from services.learner.prefetch import Prefetcher
-from services.learner.reporter import Reporter
-from services.learner.trackers import Run
-from services.learner.tracking import Trackers
-from services.learner.usable import Usable, UsableItems
+from troupe.common.agents import make_agent
+from troupe.common.agents.fitting import check_device
+from troupe.common.config import Config, structural_hash, to_toml
+from troupe.common.cores import usable_cores
+from troupe.common.data.schema import FieldSpec, compressed_if
+from troupe.common.envs import make_spec
+from troupe.common.errors import TroupeError
+from troupe.common.rl.importance import annealed
+from troupe.common.runtime import Deadline, StopSignal
+from troupe.common.runtime.logging import Throttle
+from troupe.common.wire.control.budget import StepBudget
+from troupe.common.wire.control.evaluations import Evaluations
+from troupe.common.wire.control.server import ControlServer
+from troupe.common.wire.link import new_incarnation
+from troupe.common.wire.replay.codec import SampleBatch, specs_to_wire
+from troupe.common.wire.replay.sharded import ShardedReplayClient
+from troupe.common.wire.security.key_options import make_security
+from troupe.common.wire.sockets import Security
+from troupe.services.learner.checkpoints import CHECKPOINT_S, RunCheckpoints
+from troupe.services.learner.counters import RunCounters
+from troupe.services.learner.gathered import Gathered
+from troupe.services.learner.gpu import GpuMeter
+from troupe.services.learner.histograms import Histograms
+from troupe.services.learner.inference import CentralInference
+from troupe.services.learner.kept import Best
+from troupe.services.learner.mixture import Mixture
+from troupe.services.learner.prefetch import Prefetcher
+from troupe.services.learner.reporter import Reporter
+from troupe.services.learner.trackers import Run
+from troupe.services.learner.tracking import Trackers
+from troupe.services.learner.usable import Usable, UsableItems
 
 _log = logging.getLogger(__name__)
 

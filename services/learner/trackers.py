@@ -1,8 +1,10 @@
 """Programs that keep the curves of many runs, beside the run's own record: W&B, MLflow, Trackio.
 
 Each is one class here, with the library behind it imported on first use. It lives in a process of its own,
-`python -m services.learner.trackers NAME`, which reads rows from its standard input, a JSON object a line,
-and says on its standard output what went wrong. `services.learner.tracking` is the learner's end of both.
+`python -m troupe.services.learner.trackers NAME`, which reads rows from its standard input, a JSON object a
+line,
+and says on its standard output what went wrong. `troupe.services.learner.tracking` is the learner's end of
+both.
 
 Keys and addresses of servers come from the libraries' own variables (`WANDB_API_KEY`, `MLFLOW_TRACKING_URI`,
 `HF_TOKEN` and others), and nowhere else: none is in a configuration, a checkpoint or a log.

@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from common.errors import ConfigError
-from common.installation import install_command
-from common.runtime import Deadline
-from common.runtime.logging import peer_text
-from services.learner.trackers import END_S, TRACKERS, Run
+from troupe.common.errors import ConfigError
+from troupe.common.installation import install_command
+from troupe.common.runtime import Deadline
+from troupe.common.runtime.logging import peer_text
+from troupe.services.learner.trackers import END_S, TRACKERS, Run
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Trackers:
 
 
 def _command(name: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "services.learner.trackers", name]
+    return [sys.executable, "-P", "-m", "troupe.services.learner.trackers", name]
 
 
 class _TrackerProcess:

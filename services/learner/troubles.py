@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from common.wire.control.server import Telemetry
+from troupe.common.wire.control.server import Telemetry
 
 MAX_COUNTED = 2.0**53
 """Whatever an actor claims."""

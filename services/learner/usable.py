@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.agents.base import Agent
-from common.runtime.logging import Throttle
-from common.wire.replay.codec import SampleBatch
+from troupe.common.agents.base import Agent
+from troupe.common.runtime.logging import Throttle
+from troupe.common.wire.replay.codec import SampleBatch
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""`python -m services.replay`: serve a replay shard, look at one, or copy one."""
+"""`python -m troupe.services.replay`: serve a replay shard, look at one, or copy one."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 import zmq
 
-from common.errors import ConfigError
-from common.runtime.lifecycle import StopSignal, run_main
-from common.runtime.parser import Parser
-from common.runtime.startup import begin
-from common.wire.replay.client import ReplayClient
-from common.wire.security.key_options import add_key_arguments, make_security
-from common.wire.sockets import Context
-from services.replay.options import parse_serve
-from services.replay.shard import serve
-from services.replay.status_page import print_page
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.lifecycle import StopSignal, run_main
+from troupe.common.runtime.parser import Parser
+from troupe.common.runtime.startup import begin
+from troupe.common.wire.replay.client import ReplayClient
+from troupe.common.wire.security.key_options import add_key_arguments, make_security
+from troupe.common.wire.sockets import Context
+from troupe.services.replay.options import parse_serve
+from troupe.services.replay.shard import serve
+from troupe.services.replay.status_page import print_page
 
 COMMANDS = {
     "serve": "run a shard: by itself, or as part of a run",

@@ -7,10 +7,10 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from common.data.snapshot import RESTORED_FILE
-from common.data.store import SIGNATURE_FILE, load_signature
-from common.errors import ConfigError
-from common.wire.replay.files import TOKEN_FILE
+from troupe.common.data.snapshot import RESTORED_FILE
+from troupe.common.data.store import SIGNATURE_FILE, load_signature
+from troupe.common.errors import ConfigError
+from troupe.common.wire.replay.files import TOKEN_FILE
 
 _FIXED = {
     *("producers", "unstored", "chunks.records", "chunks.header"),

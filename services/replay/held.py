@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common.data.inserts import GapError, Insert
+from troupe.common.data.inserts import GapError, Insert
 
 MAX_HELD = 4096
 MAX_HELD_BYTES = 1 << 28

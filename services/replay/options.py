@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from common.data.table_config import TableConfig, check_tables, parse_table, table_meanings
-from common.errors import ConfigError
-from common.runtime.parser import Parser, integer, real
-from common.runtime.startup import FIELDS_AT_LEARNER, add_service_arguments
-from common.wire.security.key_options import add_key_arguments
+from troupe.common.data.table_config import TableConfig, check_tables, parse_table, table_meanings
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.parser import Parser, integer, real
+from troupe.common.runtime.startup import FIELDS_AT_LEARNER, add_service_arguments
+from troupe.common.wire.security.key_options import add_key_arguments
 
 FIELDS_OF_TABLES = {
     "--capacity": "capacity",

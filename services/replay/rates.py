@@ -8,11 +8,11 @@ from typing import Any
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from common.data.replay import Replay
-from common.data.table import Table
-from common.wire import messages
-from common.wire.codec import WireError, encode
-from services.replay.requests import RequestHandlers
+from troupe.common.data.replay import Replay
+from troupe.common.data.table import Table
+from troupe.common.wire import messages
+from troupe.common.wire.codec import WireError, encode
+from troupe.services.replay.requests import RequestHandlers
 
 PERIOD_S = 1.0
 

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from common.data.inserts import GapError, HeldError, Insert
-from common.data.replay import Replay
-from common.errors import RefusedError
-from common.wire import messages, sockets
-from common.wire.codec import Message
-from common.wire.replay.codec import decode_insert, encode_batch, specs_to_wire
-from common.wire.replay.files import SharedFiles
-from common.wire.server import Envelope, Server
-from services.replay.held import HeldInserts
-from services.replay.snapshots import Snapshots
-from services.replay.statistics import Statistics
-from services.replay.unread import UnreadBatches
+from troupe.common.data.inserts import GapError, HeldError, Insert
+from troupe.common.data.replay import Replay
+from troupe.common.errors import RefusedError
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import Message
+from troupe.common.wire.replay.codec import decode_insert, encode_batch, specs_to_wire
+from troupe.common.wire.replay.files import SharedFiles
+from troupe.common.wire.server import Envelope, Server
+from troupe.services.replay.held import HeldInserts
+from troupe.services.replay.snapshots import Snapshots
+from troupe.services.replay.statistics import Statistics
+from troupe.services.replay.unread import UnreadBatches
 
 PEER_CREDIT = 64
 """Inserts that one peer may have unacknowledged."""

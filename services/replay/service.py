@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 
-from common.data.replay import Replay
-from common.runtime import health
-from common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
-from common.wire import sockets
-from common.wire.control.client import ControlClient
-from common.wire.link import new_incarnation
-from services.replay.rates import Rates, fitting
-from services.replay.requests import RequestHandlers
-from services.replay.snapshots import Snapshots
+from troupe.common.data.replay import Replay
+from troupe.common.runtime import health
+from troupe.common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
+from troupe.common.wire import sockets
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
+from troupe.services.replay.rates import Rates, fitting
+from troupe.services.replay.requests import RequestHandlers
+from troupe.services.replay.snapshots import Snapshots
 
 _log = logging.getLogger(__name__)
 

@@ -12,22 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.data.plan import make_plan
-from common.data.replay import Replay
-from common.data.schema import FieldSpec
-from common.data.snapshot import restore_snapshot
-from common.data.table_config import TableConfig
-from common.errors import ConfigError
-from common.runtime.lifecycle import StopSignal
-from common.wire.control.client import ControlClient
-from common.wire.link import new_incarnation
-from common.wire.messages import REPLAY_LIMITS
-from common.wire.replay.codec import specs_from_wire
-from common.wire.security.key_options import make_security
-from common.wire.sockets import Context, bound_endpoint, make_router
-from services.replay.folder import clear
-from services.replay.options import ShardOptions
-from services.replay.service import ReplayService
+from troupe.common.data.plan import make_plan
+from troupe.common.data.replay import Replay
+from troupe.common.data.schema import FieldSpec
+from troupe.common.data.snapshot import restore_snapshot
+from troupe.common.data.table_config import TableConfig
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.lifecycle import StopSignal
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
+from troupe.common.wire.messages import REPLAY_LIMITS
+from troupe.common.wire.replay.codec import specs_from_wire
+from troupe.common.wire.security.key_options import make_security
+from troupe.common.wire.sockets import Context, bound_endpoint, make_router
+from troupe.services.replay.folder import clear
+from troupe.services.replay.options import ShardOptions
+from troupe.services.replay.service import ReplayService
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def _host_towards(host: str, port: str) -> str:
 def with_run(options: ShardOptions, config: dict[str, Any], seed: int) -> ShardOptions:
     """Return the options with what the run's configuration decides; `seed` is the run's for this shard."""
     # Only these sections: to read that of the agent would import its algorithm, and torch with it.
-    from common.config import ReplayConfig  # takes a second to import, so not for a shard by itself
+    from troupe.common.config import ReplayConfig  # takes a second to import, so not for a shard by itself
 
     replay = ReplayConfig.model_validate(config["replay"])
     return replace(

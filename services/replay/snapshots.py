@@ -8,9 +8,9 @@ import posixpath
 from dataclasses import asdict
 from typing import Any
 
-from common.data.replay import Replay
-from common.data.snapshot import Progress, Snapshot
-from common.errors import RefusedError, TroupeError
+from troupe.common.data.replay import Replay
+from troupe.common.data.snapshot import Progress, Snapshot
+from troupe.common.errors import RefusedError, TroupeError
 
 _log = logging.getLogger(__name__)
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import zmq
 
-from common.agents import make_agent
-from common.config import Config, load_config, structural_hash
-from common.data.schema import Chunk, check_chunk
-from common.envs import make_spec
-from common.errors import PeerError
-from common.runtime.lifecycle import StopSignal
-from common.wire.control.server import ControlServer
-from services.actor.service import ActorService
-from services.learner import inference as module
-from services.learner.inference import CentralInference
 from tests.harness import PATIENCE_S, Context, InThread, bind, until
 from tests.learner.halves import FakeReplay, check_consecutive
+from troupe.common.agents import make_agent
+from troupe.common.config import Config, load_config, structural_hash
+from troupe.common.data.schema import Chunk, check_chunk
+from troupe.common.envs import make_spec
+from troupe.common.errors import PeerError
+from troupe.common.runtime.lifecycle import StopSignal
+from troupe.common.wire.control.server import ControlServer
+from troupe.services.actor.service import ActorService
+from troupe.services.learner import inference as module
+from troupe.services.learner.inference import CentralInference
 
 OVERRIDES = {
     "env.id": "tests.envs.counting:Counting-v0",
@@ -182,7 +182,7 @@ def test_two_actors_share_the_slots_and_the_batches(start: Callable[..., Any]) -
 
 
 def test_it_loads_no_torch() -> None:
-    code = "import sys, services.actor.service, services.actor.central_inference as _"
+    code = "import sys, troupe.services.actor.service, troupe.services.actor.central_inference as _"
     code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

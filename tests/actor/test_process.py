@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from common.agents import make_agent
-from common.config import load_config, structural_hash
-from common.envs import make_spec
-from common.wire.control.server import ControlServer
-from common.wire.replay.client import ReplayClient
 from tests.harness import Context
+from troupe.common.agents import make_agent
+from troupe.common.config import load_config, structural_hash
+from troupe.common.envs import make_spec
+from troupe.common.wire.control.server import ControlServer
+from troupe.common.wire.replay.client import ReplayClient
 
 OVERRIDES = {
     "env.id": "gym:CartPole-v1",
@@ -36,7 +36,7 @@ def start(*words: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_no_learner_is_one_line_and_exit_code_3() -> None:
-    actor = start("services.actor", "--learner", "tcp://127.0.0.1:9", "--join-timeout-s", "0.5")
+    actor = start("troupe.services.actor", "--learner", "tcp://127.0.0.1:9", "--join-timeout-s", "0.5")
     _, errors = actor.communicate(timeout=60)
     assert actor.returncode == 3
     assert errors.strip().splitlines()[-1].startswith("troupe: error: actor-0 could not join")
@@ -67,11 +67,13 @@ class Run:
 
     def start_replay(self) -> subprocess.Popen[str]:
         where = ("--bind", self.bind, "--data-dir", self.data_dir, "--index", "0")
-        return self._start("services.replay", "serve", "--learner", self.control.control_endpoint, *where)
+        return self._start(
+            "troupe.services.replay", "serve", "--learner", self.control.control_endpoint, *where
+        )
 
     def start_actor(self, name: str = "actor-0", *words: str) -> subprocess.Popen[str]:
         return self._start(
-            "services.actor", "--learner", self.control.control_endpoint, "--name", name, *words
+            "troupe.services.actor", "--learner", self.control.control_endpoint, "--name", name, *words
         )
 
     def _start(self, *words: str) -> subprocess.Popen[str]:

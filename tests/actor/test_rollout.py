@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.agents import Act, Inputs
-from common.config.schema import EnvConfig
-from common.data.schema import Chunk, check_chunk
-from common.envs import Step, VectorEnv, make_spec, make_vector
-from services.actor.local_inference import Rollout
-from services.actor.timing import TimingReports
+from troupe.common.agents import Act, Inputs
+from troupe.common.config.schema import EnvConfig
+from troupe.common.data.schema import Chunk, check_chunk
+from troupe.common.envs import Step, VectorEnv, make_spec, make_vector
+from troupe.services.actor.local_inference import Rollout
+from troupe.services.actor.timing import TimingReports
 
 COUNTING = "tests.envs.counting:Counting-v0"
 
@@ -158,8 +158,8 @@ def test_exploration_follows_the_slots() -> None:
 
 def test_real_agent_makes_valid_chunks() -> None:
     pytest.importorskip("torch")
-    from common.agents import make_agent
-    from common.agents.apex import ApexConfig
+    from troupe.common.agents import make_agent
+    from troupe.common.agents.apex import ApexConfig
 
     env = make_vector(EnvConfig(id="gym:CartPole-v1"), 3, seed=1)
     agent = make_agent(ApexConfig(mlp_units=(8,), hidden_units=8), env.spec)

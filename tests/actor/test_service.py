@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import zmq
 
-from common.agents import make_agent
-from common.config import Config, load_config, structural_hash
-from common.data.schema import Chunk, check_chunk
-from common.envs import Episode, VectorEnv, make_spec
-from common.errors import ConfigError, PeerError
-from common.runtime.lifecycle import StopSignal
-from common.wire import messages
-from common.wire.codec import Message, encode
-from common.wire.control.member import RunState
-from common.wire.control.server import ControlServer, Telemetry
-from common.wire.replay import sharded
-from services.actor import service as module
-from services.actor.service import ActorService
-from services.actor.timing import Timing
 from tests.harness import InThread, bind, until
+from troupe.common.agents import make_agent
+from troupe.common.config import Config, load_config, structural_hash
+from troupe.common.data.schema import Chunk, check_chunk
+from troupe.common.envs import Episode, VectorEnv, make_spec
+from troupe.common.errors import ConfigError, PeerError
+from troupe.common.runtime.lifecycle import StopSignal
+from troupe.common.wire import messages
+from troupe.common.wire.codec import Message, encode
+from troupe.common.wire.control.member import RunState
+from troupe.common.wire.control.server import ControlServer, Telemetry
+from troupe.common.wire.replay import sharded
+from troupe.services.actor import service as module
+from troupe.services.actor.service import ActorService
+from troupe.services.actor.timing import Timing
 
 OVERRIDES = {
     "env.id": "gym:CartPole-v1",
@@ -77,7 +77,7 @@ def replay(monkeypatch: pytest.MonkeyPatch) -> Replay:
     FakeReplay.closed_for_inserts = False
     monkeypatch.setattr(sharded, "ReplayClient", FakeReplay)
     monkeypatch.setattr(
-        "services.actor.timing.TimingReports.due", lambda self: time.monotonic() - self._last_s > 0.05
+        "troupe.services.actor.timing.TimingReports.due", lambda self: time.monotonic() - self._last_s > 0.05
     )
     return FakeReplay
 
@@ -313,7 +313,7 @@ def test_a_module_that_nobody_has_permitted_here_is_not_imported(
         with pytest.raises(ConfigError, match=f"would run {module}"):
             actor.join()
         assert module not in sys.modules
-        words = [sys.executable, "-m", "services.evaluator", "--learner", server.control_endpoint]
+        words = [sys.executable, "-m", "troupe.services.evaluator", "--learner", server.control_endpoint]
         evaluator = subprocess.run(words, capture_output=True, text=True, timeout=120)
         assert evaluator.returncode == 2
         assert f"would run {module}" in evaluator.stderr

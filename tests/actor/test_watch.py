@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config.schema import EnvConfig
-from common.envs import VectorEnv, make_vector
-from services.actor.watch import EnvWatch
 from tests.harness import until
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import VectorEnv, make_vector
+from troupe.services.actor.watch import EnvWatch
 
 BROKEN = "tests.envs.broken:Broken-v0"
 Reports = list[tuple[dict[str, float], dict[str, str]]]
@@ -107,7 +107,7 @@ HANGING = """
 import sys, time
 import numpy as np
 from tests.actor.test_watch import make
-from services.actor.watch import EnvWatch
+from troupe.services.actor.watch import EnvWatch
 env = make("hang", at=1)
 env.reset()
 EnvWatch(lambda: [env], lambda *report: print(*report), 0.1)

@@ -4,10 +4,10 @@ from collections import deque
 
 import numpy as np
 
-from common.agents import make_agent
-from common.envs import make_vector
-from services.actor.local_inference import Rollout
-from services.evaluator.games import play
+from troupe.common.agents import make_agent
+from troupe.common.envs import make_vector
+from troupe.services.actor.local_inference import Rollout
+from troupe.services.evaluator.games import play
 
 
 def stacked_fields(chunks):

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from common.agents import make_agent
-from common.agents.hindsight import hindsight_of
-from common.envs import make_vector
-from common.rl.importance import annealed, importance_weights
-from services.actor.local_inference import Rollout
+from troupe.common.agents import make_agent
+from troupe.common.agents.hindsight import hindsight_of
+from troupe.common.envs import make_vector
+from troupe.common.rl.importance import annealed, importance_weights
+from troupe.services.actor.local_inference import Rollout
 
 
 def windows(chunks, fields):

@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 import torch
 
-from common.agents import make_agent
-from common.agents.acting import Acting
-from common.agents.apex import ApexConfig
-from common.agents.base import Inputs
-from common.agents.impala import ImpalaConfig
-from common.agents.policy_gradient import PolicyGradientConfig
-from common.agents.pqn import PqnConfig
-from common.agents.r2d2 import R2d2Config
-from common.agents.sac import SacConfig
-from common.config import EnvConfig, load_config
-from common.errors import ConfigError
-from common.spaces import unpacked
-from services import export
-from services.actor.local_inference import Rollout
 from tests.agents.replayed import batch_of, windows
 from tests.agents.test_action_spaces import match
 from tests.agents.test_contract import PIXELS, VECTORS
 from tests.agents.test_contract import played as chunks_of
+from troupe.common.agents import make_agent
+from troupe.common.agents.acting import Acting
+from troupe.common.agents.apex import ApexConfig
+from troupe.common.agents.base import Inputs
+from troupe.common.agents.impala import ImpalaConfig
+from troupe.common.agents.policy_gradient import PolicyGradientConfig
+from troupe.common.agents.pqn import PqnConfig
+from troupe.common.agents.r2d2 import R2d2Config
+from troupe.common.agents.sac import SacConfig
+from troupe.common.config import EnvConfig, load_config
+from troupe.common.errors import ConfigError
+from troupe.common.spaces import unpacked
+from troupe.services import export
+from troupe.services.actor.local_inference import Rollout
 
 SMALL = {"mlp_units": (8,), "hidden_units": 16}
 MEMORY = {"lstm_units": 5, "see_last_step": True, "unroll_steps": 4}
@@ -56,7 +56,7 @@ FAMILIES = {
 
 def learned(config, env):
     """An agent whose statistics have seen something and whose decisions differ, and a rollout of it."""
-    from common.envs import make_vector
+    from troupe.common.envs import make_vector
 
     vector = make_vector(env, 2, 0)
     agent = make_agent(config, vector.spec, seed=3)
@@ -153,7 +153,7 @@ def test_an_exported_policy_chooses_as_the_agent_does(family, load):
 
 def test_padding_of_a_stack_is_nothing_in_a_file_too():
     """Frames from before an episode's start are 0, not black pixels minus their mean."""
-    from common.nets.pixels import NormalizedPixels
+    from troupe.common.nets.pixels import NormalizedPixels
 
     inputs, rng = NormalizedPixels((12, 12), 4), np.random.default_rng(0)
     inputs.observe(torch.from_numpy(rng.integers(60, 255, (50, 4, 12, 12), np.uint8)))
@@ -171,8 +171,8 @@ def test_the_command_writes_files_that_say_what_they_are(tmp_path, capsys):
 
     from safetensors import safe_open
 
-    from common.envs import make_spec
-    from common.runtime.checkpoint import save_checkpoint
+    from troupe.common.envs import make_spec
+    from troupe.common.runtime.checkpoint import save_checkpoint
 
     config = load_config("cartpole-apex", None, {"agent.mlp_units": "[8]", "agent.hidden_units": "8"}, {})
     spec = make_spec(config.env)

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from common.agents import make_agent
-from common.agents.apex import ApexConfig
-from common.agents.impala import ImpalaConfig
-from common.agents.policy_gradient import PolicyGradientConfig
-from common.agents.r2d2 import R2d2Config
-from common.config.schema import EnvConfig
-from common.envs import make_spec
-from common.errors import ConfigError
 from tests.agents.in_process import evaluate, learn_through_a_queue
 from tests.envs.matching import ACTIONS
 from tests.harness import CHAOS, only_in_chaos
+from troupe.common.agents import make_agent
+from troupe.common.agents.apex import ApexConfig
+from troupe.common.agents.impala import ImpalaConfig
+from troupe.common.agents.policy_gradient import PolicyGradientConfig
+from troupe.common.agents.r2d2 import R2d2Config
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import make_spec
+from troupe.common.errors import ConfigError
 
 PPO = {
     "mlp_units": (64,), "unroll_steps": 16, "gamma": 0.0, "epochs": 6, "minibatch_steps": 128,
@@ -91,9 +91,9 @@ def test_the_learner_sees_the_very_policy_and_memory_that_acted(config, actions)
     """With an LSTM that is fed the last action, its parameters and probabilities are those of acting."""
     import torch
 
-    from common.envs import make_vector
-    from services.actor.local_inference import Rollout
     from tests.agents.in_process import stacked_fields
+    from troupe.common.envs import make_vector
+    from troupe.services.actor.local_inference import Rollout
 
     env = match(actions)
     vector = make_vector(env, 3, 0)

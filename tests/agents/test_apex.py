@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from common.agents import Inputs, make_agent
-from common.agents.apex import ApexConfig
-from common.data.accumulator import PRIORITY_FLOOR
-from common.envs import EnvSpec
-from common.errors import CheckpointError, ConfigError
-from common.rl.importance import importance_weights
-from common.spaces import ActionSpec
+from troupe.common.agents import Inputs, make_agent
+from troupe.common.agents.apex import ApexConfig
+from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.envs import EnvSpec
+from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.rl.importance import importance_weights
+from troupe.common.spaces import ActionSpec
 
 VECTOR = EnvSpec("test:vector", (3,), "float32", ActionSpec.discrete(4), 0, 1, False)
 PIXELS = EnvSpec("test:pixels", (4, 84, 84), "uint8", ActionSpec.discrete(6), 4, 4, True)

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from common.agents import make_agent
-from common.config import EnvConfig
-from common.config.algorithms import ALGORITHMS, agent_model
-from common.data.schema import check_chunk
-from common.envs import make_vector
-from common.errors import CheckpointError, ConfigError
-from common.wire.control.params import decode_params, encode_params
-from services.actor.local_inference import Rollout
 from tests.agents.replayed import batch_of, windows
+from troupe.common.agents import make_agent
+from troupe.common.config import EnvConfig
+from troupe.common.config.algorithms import ALGORITHMS, agent_model
+from troupe.common.data.schema import check_chunk
+from troupe.common.envs import make_vector
+from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.wire.control.params import decode_params, encode_params
+from troupe.services.actor.local_inference import Rollout
 
 ITEMS = 4
 VECTORS = EnvConfig(

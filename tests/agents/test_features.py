@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from common.agents import make_agent
-from common.agents.impala import ImpalaConfig
-from common.config.schema import EnvConfig
-from common.data.distances import distances
-from common.data.unrolls import TERMINATED
-from common.envs import EnvSpec, make_vector
-from common.spaces import ActionSpec
 from tests.agents.test_impala import SMALL, random_batch, unrolls_of
+from troupe.common.agents import make_agent
+from troupe.common.agents.impala import ImpalaConfig
+from troupe.common.config.schema import EnvConfig
+from troupe.common.data.distances import distances
+from troupe.common.data.unrolls import TERMINATED
+from troupe.common.envs import EnvSpec, make_vector
+from troupe.common.spaces import ActionSpec
 
 CARTPOLE = EnvConfig(id="gym:CartPole-v1", reward_clip="none")
 VECTOR = EnvSpec("test:vector", (3,), "float32", ActionSpec.discrete(4), 0, 1, False)

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from common.agents.hindsight import hindsight_of
-from common.config import EnvConfig, load_config
-from common.envs import make_spec
-from common.envs.bit_flip import BitFlipEnv
-from common.envs.goals import EnvGoals
-from common.errors import ConfigError
-from common.spaces import packed, unpacked
-from services.launcher.training import check_environment
 from tests.agents.in_process import evaluate
 from tests.agents.replayed import learn_by_replay
+from troupe.common.agents.hindsight import hindsight_of
+from troupe.common.config import EnvConfig, load_config
+from troupe.common.envs import make_spec
+from troupe.common.envs.bit_flip import BitFlipEnv
+from troupe.common.envs.goals import EnvGoals
+from troupe.common.errors import ConfigError
+from troupe.common.spaces import packed, unpacked
+from troupe.services.launcher.training import check_environment
 
-BITS = EnvConfig(id="common.envs.bit_flip:BitFlip-v0", reward_clip="none", kwargs={"bits": 3})
+BITS = EnvConfig(id="troupe.common.envs.bit_flip:BitFlip-v0", reward_clip="none", kwargs={"bits": 3})
 
 
 def test_outcomes_are_the_environments():
@@ -51,7 +51,7 @@ def test_outcomes_are_the_environments():
     ],
 )
 def test_what_has_no_goals_or_no_transitions_is_refused_in_a_line(preset, fields, why):
-    from common.config import load_layers
+    from troupe.common.config import load_layers
 
     with pytest.raises(ConfigError, match=why) as refused:
         check_environment(load_layers(preset, None, fields, {}), play=False)

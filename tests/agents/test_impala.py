@@ -2,16 +2,16 @@ import numpy as np
 import pytest
 import torch
 
-from common.agents import Inputs, make_agent
-from common.agents.impala import ImpalaConfig
-from common.config.schema import EnvConfig
-from common.data.schema import check_chunk
-from common.envs import EnvSpec, make_vector
-from common.errors import CheckpointError, ConfigError
-from common.spaces import ActionSpec
-from services.actor.local_inference import Rollout
 from tests.agents.in_process import evaluate, learn_through_a_queue, stacked_fields
 from tests.rl import oracles
+from troupe.common.agents import Inputs, make_agent
+from troupe.common.agents.impala import ImpalaConfig
+from troupe.common.config.schema import EnvConfig
+from troupe.common.data.schema import check_chunk
+from troupe.common.envs import EnvSpec, make_vector
+from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.spaces import ActionSpec
+from troupe.services.actor.local_inference import Rollout
 
 VECTOR = EnvSpec("test:vector", (3,), "float32", ActionSpec.discrete(4), 0, 1, False)
 SMALL = {"mlp_units": (8,), "hidden_units": 8, "unroll_steps": 5}
@@ -212,7 +212,7 @@ def test_it_says_what_it_needs():
 @pytest.mark.timeout(900)
 def test_learns_cartpole_through_a_queue():
     """With the preset's values, and actors that are three updates behind."""
-    from common.config import load_config
+    from troupe.common.config import load_config
 
     config = load_config("cartpole-impala")
     agent, _ = learn_through_a_queue(

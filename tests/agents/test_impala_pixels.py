@@ -5,14 +5,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from common.agents import make_agent
-from common.agents.impala import ImpalaConfig
-from common.config.schema import EnvConfig
-from common.envs import make_vector
-from services.actor.local_inference import Rollout
 from tests.agents.in_process import learn_through_a_queue, stacked_fields
 from tests.envs.catch import SIDE
 from tests.harness import only_in_chaos
+from troupe.common.agents import make_agent
+from troupe.common.agents.impala import ImpalaConfig
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import make_vector
+from troupe.services.actor.local_inference import Rollout
 
 CATCH = EnvConfig(
     id="tests.envs.catch:Catch-v0", frame_skip=1, frame_size=42, frame_stack=4, noop_max=0,

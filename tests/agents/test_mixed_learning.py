@@ -3,9 +3,9 @@
 import numpy as np
 
 from benchmarks.forgetting import learned, make_config, mean_return
-from common.agents import make_agent
-from common.data.replay import Replay
-from common.envs import make_spec
+from troupe.common.agents import make_agent
+from troupe.common.data.replay import Replay
+from troupe.common.envs import make_spec
 
 STEPS = 6000
 

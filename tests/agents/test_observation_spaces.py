@@ -9,23 +9,23 @@ import torch
 from gymnasium import spaces
 
 import troupe
-from common.agents import make_agent
-from common.agents.apex import ApexConfig
-from common.agents.impala import ImpalaConfig
-from common.agents.policy_gradient import PolicyGradientConfig
-from common.agents.r2d2 import R2d2Config
-from common.config import load_config
-from common.config.schema import EnvConfig
-from common.envs import make_spec, make_vector
-from common.envs.gymnasium_spaces import observation_leaves
-from common.errors import ConfigError
-from common.nets.parts import PartInputs
-from common.runtime.checkpoint import save_checkpoint
-from common.spaces import packed, unpacked
-from services.actor.local_inference import Rollout
 from tests.agents.in_process import evaluate, learn_through_a_queue
 from tests.agents.replayed import batch_of, windows
 from tests.envs.matching import SHOWN
+from troupe.common.agents import make_agent
+from troupe.common.agents.apex import ApexConfig
+from troupe.common.agents.impala import ImpalaConfig
+from troupe.common.agents.policy_gradient import PolicyGradientConfig
+from troupe.common.agents.r2d2 import R2d2Config
+from troupe.common.config import load_config
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import make_spec, make_vector
+from troupe.common.envs.gymnasium_spaces import observation_leaves
+from troupe.common.errors import ConfigError
+from troupe.common.nets.parts import PartInputs
+from troupe.common.runtime.checkpoint import save_checkpoint
+from troupe.common.spaces import packed, unpacked
+from troupe.services.actor.local_inference import Rollout
 
 READ = EnvConfig(id="tests.envs.matching:Read-v0", reward_clip="none")
 LAKE = EnvConfig(id="gym:FrozenLake-v1", reward_clip="none")

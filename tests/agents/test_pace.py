@@ -1,4 +1,4 @@
-from common.agents.pace import Pace
+from troupe.common.agents.pace import Pace
 
 
 def acted(pace, version, rounds, steps=3):

@@ -6,21 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.agents import make_agent
-from common.agents.acting import Acting
-from common.agents.policy_gradient import PolicyGradientConfig
-from common.config import EnvConfig
-from common.config.algorithms import ALGORITHMS, agent_model
-from common.envs.base import EnvSpec
-from common.envs.pictures import push_frame
-from common.envs.slots import SlotVector
-from common.errors import ConfigError
-from common.nets.pixels import NormalizedPixels
-from common.spaces import ActionSpec
-from services import export
-from services.actor.local_inference import Rollout
 from tests.agents.replayed import batch_of, windows
 from tests.agents.test_acting import onnx, torchscript
+from troupe.common.agents import make_agent
+from troupe.common.agents.acting import Acting
+from troupe.common.agents.policy_gradient import PolicyGradientConfig
+from troupe.common.config import EnvConfig
+from troupe.common.config.algorithms import ALGORITHMS, agent_model
+from troupe.common.envs.base import EnvSpec
+from troupe.common.envs.pictures import push_frame
+from troupe.common.envs.slots import SlotVector
+from troupe.common.errors import ConfigError
+from troupe.common.nets.pixels import NormalizedPixels
+from troupe.common.spaces import ActionSpec
+from troupe.services import export
+from troupe.services.actor.local_inference import Rollout
 
 WHOLE = EnvSpec(
     id="tests:planes",

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from common.agents import make_agent
-from common.agents.impala import ImpalaConfig
-from common.agents.learning_rate import LearningRate
-from common.agents.passes import faster_dtype, has_bfloat16_units
-from common.agents.policy_gradient import PolicyGradientConfig
-from common.agents.pqn import PqnConfig
-from common.config import load_config
-from common.errors import CheckpointError
-from common.runtime.checkpoint import open_checkpoint, save_checkpoint
 from tests.agents.in_process import evaluate, learn_through_a_queue
 from tests.agents.test_impala import VECTOR, random_batch
 from tests.harness import CHAOS
 from tests.rl import oracles
+from troupe.common.agents import make_agent
+from troupe.common.agents.impala import ImpalaConfig
+from troupe.common.agents.learning_rate import LearningRate
+from troupe.common.agents.passes import faster_dtype, has_bfloat16_units
+from troupe.common.agents.policy_gradient import PolicyGradientConfig
+from troupe.common.agents.pqn import PqnConfig
+from troupe.common.config import load_config
+from troupe.common.errors import CheckpointError
+from troupe.common.runtime.checkpoint import open_checkpoint, save_checkpoint
 
 SMALL = {"mlp_units": (8,), "hidden_units": 8, "unroll_steps": 5}
 ONE_STEP = {"epochs": 1, "minibatch_steps": 0, "max_grad_norm": 0.0}

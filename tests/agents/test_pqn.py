@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from common.agents import Inputs, make_agent
-from common.agents.pqn import PqnConfig
-from common.config import load_config
-from common.wire.control.params import decode_params, encode_params
 from tests.agents.in_process import evaluate, learn_through_a_queue
 from tests.agents.test_impala import VECTOR, random_batch
 from tests.rl import oracles
+from troupe.common.agents import Inputs, make_agent
+from troupe.common.agents.pqn import PqnConfig
+from troupe.common.config import load_config
+from troupe.common.wire.control.params import decode_params, encode_params
 
 SMALL = {"mlp_units": (8,), "hidden_units": 8, "unroll_steps": 5, "reward_clip": "none"}
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from common.agents import make_agent
-from common.agents.apex import ApexConfig
-from common.data.accumulator import PRIORITY_FLOOR
 from tests.agents.test_apex import PIXELS, VECTOR, batch_of
+from troupe.common.agents import make_agent
+from troupe.common.agents.apex import ApexConfig
+from troupe.common.data.accumulator import PRIORITY_FLOOR
 
 SMALL = {"hidden_units": 16, "mlp_units": (8,), "quantiles": 5}
 

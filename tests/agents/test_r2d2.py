@@ -5,20 +5,20 @@ import numpy as np
 import pytest
 import torch
 
-from common.agents import Inputs, make_agent
-from common.agents.r2d2 import R2d2Config
-from common.config import load_config
-from common.config.schema import EnvConfig
-from common.data.accumulator import PRIORITY_FLOOR
-from common.data.schema import check_chunk
-from common.data.sequences import BETWEEN
-from common.envs import EnvSpec, make_vector
-from common.errors import CheckpointError, ConfigError
-from common.spaces import ActionSpec
-from services.actor.local_inference import Rollout
 from tests.agents.in_process import evaluate
 from tests.agents.replayed import batch_of, learn_by_replay, windows
 from tests.harness import only_in_chaos
+from troupe.common.agents import Inputs, make_agent
+from troupe.common.agents.r2d2 import R2d2Config
+from troupe.common.config import load_config
+from troupe.common.config.schema import EnvConfig
+from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.schema import check_chunk
+from troupe.common.data.sequences import BETWEEN
+from troupe.common.envs import EnvSpec, make_vector
+from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.spaces import ActionSpec
+from troupe.services.actor.local_inference import Rollout
 
 VECTOR = EnvSpec("test:vector", (3,), "float32", ActionSpec.discrete(4), 0, 1, False)
 SMALL = {

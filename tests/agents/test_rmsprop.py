@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.agents.rmsprop import RMSProp
-from common.agents.tensors import load_optimizer, optimizer_arrays
+from troupe.common.agents.rmsprop import RMSProp
+from troupe.common.agents.tensors import load_optimizer, optimizer_arrays
 
 EPSILON = 1.5e-7  # of the Ape-X paper
 

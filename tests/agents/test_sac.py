@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from common.agents import Inputs, make_agent
-from common.agents.sac import SacConfig
-from common.config import EnvConfig
-from common.data.accumulator import PRIORITY_FLOOR
-from common.data.schema import check_chunk
-from common.envs import EnvSpec, make_spec, make_vector
-from common.errors import ConfigError
-from common.spaces import ActionSpec, Leaf
-from services.actor.local_inference import Rollout
 from tests.agents.replayed import batch_of, windows
+from troupe.common.agents import Inputs, make_agent
+from troupe.common.agents.sac import SacConfig
+from troupe.common.config import EnvConfig
+from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.schema import check_chunk
+from troupe.common.envs import EnvSpec, make_spec, make_vector
+from troupe.common.errors import ConfigError
+from troupe.common.spaces import ActionSpec, Leaf
+from troupe.services.actor.local_inference import Rollout
 
 REALS = ActionSpec((Leaf(shape=(2,), dtype="float32", low=(-2.0, 0.0), high=(2.0, 5.0)),))
 CONTINUOUS = EnvSpec("test:reals", (3,), "float32", REALS, 0, 1, False)

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from common.agents import make_agent
-from common.agents.sac import RecurrentSacAgent, SacConfig
-from common.config import EnvConfig, load_config
-from common.data.accumulator import PRIORITY_FLOOR
-from common.data.schema import check_chunk
-from common.data.sequences import BETWEEN
-from common.envs import make_vector
-from common.errors import ConfigError
-from services.actor.local_inference import Rollout
 from tests.agents.in_process import evaluate
 from tests.agents.replayed import batch_of, learn_by_replay, windows
 from tests.agents.test_contract import PIXELS
 from tests.agents.test_sac import CONTINUOUS, DISCRETE, drawn, perceptron
+from troupe.common.agents import make_agent
+from troupe.common.agents.sac import RecurrentSacAgent, SacConfig
+from troupe.common.config import EnvConfig, load_config
+from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.schema import check_chunk
+from troupe.common.data.sequences import BETWEEN
+from troupe.common.envs import make_vector
+from troupe.common.errors import ConfigError
+from troupe.services.actor.local_inference import Rollout
 
 SMALL = {
     "mlp_units": (8,), "lstm_units": 4, "sequence_steps": 5, "burn_in_steps": 2, "sequence_period_steps": 3,

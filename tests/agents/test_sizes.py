@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from common.agents import make_agent
-from common.config.algorithms import agent_model
-from common.config.loading import config_from_dict
-from common.config.schema import EnvConfig
-from common.envs import make_spec
-from common.errors import ConfigError
+from troupe.common.agents import make_agent
+from troupe.common.config.algorithms import agent_model
+from troupe.common.config.loading import config_from_dict
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import make_spec
+from troupe.common.errors import ConfigError
 
 ABSURD = 10**12
 SIZES = [
@@ -47,7 +47,7 @@ def test_a_network_that_is_larger_than_memory_is_refused_before_it_is_made(algor
 def test_a_preset_with_absurd_sizes_ends_in_one_line(tmp_path):
     path = tmp_path / "absurd.toml"
     path.write_text(f'[env]\nid = "gym:CartPole-v1"\n[agent]\nalgorithm = "impala"\nlstm_units = {ABSURD}\n')
-    words = [sys.executable, "-m", "services", "train", str(path), "--run-dir", str(tmp_path / "run")]
+    words = [sys.executable, "-m", "troupe", "train", str(path), "--run-dir", str(tmp_path / "run")]
     run = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stderr.count("\n")) == (2, 1), run.stderr
     assert "agent.lstm_units" in run.stderr

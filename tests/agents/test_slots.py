@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.agents import Act, Agent, Inputs, make_agent
-from common.agents.apex import ApexConfig
-from common.agents.impala import ImpalaConfig
-from common.agents.r2d2 import R2d2Config
-from common.agents.slot_states import Slots
-from common.config.schema import EnvConfig
-from common.data.schema import Chunk
-from common.envs import make_vector
-from common.envs.transfer import pack_start, pack_step, unpack_start, unpack_step
-from common.spaces import ActionSpec
-from common.wire.codec import decode, encode
-from common.wire.inference.messages import Actions
-from services.actor.local_inference import Rollout
+from troupe.common.agents import Act, Agent, Inputs, make_agent
+from troupe.common.agents.apex import ApexConfig
+from troupe.common.agents.impala import ImpalaConfig
+from troupe.common.agents.r2d2 import R2d2Config
+from troupe.common.agents.slot_states import Slots
+from troupe.common.config.schema import EnvConfig
+from troupe.common.data.schema import Chunk
+from troupe.common.envs import make_vector
+from troupe.common.envs.transfer import pack_start, pack_step, unpack_start, unpack_step
+from troupe.common.spaces import ActionSpec
+from troupe.common.wire.codec import decode, encode
+from troupe.common.wire.inference.messages import Actions
+from troupe.services.actor.local_inference import Rollout
 
 SLOTS, STEPS, SEED = 3, 60, 5
 SMALL: dict[str, Any] = {"mlp_units": (8,), "hidden_units": 8}

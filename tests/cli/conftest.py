@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config
+from troupe.common.config import Config
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path, bool, bool | None]]:
     """Stand in for the launcher and record what it is asked to do."""
-    from services.launcher import launcher
+    from troupe.services.launcher import launcher
 
     calls: list[tuple[Config, Path, bool, bool | None]] = []
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from common.config import load_config, to_toml
+from troupe.common.config import load_config, to_toml
 
 
 def make_run(folder: Path, **overrides: str) -> Path:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import services.__main__ as cli
-from common.errors import PeerError
+import troupe.services.__main__ as cli
 from tests.cli.folders import make_run
+from troupe.common.errors import PeerError
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -176,7 +176,7 @@ def test_what_resembles_nothing_gets_no_suggestion(line: str, capsys: pytest.Cap
 def test_exit_codes_of_what_goes_wrong_inside(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from services.launcher import launcher
+    from troupe.services.launcher import launcher
 
     outcomes: list[tuple[BaseException, int, str]] = [
         (PeerError("no learner\nat tcp://x"), 3, "troupe: error: no learner at tcp://x\n"),

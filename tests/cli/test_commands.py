@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import services.__main__ as cli
-from common.config import Config, load_config, preset_names, read_config
+import troupe.services.__main__ as cli
 from tests.cli.folders import make_run
+from troupe.common.config import Config, load_config, preset_names, read_config
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -160,7 +160,7 @@ def test_help_is_complete(words: list[str], capsys: pytest.CaptureFixture[str]) 
 def test_a_service_without_its_packages_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import services.__main__ as m; sys.exit(m.main(['learner', '--run-dir', 'R']))"
+        "import troupe.services.__main__ as m; sys.exit(m.main(['learner', '--run-dir', 'R']))"
     )
     root = Path(__file__).parents[2]
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=root)
@@ -172,11 +172,11 @@ def test_a_service_without_its_packages_says_what_to_install() -> None:
 
 
 def test_cheap_commands_do_not_import_torch() -> None:
-    code = "import sys, services.__main__ as m; m.main(['presets']); sys.exit('torch' in sys.modules)"
+    code = "import sys, troupe.services.__main__ as m; m.main(['presets']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import services.__main__ as m; sys.exit(m.main(['config', 'show', 'pong-apex']))"
+        "import troupe.services.__main__ as m; sys.exit(m.main(['config', 'show', 'pong-apex']))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert (shown.returncode, shown.stderr) == (0, b"")
@@ -234,14 +234,14 @@ def test_ctrl_c_while_the_command_is_imported_is_no_traceback(tmp_path: Path) ->
         "import sys\n"
         "class Slow:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'common.installation':\n"
+        "        if name == 'troupe.common.installation':\n"
         "            import time\n"
         "            print('importing', flush=True)\n"
         "            time.sleep(60)\n"
         "sys.meta_path.insert(0, Slow())\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-m", "services", "presets"],
+        [sys.executable, "-m", "troupe", "presets"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

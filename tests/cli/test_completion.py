@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services import completion
-from services.__main__ import main
+from troupe.services import completion
+from troupe.services.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +17,7 @@ def offered(tmp_path, line):
     answer = tmp_path / "answer"
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
     asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "_ARGCOMPLETE_IFS": "\n"}
-    code = "import sys; sys.modules['torch'] = None; from services.__main__ import main; main()"
+    code = "import sys; sys.modules['torch'] = None; from troupe.services.__main__ import main; main()"
     asked["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(tmp_path)])
     (tmp_path / "mine_too.py").touch()
     subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, timeout=60, check=True)

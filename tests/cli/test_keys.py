@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import services.__main__ as cli
-from common.config import load_config, to_toml
+import troupe.services.__main__ as cli
+from troupe.common.config import load_config, to_toml
 
 
 def test_new_makes_a_complete_private_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,8 +59,8 @@ def test_wrong_words_are_exit_code_2(line: str, capsys: pytest.CaptureFixture[st
 
 
 def test_the_launcher_hands_its_keys_to_every_service(tmp_path: Path) -> None:
-    from services.launcher.processes import child_specs
-    from services.launcher.workspace import TensorBoardPort
+    from troupe.services.launcher.processes import child_specs
+    from troupe.services.launcher.workspace import TensorBoardPort
 
     config = load_config("cartpole-apex", None, {"keys": "some/keys"}, {})
     assert config.net.keys_dir == "some/keys"
@@ -75,7 +75,15 @@ def learner(folder: Path, *options: str, **environment: str) -> subprocess.Compl
 
     folder.mkdir(exist_ok=True)
     (folder / "config.toml").write_text(to_toml(load_config("cartpole-apex")))
-    words = [sys.executable, "-m", "services.learner", "--run-dir", str(folder), "--log-level", "error"]
+    words = [
+        sys.executable,
+        "-m",
+        "troupe.services.learner",
+        "--run-dir",
+        str(folder),
+        "--log-level",
+        "error",
+    ]
     words += ["--control", "tcp://0.0.0.0:45550", "--announce", "tcp://192.0.2.1:45551"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run([*words, *options], capture_output=True, text=True, timeout=240, env=env)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from common.config.text import load_toml
+from troupe.common.config.text import load_toml
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from common.config.text import load_toml
 def test_absurd_toml_is_refused(tmp_path, text, said):
     path = tmp_path / "absurd.toml"
     path.write_text(text)
-    words = [sys.executable, "-m", "services", "config", "validate", str(path)]
+    words = [sys.executable, "-m", "troupe", "config", "validate", str(path)]
     run = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert run.returncode == 2
     assert run.stderr.count("\n") == 1

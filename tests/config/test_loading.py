@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import (
+from troupe.common.config import (
     Config,
     changed_structure,
     check_resumable,
@@ -22,10 +22,10 @@ from common.config import (
     structural_hash,
     to_toml,
 )
-from common.config.docs import compose_fields, markdown
-from common.config.fields import role_of
-from common.config.schema import SECTIONS
-from common.errors import ConfigError
+from troupe.common.config.docs import compose_fields, markdown
+from troupe.common.config.fields import role_of
+from troupe.common.config.schema import SECTIONS
+from troupe.common.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +57,7 @@ def value_at(config: Config, path: str) -> object:
 
 
 def as_toml(values: dict[str, object]) -> str:
-    from common.config.text import format_toml
+    from troupe.common.config.text import format_toml
 
     tables: dict[str, dict[str, object]] = {}
     for path, value in values.items():

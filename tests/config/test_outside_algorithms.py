@@ -4,17 +4,17 @@ import sys
 
 import pytest
 
-from common.config import check_resumable, load_config, read_config, to_toml
-from common.config.algorithms import ALGORITHMS, agent_model, algorithm_module, register_algorithm
-from common.config.explain import explain
-from common.config.fields import AgentConfig, structural
-from common.errors import ConfigError
-from common.permits import modules_of
+from troupe.common.config import check_resumable, load_config, read_config, to_toml
+from troupe.common.config.algorithms import ALGORITHMS, agent_model, algorithm_module, register_algorithm
+from troupe.common.config.explain import explain
+from troupe.common.config.fields import AgentConfig, structural
+from troupe.common.errors import ConfigError
+from troupe.common.permits import modules_of
 
 SOURCE = """
 from typing import Literal
-from common.config.algorithms import register_algorithm
-from common.config.fields import AgentConfig, structural, tunable
+from troupe.common.config.algorithms import register_algorithm
+from troupe.common.config.fields import AgentConfig, structural, tunable
 
 @register_algorithm
 class TinyConfig(AgentConfig):
@@ -32,7 +32,7 @@ def package(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path / "lib"))
-    monkeypatch.setattr("common.config.algorithms._registered", {})
+    monkeypatch.setattr("troupe.common.config.algorithms._registered", {})
     yield name
     for module in [module for module in sys.modules if module.partition(".")[0] == name]:
         del sys.modules[module]
@@ -84,7 +84,7 @@ def test_one_is_found_by_an_entry_point(tmp_path, package, monkeypatch):
     assert algorithm_module("tiny") == f"{package}.tiny"
     assert f"{package}.tiny" not in sys.modules
     assert agent_model("tiny")().width == 4
-    assert agent_model("apex").__module__ == "common.agents.apex", "ours have the first word"
+    assert agent_model("apex").__module__ == "troupe.common.agents.apex", "ours have the first word"
     assert "(algorithm tiny)" in explain("tiny")
     with pytest.raises(ValueError, match=r"unknown algorithm 'tinny'; nearest: tiny"):
         agent_model("tinny")

@@ -4,11 +4,11 @@ import tomllib
 
 import pytest
 
-from common.config import config_from_dict, load_config, load_layers, to_toml
-from common.config.explain import explain, show_toml
-from common.config.loading import read_config
-from common.data.table_config import TableConfig, parse_table, table_meanings
-from common.errors import ConfigError
+from troupe.common.config import config_from_dict, load_config, load_layers, to_toml
+from troupe.common.config.explain import explain, show_toml
+from troupe.common.config.loading import read_config
+from troupe.common.data.table_config import TableConfig, parse_table, table_meanings
+from troupe.common.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import weakref
 
 import numpy as np
 
-from common.data.columns import Payload
-from common.data.inserts import Insert
-from common.data.packing import pack_entries, unpack_frame
-from common.data.replay import Replay
-from common.data.schema import FieldSpec, Items
-from common.data.table_config import TableConfig, parse_table
+from troupe.common.data.columns import Payload
+from troupe.common.data.inserts import Insert
+from troupe.common.data.packing import pack_entries, unpack_frame
+from troupe.common.data.replay import Replay
+from troupe.common.data.schema import FieldSpec, Items
+from troupe.common.data.table_config import TableConfig, parse_table
 
 FRAME = (6, 5)
 SPECS = (

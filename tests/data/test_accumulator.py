@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
-from common.data.schema import check_chunk
+from troupe.common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
+from troupe.common.data.schema import check_chunk
 
 STACK = 4
 ZEROS = {"value_taken": 0.0, "value_max": 0.0}

@@ -8,14 +8,14 @@ import time
 import numpy as np
 import pytest
 
-from common.data import leases
-from common.data.arena import Arena
-from common.data.columns import Payload
-from common.data.inserts import Insert
-from common.data.packing import pack_entries, unpack_frame
-from common.data.schema import FieldSpec, Items
-from common.errors import ConfigError
 from tests.data.replays import open_replay
+from troupe.common.data import leases
+from troupe.common.data.arena import Arena
+from troupe.common.data.columns import Payload
+from troupe.common.data.inserts import Insert
+from troupe.common.data.packing import pack_entries, unpack_frame
+from troupe.common.data.schema import FieldSpec, Items
+from troupe.common.errors import ConfigError
 
 FRAME = (24, 24)
 SPECS = (

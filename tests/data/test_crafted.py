@@ -6,10 +6,10 @@ import os
 import numpy as np
 import pytest
 
-from common.data.snapshot import MANIFEST_FILE, restore_snapshot
-from common.data.store import SIGNATURE_FILE
-from common.errors import CheckpointError, ConfigError
 from tests.data.replays import open_replay, simple
+from troupe.common.data.snapshot import MANIFEST_FILE, restore_snapshot
+from troupe.common.data.store import SIGNATURE_FILE
+from troupe.common.errors import CheckpointError, ConfigError
 
 DEEP = "[" * 100_000
 

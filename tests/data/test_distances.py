@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from common.data.distances import DISTANCES, distances, nearness
+from troupe.common.data.distances import DISTANCES, distances, nearness
 
 RNG = np.random.default_rng(0)
 LEFT, RIGHT = RNG.normal(size=(2, 5, 3, 4))

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from common.data.columns import Payload
-from common.data.distances import DISTANCES, distances, nearness
-from common.data.elite import STRATEGIES
-from common.data.inserts import RefusedError, check_insert
-from common.data.packing import pack_entries
-from common.data.samplers import REMOVERS
-from common.data.schema import FieldSpec
-from common.data.table_config import parse_table, shard_tables
-from common.errors import ConfigError
 from tests.data.replays import SPECS, features, open_tables, simple
 from tests.data.test_selectors import appear, chi_square, make, vanish
+from troupe.common.data.columns import Payload
+from troupe.common.data.distances import DISTANCES, distances, nearness
+from troupe.common.data.elite import STRATEGIES
+from troupe.common.data.inserts import RefusedError, check_insert
+from troupe.common.data.packing import pack_entries
+from troupe.common.data.samplers import REMOVERS
+from troupe.common.data.schema import FieldSpec
+from troupe.common.data.table_config import parse_table, shard_tables
+from troupe.common.errors import ConfigError
 
 RNG = np.random.default_rng
 
@@ -213,7 +213,7 @@ def test_attentive_measures_few_at_a_time_where_they_are_large(monkeypatch):
     selector._table = replace(
         selector._table, features=lambda slots: (seen.append(len(slots)), features(slots))[1]
     )
-    monkeypatch.setattr("common.data.elite.BLOCK_NUMBERS", 50)  # of 3 steps of 2 numbers
+    monkeypatch.setattr("troupe.common.data.elite.BLOCK_NUMBERS", 50)  # of 3 steps of 2 numbers
     np.testing.assert_array_equal(selector._distances(np.arange(60)), want)
     assert seen == [1, *[8] * 7, 4]
 

@@ -5,10 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from common.data.accumulator import NStepAccumulator, n_step_fields
-from common.data.hindsight import HindsightAccumulator
-from common.data.schema import check_chunk
-from common.spaces import ActionSpec
+from troupe.common.data.accumulator import NStepAccumulator, n_step_fields
+from troupe.common.data.hindsight import HindsightAccumulator
+from troupe.common.data.schema import check_chunk
+from troupe.common.spaces import ActionSpec
 
 GAMMA = 0.5
 

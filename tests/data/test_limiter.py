@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.limiter import Limiter, auto_error
+from troupe.common.data.limiter import Limiter, auto_error
 
 
 def test_minimum_size():

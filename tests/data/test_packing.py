@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.packing import (
+from troupe.common.data.packing import (
     Packer,
     PackingError,
     check_blocks,

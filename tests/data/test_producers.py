@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data import producers as module
-from common.data.inserts import GapError, RefusedError
-from common.data.producers import Producers
 from tests.data.replays import contents, open_replay, simple
+from troupe.common.data import producers as module
+from troupe.common.data.inserts import GapError, RefusedError
+from troupe.common.data.producers import Producers
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["stored", "refused", "left out", "reopened"]), st.integers(1, 100)),

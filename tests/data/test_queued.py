@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data import producers as producers_module
-from common.data.inserts import HeldError
 from tests.data import replays
 from tests.data.replays import BUDGET, check_everything, check_windows, first_steps, several, simple
+from troupe.common.data import producers as producers_module
+from troupe.common.data.inserts import HeldError
 
 TABLES = ("default:capacity=400", "queue:limiter=queue,capacity=300")
 

@@ -9,12 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.columns import Payload
-from common.data.inserts import GapError, RefusedError
-from common.data.producers import MAX_PRODUCERS
-from common.data.schema import FieldSpec
-from common.data.table import TableConfig
-from common.errors import ConfigError
 from tests.data.replays import (
     BUDGET,
     FRAME,
@@ -26,6 +20,12 @@ from tests.data.replays import (
     open_tables,
     simple,
 )
+from troupe.common.data.columns import Payload
+from troupe.common.data.inserts import GapError, RefusedError
+from troupe.common.data.producers import MAX_PRODUCERS
+from troupe.common.data.schema import FieldSpec
+from troupe.common.data.table import TableConfig
+from troupe.common.errors import ConfigError
 
 CHUNK = st.tuples(st.integers(1, 12), st.integers(1, 8), st.floats(0, 10))
 OPERATION = st.one_of(

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.samplers import REMOVERS, SAMPLERS
-from common.data.selectors import TableView
-from common.data.table import ITEM
-from common.data.table_config import TableConfig
+from troupe.common.data.samplers import REMOVERS, SAMPLERS
+from troupe.common.data.selectors import TableView
+from troupe.common.data.table import ITEM
+from troupe.common.data.table_config import TableConfig
 
 CAPACITY = 150
 

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.schema import check_chunk
-from common.data.sequences import BETWEEN, Layout, SequenceAccumulator, sequence_fields
-from common.data.unrolls import join_memory
-from common.spaces import ActionSpec
+from troupe.common.data.schema import check_chunk
+from troupe.common.data.sequences import BETWEEN, Layout, SequenceAccumulator, sequence_fields
+from troupe.common.data.unrolls import join_memory
+from troupe.common.spaces import ActionSpec
 
 MEMORY, STACK = 5, 3
 

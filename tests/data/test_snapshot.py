@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from common.data import snapshot as snapshots
-from common.data.destinations import open_destination
-from common.data.inserts import HeldError
-from common.data.snapshot import MANIFEST_FILE, Snapshot, restore_snapshot
-from common.data.table_config import parse_table
-from common.errors import CheckpointError, ConfigError
-from common.installation import install_command
-from services.replay.folder import clear
-from services.replay.snapshots import Snapshots
 from tests.data import replays
 from tests.data.replays import BUDGET, check_everything, check_windows, contents, first_steps, several, simple
+from troupe.common.data import snapshot as snapshots
+from troupe.common.data.destinations import open_destination
+from troupe.common.data.inserts import HeldError
+from troupe.common.data.snapshot import MANIFEST_FILE, Snapshot, restore_snapshot
+from troupe.common.data.table_config import parse_table
+from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.installation import install_command
+from troupe.services.replay.folder import clear
+from troupe.services.replay.snapshots import Snapshots
 
 TABLES = ("default:capacity=300", "best:capacity=20,remover=lowest", "queue:limiter=queue,capacity=1000")
 

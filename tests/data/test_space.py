@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.space import Space
+from troupe.common.data.space import Space
 
 ROWS, UNITS = 64, 400
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.sumtree import SumTree, stratified
+from troupe.common.data.sumtree import SumTree, stratified
 
 WEIGHTS = st.one_of(
     st.just(0.0),

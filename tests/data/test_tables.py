@@ -5,13 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data import inserts
-from common.data.inserts import HeldError, RefusedError
-from common.data.samplers import REMOVERS, SAMPLERS
-from common.data.schema import Items
-from common.data.table import MAX_PRIORITY
-from common.data.table_config import STEEPEST, TableConfig, parse_table
-from common.errors import ConfigError
 from tests.data.replays import (
     BUDGET,
     check_everything,
@@ -22,6 +15,13 @@ from tests.data.replays import (
     several,
     simple,
 )
+from troupe.common.data import inserts
+from troupe.common.data.inserts import HeldError, RefusedError
+from troupe.common.data.samplers import REMOVERS, SAMPLERS
+from troupe.common.data.schema import Items
+from troupe.common.data.table import MAX_PRIORITY
+from troupe.common.data.table_config import STEEPEST, TableConfig, parse_table
+from troupe.common.errors import ConfigError
 
 
 def test_tables_share_chunks_without_copies(tmp_path):

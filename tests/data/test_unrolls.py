@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.schema import check_chunk
-from common.data.unrolls import UnrollAccumulator, join_memory, split_memory, unroll_fields
-from common.spaces import ActionSpec
+from troupe.common.data.schema import check_chunk
+from troupe.common.data.unrolls import UnrollAccumulator, join_memory, split_memory, unroll_fields
+from troupe.common.spaces import ActionSpec
 
 ACTIONS, STACK = 3, 4
 

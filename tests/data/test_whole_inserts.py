@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import common.data
-from common.data import producers
-from common.data.changes import TornStateError
-from common.data.schema import Items
-from common.data.table import TableConfig
+import troupe.common.data
 from tests.data.replays import make_insert, open_tables
+from troupe.common.data import producers
+from troupe.common.data.changes import TornStateError
+from troupe.common.data.schema import Items
+from troupe.common.data.table import TableConfig
 
 TABLES = (
     TableConfig(capacity=12),
@@ -31,7 +31,7 @@ STEPS = 4
 STRIDE = 11
 """Of 640 to 1,300 lines those fail that are so far apart from each other; all of them would take minutes."""
 
-FOLDER = str(Path(common.data.__file__).parent)
+FOLDER = str(Path(troupe.common.data.__file__).parent)
 RECOVERY = ("changes.py", "fence.py")
 
 

@@ -139,7 +139,7 @@ def cluster(
     if why := machines.missing():
         pytest.skip(f"NOT TESTED: {why}")
     keys = tmp_path_factory.mktemp("run") / "keys"
-    words = [sys.executable, "-m", "services", "keys", "new", str(keys)]
+    words = [sys.executable, "-m", "troupe", "keys", "new", str(keys)]
     subprocess.run(words, cwd=ROOT, check=True, timeout=120, stdout=subprocess.DEVNULL)
     box = tmp_path_factory.mktemp("box")
     box.chmod(0o755)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from common.wire.replay.client import ReplayClient
 from tests.deploy.conftest import Cloud, run
 from tests.replay import processes
+from troupe.common.wire.replay.client import ReplayClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -53,7 +53,7 @@ def test_a_shard_goes_on_from_a_snapshot_in_s3(
         keys = run(deploy_python, "-c", LIST_BUCKET, "backups", cwd=tmp_path, env=cloud.env).split()
         assert "run-7/shard-0/snapshot.json" in keys
 
-        words = [sys.executable, "-m", "services.replay", "snapshot", f"ipc://{tmp_path}/first.sock"]
+        words = [sys.executable, "-m", "troupe.services.replay", "snapshot", f"ipc://{tmp_path}/first.sock"]
         for wrong, status, cause in (
             (place, 5, "there already"),
             ("s3://elsewhere/x", 2, "only below s3://backups/run-7"),
@@ -83,7 +83,15 @@ def test_a_snapshot_that_s3_lacks_or_refuses_is_one_line(
     for name, value in cloud.env.items():
         if name.startswith("AWS_"):
             monkeypatch.setenv(name, value)
-    words = [sys.executable, "-m", "services.replay", "serve", "--bind", f"ipc://{tmp_path}/s", "--data-dir"]
+    words = [
+        sys.executable,
+        "-m",
+        "troupe.services.replay",
+        "serve",
+        "--bind",
+        f"ipc://{tmp_path}/s",
+        "--data-dir",
+    ]
     words += [str(tmp_path / "data"), "--restore", "s3://nosuchbucket/run-7"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 5, done.stderr

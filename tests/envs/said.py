@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from common.envs.registration import register_env
+from troupe.common.envs.registration import register_env
 
 SAID = 0.7
 

@@ -4,11 +4,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from common.config.schema import EnvConfig
-from common.envs import make_spec, make_vector
-from common.envs.atari import game_of
-from common.envs.spectator import NoPictureError
-from common.errors import ConfigError
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import make_spec, make_vector
+from troupe.common.envs.atari import game_of
+from troupe.common.envs.spectator import NoPictureError
+from troupe.common.errors import ConfigError
 
 ale_py = pytest.importorskip("ale_py")
 PLAIN = {"noop_max": 0, "fire_reset": False, "episodic_life": False, "reward_clip": "none"}

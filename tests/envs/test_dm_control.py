@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 
-from common.config.schema import EnvConfig
-from common.envs import make_spec, make_vector
-from common.envs.base import slot_seeds
-from common.errors import ConfigError, MissingEngineError
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import make_spec, make_vector
+from troupe.common.envs.base import slot_seeds
+from troupe.common.errors import ConfigError, MissingEngineError
 
 suite = pytest.importorskip("dm_control.suite")
 

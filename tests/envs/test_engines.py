@@ -7,15 +7,15 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from common.agents import make_agent
-from common.config import load_config
-from common.data.instructions import word_ids
-from common.envs import check_settings, make_spec, make_vector
-from common.envs.dmlab import ACTIONS, DMLAB30, LevelCache, levels_of, turns
-from common.errors import ConfigError, MissingEngineError
-from services.actor.local_inference import Rollout
-from services.actor.timing import Timing, TimingReports
 from tests.agents.in_process import stacked_fields
+from troupe.common.agents import make_agent
+from troupe.common.config import load_config
+from troupe.common.data.instructions import word_ids
+from troupe.common.envs import check_settings, make_spec, make_vector
+from troupe.common.envs.dmlab import ACTIONS, DMLAB30, LevelCache, levels_of, turns
+from troupe.common.errors import ConfigError, MissingEngineError
+from troupe.services.actor.local_inference import Rollout
+from troupe.services.actor.timing import Timing, TimingReports
 
 EPISODE_STEPS = 5
 
@@ -360,7 +360,7 @@ def test_instructions_change_what_the_network_says():
     config = config_of("dmlab-impala-paper")
     spec = make_spec(config.env)
     agent = make_agent(config.agent.model_copy(update={"torso": "shallow"}), spec, seed=1)
-    from common.agents import Inputs
+    from troupe.common.agents import Inputs
 
     obs = np.full((3, *spec.obs_shape), 7, np.uint8)
     for slot, text in enumerate(("go left", "go right", "go left")):

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config.schema import EnvConfig
-from common.envs import make_spec, make_vector
-from common.envs.base import slot_seeds
-from common.errors import ConfigError
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import make_spec, make_vector
+from troupe.common.envs.base import slot_seeds
+from troupe.common.errors import ConfigError
 
 football = pytest.importorskip(
     "gfootball.env", reason="Google Research Football is not built: see docs/environments.md"

@@ -7,9 +7,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from common.config.schema import EnvConfig
-from common.envs import EnvError, base, make_spec, make_vector
-from common.errors import ConfigError
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import EnvError, base, make_spec, make_vector
+from troupe.common.errors import ConfigError
 
 COUNTING = "tests.envs.counting:Counting-v0"
 

@@ -5,12 +5,12 @@ import sys
 import numpy as np
 import pytest
 
-from common.config import load_config
-from common.config.schema import EnvConfig
-from common.envs import make_spec, make_vector
-from common.envs.base import slot_seeds
-from common.envs.minatar import GAMES
-from common.errors import ConfigError, MissingEngineError
+from troupe.common.config import load_config
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import make_spec, make_vector
+from troupe.common.envs.base import slot_seeds
+from troupe.common.envs.minatar import GAMES
+from troupe.common.errors import ConfigError, MissingEngineError
 
 minatar = pytest.importorskip("minatar")
 
@@ -83,7 +83,7 @@ def test_without_the_package_its_extra_is_named(monkeypatch):
 
 
 def test_the_preset_has_the_papers_network():
-    from common.agents import make_agent
+    from troupe.common.agents import make_agent
 
     loaded = load_config("minatar-breakout-impala")
     spec = make_spec(loaded.env)

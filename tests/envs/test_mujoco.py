@@ -7,10 +7,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from common.config.schema import EnvConfig
-from common.envs import make_spec, make_vector
-from common.envs.base import slot_seeds
-from common.errors import ConfigError, MissingEngineError
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import make_spec, make_vector
+from troupe.common.envs.base import slot_seeds
+from troupe.common.errors import ConfigError, MissingEngineError
 
 mujoco = pytest.importorskip("mujoco")
 

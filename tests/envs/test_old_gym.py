@@ -10,9 +10,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from common.config.schema import EnvConfig
-from common.envs import environment_module, make_spec, make_vector
-from common.errors import ConfigError
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import environment_module, make_spec, make_vector
+from troupe.common.errors import ConfigError
 
 
 class OldSpace:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from common.config.schema import EnvConfig
-from common.envs import make_spec, make_vector
-from common.errors import ConfigError
-from common.nets.parts import PartInputs, image_shape
-from common.nets.pixels import NormalizedPixels
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import make_spec, make_vector
+from troupe.common.errors import ConfigError
+from troupe.common.nets.parts import PartInputs, image_shape
+from troupe.common.nets.pixels import NormalizedPixels
 
 PICTURE = "tests.envs.counting:Picture-v0"
 

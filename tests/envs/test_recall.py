@@ -1,15 +1,15 @@
 import numpy as np
 import pytest
 
-from common.config.schema import EnvConfig
-from common.envs import make_vector
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import make_vector
 
 KWARGS = {"cues": 3, "delay": 2, "questions": 4}
 
 
 def returns_of(policy, seed=0, steps=200):
     """Returns of episodes in which `policy(cue, obs)` answers."""
-    config = EnvConfig(id="common.envs.recall:Recall-v0", reward_clip="none", kwargs=KWARGS)
+    config = EnvConfig(id="troupe.common.envs.recall:Recall-v0", reward_clip="none", kwargs=KWARGS)
     env, games = make_vector(config, 4, seed), []
     obs = env.reset()
     assert env.spec.obs_shape == (4,)
@@ -47,7 +47,7 @@ def test_who_does_not_earns_one_over_the_number_of_cues():
 
 
 def test_what_makes_no_sense_is_refused():
-    from common.envs.recall import RecallEnv
+    from troupe.common.envs.recall import RecallEnv
 
     with pytest.raises(ValueError, match="at least 1"):
         RecallEnv(cues=0)

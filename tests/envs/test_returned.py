@@ -8,14 +8,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-from common.config.schema import EnvConfig
-from common.envs import EnvSpec, VectorEnv, make_vector
-from common.envs.base import slot_seeds
-from common.envs.calls import MAKING, RESET, STEP, Calls
-from common.envs.returned import BadReturn, check_observation
-from common.envs.slots import SlotVector
-from common.spaces import ActionSpec
 from tests.envs import broken
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import EnvSpec, VectorEnv, make_vector
+from troupe.common.envs.base import slot_seeds
+from troupe.common.envs.calls import MAKING, RESET, STEP, Calls
+from troupe.common.envs.returned import BadReturn, check_observation
+from troupe.common.envs.slots import SlotVector
+from troupe.common.spaces import ActionSpec
 
 BROKEN = "tests.envs.broken:Broken-v0"
 CAUSES = {

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from common.envs.spectator import NoPictureError, spectator_view
+from troupe.common.envs.spectator import NoPictureError, spectator_view
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
 FLOAT = PICTURE / 255

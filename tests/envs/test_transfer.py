@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.config.schema import EnvConfig
-from common.envs import VectorEnv, make_vector
-from common.envs.transfer import TransferError, pack_start, pack_step, unpack_start, unpack_step
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import VectorEnv, make_vector
+from troupe.common.envs.transfer import TransferError, pack_start, pack_step, unpack_start, unpack_step
 
 COUNTING = "tests.envs.counting:Counting-v0"
 COLOUR = "tests.envs.counting:Colour-v0"

@@ -13,10 +13,10 @@ import numpy as np
 import psutil
 import pytest
 
-from common.config.schema import EnvConfig
-from common.envs import EnvError, VectorEnv, make_vector
-from common.envs.spectator import NoPictureError
-from common.errors import ConfigError
+from troupe.common.config.schema import EnvConfig
+from troupe.common.envs import EnvError, VectorEnv, make_vector
+from troupe.common.envs.spectator import NoPictureError
+from troupe.common.errors import ConfigError
 
 BROKEN = "tests.envs.broken:Broken-v0"
 COUNTING = "tests.envs.counting:Counting-v0"
@@ -163,7 +163,7 @@ def test_what_cannot_be_made_is_said_as_without_processes() -> None:
 
 
 def test_an_environment_that_always_ends_its_process_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.envs.base.MAX_FAILURES_IN_A_ROW", 1)
+    monkeypatch.setattr("troupe.common.envs.base.MAX_FAILURES_IN_A_ROW", 1)
     env = make(BROKEN, 1, processes=1, how="_exit", at=0)
     with pytest.raises(EnvError, match=r"failed 2 times in a row.*os._exit\(3\)\) in reset\(\), slot 0"):
         env.reset()
@@ -173,8 +173,8 @@ def test_an_environment_that_always_ends_its_process_is_given_up(monkeypatch: py
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     """Killed without a word while an environment hangs."""
     code = (
-        "import numpy as np\nfrom common.envs import make_vector\n"
-        "from common.config.schema import EnvConfig\n"
+        "import numpy as np\nfrom troupe.common.envs import make_vector\n"
+        "from troupe.common.config.schema import EnvConfig\n"
         f"env = make_vector(EnvConfig(id={BROKEN!r}, processes=1, kwargs=dict(how='hang', at=1)), 1, 1)\n"
         "env.reset(); print(env.pids[0], flush=True); env.step(np.zeros(1, np.int64))"
     )

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from common.agents import make_agent
-from common.config import load_config
-from common.envs import make_spec
-from common.errors import CheckpointError, ConfigError
-from common.runtime.checkpoint import load_newest, save_checkpoint
-from services.evaluator import evaluate
+from troupe.common.agents import make_agent
+from troupe.common.config import load_config
+from troupe.common.envs import make_spec
+from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.runtime.checkpoint import load_newest, save_checkpoint
+from troupe.services.evaluator import evaluate
 
 RELEASE = Path(__file__).parents[2] / "release"
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from common.agents import Act, make_agent
-from common.config import EnvConfig, load_config
-from common.envs import EnvSpec, Episode, Step, make_spec
-from common.runtime.video import Recorder
-from common.spaces import ActionSpec
-from services.evaluator import games
-from services.evaluator.games import Result, play
+from troupe.common.agents import Act, make_agent
+from troupe.common.config import EnvConfig, load_config
+from troupe.common.envs import EnvSpec, Episode, Step, make_spec
+from troupe.common.runtime.video import Recorder
+from troupe.common.spaces import ActionSpec
+from troupe.services.evaluator import games
+from troupe.services.evaluator.games import Result, play
 
 SPEC = EnvSpec("test:fake", (1,), "float32", ActionSpec.discrete(2), 0, 1, False)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from common.runtime.checkpoint import open_checkpoint
-from services import export
-from services.evaluator.evaluate import evaluate, main, restore
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.checkpoint import open_checkpoint
+from troupe.services import export
+from troupe.services.evaluator.evaluate import evaluate, main, restore
 
 RELEASE = Path(__file__).parents[2] / "release"
 LEAST = {

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from common.agents import make_agent
-from common.config import load_config
-from common.envs import make_spec
-from common.runtime import StopSignal
-from common.stats.played import Result
-from common.wire.control.client import Games, Params, RunState
-from services.evaluator import service
-from services.evaluator.service import Evaluator, evaluation_seed
+from troupe.common.agents import make_agent
+from troupe.common.config import load_config
+from troupe.common.envs import make_spec
+from troupe.common.runtime import StopSignal
+from troupe.common.stats.played import Result
+from troupe.common.wire.control.client import Games, Params, RunState
+from troupe.services.evaluator import service
+from troupe.services.evaluator.service import Evaluator, evaluation_seed
 
 FAST = {"evaluator.period_s": "0", "evaluator.episodes": "2", "env.id": "gym:CartPole-v1"}
 

@@ -11,11 +11,11 @@ import time
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from common.runtime.video import Recorder
-from services.evaluator import games, window
-from services.evaluator.window import Window
 from tests.evaluator.test_games import FakeAgent, FakeVector, run
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.video import Recorder
+from troupe.services.evaluator import games, window
+from troupe.services.evaluator.window import Window
 
 pygame = pytest.importorskip("pygame")
 
@@ -170,8 +170,8 @@ def test_why_there_is_nothing_to_see(opened, monkeypatch):
 @pytest.mark.parametrize("driver", ["nonsense", ""])
 def test_without_a_screen_it_says_what_to_do(driver):
     code = """
-from common.errors import ConfigError
-from services.evaluator.window import Window
+from troupe.common.errors import ConfigError
+from troupe.services.evaluator.window import Window
 try:
     Window("a game")
 except ConfigError as error:

@@ -24,7 +24,7 @@ def folder(tmp_path):
 def troupe(folder):
     """Runs a program in the folder; returns what it prints."""
 
-    def run(*words, program=("-m", "services"), fails=0):
+    def run(*words, program=("-m", "troupe"), fails=0):
         # The folder that it is run in; the other is for a clone whose package has not been installed anew.
         paths = {"PYTHONPATH": os.pathsep.join([".", str(ROOT)])}
         result = subprocess.run(

@@ -2,9 +2,9 @@
 
 import json
 
-from common.config import load_config, to_toml
-from common.runtime.files import write_status
-from common.runtime.metrics import CSV_HEADER
+from troupe.common.config import load_config, to_toml
+from troupe.common.runtime.files import write_status
+from troupe.common.runtime.metrics import CSV_HEADER
 
 
 def make_run(folder, preset="cartpole-ppo", returns=((100, 1.0), (200, 2.0)), steps=None, **fields):

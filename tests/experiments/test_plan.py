@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import services.__main__ as cli
-from common.config import load_layers
-from common.errors import ConfigError
-from services.experiments import plan, space
-from services.experiments import sweep as running
-from services.experiments.plan import SECTION
+import troupe.services.__main__ as cli
+from troupe.common.config import load_layers
+from troupe.common.errors import ConfigError
+from troupe.services.experiments import plan, space
+from troupe.services.experiments import sweep as running
+from troupe.services.experiments.plan import SECTION
 
 STUDIES = Path(__file__).parents[2] / "configs" / "sweeps"
 

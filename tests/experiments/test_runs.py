@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import services.__main__ as cli
-from common.errors import ConfigError
-from common.runtime.metrics import CSV_HEADER
-from services.experiments import groups, report, suites
-from services.experiments.runs import find_runs, read_run, read_series
+import troupe.services.__main__ as cli
 from tests.experiments.folders import make_run, told
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.metrics import CSV_HEADER
+from troupe.services.experiments import groups, report, suites
+from troupe.services.experiments.runs import find_runs, read_run, read_series
 
 SUITE_FILES = Path(__file__).parents[2] / "configs" / "suites"
 
@@ -234,7 +234,7 @@ def test_there_is_no_picture_of_runs_without_values(tmp_path, capsys):
 
 
 def test_every_suite_is_of_known_environments():
-    from common.envs import dmlab, minatar
+    from troupe.common.envs import dmlab, minatar
 
     assert [
         name for name, games in suites.SUITES.items() if len(games) != int("".join(filter(str.isdigit, name)))

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from common.errors import ConfigError
-from common.runtime.files import write_status
-from services.experiments import plan, space
 from tests.experiments.folders import make_run
 from tests.experiments.test_sweep import command, finished, states
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.files import write_status
+from troupe.services.experiments import plan, space
 
 optuna = pytest.importorskip("optuna")
-from services.experiments import search  # noqa: E402
+from troupe.services.experiments import search  # noqa: E402
 
 SPACE = {
     "agent": {

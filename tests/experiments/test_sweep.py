@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.runtime.checkpoint import save_checkpoint
-from common.runtime.files import read_status
-from services.experiments import sweep as running
-from services.experiments.runs import read_run
 from tests.experiments.folders import make_run
+from troupe.common.runtime.checkpoint import save_checkpoint
+from troupe.common.runtime.files import read_status
+from troupe.services.experiments import sweep as running
+from troupe.services.experiments.runs import read_run
 
 ROOT = Path(__file__).parents[2]
 FILE = """
@@ -42,7 +42,7 @@ enabled = false
 
 def command(folder, *words):
     return subprocess.Popen(
-        [sys.executable, "-m", "services", "sweep", *map(str, words)],
+        [sys.executable, "-m", "troupe", "sweep", *map(str, words)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -116,7 +116,7 @@ def begun(tmp_path, monkeypatch):
 
 
 def runner_of(wanted, folder, **options):
-    from common.runtime import StopSignal
+    from troupe.common.runtime import StopSignal
 
     return running.Runner(wanted, folder, StopSignal(), running.check(wanted), **options)
 

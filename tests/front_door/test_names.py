@@ -8,9 +8,9 @@ import gymnasium
 import pytest
 
 import troupe
-from common.errors import ConfigError
+from troupe.common.errors import ConfigError
 
-COSTLY = ("torch", "numpy", "pydantic", "zmq", "gymnasium", "cv2", "common", "services")
+COSTLY = ("torch", "numpy", "pydantic", "zmq", "gymnasium", "cv2", "troupe.common", "troupe.services")
 
 
 def test_importing_it_is_cheap():

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import troupe
-from common.agents import Inputs, make_agent
-from common.config import load_config
-from common.envs import make_spec, make_vector
-from common.errors import CheckpointError, ConfigError
-from common.runtime.checkpoint import save_checkpoint
+from troupe.common.agents import Inputs, make_agent
+from troupe.common.config import load_config
+from troupe.common.envs import make_spec, make_vector
+from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.runtime.checkpoint import save_checkpoint
 
 
 def saved(tmp_path, preset, **overrides):
@@ -112,7 +112,7 @@ def test_rewards_reach_it_as_training_counts_them(tmp_path):
 
 def test_no_environment_is_made_and_none_of_its_modules_is_needed(tmp_path, monkeypatch):
     run_dir, config, _ = saved(tmp_path, "cartpole-apex")
-    monkeypatch.setattr("services.evaluator.evaluate.make_spec", None)
+    monkeypatch.setattr("troupe.services.evaluator.evaluate.make_spec", None)
     values = config.to_dict() | {"env": {"id": "no_such_module:Env-v0"}}
     policy = troupe.load(run_dir)
     arrays, meta = policy._agent.state()

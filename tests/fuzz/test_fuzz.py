@@ -15,13 +15,13 @@ import numpy as np
 import psutil
 import pytest
 
-from common.wire.control.client import ControlClient
-from common.wire.link import new_incarnation
-from common.wire.replay.client import ReplayClient
-from common.wire.security.keys import load_keys, make_keys
-from common.wire.sockets import Security
 from tests.harness import CHAOS, Context, until
 from tests.replay import processes
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
+from troupe.common.wire.replay.client import ReplayClient
+from troupe.common.wire.security.keys import load_keys, make_keys
+from troupe.common.wire.sockets import Security
 
 MESSAGES = int(os.environ.get("TROUPE_FUZZ_MESSAGES", "10_000_000" if CHAOS else "100_000"))
 SEED = int(os.environ.get("TROUPE_FUZZ_SEED") or secrets.randbits(20))
@@ -156,7 +156,7 @@ TABLES = ("--table", "default:capacity=500", "--table", "mine:capacity=200_000")
 def test_without_keys(services, tmp_path):
     (endpoint,) = free_ports(1)
     words = ("--bind", endpoint, "--data-dir", tmp_path / "data", "--max-bytes", 1 << 30)
-    services.start("replay", "services.replay", "serve", *words, *TABLES)
+    services.start("replay", "troupe.services.replay", "serve", *words, *TABLES)
     good = GoodClient(endpoint)
     services.remember()
     attack = Attack(tmp_path, MESSAGES // 2, [["replay", "", endpoint, "", ""]])
@@ -179,16 +179,24 @@ def test_with_every_key(services, tmp_path):
     control, announce, inference, shard, other = free_ports(5)
     sockets = ("--control", control, "--announce", announce, "--inference", inference)
     services.start(
-        "learner", "services.learner", "cartpole-apex", "--run-dir", run_dir, *sockets, "--keys", keys, **RUN
+        "learner",
+        "troupe.services.learner",
+        "cartpole-apex",
+        "--run-dir",
+        run_dir,
+        *sockets,
+        "--keys",
+        keys,
+        **RUN,
     )
     words = ("--learner", control, "--keys", keys)
     services.start(
-        "replay", "services.replay", "serve", *words, "--bind", shard, "--data-dir", tmp_path / "shard"
+        "replay", "troupe.services.replay", "serve", *words, "--bind", shard, "--data-dir", tmp_path / "shard"
     )
     words_of_actor = ("--learner", control, "--keys", keys)
-    services.start("actor", "services.actor", *words_of_actor)
+    services.start("actor", "troupe.services.actor", *words_of_actor)
     words = ("--bind", other, "--data-dir", tmp_path / "other", "--keys", keys, "--max-bytes", 1 << 30)
-    services.start("alone", "services.replay", "serve", *words, *TABLES)
+    services.start("alone", "troupe.services.replay", "serve", *words, *TABLES)
 
     good = GoodClient(other, security=Security(keys=load_keys(keys, "learner")).toward("replay"))
     context = Context()

@@ -4,11 +4,11 @@ import csv
 
 import numpy as np
 
-from common.wire.control.budget import StepBudget
-from common.wire.control.server import Telemetry
-from services.learner.actor_returns import MAX_ACTORS, ActorReturns
-from services.learner.counters import RunCounters
-from services.learner.reporter import Reporter
+from troupe.common.wire.control.budget import StepBudget
+from troupe.common.wire.control.server import Telemetry
+from troupe.services.learner.actor_returns import MAX_ACTORS, ActorReturns
+from troupe.services.learner.counters import RunCounters
+from troupe.services.learner.reporter import Reporter
 
 LEASES = {1: {0, 4}, 2: {5, 9}}
 

@@ -1,5 +1,5 @@
-from common.wire.control.budget import StepBudget
-from services.learner.counters import RunCounters
+from troupe.common.wire.control.budget import StepBudget
+from troupe.services.learner.counters import RunCounters
 
 
 def test_a_restored_learner_counts_on_from_its_checkpoint():

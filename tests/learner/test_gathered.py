@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from common.config import load_config
-from common.wire.control.budget import StepBudget
-from common.wire.control.server import Telemetry
-from services.learner.counters import RunCounters
-from services.learner.gathered import MAX_TASKS, Gathered
-from services.learner.reporter import Reporter
+from troupe.common.config import load_config
+from troupe.common.wire.control.budget import StepBudget
+from troupe.common.wire.control.server import Telemetry
+from troupe.services.learner.counters import RunCounters
+from troupe.services.learner.gathered import MAX_TASKS, Gathered
+from troupe.services.learner.reporter import Reporter
 
 
 def config(**fields):

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from services.launcher.progress import RunView, gpu_line, plain_line
-from services.learner import gpu
-from services.learner.gpu import GpuMeter
+from troupe.services.launcher.progress import RunView, gpu_line, plain_line
+from troupe.services.learner import gpu
+from troupe.services.learner.gpu import GpuMeter
 
 
 class NVMLError(Exception):

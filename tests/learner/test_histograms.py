@@ -5,11 +5,11 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from common.agents import make_agent
-from common.config import load_config
-from common.envs import make_spec
-from common.runtime.metrics import MetricsWriter
-from services.learner.histograms import Histograms
+from troupe.common.agents import make_agent
+from troupe.common.config import load_config
+from troupe.common.envs import make_spec
+from troupe.common.runtime.metrics import MetricsWriter
+from troupe.services.learner.histograms import Histograms
 
 
 @pytest.fixture

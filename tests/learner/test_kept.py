@@ -8,17 +8,23 @@ from functools import partial
 import numpy as np
 import pytest
 
-from common import installation
-from common.agents import make_agent
-from common.config import changed_structure, load_config
-from common.envs import make_spec
-from common.errors import CheckpointError, ConfigError
-from common.runtime.checkpoint import begin_from, load_checkpoint, load_newest, newest_first, save_checkpoint
-from common.wire.control.client import ControlClient
-from common.wire.link import new_incarnation
-from services.learner.kept import Archive, Best
 from tests.harness import Context, until
 from tests.learner.test_service import evaluated, make_config, run_learner
+from troupe.common import installation
+from troupe.common.agents import make_agent
+from troupe.common.config import changed_structure, load_config
+from troupe.common.envs import make_spec
+from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.runtime.checkpoint import (
+    begin_from,
+    load_checkpoint,
+    load_newest,
+    newest_first,
+    save_checkpoint,
+)
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
+from troupe.services.learner.kept import Archive, Best
 
 NOTHING = lambda _: []  # noqa: E731 (no field is otherwise)
 WEIGHTS = {"w": np.arange(4, dtype=np.float32)}

@@ -6,16 +6,16 @@ import time
 import msgspec
 import numpy as np
 
-from common.data.schema import Chunk, FieldSpec
-from common.wire import messages, sockets
-from common.wire.codec import decode
-from common.wire.control.client import ControlClient
-from common.wire.link import new_incarnation
-from common.wire.replay import sharded
-from common.wire.replay.codec import encode_insert, specs_to_wire
 from tests.harness import PATIENCE_S, until
 from tests.learner.test_mixture import STEPS, actor, context, make_config, running, unroll  # noqa: F401
 from tests.replay.test_misbehaving import Misbehaving
+from troupe.common.data.schema import Chunk, FieldSpec
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import decode
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
+from troupe.common.wire.replay import sharded
+from troupe.common.wire.replay.codec import encode_insert, specs_to_wire
 
 SHARES = {"again": 3, "fresh": 2}
 AGAIN = '{name = "again", sampler = "elite", candidates_max = 6.0, capacity = 40, min_items = 4, share = 3}'

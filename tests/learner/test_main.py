@@ -1,9 +1,9 @@
 import pytest
 
-from common.config import load_config
-from common.config.field_options import parse_with_fields
-from common.errors import ConfigError
-from services.learner.__main__ import parser, run_config
+from troupe.common.config import load_config
+from troupe.common.config.field_options import parse_with_fields
+from troupe.common.errors import ConfigError
+from troupe.services.learner.__main__ import parser, run_config
 
 
 def test_a_preset_begins_a_run_with_the_environment_on_top(tmp_path, monkeypatch):

@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config import load_config
-from common.data.schema import Chunk
-from common.runtime import StopSignal
-from common.wire.control.client import ControlClient
-from common.wire.link import new_incarnation
-from common.wire.replay.outbox import Outbox
-from common.wire.replay.sharded import ShardedReplayClient
-from services.learner.service import Learner
-from services.replay.options import parse_serve
-from services.replay.shard import serve
 from tests.harness import Context, InThread, until
+from troupe.common.config import load_config
+from troupe.common.data.schema import Chunk
+from troupe.common.runtime import StopSignal
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
+from troupe.common.wire.replay.outbox import Outbox
+from troupe.common.wire.replay.sharded import ShardedReplayClient
+from troupe.services.learner.service import Learner
+from troupe.services.replay.options import parse_serve
+from troupe.services.replay.shard import serve
 
 UNROLLS, STEPS = 43, 20
 AGAIN = '{name = "again", sampler = "uniform", capacity = 40, min_items = 4, share = 3}'

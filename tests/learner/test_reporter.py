@@ -6,12 +6,12 @@ import time
 import numpy as np
 import pytest
 
-from common.runtime.video import encode_gif, encode_mp4
-from common.wire.control.budget import StepBudget
-from common.wire.control.server import Telemetry
-from services.learner.counters import RunCounters
-from services.learner.films import MAX_WAITING
-from services.learner.reporter import Reporter
+from troupe.common.runtime.video import encode_gif, encode_mp4
+from troupe.common.wire.control.budget import StepBudget
+from troupe.common.wire.control.server import Telemetry
+from troupe.services.learner.counters import RunCounters
+from troupe.services.learner.films import MAX_WAITING
+from troupe.services.learner.reporter import Reporter
 
 
 class NoPeers:
@@ -196,7 +196,7 @@ def test_a_resumed_run_knows_its_last_evaluation(tmp_path):
 
 
 def test_the_sum_over_shards_does_not_grow_with_new_names(reporter, monkeypatch):
-    monkeypatch.setattr("services.learner.reporter.MAX_SHARDS", 2)
+    monkeypatch.setattr("troupe.services.learner.reporter.MAX_SHARDS", 2)
     for source, items in (("a", 1.0), ("b", 10.0), ("a", 2.0), ("c", 100.0)):
         reporter.note(source, {"replay/items": items, "replay/items_more": 1.0})
     assert reporter._of_shards == {"replay/items": {"a": 2.0, "c": 100.0}}

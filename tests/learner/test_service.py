@@ -7,16 +7,16 @@ import time
 import numpy as np
 import pytest
 
-from common.config import load_config
-from common.errors import CheckpointError, ConfigError
-from common.runtime import StopSignal, checkpoint
-from common.runtime.checkpoint import load_checkpoint, load_newest, newest_first
-from common.wire.control.client import ControlClient
-from common.wire.control.server import Telemetry
-from common.wire.link import new_incarnation
-from services.learner import checkpoints, service
-from services.learner.service import DivergedError, Learner
 from tests.harness import Context, InThread, until
+from troupe.common.config import load_config
+from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.runtime import StopSignal, checkpoint
+from troupe.common.runtime.checkpoint import load_checkpoint, load_newest, newest_first
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.control.server import Telemetry
+from troupe.common.wire.link import new_incarnation
+from troupe.services.learner import checkpoints, service
+from troupe.services.learner.service import DivergedError, Learner
 
 OVERRIDES = {
     "net.liveness_s": "5",

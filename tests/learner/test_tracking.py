@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from common.wire.control.budget import StepBudget
-from common.wire.control.server import Telemetry
-from services.learner import tracking
-from services.learner.counters import RunCounters
-from services.learner.reporter import Reporter
-from services.learner.trackers import TRACKERS, Run, flat, without_secrets
-from services.learner.tracking import MAX_WAITING, Trackers
 from tests.harness import until
+from troupe.common.errors import ConfigError
+from troupe.common.wire.control.budget import StepBudget
+from troupe.common.wire.control.server import Telemetry
+from troupe.services.learner import tracking
+from troupe.services.learner.counters import RunCounters
+from troupe.services.learner.reporter import Reporter
+from troupe.services.learner.trackers import TRACKERS, Run, flat, without_secrets
+from troupe.services.learner.tracking import MAX_WAITING, Trackers
 
 SCRIPT = Path(__file__).with_name("tracker.py")
 RUN = Run("0123456789abcdef", "a run", "/runs/a", {"a": 1, "b": {"c": 2.5}})

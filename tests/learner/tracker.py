@@ -1,4 +1,5 @@
-"""A process like `python -m services.learner.trackers`, around a tracker that writes down what it is told.
+"""A process like `python -m troupe.services.learner.trackers`, around a tracker that writes down what it is
+told.
 
     tracker.py FILE HOW
 
@@ -11,7 +12,7 @@ import os
 import sys
 import time
 
-from services.learner import trackers
+from troupe.services.learner import trackers
 
 
 class Notes:

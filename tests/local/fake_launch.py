@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from common.config import config_from_dict
-from common.runtime import run_main
-from services.launcher import launcher, progress
-from services.launcher.supervisor import ChildSpec
+from troupe.common.config import config_from_dict
+from troupe.common.runtime import run_main
+from troupe.services.launcher import launcher, progress
+from troupe.services.launcher.supervisor import ChildSpec
 
 SERVICE = Path(__file__).with_name("fake_service.py")
 TOTAL_STEPS = 2000

@@ -25,7 +25,7 @@ def stop(*_):
     with (run_dir / "stopped.txt").open("a") as file:
         file.write(f"{name}\n")
     if name == "learner" and behaviour != "early":
-        from common.runtime.checkpoint import save_checkpoint  # slow to import, and only wanted here
+        from troupe.common.runtime.checkpoint import save_checkpoint  # slow to import, and only wanted here
 
         save_checkpoint(run_dir / "checkpoints", {}, {"steps": 123})
     sys.exit(0)

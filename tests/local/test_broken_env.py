@@ -37,7 +37,7 @@ class Training:
         words += ["--replay.samples-per-insert", "8", "--total-steps", "4000", *options]
         with self._output.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "services", *words],
+                [sys.executable, "-m", "troupe", *words],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},

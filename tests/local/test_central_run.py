@@ -9,15 +9,15 @@ import psutil
 import pytest
 import zmq
 
-from common.wire.replay.client import ReplayClient
 from tests.local.test_real_run import OPTIONS, Troupe, metric, start, status  # noqa: F401  (a fixture)
+from troupe.common.wire.replay.client import ReplayClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CENTRAL = ["--inference.mode", "central"]
 
 
 def replay_endpoint(troupe: Troupe) -> str:
-    process = psutil.Process(troupe.children()["services.replay"])
+    process = psutil.Process(troupe.children()["troupe.services.replay"])
     words = process.cmdline()
     return words[words.index("--bind") + 1]
 
@@ -52,12 +52,12 @@ def test_kills_mix_nothing(start, tmp_path):  # noqa: F811
     words = ["--run-dir", run_dir, *env, *sizes, *limits, *CENTRAL, *OPTIONS]
     troupe = start("train", "cartpole-apex", *words)
     troupe.wait_until(lambda: status(run_dir)["updates"] > 20)
-    kill(troupe, "services.actor")
+    kill(troupe, "troupe.services.actor")
     goes_on(troupe, run_dir, 1000)
-    kill(troupe, "services.learner")
+    kill(troupe, "troupe.services.learner")
     time.sleep(0.5)  # what was killed is not counted as alive
     goes_on(troupe, run_dir, 1000)
-    kill(troupe, "services.actor")
+    kill(troupe, "troupe.services.actor")
     goes_on(troupe, run_dir, 1000)
     assert "actor-0 died (SIGKILL)" in troupe.output.read_text()
     assert "learner died (SIGKILL)" in troupe.output.read_text()
@@ -83,12 +83,12 @@ def test_learns_through_kills_of_actor_and_learner(start, tmp_path):  # noqa: F8
     words = ["--run-dir", run_dir, "--total-steps", 80_000, "--learner.checkpoint_period_s", 3]
     troupe = start("train", "cartpole-impala", *words, *CENTRAL, *OPTIONS)
     troupe.wait_until(lambda: status(run_dir)["updates"] > 30)
-    kill(troupe, "services.actor")
+    kill(troupe, "troupe.services.actor")
     goes_on(troupe, run_dir, 5000)
-    kill(troupe, "services.learner")
+    kill(troupe, "troupe.services.learner")
     troupe.wait_until(lambda: "learner died (SIGKILL)" in troupe.output.read_text())
     goes_on(troupe, run_dir, 5000)
-    kill(troupe, "services.actor")
+    kill(troupe, "troupe.services.actor")
     assert "complete at" in troupe.wait(500.0)
     returns = [float(row["value"]) for row in metric(run_dir, "train/episode_return")]
     assert np.mean(returns[-5:]) > 60, returns  # without learning it is about 20

@@ -1,6 +1,6 @@
 """Curves of block characters."""
 
-from services.launcher.curves import chart, sparkline
+from troupe.services.launcher.curves import chart, sparkline
 
 
 def test_a_sparkline_spans_its_own_range():

@@ -12,9 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
-from common.config import load_config
-from common.runtime.checkpoint import save_checkpoint
-from services.launcher.launcher import _how_to_evaluate, _how_to_extend
+from troupe.common.config import load_config
+from troupe.common.runtime.checkpoint import save_checkpoint
+from troupe.services.launcher.launcher import _how_to_evaluate, _how_to_extend
 
 LAUNCH = Path(__file__).with_name("fake_launch.py")
 ALL = ["learner", "replay", "actor-0", "actor-1", "evaluator"]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from common.config import load_config
-from common.runtime.checkpoint import save_checkpoint
-from services.launcher.processes import child_specs
-from services.launcher.workspace import TensorBoardPort
+from troupe.common.config import load_config
+from troupe.common.runtime.checkpoint import save_checkpoint
+from troupe.services.launcher.processes import child_specs
+from troupe.services.launcher.workspace import TensorBoardPort
 
 
 def specs(tmp_path, resume=False, preset="cartpole-apex", **overrides):
@@ -40,7 +40,7 @@ def test_one_of_everything(tmp_path):
     assert [name for name, spec in found.items() if spec.essential] == ["learner", "replay", "actor-0"]
     assert {name for name, spec in found.items() if spec.nice} == {"evaluator", "tensorboard"}
     learner = found["learner"].command(0)
-    assert learner[1:4] == ["-P", "-m", "services.learner"]
+    assert learner[1:4] == ["-P", "-m", "troupe.services.learner"]
     assert f"ipc://{tmp_path}/sockets/control" in learner
     assert "--resume" not in learner
     words = found["tensorboard"].command(0)
@@ -57,7 +57,7 @@ def test_several_evaluators_have_names_and_ports_of_their_own(tmp_path):
     assert list(found) == ["learner", "replay", "actor-0", "evaluator-0", "evaluator-1"]
     for name, port in (("evaluator-0", "9103"), ("evaluator-1", "9104")):
         words = found[name].command(0)
-        assert words[3] == "services.evaluator"
+        assert words[3] == "troupe.services.evaluator"
         assert words[words.index("--name") + 1] == name
         assert words[words.index("--metrics-port") + 1] == port
         assert not found[name].essential
@@ -72,7 +72,7 @@ def test_shards_processes_and_what_is_off(tmp_path):
 
 
 def test_who_takes_turns_gets_every_core(tmp_path, monkeypatch):
-    monkeypatch.setattr("services.launcher.processes.usable_cores", lambda: 8)
+    monkeypatch.setattr("troupe.services.launcher.processes.usable_cores", lambda: 8)
     turns = {"preset": "cartpole-ppo", "learner__torch_threads": "auto", "actor__torch_threads": "auto"}
     threads = {}
     for staleness in ("0", "1"):

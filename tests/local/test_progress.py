@@ -14,9 +14,9 @@ import psutil
 import pytest
 from rich.console import Console
 
-from services.launcher import launcher, panel, progress
-from services.launcher.panel import LivePanel, render
-from services.launcher.progress import (
+from troupe.services.launcher import launcher, panel, progress
+from troupe.services.launcher.panel import LivePanel, render
+from troupe.services.launcher.progress import (
     Estimator,
     RunView,
     ServiceView,
@@ -285,8 +285,8 @@ def test_a_thread_that_has_just_ended_hides_no_other_that_waits(monkeypatch, tmp
 def test_ctrl_c_does_not_move_the_panel():
     """The terminal would show it as ^C behind the last line, and so push what is drawn next one line down."""
     code = (
-        "import time; from services.launcher.panel import LivePanel\n"
-        "from services.launcher.progress import RunView\n"
+        "import time; from troupe.services.launcher.panel import LivePanel\n"
+        "from troupe.services.launcher.progress import RunView\n"
         "panel = LivePanel('t', 'f'); panel.start()\n"
         "try: panel.show(RunView(10)); panel.say('ready'); time.sleep(60)\n"
         "except KeyboardInterrupt: panel.say('stopping'); panel.stop()\n"

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-import services.__main__ as cli
-from common.config import to_toml
-from common.runtime.files import make_directory
+import troupe.services.__main__ as cli
 from tests.learner.test_service import make_config, report, run_learner
+from troupe.common.config import to_toml
+from troupe.common.runtime.files import make_directory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ class Troupe:
         self.output = output
         with output.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "services", *map(str, words)],
+                [sys.executable, "-P", "-m", "troupe", *map(str, words)],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd=output.parent,
@@ -102,10 +102,15 @@ def test_learns_through_kills_an_interrupt_and_a_resume(start, tmp_path, capsys)
     troupe = start("train", "cartpole-apex", "--run-dir", run_dir, "--total-steps", ENDS_AT, *OPTIONS)
     troupe.wait_until(lambda: status(run_dir)["updates"] > 100)
     services = troupe.children()
-    assert {"services.learner", "services.replay", "services.actor", "services.evaluator"} <= set(services)
+    assert {
+        "troupe.services.learner",
+        "troupe.services.replay",
+        "troupe.services.actor",
+        "troupe.services.evaluator",
+    } <= set(services)
 
-    os.kill(services["services.actor"], signal.SIGKILL)
-    os.kill(services["services.evaluator"], signal.SIGKILL)
+    os.kill(services["troupe.services.actor"], signal.SIGKILL)
+    os.kill(services["troupe.services.evaluator"], signal.SIGKILL)
     before = status(run_dir)["steps"]
     troupe.wait_until(lambda: status(run_dir)["steps"] > before + 1000)
     assert "actor-0 died (SIGKILL)" in troupe.output.read_text()

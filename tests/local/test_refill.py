@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from common.data.table_config import TableConfig
-from common.wire import messages, sockets
-from common.wire.codec import Message, decode
-from services.launcher.refill import Refill, items_before_learning, refill_line
 from tests.harness import Context
+from troupe.common.data.table_config import TableConfig
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import Message, decode
+from troupe.services.launcher.refill import Refill, items_before_learning, refill_line
 
 
 @pytest.mark.parametrize(

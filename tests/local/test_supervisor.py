@@ -10,9 +10,9 @@ import time
 import psutil
 import pytest
 
-from common.errors import CheckpointError, ConfigError, PeerError, TroupeError
-from services.launcher import supervisor
-from services.launcher.supervisor import Child, ChildSpec, best_error_line, describe_exit, stop
+from troupe.common.errors import CheckpointError, ConfigError, PeerError, TroupeError
+from troupe.services.launcher import supervisor
+from troupe.services.launcher.supervisor import Child, ChildSpec, best_error_line, describe_exit, stop
 
 NO_BACKOFF = 0.001
 

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from common.config import read_config
-from common.runtime.checkpoint import load_newest
 from tests.local.test_real_run import OPTIONS, metric, start, status  # noqa: F401  (a fixture)
+from troupe.common.config import read_config
+from troupe.common.runtime.checkpoint import load_newest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FAST = [*OPTIONS, "--evaluator.enabled", "false"]
@@ -49,7 +49,7 @@ def test_kills_and_a_resume_keep_it(start, tmp_path):  # noqa: F811
     run_dir = tmp_path / "run"
     words = ["--actor.processes", "2", "--learner.checkpoint_period_s", "1", *FAST]
     troupe = start("train", "cartpole-apex", "--run-dir", run_dir, "--total-steps", 10_000, *words)
-    for service in ("services.actor", "services.learner"):
+    for service in ("troupe.services.actor", "troupe.services.learner"):
         before = status(run_dir)["steps"]
         troupe.wait_until(lambda before=before: status(run_dir)["steps"] > before + 500)
         os.kill(troupe.children()[service], signal.SIGKILL)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import CheckpointError, ConfigError
-from common.runtime.checkpoint import save_checkpoint
-from services.launcher import workspace
-from services.launcher.workspace import (
+from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.runtime.checkpoint import save_checkpoint
+from troupe.services.launcher import workspace
+from troupe.services.launcher.workspace import (
     claimed_run_dir,
     damage,
     own_command,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.nets import convolution
-from common.nets.convolution import Convolution
+from troupe.common.nets import convolution
+from troupe.common.nets.convolution import Convolution
 
 
 @pytest.fixture

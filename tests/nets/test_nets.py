@@ -3,15 +3,15 @@ import pytest
 import torch
 from torch import nn
 
-from common.data.instructions import word_ids
-from common.nets.actor_critic import ActorCritic
-from common.nets.heads import DuelingHead
-from common.nets.language import InstructionEncoder
-from common.nets.q_network import QNetwork
-from common.nets.recurrent import LstmCore, last_step
-from common.nets.torsos import PIXEL_TORSOS, lecun_normal, make_torso
-from common.rl.normalizers import Normalizer
-from common.spaces import ActionSpec
+from troupe.common.data.instructions import word_ids
+from troupe.common.nets.actor_critic import ActorCritic
+from troupe.common.nets.heads import DuelingHead
+from troupe.common.nets.language import InstructionEncoder
+from troupe.common.nets.q_network import QNetwork
+from troupe.common.nets.recurrent import LstmCore, last_step
+from troupe.common.nets.torsos import PIXEL_TORSOS, lecun_normal, make_torso
+from troupe.common.rl.normalizers import Normalizer
+from troupe.common.spaces import ActionSpec
 
 
 @pytest.mark.parametrize(

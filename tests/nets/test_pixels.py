@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.nets.frames import interleaved, unpacked
-from common.nets.pixels import NormalizedPixels, ScaledPixels
-from common.nets.q_network import QNetwork
+from troupe.common.nets.frames import interleaved, unpacked
+from troupe.common.nets.pixels import NormalizedPixels, ScaledPixels
+from troupe.common.nets.q_network import QNetwork
 
 GREY, COLOUR, PLAIN = (20, 18), (3, 20, 18), (3, 20, 18)
 

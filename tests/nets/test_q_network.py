@@ -2,11 +2,11 @@
 
 import pytest
 
-from common.agents import make_agent
-from common.config import load_config
-from common.envs import make_spec
-from common.errors import ConfigError
-from common.nets.q_network import PixelTorso
+from troupe.common.agents import make_agent
+from troupe.common.config import load_config
+from troupe.common.envs import make_spec
+from troupe.common.errors import ConfigError
+from troupe.common.nets.q_network import PixelTorso
 
 
 @pytest.mark.parametrize("shape", [(4,), (84, 84)])

@@ -1,8 +1,8 @@
 import pytest
 
-from common.wire.replay.client import ReplayClient
 from tests.harness import Context
 from tests.replay import processes
+from troupe.common.wire.replay.client import ReplayClient
 
 
 @pytest.fixture

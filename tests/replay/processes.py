@@ -8,9 +8,9 @@ import time
 
 import numpy as np
 
-from common.data.schema import Chunk
-from common.wire.codec import encode
-from common.wire.replay.codec import encode_insert, infer_specs
+from troupe.common.data.schema import Chunk
+from troupe.common.wire.codec import encode
+from troupe.common.wire.replay.codec import encode_insert, infer_specs
 
 STEPS = 10
 FRAME = (16, 16)
@@ -22,7 +22,8 @@ def start(folder, endpoint, *options):
     words = ["--bind", endpoint, "--data-dir", str(folder), *limit, *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "services.replay", "serve", "--log-level", "warning", *words], env=environment
+        [sys.executable, "-m", "troupe.services.replay", "serve", "--log-level", "warning", *words],
+        env=environment,
     )
 
 

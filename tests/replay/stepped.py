@@ -2,11 +2,11 @@
 
 import time
 
-from common.wire import sockets
-from common.wire.codec import decode
-from services.replay.requests import RequestHandlers
 from tests.data.replays import make_insert, open_tables
 from tests.harness import PATIENCE_S
+from troupe.common.wire import sockets
+from troupe.common.wire.codec import decode
+from troupe.services.replay.requests import RequestHandlers
 
 
 class SteppedShard:

@@ -5,17 +5,17 @@ import time
 import numpy as np
 import pytest
 
-from common.data.changes import TornStateError
-from common.errors import AuthError, ConfigError
-from common.wire import messages, sockets
-from common.wire.codec import Message
-from common.wire.replay.client import ReplayRefusedError
-from common.wire.replay.codec import encode_insert, infer_specs
-from common.wire.replay.errors import refusal
-from common.wire.replay.pending import Inserts
 from tests.harness import PATIENCE_S
 from tests.replay import processes
 from tests.replay.stepped import SteppedShard
+from troupe.common.data.changes import TornStateError
+from troupe.common.errors import AuthError, ConfigError
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import Message
+from troupe.common.wire.replay.client import ReplayRefusedError
+from troupe.common.wire.replay.codec import encode_insert, infer_specs
+from troupe.common.wire.replay.errors import refusal
+from troupe.common.wire.replay.pending import Inserts
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 
-from common.wire.replay.client import ReplayClient
 from tests.harness import Context
 from tests.replay import processes
+from troupe.common.wire.replay.client import ReplayClient
 
 KILLS = 50 if os.environ.get("TROUPE_CHAOS") else 2
 PRODUCERS = 2

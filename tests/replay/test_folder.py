@@ -5,16 +5,16 @@ import fcntl
 import numpy as np
 import pytest
 
-from common.data.columns import Payload
-from common.data.inserts import Insert
-from common.data.replay import Replay
-from common.data.schema import FieldSpec, Items
-from common.data.table import TableConfig
-from common.errors import ConfigError
-from common.wire.replay.files import SharedFiles
-from services.replay.folder import clear
-from services.replay.options import parse_serve
-from services.replay.shard import open_replay
+from troupe.common.data.columns import Payload
+from troupe.common.data.inserts import Insert
+from troupe.common.data.replay import Replay
+from troupe.common.data.schema import FieldSpec, Items
+from troupe.common.data.table import TableConfig
+from troupe.common.errors import ConfigError
+from troupe.common.wire.replay.files import SharedFiles
+from troupe.services.replay.folder import clear
+from troupe.services.replay.options import parse_serve
+from troupe.services.replay.shard import open_replay
 
 
 def fill(folder):

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from common.wire.replay.client import ReplayClient
 from tests.replay import processes
+from troupe.common.wire.replay.client import ReplayClient
 
 TABLE = ("--table", "default:capacity=500", "--max-bytes", "8000000")
 DISK_BYTES = 12 << 20
@@ -139,7 +139,7 @@ def test_a_disk_too_small_for_the_tables_is_refused_in_one_line(disk, tmp_path):
         "default:capacity=100000",
     ]
     run = subprocess.run(
-        [sys.executable, "-m", "services.replay", "serve", *words],
+        [sys.executable, "-m", "troupe.services.replay", "serve", *words],
         capture_output=True,
         text=True,
         timeout=120,

@@ -5,15 +5,15 @@ import time
 import numpy as np
 import pytest
 
-from common.data import producers
-from common.wire import messages, sockets
-from common.wire.codec import Message
-from common.wire.server import Envelope
-from services.replay import requests, unread
-from services.replay.unread import UnreadBatches
 from tests.data.replays import make_insert, open_replay
 from tests.harness import PATIENCE_S
 from tests.replay.stepped import SteppedShard
+from troupe.common.data import producers
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import Message
+from troupe.common.wire.server import Envelope
+from troupe.services.replay import requests, unread
+from troupe.services.replay.unread import UnreadBatches
 
 
 @pytest.fixture

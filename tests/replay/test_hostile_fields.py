@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from common.data.columns import Payload
-from common.data.inserts import Insert, RefusedError
-from common.data.schema import FieldSpec, Items
-from common.wire import messages
-from common.wire.codec import Message, WireError, decode, encode
-from common.wire.replay.codec import decode_batch, decode_insert
 from tests.data.replays import make_insert, open_replay, simple
+from troupe.common.data.columns import Payload
+from troupe.common.data.inserts import Insert, RefusedError
+from troupe.common.data.schema import FieldSpec, Items
+from troupe.common.wire import messages
+from troupe.common.wire.codec import Message, WireError, decode, encode
+from troupe.common.wire.replay.codec import decode_batch, decode_insert
 
 BLOCK = np.frombuffer(b"\1\0\0\0x", np.uint8)  # says that it is one byte, which unpacks to whatever it should
 

@@ -7,13 +7,13 @@ import sys
 import pytest
 import zmq
 
-from common.errors import AuthError
-from common.wire.replay.client import ReplayClient
-from common.wire.security.keys import load_keys, make_keys
-from common.wire.sockets import Security
 from tests.harness import Context
 from tests.replay import processes
 from tests.replay.test_service import free_port
+from troupe.common.errors import AuthError
+from troupe.common.wire.replay.client import ReplayClient
+from troupe.common.wire.security.keys import load_keys, make_keys
+from troupe.common.wire.sockets import Security
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_key_permits_what_its_role_does(endpoint, client):
 
 
 def status_of(endpoint, *options):
-    words = [sys.executable, "-m", "services.replay", "status", "--json", endpoint, *options]
+    words = [sys.executable, "-m", "troupe.services.replay", "status", "--json", endpoint, *options]
     return subprocess.run(words, capture_output=True, text=True, timeout=60)
 
 
@@ -93,7 +93,7 @@ def test_the_command_line_says_why_and_ends_with_4(endpoint, folder, tmp_path):
 
 
 def test_other_than_loopback_is_refused_without_keys(tmp_path):
-    words = [sys.executable, "-m", "services.replay", "serve", "--data-dir", str(tmp_path / "data")]
+    words = [sys.executable, "-m", "troupe.services.replay", "serve", "--data-dir", str(tmp_path / "data")]
     refused = subprocess.run(
         [*words, "--bind", f"tcp://0.0.0.0:{free_port()}"], capture_output=True, text=True, timeout=60
     )

@@ -10,10 +10,10 @@ import time
 
 import numpy as np
 
-from common.wire.replay.client import ReplayClient
 from tests.harness import Context
 from tests.replay import processes
 from tests.replay.test_queue import rollout
+from troupe.common.wire.replay.client import ReplayClient
 
 KILLS = 25 if os.environ.get("TROUPE_CHAOS") else 1
 WRITERS = 2

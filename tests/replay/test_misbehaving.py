@@ -9,16 +9,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from common.data.schema import FieldSpec
-from common.wire import messages, sockets
-from common.wire.codec import decode
-from common.wire.control.client import ControlClient
-from common.wire.link import new_incarnation
-from common.wire.replay import sharded
-from common.wire.replay.codec import specs_to_wire
 from tests.harness import until
 from tests.replay.test_runs import learnable, run_learner
 from tests.replay.test_sharded import connect, fill, start  # noqa: F401
+from troupe.common.data.schema import FieldSpec
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import decode
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
+from troupe.common.wire.replay import sharded
+from troupe.common.wire.replay.codec import specs_to_wire
 
 VALUE = (FieldSpec("value", "float64", ()),)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.data.schema import Chunk
 from tests.replay.test_numbers import kinds, stranger  # noqa: F401
+from troupe.common.data.schema import Chunk
 
 
 @pytest.mark.parametrize(

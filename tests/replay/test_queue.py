@@ -5,11 +5,11 @@ import time
 import numpy as np
 import pytest
 
-from common.data.schema import Items
-from common.wire import messages
-from common.wire.codec import Message, encode
-from common.wire.replay.client import ReplayRefusedError
 from tests.replay import processes
+from troupe.common.data.schema import Items
+from troupe.common.wire import messages
+from troupe.common.wire.codec import Message, encode
+from troupe.common.wire.replay.client import ReplayRefusedError
 
 QUEUE = ("--table", "rollouts:limiter=queue,capacity=1")
 

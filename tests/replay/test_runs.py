@@ -8,15 +8,15 @@ import sys
 import numpy as np
 import pytest
 
-from common.config import load_config
-from common.data.schema import Chunk
-from common.errors import ConfigError
-from common.runtime import StopSignal
-from common.wire.control.server import ControlServer
-from common.wire.replay.client import ReplayRefusedError
-from services.learner.service import Learner
 from tests.harness import InThread, until
 from tests.replay import processes
+from troupe.common.config import load_config
+from troupe.common.data.schema import Chunk
+from troupe.common.errors import ConfigError
+from troupe.common.runtime import StopSignal
+from troupe.common.wire.control.server import ControlServer
+from troupe.common.wire.replay.client import ReplayRefusedError
+from troupe.services.learner.service import Learner
 
 CONFIG = {"replay": {"capacity_items": 1000, "min_items": 10}, "run": {"seed": 1}}
 
@@ -86,7 +86,7 @@ def refusal(tmp_path, *options):
     """The one line with which a shard ends with exit code 2."""
     words = ["--bind", f"ipc://{tmp_path}/refused", "--log-level", "warning", *map(str, options)]
     done = subprocess.run(
-        [sys.executable, "-m", "services.replay", "serve", *words],
+        [sys.executable, "-m", "troupe.services.replay", "serve", *words],
         capture_output=True,
         text=True,
         timeout=120,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import zmq
 
-from common.wire import messages
-from common.wire.codec import Message, decode, encode
-from common.wire.replay import files as replay_files
-from common.wire.replay.client import ReplayClient
 from tests.harness import Shard
 from tests.replay import processes
+from troupe.common.wire import messages
+from troupe.common.wire.codec import Message, decode, encode
+from troupe.common.wire.replay import files as replay_files
+from troupe.common.wire.replay.client import ReplayClient
 
 ENOUGH = 2000 if os.environ.get("TROUPE_CHAOS") else 20
 """Batches that have to be overwritten before they are read, and batches that have to be read."""

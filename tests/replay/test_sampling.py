@@ -6,10 +6,10 @@ import time
 import numpy as np
 import pytest
 
-from common.data.schema import Chunk, FieldSpec
-from common.errors import ConfigError, PeerError
-from common.wire.replay.sharded import ShardedReplayClient
 from tests.replay import processes
+from troupe.common.data.schema import Chunk, FieldSpec
+from troupe.common.errors import ConfigError, PeerError
+from troupe.common.wire.replay.sharded import ShardedReplayClient
 
 QUEUE = ("--table", "default:limiter=queue,capacity=1000")
 

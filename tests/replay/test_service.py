@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import zmq
 
-from common.data.schema import Chunk, FieldSpec
-from common.errors import ConfigError, PeerError
-from common.wire import messages
-from common.wire.codec import Message, decode, encode
-from common.wire.control.server import ControlServer
-from common.wire.replay.client import ReplayRefusedError
-from services.replay import shard
-from services.replay.shard import address_towards
 from tests.replay import processes
+from troupe.common.data.schema import Chunk, FieldSpec
+from troupe.common.errors import ConfigError, PeerError
+from troupe.common.wire import messages
+from troupe.common.wire.codec import Message, decode, encode
+from troupe.common.wire.control.server import ControlServer
+from troupe.common.wire.replay.client import ReplayRefusedError
+from troupe.services.replay import shard
+from troupe.services.replay.shard import address_towards
 
 
 def free_port():
@@ -69,7 +69,7 @@ def test_insert_sample_update_status_and_stop(server, client):
     assert status["invalid_priorities"] == 1
     assert status["unknown_priorities"] == 99
     assert status["sampled_batches"] == 5 + learner.counters["gone_batches"]
-    words = [sys.executable, "-m", "services.replay", "status", "--json", endpoint]
+    words = [sys.executable, "-m", "troupe.services.replay", "status", "--json", endpoint]
     printed = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
     assert json.loads(printed.stdout)["tables"]["default"]["capacity"] == 100
     assert processes.stop(server.process) == 0
@@ -243,7 +243,7 @@ def test_errors_of_other_commands_are_one_line(words, code, text):
 
 def refused(words, code, text):
     """The command ends so, and says this."""
-    command = [sys.executable, "-m", "services.replay", *words]
+    command = [sys.executable, "-m", "troupe.services.replay", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code
     assert done.stderr.startswith("troupe: error: ")

@@ -6,16 +6,16 @@ import sys
 
 import pytest
 
-from common.data.inserts import RefusedError
-from common.data.replay import Replay
-from common.data.snapshot import Snapshot
-from common.data.table_config import TableConfig
-from common.errors import ConfigError
-from services.replay.snapshots import Snapshots
 from tests.data.replays import BUDGET, simple
 from tests.replay import processes
+from troupe.common.data.inserts import RefusedError
+from troupe.common.data.replay import Replay
+from troupe.common.data.snapshot import Snapshot
+from troupe.common.data.table_config import TableConfig
+from troupe.common.errors import ConfigError
+from troupe.services.replay.snapshots import Snapshots
 
-RUN = [sys.executable, "-m", "services.replay"]
+RUN = [sys.executable, "-m", "troupe.services.replay"]
 
 
 def test_a_run_moves_with_its_snapshot(server, client, tmp_path):

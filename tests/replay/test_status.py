@@ -10,18 +10,18 @@ import pytest
 import zmq
 from rich.console import Console
 
-from common.data.table_config import MAX_TABLES, check_tables, parse_table
-from common.errors import ConfigError
-from common.wire import messages
-from common.wire.codec import Message, WireError, encode
-from common.wire.rejections import MAX_CHARS, MAX_PEERS, Rejections, peer_name
-from services.replay import statistics
-from services.replay.rates import Rates, fitting
-from services.replay.requests import RequestHandlers
-from services.replay.statistics import AGE_BOUNDS_S, STALENESS_BOUNDS, Histogram, Statistics
-from services.replay.status_page import print_page
 from tests.data.replays import Items, make_insert, open_tables
 from tests.replay import processes
+from troupe.common.data.table_config import MAX_TABLES, check_tables, parse_table
+from troupe.common.errors import ConfigError
+from troupe.common.wire import messages
+from troupe.common.wire.codec import Message, WireError, encode
+from troupe.common.wire.rejections import MAX_CHARS, MAX_PEERS, Rejections, peer_name
+from troupe.services.replay import statistics
+from troupe.services.replay.rates import Rates, fitting
+from troupe.services.replay.requests import RequestHandlers
+from troupe.services.replay.statistics import AGE_BOUNDS_S, STALENESS_BOUNDS, Histogram, Statistics
+from troupe.services.replay.status_page import print_page
 
 
 def filled(folder, *texts, chunks=20):
@@ -82,7 +82,7 @@ def test_quantiles_of_a_large_table_are_those_of_some_items(tmp_path):
 
 def test_versions_of_an_abandoned_future_are_forgotten(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("services.replay.statistics.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("troupe.services.replay.statistics.time.monotonic", lambda: now[0])
     statistics = Statistics(filled(tmp_path, "a:capacity=200"))
     statistics.inserted(500)
     statistics.inserted(20)
@@ -105,7 +105,7 @@ def test_the_page_and_the_metrics_of_a_real_shard(server, client):
     one.sample(16, timeout_s=60)
     one.update_priorities(np.array([10**6], np.uint64), np.ones(1))
     one.request_sample(1, "rollouts")
-    words = [sys.executable, "-m", "services.replay", "status", endpoint]
+    words = [sys.executable, "-m", "troupe.services.replay", "status", endpoint]
     page = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
     for text in ("60 of 1,000", "prioritized", "fifo, 1 times", "from 10 items", "unknown priorities 1"):
         assert text in page, page

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from common.data.schema import FieldSpec
-from common.errors import ConfigError, PeerError
-from common.wire.replay.writer import NStepWriter, Writer
+from troupe.common.data.schema import FieldSpec
+from troupe.common.errors import ConfigError, PeerError
+from troupe.common.wire.replay.writer import NStepWriter, Writer
 
 QUEUE = ("--table", "default:limiter=queue,capacity=1000", "--table", "other:limiter=queue,capacity=1000")
 SPECS = (

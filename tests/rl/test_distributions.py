@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import distributions as theirs
 
-from common.rl.distributions import (
+from troupe.common.rl.distributions import (
     Categorical,
     Joint,
     MultiCategorical,
@@ -16,7 +16,7 @@ from common.rl.distributions import (
     TanhNormal,
     distribution_of,
 )
-from common.spaces import MAX_REAL, ActionSpec, Leaf
+from troupe.common.spaces import MAX_REAL, ActionSpec, Leaf
 
 RNG = np.random.default_rng(0)
 CHOICES = (2, 2, 5, 3)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.rl.normalizers import Normalizer, RunningMoments, normalized_advantages
+from troupe.common.rl.normalizers import Normalizer, RunningMoments, normalized_advantages
 
 
 def batches(rng, shape, sizes=(1, 40, 3, 17)):

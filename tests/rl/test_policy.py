@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.rl import policy
+from troupe.common.rl import policy
 
 
 def test_probabilities_and_entropy_by_hand():

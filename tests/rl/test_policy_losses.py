@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.rl import policy, policy_losses
-from common.rl.policy_losses import Multiplier
+from troupe.common.rl import policy, policy_losses
+from troupe.common.rl.policy_losses import Multiplier
 
 RATIOS = [0.1, 0.75, 0.9, 1.0, 1.1, 1.3, 5.0]
 ADVANTAGES = [-2.0, 0.0, 3.0]

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.rl.replayed import cloning, implied_kl, trusted_steps
-from common.rl.vtrace import vtrace
 from tests.rl import oracles
+from troupe.common.rl.replayed import cloning, implied_kl, trusted_steps
+from troupe.common.rl.vtrace import vtrace
 
 STEPS, ROWS = 7, 4
 REPLAYED = np.array([True, False, True, False])

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.rl import returns
-from common.rl.importance import annealed, importance_weights
+from troupe.common.rl import returns
+from troupe.common.rl.importance import annealed, importance_weights
 
 
 def test_double_q_target_by_hand():

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.rl import policy, policy_losses, returns, sequences
-from common.rl.vtrace import vtrace
 from tests.rl import oracles
+from troupe.common.rl import policy, policy_losses, returns, sequences
+from troupe.common.rl.vtrace import vtrace
 
 rlax = pytest.importorskip("rlax")
 jax = pytest.importorskip("jax")

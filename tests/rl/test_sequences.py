@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.rl import returns, sequences
-from common.rl.vtrace import vtrace
 from tests.rl import oracles
+from troupe.common.rl import returns, sequences
+from troupe.common.rl.vtrace import vtrace
 
 NAMES = ("rewards", "discounts", "next_values", "continues")
 

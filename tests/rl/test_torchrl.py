@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from common.rl import sequences
-from common.rl.distributions import TanhNormal
-from common.rl.vtrace import vtrace
 from tests.rl import oracles
+from troupe.common.rl import sequences
+from troupe.common.rl.distributions import TanhNormal
+from troupe.common.rl.vtrace import vtrace
 
 functional = pytest.importorskip("torchrl.objectives.value.functional")
 GAMMA = 0.9  # that of the oracles' sequences

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.runtime.batching import BatchError, BatchQueue
+from troupe.common.runtime.batching import BatchError, BatchQueue
 
 
 class Clock:

@@ -11,9 +11,9 @@ import threading
 import numpy as np
 import pytest
 
-from common.errors import CheckpointError
-from common.runtime import checkpoint
-from common.runtime.checkpoint import (
+from troupe.common.errors import CheckpointError
+from troupe.common.runtime import checkpoint
+from troupe.common.runtime.checkpoint import (
     LATEST,
     CheckpointWriter,
     load_checkpoint,

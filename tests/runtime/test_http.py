@@ -7,9 +7,9 @@ import urllib.request
 import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from common.errors import ConfigError
-from common.runtime import health
-from common.runtime.http import StatusServer
+from troupe.common.errors import ConfigError
+from troupe.common.runtime import health
+from troupe.common.runtime.http import StatusServer
 
 
 def get(server, path):
@@ -45,7 +45,7 @@ def test_probes_and_metrics():
 
 
 def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch):
-    monkeypatch.setattr("common.runtime.http.CLIENT_S", 0.1)
+    monkeypatch.setattr("troupe.common.runtime.http.CLIENT_S", 0.1)
     server = StatusServer("replay", 0)
     try:
         with socket.create_connection(("127.0.0.1", server.port), 60) as silent:

@@ -11,10 +11,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
-from common.runtime import Deadline, StopSignal, guard, run_main
-from common.runtime.files import atomic_write, make_directory, read_status, write_status
-from common.runtime.logging import Throttle, setup_logging
+from troupe.common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
+from troupe.common.runtime import Deadline, StopSignal, guard, run_main
+from troupe.common.runtime.files import atomic_write, make_directory, read_status, write_status
+from troupe.common.runtime.logging import Throttle, setup_logging
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_deadline():
 
 STOPPABLE = """
     import sys, time
-    from common.runtime import StopSignal
+    from troupe.common.runtime import StopSignal
     stop = StopSignal(force_after_s={force}).install()
     print("ready", flush=True)
     while not stop.wait(1000): pass
@@ -97,7 +97,7 @@ def test_watchdog_writes_stacks_of_a_stuck_loop(python):
     process = python(
         """
         import time
-        from common.runtime import StallWatchdog
+        from troupe.common.runtime import StallWatchdog
         dog = StallWatchdog(limit_s=0.4)
         for _ in range(10): dog.beat(); time.sleep(0.1)
         print("ready", flush=True)

@@ -1,6 +1,6 @@
 import logging
 
-from common.runtime.logging import OneLineFormatter
+from troupe.common.runtime.logging import OneLineFormatter
 
 
 def test_what_a_peer_says_cannot_forge_a_line():

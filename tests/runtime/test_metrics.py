@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from common.errors import ConfigError
-from common.runtime.metrics import CSV_HEADER, MetricsWriter, read_rows, tensorboard_tag
-from common.runtime.video import Recorder, encode_gif, encode_mp4
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.metrics import CSV_HEADER, MetricsWriter, read_rows, tensorboard_tag
+from troupe.common.runtime.video import Recorder, encode_gif, encode_mp4
 
 AT = {"steps": 100, "frames": 400, "updates": 7}
 

@@ -4,8 +4,8 @@ import importlib
 
 import pytest
 
-from common.errors import ConfigError
-from common.runtime.parser import Parser, integer, real
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.parser import Parser, integer, real
 
 WRONG = [
     ("learner", "--log-level info", "required: --run-dir"),

@@ -2,7 +2,7 @@
 
 import itertools
 
-from common.stats.curve import Curve
+from troupe.common.stats.curve import Curve
 
 
 def test_short_curves_are_kept_as_they_are():

@@ -5,7 +5,7 @@ import doctest
 import numpy as np
 import pytest
 
-from common.stats import RANDOM_AND_HUMAN, atari_game, bootstrap_mean, ci95, human_normalized, scores
+from troupe.common.stats import RANDOM_AND_HUMAN, atari_game, bootstrap_mean, ci95, human_normalized, scores
 
 
 def test_table_is_complete_and_ordered() -> None:

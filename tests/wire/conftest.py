@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 import zmq
 
-from common.wire.control.client import ControlClient
-from common.wire.control.server import ControlServer
-from common.wire.link import new_incarnation
 from tests.harness import CONFIG, LOOPBACK, Context, bind
 from tests.wire import zmtp
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.control.server import ControlServer
+from troupe.common.wire.link import new_incarnation
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import zmq
 
-from common.wire.control.client import ControlClient
-from common.wire.link import new_incarnation
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
 
 
 def main() -> None:

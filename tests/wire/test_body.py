@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from common.wire import messages
-from common.wire.codec import Message, WireError, decode, encode
+from troupe.common.wire import messages
+from troupe.common.wire.codec import Message, WireError, decode, encode
 
 INSERT = {"incarnation": 5, "steps": 1, "fields": [["x", "float64", [], 0, 0, "raw"]]}
 ARRAYS = {

@@ -14,7 +14,7 @@ from tests.wire.zmtp import RawPeer, frame
 
 SERVER = """
 import sys, time, zmq
-from common.wire import sockets
+from troupe.common.wire import sockets
 router = sockets.make_router(zmq.Context(), "tcp://127.0.0.1:*")
 print(sockets.bound_endpoint(router), flush=True)
 sys.stdin.readline()  # nothing is read of the socket meanwhile

@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.wire.control.budget import NO_TOTAL, StepBudget
+from troupe.common.wire.control.budget import NO_TOTAL, StepBudget
 
 
 def test_reports_are_running_totals_of_each_process():

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import zmq
 
-from common.errors import ConfigError
-from common.runtime.video import encode_gif, encode_mp4
-from common.wire import messages, sockets
-from common.wire.codec import Message
-from common.wire.replay.client import ReplayClient
-from common.wire.replay.sharded import ShardedReplayClient
-from common.wire.security import claims
-from common.wire.security.keys import load_keys, make_keys
-from common.wire.sockets import Security
 from tests.harness import LOOPBACK, told_to_wait, until
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.video import encode_gif, encode_mp4
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import Message
+from troupe.common.wire.replay.client import ReplayClient
+from troupe.common.wire.replay.sharded import ShardedReplayClient
+from troupe.common.wire.security import claims
+from troupe.common.wire.security.keys import load_keys, make_keys
+from troupe.common.wire.sockets import Security
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_a_shard_without_the_replay_key_is_left_out_and_ends_nobody(ctx, secured
 
 
 def test_a_shard_that_gets_its_key_at_last_is_used(ctx, secured, monkeypatch):
-    monkeypatch.setattr("common.wire.link.RETRY_AUTH_S", 0.2)
+    monkeypatch.setattr("troupe.common.wire.link.RETRY_AUTH_S", 0.2)
     false = sockets.make_router(ctx, LOOPBACK)
     endpoint = sockets.bound_endpoint(false)
     actor = ReplayClient(endpoint, ctx=ctx, name="actor-0", security=secured("actor"), outlasts=True)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from common.wire.codec import DTYPES, Limits, Message, WireError, decode, encode
+from troupe.common.wire.codec import DTYPES, Limits, Message, WireError, decode, encode
 
 FIELDS = st.dictionaries(
     st.text(max_size=20),

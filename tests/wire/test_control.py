@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import msgpack
 import pytest
 
-from common.errors import ConfigError, PeerError
-from common.runtime.logging import MAX_PEER_CHARS
-from common.wire import messages, sockets
-from common.wire.codec import Message, WireError
-from common.wire.control.budget import StepBudget
-from common.wire.control.server import ControlServer
 from tests.harness import CONFIG, LOOPBACK, told_to_wait, until
+from troupe.common.errors import ConfigError, PeerError
+from troupe.common.runtime.logging import MAX_PEER_CHARS
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import Message, WireError
+from troupe.common.wire.control.budget import StepBudget
+from troupe.common.wire.control.server import ControlServer
 
 
 def names(server) -> list[str]:
@@ -62,7 +62,7 @@ def test_an_unreachable_learner_is_a_peer_error_in_time(connect):
 
 
 def test_a_wait_says_who_waits_for_whom(connect, caplog, monkeypatch):
-    monkeypatch.setattr("common.wire.sockets.WaitLog.due", lambda self: True)
+    monkeypatch.setattr("troupe.common.wire.sockets.WaitLog.due", lambda self: True)
     caplog.set_level(logging.INFO)
     line = "actor-7 waits for the learner at tcp://127.0.0.1:1 since"
     told_to_wait(connect("tcp://127.0.0.1:1", "actor-7"), lambda: line in caplog.text)
@@ -257,14 +257,16 @@ def test_one_that_only_looks_is_no_news(serve, connect, caplog):
         client.join(60)
         client.close("has seen enough")
         until(lambda: not server.peers())
-    lines = [record.getMessage() for record in caplog.records if record.name == "common.wire.control.server"]
+    lines = [
+        record.getMessage() for record in caplog.records if record.name == "troupe.common.wire.control.server"
+    ]
     assert not any("viewer-0" in line for line in lines), lines
     assert sum("actor-0" in line for line in lines) == 2, lines
 
 
 def test_who_comes_and_goes_all_the_time_does_not_fill_the_log(serve, connect, caplog, monkeypatch):
-    monkeypatch.setattr("common.wire.control.server.NEWS_AT_ONCE", 3)
-    monkeypatch.setattr("common.wire.control.server.NEWS_PER_S", 0.0)
+    monkeypatch.setattr("troupe.common.wire.control.server.NEWS_AT_ONCE", 3)
+    monkeypatch.setattr("troupe.common.wire.control.server.NEWS_PER_S", 0.0)
     caplog.set_level(logging.INFO)
     server = serve()
     for _ in range(5):
@@ -272,7 +274,9 @@ def test_who_comes_and_goes_all_the_time_does_not_fill_the_log(serve, connect, c
         client.join(60)
         client.close("again")
         until(lambda: not server.peers())
-    lines = [record.getMessage() for record in caplog.records if record.name == "common.wire.control.server"]
+    lines = [
+        record.getMessage() for record in caplog.records if record.name == "troupe.common.wire.control.server"
+    ]
     assert [("joins" in line, "leaves" in line, "too often" in line) for line in lines] == [
         (True, False, False),
         (False, True, False),

@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 
-from common.errors import PeerError
-from common.runtime.video import encode_gif
-from common.wire.control.budget import StepBudget
 from tests.harness import until
+from troupe.common.errors import PeerError
+from troupe.common.runtime.video import encode_gif
+from troupe.common.wire.control.budget import StepBudget
 
 WEIGHTS = {"w": np.arange(300_000, dtype=np.float32).reshape(300, 1000), "n": np.array(3, np.int64)}
 
@@ -73,7 +73,7 @@ def test_a_late_joiner_gets_the_newest_parameters(serve, connect):
 def test_many_askers_share_one_encoding(serve, connect, monkeypatch):
     server = serve()
     calls = []
-    import common.wire.control.server as control
+    import troupe.common.wire.control.server as control
 
     encode_params = control.encode_params
     monkeypatch.setattr(

@@ -8,16 +8,16 @@ import threading
 import pytest
 import zmq
 
-from common.errors import AuthError, ConfigError
-from common.wire import messages, sockets
-from common.wire.codec import Message
-from common.wire.control.server import ControlServer
-from common.wire.replay.client import ReplayClient
-from common.wire.security import handshakes, zap
-from common.wire.security.handshakes import HandshakeMonitor, greeted_by_curve
-from common.wire.security.keys import AllowList, load_keys, make_keys
-from common.wire.sockets import Security
 from tests.harness import LOOPBACK, Context, until
+from troupe.common.errors import AuthError, ConfigError
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import Message
+from troupe.common.wire.control.server import ControlServer
+from troupe.common.wire.replay.client import ReplayClient
+from troupe.common.wire.security import handshakes, zap
+from troupe.common.wire.security.handshakes import HandshakeMonitor, greeted_by_curve
+from troupe.common.wire.security.keys import AllowList, load_keys, make_keys
+from troupe.common.wire.sockets import Security
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from common.errors import RefusedError
-from common.wire.control.evaluations import Evaluations
+from troupe.common.errors import RefusedError
+from troupe.common.wire.control.evaluations import Evaluations
 
 
 def play(evaluations, asker, live=(1, 2, 3), newest=7, stopping=False, now_s=0.0):

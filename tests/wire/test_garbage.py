@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.wire import messages, sockets
-from common.wire.body import layout_of
-from common.wire.codec import Limits, Message, WireError, encode
-from common.wire.replay.client import ReplayClient
 from tests.harness import until
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.body import layout_of
+from troupe.common.wire.codec import Limits, Message, WireError, encode
+from troupe.common.wire.replay.client import ReplayClient
 
 QUIET = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -128,7 +128,7 @@ def test_bytes_that_are_not_even_zeromq_are_counted(server, connect):
 
 def test_a_frame_that_is_too_large_costs_its_sender_the_connection_only(ctx, serve, connect, monkeypatch):
     limits = Limits(array_bytes=1 << 20, total_bytes=1 << 20)
-    monkeypatch.setattr("common.wire.messages.CONTROL_LIMITS", limits)
+    monkeypatch.setattr("troupe.common.wire.messages.CONTROL_LIMITS", limits)
     server = serve()
     dealer = sockets.make_dealer(ctx, server.control_endpoint, b"big.1.1")
     until(lambda: sockets.send(dealer, Message("X", {}, {"x": np.zeros(1 << 21, np.uint8)}, 1)))

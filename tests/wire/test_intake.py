@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import zmq
 
-from common.errors import ConfigError
-from common.wire import intake, messages, sockets
-from common.wire.codec import Limits, Message, encode
-from common.wire.intake import CUT, Intake
-from common.wire.replay.client import ReplayClient
-from common.wire.security.keys import make_keys
 from tests.harness import LOOPBACK, until
 from tests.replay import processes
 from tests.wire.test_curve import secured
 from tests.wire.zmtp import RawPeer, frame
+from troupe.common.errors import ConfigError
+from troupe.common.wire import intake, messages, sockets
+from troupe.common.wire.codec import Limits, Message, encode
+from troupe.common.wire.intake import CUT, Intake
+from troupe.common.wire.replay.client import ReplayClient
+from troupe.common.wire.security.keys import make_keys
 
 MIB = 1 << 20
 MAX_GROWTH_MB = 5000
@@ -259,7 +259,7 @@ def test_with_keys_as_well(serve, connect, tmp_path, monkeypatch):
     folder = tmp_path / "keys"
     make_keys(folder)
     limits = Limits(array_bytes=MIB, total_bytes=MIB)
-    monkeypatch.setattr("common.wire.messages.CONTROL_LIMITS", limits)
+    monkeypatch.setattr("troupe.common.wire.messages.CONTROL_LIMITS", limits)
     server = serve(security=secured(folder, "learner"))
     dam = Dam(server.control_endpoint, 3 * MIB)
     # In a process of its own: ZeroMQ aborts one that closes a socket whose message was cut in its midst.

@@ -6,8 +6,8 @@ import stat
 import pytest
 import zmq
 
-from common.errors import AuthError, ConfigError
-from common.wire.security.keys import KEY_ROLES, AllowList, check_set, load_keys, make_keys
+from troupe.common.errors import AuthError, ConfigError
+from troupe.common.wire.security.keys import KEY_ROLES, AllowList, check_set, load_keys, make_keys
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from common.errors import AuthError, ConfigError
-from common.wire import link as module
-from common.wire import messages, sockets
-from common.wire.codec import Message, WireError, decode
-from common.wire.link import RETRY_AUTH_S, SILENT_S, Link, Question
-from common.wire.security.keys import load_keys, make_keys
-from common.wire.sockets import Security
 from tests.harness import LOOPBACK, until
+from troupe.common.errors import AuthError, ConfigError
+from troupe.common.wire import link as module
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import Message, WireError, decode
+from troupe.common.wire.link import RETRY_AUTH_S, SILENT_S, Link, Question
+from troupe.common.wire.security.keys import load_keys, make_keys
+from troupe.common.wire.sockets import Security
 
 LIVENESS_S = 10.0
 LARGE = 1 << 22

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from common.wire.control.member import Welcome
+from troupe.common.wire.control.member import Welcome
 
 NEW = Welcome(
     config={"run": {"seed": 3}},

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.data.schema import Chunk
-from common.wire.replay import outbox as outbox_module
-from common.wire.replay import sharded
-from common.wire.replay.outbox import Outbox
-from common.wire.replay.sharded import ShardedReplayClient
+from troupe.common.data.schema import Chunk
+from troupe.common.wire.replay import outbox as outbox_module
+from troupe.common.wire.replay import sharded
+from troupe.common.wire.replay.outbox import Outbox
+from troupe.common.wire.replay.sharded import ShardedReplayClient
 
 
 def chunk(number: int) -> Chunk:

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.wire.codec import Message, WireError, decode, encode
-from common.wire.control.params import decode_params, encode_params, from_bfloat16, to_bfloat16
+from troupe.common.wire.codec import Message, WireError, decode, encode
+from troupe.common.wire.control.params import decode_params, encode_params, from_bfloat16, to_bfloat16
 
 PARAMS = {
     "torso.weight": np.random.default_rng(1).standard_normal((32, 4, 8, 8)).astype(np.float32),

@@ -11,8 +11,8 @@ from tests.harness import LOOPBACK, until
 
 ACTOR = """
 import sys, time, zmq
-from common.wire.control.client import ControlClient
-from common.wire.link import new_incarnation
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
 client = ControlClient(zmq.Context(), sys.argv[1], role="actor", name="actor-0",
                        incarnation=new_incarnation(), slots_wanted=8)
 print(client.join(60).slots, flush=True)
@@ -20,7 +20,7 @@ time.sleep(60)
 """
 LEARNER = """
 import sys, time, zmq
-from common.wire.control.server import ControlServer
+from troupe.common.wire.control.server import ControlServer
 server = ControlServer(zmq.Context(), sys.argv[1], "tcp://127.0.0.1:*", config_dict={}, structural_hash="",
                        total_slots=8, heartbeat_s=0.05, liveness_s=1.0)
 server.start()

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import zmq
 
-from common.wire import document, messages, sockets
-from common.wire.body import layout_of
-from common.wire.codec import PROTOCOL_VERSION, decode, encode
-from common.wire.security.claims import CLAIMS
-from common.wire.security.keys import load_keys, make_keys
 from tests.harness import LOOPBACK, Shard, until
+from troupe.common.wire import document, messages, sockets
+from troupe.common.wire.body import layout_of
+from troupe.common.wire.codec import PROTOCOL_VERSION, decode, encode
+from troupe.common.wire.security.claims import CLAIMS
+from troupe.common.wire.security.keys import load_keys, make_keys
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = (DOCS / "protocol.md").read_text()

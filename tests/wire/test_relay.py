@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import zmq
 
-from common.errors import ConfigError
-from common.wire.control.member import Member, Params
-from common.wire.control.params import encode_params
-from common.wire.control.relay import HostRelay
-from common.wire.control.server import ControlServer
 from tests.harness import Context, until
+from troupe.common.errors import ConfigError
+from troupe.common.wire.control.member import Member, Params
+from troupe.common.wire.control.params import encode_params
+from troupe.common.wire.control.relay import HostRelay
+from troupe.common.wire.control.server import ControlServer
 
 LIMIT_S = 90.0
 

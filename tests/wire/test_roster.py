@@ -1,6 +1,6 @@
 import pytest
 
-from common.wire.control.roster import Peer, RefusedError, Roster, ranges
+from troupe.common.wire.control.roster import Peer, RefusedError, Roster, ranges
 
 
 def peer(name: str, incarnation: int = 1, role: str = "actor", **more) -> Peer:

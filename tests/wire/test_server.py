@@ -6,12 +6,12 @@ import msgpack
 import numpy as np
 import pytest
 
-from common.errors import RefusedError
-from common.wire import messages, sockets
-from common.wire.codec import Message, encode
-from common.wire.security.keys import load_keys, make_keys
-from common.wire.server import Server
 from tests.harness import LOOPBACK, until
+from troupe.common.errors import RefusedError
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import Message, encode
+from troupe.common.wire.security.keys import load_keys, make_keys
+from troupe.common.wire.server import Server
 
 
 def refuse(envelope, body):

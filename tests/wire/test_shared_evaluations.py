@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from common.wire.control.evaluations import Evaluations
-from common.wire.messages import TOO_MANY
 from tests.harness import until
+from troupe.common.wire.control.evaluations import Evaluations
+from troupe.common.wire.messages import TOO_MANY
 
 GAMES = [[1.0, 2], [3.0, 4]]
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import zmq
 
-from common.errors import ConfigError
-from common.wire import sockets
-from common.wire.codec import Message, decode
-from common.wire.security.handshakes import HandshakeMonitor
 from tests.harness import LOOPBACK, until
+from troupe.common.errors import ConfigError
+from troupe.common.wire import sockets
+from troupe.common.wire.codec import Message, decode
+from troupe.common.wire.security.handshakes import HandshakeMonitor
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from common import installation
-from common.errors import PeerError
-from common.wire import messages, sockets
-from common.wire.codec import WireError, encode
-from common.wire.control.member import Games, Member, Params, RunState, Welcome
-from common.wire.control.membership import Membership
-from common.wire.control.relay import PATIENCE_S
+from troupe.common import installation
+from troupe.common.errors import PeerError
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import WireError, encode
+from troupe.common.wire.control.member import Games, Member, Params, RunState, Welcome
+from troupe.common.wire.control.membership import Membership
+from troupe.common.wire.control.relay import PATIENCE_S
 
 __all__ = ["ControlClient", "Games", "Params", "RunState", "Welcome"]
 

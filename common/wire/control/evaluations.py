@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from common.errors import RefusedError
-from common.wire import messages
+from troupe.common.errors import RefusedError
+from troupe.common.wire import messages
 
 
 def games_of_part(part: int, episodes: int, part_games: int) -> int:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import TroupeError
-from common.wire.codec import Buffer
-from common.wire.control.messages import State, Welcome
-from common.wire.types import Tensor
+from troupe.common.errors import TroupeError
+from troupe.common.wire.codec import Buffer
+from troupe.common.wire.control.messages import State, Welcome
+from troupe.common.wire.types import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,18 @@ import msgspec
 import zmq
 from msgspec import UNSET
 
-from common.errors import AuthError, ConfigError, PeerError, TroupeError
-from common.runtime.logging import Throttle
-from common.wire import messages, sockets
-from common.wire.body import Body
-from common.wire.codec import Message, WireError
-from common.wire.control.member import Games, Member, Params, RunState, Welcome
-from common.wire.control.messages import State
-from common.wire.control.params import decode_params
-from common.wire.control.relay import PATIENCE_S, HostRelay
-from common.wire.link import Link
-from common.wire.rejections import GARBAGE_LOG_PERIOD_S
-from common.wire.security.claims import unusable
+from troupe.common.errors import AuthError, ConfigError, PeerError, TroupeError
+from troupe.common.runtime.logging import Throttle
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.body import Body
+from troupe.common.wire.codec import Message, WireError
+from troupe.common.wire.control.member import Games, Member, Params, RunState, Welcome
+from troupe.common.wire.control.messages import State
+from troupe.common.wire.control.params import decode_params
+from troupe.common.wire.control.relay import PATIENCE_S, HostRelay
+from troupe.common.wire.link import Link
+from troupe.common.wire.rejections import GARBAGE_LOG_PERIOD_S
+from troupe.common.wire.security.claims import unusable
 
 _log = logging.getLogger(__name__)
 

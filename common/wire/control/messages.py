@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
-from common.runtime.logging import peer_text
-from common.wire import types
-from common.wire.body import Body
+from troupe.common.runtime.logging import peer_text
+from troupe.common.wire import types
+from troupe.common.wire.body import Body
 
 
 class State(Body, kw_only=True):

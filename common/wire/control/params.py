@@ -9,8 +9,8 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from common.wire import types
-from common.wire.codec import DTYPES, WireError
+from troupe.common.wire import types
+from troupe.common.wire.codec import DTYPES, WireError
 
 _ALIGN_BYTES = 64
 """Every tensor starts at a multiple of this, which suits any vector unit and any later device copy."""

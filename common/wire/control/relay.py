@@ -16,10 +16,10 @@ from pathlib import Path
 
 import zmq
 
-from common.errors import ConfigError
-from common.wire import messages, sockets
-from common.wire.codec import Message, WireError, decode
-from common.wire.control.member import Member
+from troupe.common.errors import ConfigError
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import Message, WireError, decode
+from troupe.common.wire.control.member import Member
 
 _log = logging.getLogger(__name__)
 

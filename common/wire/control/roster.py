@@ -7,10 +7,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.errors import RefusedError
-from common.wire import messages
-from common.wire.security import claims
-from common.wire.security.claims import Allowance
+from troupe.common.errors import RefusedError
+from troupe.common.wire import messages
+from troupe.common.wire.security import claims
+from troupe.common.wire.security.claims import Allowance
 
 _REMEMBERED_NAMES = 4096
 _REMEMBERED_INCARNATIONS = 64

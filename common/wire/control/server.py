@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 import zmq
 
-from common.errors import RefusedError
-from common.runtime.logging import Throttle
-from common.wire import messages, sockets
-from common.wire.body import Body
-from common.wire.codec import encode
-from common.wire.control.budget import StepBudget
-from common.wire.control.evaluations import Evaluations
-from common.wire.control.params import decode_params, encode_params
-from common.wire.control.roster import Peer, Roster, ranges
-from common.wire.intake import Intake
-from common.wire.rejections import GARBAGE_LOG_PERIOD_S
-from common.wire.security import claims
-from common.wire.server import Envelope, Handler, Server
-from common.wire.types import FieldEntry, Tensor
+from troupe.common.errors import RefusedError
+from troupe.common.runtime.logging import Throttle
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.body import Body
+from troupe.common.wire.codec import encode
+from troupe.common.wire.control.budget import StepBudget
+from troupe.common.wire.control.evaluations import Evaluations
+from troupe.common.wire.control.params import decode_params, encode_params
+from troupe.common.wire.control.roster import Peer, Roster, ranges
+from troupe.common.wire.intake import Intake
+from troupe.common.wire.rejections import GARBAGE_LOG_PERIOD_S
+from troupe.common.wire.security import claims
+from troupe.common.wire.server import Envelope, Handler, Server
+from troupe.common.wire.types import FieldEntry, Tensor
 
 _log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import AuthError, ConfigError
-from common.wire import messages, sockets
-from common.wire.codec import Message, WireError
-from common.wire.link import Link, Question
+from troupe.common.errors import AuthError, ConfigError
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import Message, WireError
+from troupe.common.wire.link import Link, Question
 
 RESEND_S = 2.0
 """A request without an answer is sent again after this; the learner takes it once."""

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import UNSET, Meta, UnsetType
 
-from common.wire import types
-from common.wire.body import Body
+from troupe.common.wire import types
+from troupe.common.wire.body import Body
 
 
 class Infer(Body, kw_only=True):

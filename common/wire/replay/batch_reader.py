@@ -9,12 +9,12 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from common.data.arena import Allocate
-from common.data.schema import FieldSpec
-from common.wire.codec import Message
-from common.wire.messages import Credit
-from common.wire.replay.codec import SampleBatch, decode_batch
-from common.wire.replay.files import PeerFiles
+from troupe.common.data.arena import Allocate
+from troupe.common.data.schema import FieldSpec
+from troupe.common.wire.codec import Message
+from troupe.common.wire.messages import Credit
+from troupe.common.wire.replay.codec import SampleBatch, decode_batch
+from troupe.common.wire.replay.files import PeerFiles
 
 MAX_SPARE = 32
 """Arrays of one shape that are kept for later."""

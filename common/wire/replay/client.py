@@ -14,18 +14,18 @@ import zmq
 from msgspec import UNSET
 from numpy.typing import ArrayLike
 
-from common.data.packing import Packer
-from common.data.schema import Chunk, FieldSpec, with_arrays
-from common.errors import CheckpointError, ConfigError, PeerError, TroupeError
-from common.wire import messages, sockets
-from common.wire.body import Body
-from common.wire.codec import Buffer, Message, WireError, encode
-from common.wire.link import Link, Question, new_incarnation
-from common.wire.replay.batch_reader import ArrayPool, BatchReader
-from common.wire.replay.codec import SampleBatch, encode_insert, infer_specs
-from common.wire.replay.errors import ReplayRefusedError, refusal
-from common.wire.replay.pending import Inserts, Pings, SampleRequest, SampleRequests
-from common.wire.replay.sampler import Sampler
+from troupe.common.data.packing import Packer
+from troupe.common.data.schema import Chunk, FieldSpec, with_arrays
+from troupe.common.errors import CheckpointError, ConfigError, PeerError, TroupeError
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.body import Body
+from troupe.common.wire.codec import Buffer, Message, WireError, encode
+from troupe.common.wire.link import Link, Question, new_incarnation
+from troupe.common.wire.replay.batch_reader import ArrayPool, BatchReader
+from troupe.common.wire.replay.codec import SampleBatch, encode_insert, infer_specs
+from troupe.common.wire.replay.errors import ReplayRefusedError, refusal
+from troupe.common.wire.replay.pending import Inserts, Pings, SampleRequest, SampleRequests
+from troupe.common.wire.replay.sampler import Sampler
 
 __all__ = ["ReplayClient", "ReplayRefusedError", "SampleBatch"]
 

@@ -11,17 +11,17 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from common.data.arena import Allocate, Arena
-from common.data.columns import Payload
-from common.data.inserts import Insert
-from common.data.packing import Packer, PackingError, pack_entries, unpack_frame
-from common.data.sample import Sample, Share
-from common.data.schema import MAX_FIELD_BYTES, Chunk, FieldSpec, Items, check_chunk
-from common.errors import ConfigError
-from common.rl.importance import importance_weights
-from common.wire import messages, types
-from common.wire.body import Array, Body
-from common.wire.codec import DTYPES, Dtype, Message, WireError
+from troupe.common.data.arena import Allocate, Arena
+from troupe.common.data.columns import Payload
+from troupe.common.data.inserts import Insert
+from troupe.common.data.packing import Packer, PackingError, pack_entries, unpack_frame
+from troupe.common.data.sample import Sample, Share
+from troupe.common.data.schema import MAX_FIELD_BYTES, Chunk, FieldSpec, Items, check_chunk
+from troupe.common.errors import ConfigError
+from troupe.common.rl.importance import importance_weights
+from troupe.common.wire import messages, types
+from troupe.common.wire.body import Array, Body
+from troupe.common.wire.codec import DTYPES, Dtype, Message, WireError
 
 LEAST_PROBABILITY = 1e-20
 """Nobody meets an item that is less likely; one that is said to be would make all others weigh nothing."""

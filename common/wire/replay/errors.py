@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from common.errors import AuthError, ConfigError, TroupeError
-from common.wire import messages
+from troupe.common.errors import AuthError, ConfigError, TroupeError
+from troupe.common.wire import messages
 
 
 class ReplayRefusedError(TroupeError):

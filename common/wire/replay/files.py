@@ -18,8 +18,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from common.data.arena import Arena
-from common.errors import ConfigError
+from troupe.common.data.arena import Arena
+from troupe.common.errors import ConfigError
 
 TOKEN_FILE = "token"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from common.runtime.logging import peer_text
-from common.wire import types
-from common.wire.body import Body
+from troupe.common.runtime.logging import peer_text
+from troupe.common.wire import types
+from troupe.common.wire.body import Body
 
 
 class Insert(Body, kw_only=True):

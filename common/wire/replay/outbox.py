@@ -6,10 +6,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from common.data.schema import Chunk
-from common.data.table_config import TableConfig
-from common.wire.replay.client import ReplayClient
-from common.wire.replay.sharded import ShardedReplayClient
+from troupe.common.data.schema import Chunk
+from troupe.common.data.table_config import TableConfig
+from troupe.common.wire.replay.client import ReplayClient
+from troupe.common.wire.replay.sharded import ShardedReplayClient
 
 PATIENCE_S = 1.0
 """At the end, shards that answer are given this long to take another chunk."""

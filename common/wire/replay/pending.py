@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from common.wire import messages
-from common.wire.body import Body
-from common.wire.link import Link
+from troupe.common.wire import messages
+from troupe.common.wire.body import Body
+from troupe.common.wire.link import Link
 
 PING_S = 0.5
 

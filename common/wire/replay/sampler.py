@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 
-from common.errors import PeerError
-from common.wire.replay.codec import SampleBatch
+from troupe.common.errors import PeerError
+from troupe.common.wire.replay.codec import SampleBatch
 
 
 class Sampler(ABC):

@@ -26,15 +26,15 @@ import numpy as np
 import zmq
 from numpy.typing import ArrayLike
 
-from common.data.sample import Share
-from common.data.schema import Chunk, FieldSpec
-from common.errors import PeerError
-from common.runtime.logging import Throttle
-from common.wire.replay.batch_reader import ArrayPool
-from common.wire.replay.client import COUNTERS, ReplayClient
-from common.wire.replay.codec import SampleBatch
-from common.wire.replay.sampler import Sampler
-from common.wire.sockets import Backoff, Socket
+from troupe.common.data.sample import Share
+from troupe.common.data.schema import Chunk, FieldSpec
+from troupe.common.errors import PeerError
+from troupe.common.runtime.logging import Throttle
+from troupe.common.wire.replay.batch_reader import ArrayPool
+from troupe.common.wire.replay.client import COUNTERS, ReplayClient
+from troupe.common.wire.replay.codec import SampleBatch
+from troupe.common.wire.replay.sampler import Sampler
+from troupe.common.wire.sockets import Backoff, Socket
 
 _log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from common.data.accumulator import NStepAccumulator
-from common.data.schema import Chunk, FieldSpec, Items, as_array
-from common.errors import ConfigError, PeerError
-from common.wire.replay.client import ReplayClient
-from common.wire.replay.outbox import Outbox
-from common.wire.replay.sharded import ShardedReplayClient
+from troupe.common.data.accumulator import NStepAccumulator
+from troupe.common.data.schema import Chunk, FieldSpec, Items, as_array
+from troupe.common.errors import ConfigError, PeerError
+from troupe.common.wire.replay.client import ReplayClient
+from troupe.common.wire.replay.outbox import Outbox
+from troupe.common.wire.replay.sharded import ShardedReplayClient
 
 
 @dataclass

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from common import timing
-from common.errors import RefusedError
-from common.wire import messages, types
+from troupe.common import timing
+from troupe.common.errors import RefusedError
+from troupe.common.wire import messages, types
 
 MAX_METRICS = 256
 """Metrics of one report."""

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from common.errors import AuthError
-from common.runtime import Deadline
-from common.runtime.logging import Throttle
+from troupe.common.errors import AuthError
+from troupe.common.runtime import Deadline
+from troupe.common.runtime.logging import Throttle
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from common.wire.security.keys import load_keys
-from common.wire.sockets import Security
+from troupe.common.wire.security.keys import load_keys
+from troupe.common.wire.sockets import Security
 
 KEYS_VARIABLE = "TROUPE_NET__KEYS_DIR"
 INSECURE_VARIABLE = "TROUPE_NET__INSECURE"

@@ -21,8 +21,8 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from common.errors import AuthError, ConfigError
-from common.wire.messages import ROLES
+from troupe.common.errors import AuthError, ConfigError
+from troupe.common.wire.messages import ROLES
 
 _log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from typing import TypeAlias
 import zmq
 from zmq.utils import z85
 
-from common.errors import AuthError
-from common.runtime.logging import Throttle
-from common.wire.security.handshakes import HandshakeWatch
-from common.wire.security.keys import AllowList, Keys
+from troupe.common.errors import AuthError
+from troupe.common.runtime.logging import Throttle
+from troupe.common.wire.security.handshakes import HandshakeWatch
+from troupe.common.wire.security.keys import AllowList, Keys
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"

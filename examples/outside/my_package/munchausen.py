@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from common.agents.q_learning import TransitionAgent
-from common.agents.transitions import Transitions
-from common.nets.q_network import QNetwork
-from common.rl.returns import munchausen_target
 from troupe import PixelAgentConfig, register_algorithm, structural, tunable
+from troupe.common.agents.q_learning import TransitionAgent
+from troupe.common.agents.transitions import Transitions
+from troupe.common.nets.q_network import QNetwork
+from troupe.common.rl.returns import munchausen_target
 
 
 @register_algorithm
@@ -43,7 +43,7 @@ class MunchausenConfig(PixelAgentConfig):
 
 
 class MunchausenAgent(TransitionAgent[MunchausenConfig]):
-    """Learns from single transitions; `common.agents.base.Agent` says what each method has to do."""
+    """Learns from single transitions; `troupe.common.agents.base.Agent` says what each method has to do."""
 
     def _targets(self, transitions: Transitions, target: QNetwork) -> Tensor:
         q, next_q = target(torch.cat([transitions.obs, transitions.next_obs])).chunk(2)
