@@ -6,6 +6,8 @@ Importing this package is cheap: each name brings what it needs, torch for examp
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,6 +58,28 @@ _HOMES = {
     "train": "troupe.running:train",
     "tunable": "troupe.common.config.fields:tunable",
 }
+
+
+def _standard_library_first() -> None:
+    """Move what precedes Python's own modules in `sys.path` behind them, ahead of installed packages.
+
+    PYTHONPATH names a user's folder, and `python -m` adds the current one. Every library would import a file
+    `signal.py` or `queue.py` from there instead of Python's own.
+    """
+    standard = os.path.dirname(os.__file__)
+    if standard not in sys.path:
+        return
+    archive = f"{os.path.dirname(standard)}/python{sys.version_info.major}{sys.version_info.minor}.zip"
+    users = [entry for entry in sys.path[: sys.path.index(standard)] if entry != archive]
+    others = [entry for entry in sys.path if entry not in users]
+    binary = os.path.join(standard, "lib-dynload")
+    place = others.index(binary if binary in others else standard) + 1
+    sys.path[:] = [*others[:place], *users, *others[place:]]
+
+
+# Only in processes of Troupe's own: a program that imports this package keeps its path.
+if sys.argv[:1] == ["-m"] or [os.path.basename(word) for word in sys.argv[:1]] == ["troupe"]:
+    _standard_library_first()
 
 
 def __getattr__(name: str) -> Any:

@@ -142,6 +142,12 @@ class EnvConfig(Section):
         ge=0,
     )
 
+    @field_validator("id", mode="after")
+    @classmethod
+    def _moved(cls, value: str) -> str:
+        # Runs that began when the packages were at the top level.
+        return f"troupe.{value}" if value.startswith("common.envs.") else value
+
 
 class ActorConfig(Section):
     """The actors: processes that step environments."""

@@ -76,7 +76,7 @@ def child_specs(
             words = ["--logdir", logdir, "--port", str(tensorboard.of_start(restarts))]
             return [*words, "--reload_multifile=true", "--reload_interval=10"]
 
-        module = "tensorboard.main"
+        module = "troupe.services.launcher.tensorboard"
         specs.append(builder.module("tensorboard", module, tensorboard_words, essential=False, nice=_NICE))
     return specs
 

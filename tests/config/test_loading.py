@@ -350,3 +350,8 @@ def test_the_table_of_a_run_is_found_by_name():
     queue = load_config("pong-impala", None, {}, {}).replay.table()
     assert queue is not None
     assert queue.is_queue
+
+
+def test_an_environment_of_a_run_from_before_the_packages_moved_is_found() -> None:
+    config = config_from_dict({"env": {"id": "common.envs.recall:Recall-v0", "reward_clip": "none"}})
+    assert config.env.id == "troupe.common.envs.recall:Recall-v0"

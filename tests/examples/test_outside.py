@@ -3,12 +3,13 @@
 import csv
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.users_project import build_project
 
 ROOT = Path(__file__).parents[2]
 QUIET = ["--no-progress", "--net.tensorboard_port", "0", "--evaluator.period_s", "0"]
@@ -16,8 +17,7 @@ QUIET = ["--no-progress", "--net.tensorboard_port", "0", "--evaluator.period_s",
 
 @pytest.fixture
 def folder(tmp_path):
-    shutil.copytree(ROOT / "examples" / "outside", tmp_path / "work")
-    return tmp_path / "work"
+    return build_project(tmp_path / "work")
 
 
 @pytest.fixture

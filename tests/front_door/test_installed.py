@@ -1,0 +1,114 @@
+"""The built wheel in an environment without a checkout, beside a project with folders of common names."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import numpy
+import pytest
+
+from tests.users_project import build_project
+
+ROOT = Path(__file__).parents[2]
+QUIET = ["--no-progress", "--net.tensorboard_port", "0", "--evaluator.period_s", "0"]
+SHORT = ["--total-steps", "800", "--replay.min_items", "200"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy: setuptools leaves folders behind."""
+    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for folder in ("troupe", "common", "services", "configs"):
+        shutil.copytree(
+            ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for file in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(ROOT / file, copy)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
+    subprocess.run(
+        [*pip, "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", out, copy],
+        check=True,
+        timeout=120,
+    )
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Programs of an environment with the wheel; its dependencies are those of this one."""
+    place = tmp_path_factory.mktemp("environment")
+    venv.create(place, with_pip=False)
+    packages = next((place / "lib").glob("python*")) / "site-packages"
+    (packages / "dependencies.pth").write_text(f"{Path(numpy.__file__).parents[1]}\n")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", place / "bin" / "python"]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], check=True, timeout=120)
+    return place / "bin"
+
+
+@pytest.fixture
+def project(tmp_path):
+    return build_project(tmp_path / "project")
+
+
+@pytest.fixture
+def run(installed, project):
+    def run(*words, paths="."):
+        result = subprocess.run(
+            [installed / words[0], *map(str, words[1:])],
+            cwd=project,
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout + result.stderr
+
+    return run
+
+
+def steps_of(directory):
+    with (directory / "metrics.csv").open() as file:
+        return max(int(row["steps"]) for row in csv.DictReader(file))
+
+
+def test_the_wheel_holds_one_package(wheel):
+    names = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"troupe"}
+
+
+def test_no_other_name_is_there_to_import(installed, tmp_path):
+    for name in ("common", "services", "configs", "benchmarks"):
+        told = subprocess.run(
+            [installed / "python", "-c", f"import {name}"], cwd=tmp_path, capture_output=True
+        )
+        assert told.returncode == 1
+        assert f"No module named '{name}'" in told.stderr.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_project_with_folders_of_the_same_names_trains_resumes_sweeps_evaluates_and_exports(run, project):
+    assert "it works" in run("troupe", "env", "check", "my_package.corridor:Corridor-v0")
+    run("troupe", "train", "corridor.toml", "--run-dir", "run", *SHORT, *QUIET)
+    assert steps_of(project / "run") == 800
+    run("troupe", "resume", "run", "--total-steps", 1000, *QUIET)
+    assert steps_of(project / "run") == 1000
+    report = json.loads(run("troupe", "eval", "run", "--episodes", 2, "--json", "--modules", "my_package"))
+    assert report["env"] == "my_package.corridor:Corridor-v0"
+    export = ["--format", "safetensors", "--out", "policy.safetensors", "--modules", "my_package"]
+    run("troupe", "export", "run", *export)
+    assert (project / "policy.safetensors").stat().st_size > 0
+    run("troupe", "sweep", "corridor.toml", "--seeds", 2, "--dir", "sweep", *SHORT, *QUIET[1:])
+    sweep = json.loads((project / "sweep" / "sweep.json").read_text())
+    assert [entry["state"] for entry in sweep["runs"].values()] == ["done"] * 2
+    # A program that puts the project first in its path gets the project's `signal.py`: that is Python's rule.
+    program = "import sys, troupe; sys.path.append('.'); "
+    program += "print(troupe.load('run', modules=['my_package']).act([1, 0, 0, 0, 0, 0]) in (0, 1))"
+    assert run("python", "-P", "-c", program, paths="").split() == ["True"]
