@@ -159,9 +159,9 @@ class MetricsWriter:
         row: dict[str, Any] = {"wall_s": round(self.wall_s, 3), "steps": steps, "frames": frames}
         row |= {"updates": updates, "version": version, "returns": [float(game[0]) for game in games]}
         row |= {"lengths": [int(game[1]) for game in games]}
-        self.add_histograms({"eval/returns": np.asarray(row["returns"])}, steps=steps)
         with self._tolerant(), (self._run_dir / EVALUATIONS_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+        self.add_histograms({"eval/returns": np.asarray(row["returns"])}, steps=steps)
 
     def add_histograms(self, values: Mapping[str, np.ndarray], *, steps: int) -> None:
         """Show how finite values of any shape are distributed, in TensorBoard; whole numbers one by one."""
@@ -173,15 +173,24 @@ class MetricsWriter:
 
     @contextmanager
     def _tolerant(self) -> Iterator[None]:
-        """A full disk loses rows, and says so; it does not end the training that they describe."""
+        """Log and count what fails, whatever it is: a record never ends the training that it describes.
+
+        A full disk is one cause. The libraries behind TensorBoard are another: they raise what they like for
+        values that they have not met.
+        """
         try:
             yield
-        except OSError as error:
+        except Exception as error:
             self.failed_writes_total += 1
             if self._throttle("write"):
+                if isinstance(error, OSError):
+                    why, trace = str(error.strerror or error), None
+                else:
+                    why, trace = f"{type(error).__name__}: {error}", error
                 _log.error(
                     "cannot write metrics into %s: %s (%d times so far)",
-                    *(self._run_dir, error.strerror or error, self.failed_writes_total),
+                    *(self._run_dir, why, self.failed_writes_total),
+                    exc_info=trace,
                 )
 
     def add_video(
@@ -277,10 +286,8 @@ class _EventFile:
     def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
         from tensorboardX.summary import histogram
 
-        low, high = values.min(), values.max()
-        whole = values.dtype.kind in "iub" and int(high) - int(low) < _MAX_BARS
-        bins = np.arange(int(low), int(high) + 2) - 0.5 if whole else _BARS
-        self._add(histogram(tag, values, bins), step)
+        with np.errstate(over="ignore"):  # the sum of squares may be infinite
+            self._add(histogram(tag, values, _bin_edges(values)), step)
 
     def _add(self, summary: Any, step: int) -> None:
         self._file.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
@@ -293,6 +300,23 @@ class _EventFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _bin_edges(values: np.ndarray) -> np.ndarray:
+    """Edges of a histogram of finite values: a bar for each whole number, else `_BARS` of one width.
+
+    numpy makes edges by itself only where they differ after rounding. Values that differ in the last digit,
+    as sums of the same rewards in another order do, and equal ones of 1e16, get one bar around them.
+    """
+    low, high = values.min(), values.max()
+    if values.dtype.kind in "iub" and int(high) - int(low) < _MAX_BARS:
+        return np.arange(int(low), int(high) + 2) - 0.5
+    low, high = float(low), float(high)
+    size = max(abs(low), abs(high))
+    if high / 2 - low / 2 <= 1e-9 * size:
+        margin = max(0.5, 1e-3 * size)
+        return np.array([low - margin, high + margin])
+    return 2 * np.linspace(low / 2, high / 2, _BARS + 1)  # the width itself may be infinite
 
 
 def tensorboard_tag(source: str, name: str) -> str:

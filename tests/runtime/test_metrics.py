@@ -277,3 +277,40 @@ def test_a_full_disk_loses_rows_but_not_the_training(tmp_path, caplog):
     writer.add("learner", {"learner/loss": 3.0}, steps=3, frames=3, updates=3)
     writer.close()
     assert "learner/loss,3" in (tmp_path / "metrics.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    "returns",
+    [
+        [0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1],  # of the same rewards: they differ in the last digit
+        [200.0, 200.00000000000003],
+        [1e16] * 10,
+        [1e30] * 10,
+        [-1e150, 1e150],
+        [0.0, 1e-300],
+        [-3.0, -3.0],
+        [1e300, 1e300 * (1 + 1e-12)],
+    ],
+)
+def test_returns_of_any_size_and_distance_have_a_histogram(returns, tmp_path):
+    writer = MetricsWriter(tmp_path)
+    writer.add_evaluation(3, [[one, 10] for one in returns], **AT)
+    writer.close()
+    assert writer.failed_writes_total == 0
+    (event,) = events(tmp_path).Histograms("eval/returns")
+    assert sum(event.histogram_value.bucket) == len(returns)
+    assert event.histogram_value.min == min(returns)
+
+
+def test_a_writer_that_raises_anything_is_logged_and_counted_and_the_evaluation_is_kept(tmp_path, caplog):
+    writer = MetricsWriter(tmp_path)
+
+    def fails(*arguments):
+        raise ValueError("Too many bins for data range")
+
+    writer._events.histogram = fails
+    writer.add_evaluation(3, [[1.0, 10]], **AT)
+    writer.close()
+    assert writer.failed_writes_total == 1
+    assert "Too many bins" in caplog.text
+    assert '"version": 3' in (tmp_path / "evaluations.jsonl").read_text()
