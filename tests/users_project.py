@@ -15,10 +15,11 @@ assert {common.units.OURS, configs.units.OURS, services.units.OURS, utils.OURS} 
 """
 
 
-def build_project(folder: Path) -> Path:
-    """Write one: its environment and its algorithm import its own modules, and nothing may import the rest.
+def build_project(folder: Path, shadows: bool = True) -> Path:
+    """Write one: its environment and its algorithm import its own modules.
 
-    `signal.py` and `queue.py` hide Python's own from every program that puts the folder first in its path.
+    With `shadows` there are also a `signal.py` and a `queue.py`, which hide Python's own from every program that
+    puts the folder first in its path: Troupe's own processes may not import them.
     """
     shutil.copytree(EXAMPLE, folder)
     for package in PACKAGES:
@@ -26,7 +27,7 @@ def build_project(folder: Path) -> Path:
         (folder / package / "__init__.py").touch()
         (folder / package / "units.py").write_text("OURS = True\n")
     (folder / "utils.py").write_text("OURS = True\n")
-    for name in ("signal", "queue"):
+    for name in ("signal", "queue") if shadows else ():
         (folder / f"{name}.py").write_text(f"raise RuntimeError('{name}.py of the project was imported')\n")
     for name in ("corridor", "munchausen"):
         module = folder / "my_package" / f"{name}.py"
