@@ -1,6 +1,5 @@
 """Tests that start services or threads get a second try; the summary names each that needed it, and why."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,6 @@ SECOND_TRY = {
     *("fuzz", "learner", "local", "replay", "wire"),
 }
 """Folders whose tests depend on what else the machine does. Arithmetic is right the first time."""
-
-ROOT = str(Path(__file__).parents[1])
-# pytest puts the clone first, whose `common/` would hide that of a project whose algorithm is tested here.
-sys.path[:] = [*(entry for entry in sys.path if entry != ROOT), ROOT]
 
 
 def pytest_collection_modifyitems(items):

@@ -18,8 +18,8 @@ assert {common.units.OURS, configs.units.OURS, services.units.OURS, utils.OURS} 
 def build_project(folder: Path, shadows: bool = True) -> Path:
     """Write one: its environment and its algorithm import its own modules.
 
-    With `shadows` there are also a `signal.py` and a `queue.py`, which hide Python's own from every program that
-    puts the folder first in its path: Troupe's own processes may not import them.
+    With `shadows` there are also a `signal.py` and a `queue.py`, which hide Python's own from every program
+    that puts the folder first in its path: Troupe's own processes may not import them.
     """
     shutil.copytree(EXAMPLE, folder)
     for package in PACKAGES:

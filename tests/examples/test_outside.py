@@ -17,7 +17,7 @@ QUIET = ["--no-progress", "--net.tensorboard_port", "0", "--evaluator.period_s",
 
 @pytest.fixture
 def folder(tmp_path):
-    # Programs of the user's own are run here too, and Python itself would read its modules from such a folder.
+    # Programs of the user are run here too: there Python itself would read a `signal.py` of his.
     return build_project(tmp_path / "work", shadows=False)
 
 
@@ -84,7 +84,7 @@ def test_cartpole_trains_from_python(folder, troupe):
 
 @pytest.mark.slow
 def test_the_contract_of_algorithms_holds_for_it(folder, troupe):
-    words = ["-m", "pytest", "-p", "no:cacheprovider", ROOT / "tests/agents/test_contract.py"]
+    words = ["-P", "-m", "pytest", "-p", "no:cacheprovider", ROOT / "tests/agents/test_contract.py"]
     code = "import os, sys; os.environ['PYTHONPATH'] = os.getcwd(); os.chdir(sys.argv[1]); "
     code += "os.environ['TROUPE_CONTRACT'] = 'my_package.munchausen'; "
     code += "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
