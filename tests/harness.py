@@ -132,3 +132,13 @@ class Shard(InThread):
         finally:
             self.router.close(linger=0)
             self.replay.close()
+
+
+def make_steps(control, steps, at_once=1):
+    """Report steps as an actor does that makes so many at once: never more than the learner permits."""
+    made = 0
+    while made < steps:
+        count = min(at_once, steps - made)
+        assert control.may_step(count, 60), f"{made} of {steps} steps were permitted"
+        made += count
+        control.report_steps(made)

@@ -28,6 +28,7 @@ from troupe.services.learner.actor_returns import ActorReturns, Explores
 from troupe.services.learner.counters import RunCounters
 from troupe.services.learner.films import FilmWriter
 from troupe.services.learner.gathered import Gathered
+from troupe.services.learner.stored import StoredSteps
 from troupe.services.learner.tracking import Trackers
 from troupe.services.learner.troubles import Troubles
 
@@ -82,6 +83,7 @@ class Reporter:
         self._episodes: list[tuple[float, float]] = []
         self._scores: list[float] = []
         self._troubles = Troubles()
+        self._stored = StoredSteps(counters.steps)
         self._returns = {EVALUATION_RETURN: Curve(), TRAINING_RETURN: Curve()}
         if resumed_steps is not None:
             for row in read_rows(run_dir / CSV_FILE):
@@ -121,6 +123,7 @@ class Reporter:
             self._scores += [float(game[3]) for game in games if len(game) > 3]
         self._actor_returns.take(telemetry)
         self._troubles.take(telemetry)
+        self._stored.take(telemetry, self._counters.steps)
         immediate = {k: v for k, v in metrics.items() if k.startswith(IMMEDIATE)}
         if immediate:
             self._write(telemetry.source, immediate)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.harness import Context, InThread, until
+from tests.harness import Context, InThread, make_steps, until
 from troupe.common.config import load_config
 from troupe.common.data.schema import Chunk
 from troupe.common.runtime import StopSignal
@@ -115,7 +115,7 @@ def test_every_unroll_is_fresh_once_and_then_replayed(tmp_path, context, shards)
                 while outbox.waiting:
                     assert time.monotonic() < deadline_s, outbox.reason
                     outbox.pump(50)
-            control.report_steps(UNROLLS * STEPS)
+            make_steps(control, UNROLLS * STEPS)
             assert outbox.finish(30) == 0
             until(lambda: control.state.steps >= UNROLLS * STEPS)
         learning.join()

@@ -201,3 +201,19 @@ def test_the_sum_over_shards_does_not_grow_with_new_names(reporter, monkeypatch)
         reporter.note(source, {"replay/items": items, "replay/items_more": 1.0})
     assert reporter._of_shards == {"replay/items": {"a": 2.0, "c": 100.0}}
     reporter.close()
+
+
+def test_a_run_that_counts_far_more_steps_than_were_stored_says_so(reporter, caplog):
+    def stored(steps):
+        reporter.collect(Telemetry("replay-0", "replay", 3, {"replay/steps_inserted_total": steps}, {}))
+
+    reporter._counters.budget = budget = StepBudget(clock=iter(range(0, 10**6, 1000)).__next__)
+    budget.report(1, 30_000, 4)
+    stored(25_000.0)
+    stored(30_000.0)
+    assert not caplog.records
+    budget.report(1, 5_000_000, 4)
+    stored(31_000.0)
+    stored(32_000.0)
+    (record,) = caplog.records
+    assert "5000000 steps were counted and 31000 stored" in record.getMessage()

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.harness import Context, InThread, until
+from tests.harness import Context, InThread, make_steps, until
 from troupe.common.config import load_config
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.runtime import StopSignal, checkpoint
@@ -63,7 +63,7 @@ def report(config, metrics, fields=None, steps=0):
     try:
         client.join(60.0)
         params = client.wait_params(60.0)
-        client.report_steps(steps)
+        make_steps(client, steps, at_once=4)
         assert client.send_telemetry(metrics, fields=fields or {})
         time.sleep(0.5)
     finally:
@@ -110,15 +110,15 @@ def test_no_step_is_told_of_that_the_last_checkpoint_does_not_hold(tmp_path):
 def test_a_complete_run_ends_by_itself(tmp_path):
     config = make_config(tmp_path, **{"run.total_steps": "50", "evaluator.enabled": "false"})
     running = run_learner(config, tmp_path)
-    report(config, {}, steps=60)
+    report(config, {}, steps=50)
     running.join()
-    assert load_newest(tmp_path / "checkpoints").meta["steps"] == 60
+    assert load_newest(tmp_path / "checkpoints").meta["steps"] == 50
 
 
 def test_the_end_waits_for_an_evaluator_that_is_starting(tmp_path):
     config = make_config(tmp_path, **{"run.total_steps": "50"})
     running = run_learner(config, tmp_path)
-    report(config, {}, steps=60)
+    report(config, {}, steps=50)
 
     def told():
         with contextlib.suppress(FileNotFoundError):
@@ -147,14 +147,14 @@ def test_the_end_does_not_wait_for_ever_for_an_evaluator(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "EVALUATOR_START_S", 0.5)
     config = make_config(tmp_path, **{"run.total_steps": "50"})
     running = run_learner(config, tmp_path)
-    report(config, {}, steps=60)
+    report(config, {}, steps=50)
     running.join()
 
 
 def test_a_run_that_is_complete_already_says_so_to_whoever_comes(tmp_path):
     config = make_config(tmp_path, **{"run.total_steps": "50", "evaluator.enabled": "false"})
     first = run_learner(config, tmp_path, linger_s=600.0)  # says nothing to a run that only becomes complete
-    report(config, {}, steps=60)
+    report(config, {}, steps=50)
     first.join()
     again = run_learner(config, tmp_path, resume=True, linger_s=600.0)
     context = Context()
@@ -167,7 +167,7 @@ def test_a_run_that_is_complete_already_says_so_to_whoever_comes(tmp_path):
         while not client.state.stopping:
             assert time.monotonic() < deadline_s, "nobody says that the run is complete"
             time.sleep(0.05)
-        assert client.state.steps == 60
+        assert client.state.steps == 50
     finally:
         client.close()
         context.destroy(linger=0)

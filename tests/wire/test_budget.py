@@ -7,16 +7,16 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from troupe.common.wire.control.budget import NO_TOTAL, StepBudget
+from troupe.common.wire.control.budget import MAX_STEPS_PER_SLOT_S, NO_TOTAL, StepBudget
 
 
 def test_reports_are_running_totals_of_each_process():
     budget = StepBudget()
-    budget.report(7, 100)
-    budget.report(7, 100)  # repeated
-    budget.report(8, 50)
-    budget.report(7, 90)  # late
-    budget.report(7, 160)
+    budget.report(7, 100, 4)
+    budget.report(7, 100, 4)  # repeated
+    budget.report(8, 50, 4)
+    budget.report(7, 90, 4)  # late
+    budget.report(7, 160, 4)
     assert budget.steps == 210
 
 
@@ -31,7 +31,7 @@ def test_alone_it_gets_half_of_the_rest_and_then_round_by_round():
         obeyed = budget.extend(1, made, obeyed, {1: 7})
         made, asked = obeyed, asked + 1
         assert asked < 30, "it has to ask too often"
-        budget.report(1, made)
+        budget.report(1, made, 7)
     assert 1000 <= budget.steps < 1007
     assert budget.extend(1, made, obeyed, {1: 7}) == made, "and then no more"
 
@@ -45,7 +45,7 @@ def test_one_that_hangs_does_not_hold_up_the_others():
         told = budget.extend(1, 0, told, slots)
         obeyed = budget.extend(2, made, obeyed, slots)
         made = obeyed
-    budget.report(2, made)
+    budget.report(2, made, 4)
     assert 10_000 <= budget.steps < 10_008
 
 
@@ -56,7 +56,7 @@ def test_one_that_is_gone_gives_back_what_it_did_not_use():
     for _ in range(30):
         obeyed = budget.extend(2, made, obeyed, {2: 4})
         made = obeyed
-    budget.report(2, made)
+    budget.report(2, made, 4)
     assert 1000 <= budget.steps < 1004
 
 
@@ -144,5 +144,45 @@ def test_nobody_can_claim_more_than_was_permitted():
     budget.extend(7, 1 << 53, limit, {7: 4})
     assert budget.steps == limit < 1000
     # One that this learner does not know: the one before had no more than half to give to it.
-    budget.report(8, 1 << 53)
-    assert budget.steps == limit + (1000 - limit) // 2
+    budget.report(8, 1 << 53, 4)
+    assert limit < budget.steps <= limit + (1000 - limit) // 2
+
+
+def test_a_false_claim_gets_no_further_limit_than_an_honest_one():
+    """Two heartbeats of one actor once ended any run: the second limit stood on the first claim."""
+    budget = StepBudget(100_000_000, clock=lambda: 0.0)
+    for _ in range(5):
+        limit = budget.extend(7, 1 << 53, 0, {7: 1})
+        assert limit <= 100_000_000
+    assert budget.steps <= MAX_STEPS_PER_SLOT_S
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    total=st.integers(1, 10**9),
+    messages=st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.sampled_from(["extend", "report"]),
+            st.integers(0, 1 << 53) | st.integers(0, 2000),
+            st.integers(0, 1 << 53) | st.integers(0, 2000),
+            st.floats(0.0, 10.0),
+        ),
+        max_size=60,
+    ),
+)
+def test_no_sequence_of_claims_counts_or_grants_more_than_the_total_and_a_round(total, messages):
+    now_s = [0.0]
+    budget = StepBudget(total, clock=lambda: now_s[0])
+    slots = {0: 1, 1: 3, 2: 8, 3: 2}
+    limits = dict.fromkeys(slots, 0)
+    for which, kind, made, obeyed, pause_s in messages:
+        now_s[0] += pause_s
+        before = budget.steps
+        if kind == "extend":
+            limits[which] = max(limits[which], budget.extend(which, made, obeyed, slots))
+        else:
+            budget.report(which, made, slots[which])
+        assert budget.steps - before <= slots[which] * MAX_STEPS_PER_SLOT_S * (now_s[0] + 1.0)
+        assert budget.steps <= total + sum(slots.values()) - 1
+        assert max(limits.values()) <= total + sum(slots.values()) - 1

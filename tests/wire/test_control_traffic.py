@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.harness import until
+from tests.harness import make_steps, until
 from troupe.common.errors import PeerError
 from troupe.common.runtime.video import encode_gif
 from troupe.common.wire.control.budget import StepBudget
@@ -230,6 +230,21 @@ def test_steps_reported_last_are_counted(serve, connect):
     actor.close()
     until(lambda: not server.peers())
     assert budget.steps == 40
+
+
+def test_an_actor_that_claims_more_than_it_was_permitted_is_refused_and_the_others_go_on(serve, connect):
+    budget = StepBudget(100_000_000)
+    server = serve(budget=budget)
+    liar, honest = (connect(server, f"actor-{i}", slots_wanted=4) for i in range(2))
+    liar.join(60)
+    honest.join(60)
+    for claim in (1 << 53, (1 << 53) - 1):
+        before = server.rejected().get("claim", 0)
+        liar.report_steps(claim)
+        until(lambda before=before: server.rejected().get("claim", 0) > before)
+    make_steps(honest, 2000, at_once=4)
+    until(lambda: budget.steps == 2000)
+    assert honest.may_step(4)
 
 
 def test_only_actors_make_steps(serve, connect):

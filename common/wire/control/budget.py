@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 NO_TOTAL = 1 << 62
 MAX_STEPS = 1 << 53
 """Of one process: far more than anybody makes, and a number that every JSON reader can hold."""
+MAX_STEPS_PER_SLOT_S = 10_000
+"""Several times what the cheapest environment makes. Nobody can claim the steps of a day in one message."""
 _IN_FLIGHT = 16
 _REMEMBERED = 1000
 
@@ -24,7 +27,8 @@ class StepBudget:
     left, so that nobody waits; the share shrinks with every report, at last to one step of every slot. A
     limit may be lowered; the former one counts until the actor has said that it obeys the new one. No report
     counts for more than was permitted: by this learner, or for a process that it does not know yet by the one
-    before, which gave nobody more than half of what was left. So
+    before, which gave nobody more than half of what was left; nor for more than slots can make in the time
+    since the process was first heard of. What a report says beyond that is as if it had not been said. So
 
         steps + (what all actors may still make) <= total + slots - 1
 
@@ -33,13 +37,20 @@ class StepBudget:
 
     Args:
         total: steps of the run.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, total: int = NO_TOTAL) -> None:
+    def __init__(self, total: int = NO_TOTAL, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = total
+        self._clock = clock
+        self._away_s = 0.0  # between the checkpoint that was loaded and now
+        self._since: dict[
+            int, tuple[int, float]
+        ] = {}  # what it had made when it was first heard of, and when
         self._steps = 0
         self._made: dict[int, int] = {}
         self._limits: dict[int, list[int]] = {}  # obeyed first, then those that are on their way
+        self._round = 0  # slots of all
         self._closed = False
         self._lock = threading.Lock()
 
@@ -53,10 +64,16 @@ class StepBudget:
         with self._lock:
             self._closed = True
 
-    def report(self, incarnation: int, made: int) -> None:
-        """Take note that this actor process has made `made` steps since it was started."""
+    def permitted(self, incarnation: int) -> int:
+        """Return the steps that a process may have made by the limits that it was told."""
         with self._lock:
-            self._report(incarnation, made)
+            limits = self._limits.get(incarnation)
+            return max(limits) if limits else MAX_STEPS
+
+    def report(self, incarnation: int, made: int, slots: int = 1) -> None:
+        """Take note that this actor process, with so many `slots`, has made `made` steps since its start."""
+        with self._lock:
+            self._report(incarnation, made, slots)
 
     def extend(self, incarnation: int, made: int, obeyed: int, slots: Mapping[int, int]) -> int:
         """Take note of a report, and return how many steps the process may make since its start.
@@ -68,7 +85,8 @@ class StepBudget:
             slots: the slots of every live actor process, by its incarnation.
         """
         with self._lock:
-            self._report(incarnation, made)
+            self._round = sum(slots.values())
+            made = self._report(incarnation, made, slots.get(incarnation, 0))
             self._limits = {one: limits for one, limits in self._limits.items() if one in slots}
             own = slots.get(incarnation, 0)
             if not own:  # whose lease has just ended
@@ -85,21 +103,33 @@ class StepBudget:
             limits.append(made + window)
             return limits[-1]
 
-    def _report(self, incarnation: int, made: int) -> None:
+    def _report(self, incarnation: int, made: int, slots: int) -> int:
+        """Count what is credible of a report; returns the steps of the process that are counted."""
+        limits, before = self._limits.get(incarnation), self._made.get(incarnation, 0)
+        now_s = self._clock()
+        base, since_s = self._since.setdefault(incarnation, (before, now_s - self._away_s - 1.0))
         if not made or self._closed:  # none are made by all but actors, and by those only once
-            return
-        limits, before = self._limits.get(incarnation), self._made.pop(incarnation, 0)
-        left = max(0, self.total - self._steps)
-        made = min(made, max(limits) if limits else before + (left if before else left // 2))
+            return before
+        if limits:
+            made = min(made, max(limits))
+        else:  # permitted by nobody that we know of: it gets nothing of what the others may still make
+            others = sum(self._ahead(one) for one in self._limits if one != incarnation)
+            left = max(0, self.total - self._steps - others)
+            made = min(made, before + (left if before else left // 2))
+        made = min(made, base + int(max(1, slots) * MAX_STEPS_PER_SLOT_S * (now_s - since_s)))
+        # Whatever was said before: claims of one process may have taken what was permitted to another.
+        made = min(made, before + max(0, self.total + max(0, self._round - 1) - self._steps))
+        self._made.pop(incarnation, None)
         self._made[incarnation] = max(before, made)  # moves it to the end: forgotten last
         self._steps += max(0, made - before)
+        return self._made[incarnation]
 
     def _confirm(self, incarnation: int, obeyed: int, at_most: int) -> list[int]:
         """The limits that may still hold for a process that obeys this one now."""
         limits = self._limits.setdefault(incarnation, [])
         if obeyed in limits:
             del limits[: limits.index(obeyed)]
-        else:  # an earlier learner's, as it says
+        elif not limits:  # an earlier learner's, as it says
             limits.insert(0, min(obeyed, at_most))
         while len(limits) > _IN_FLIGHT:
             limits[:2] = [max(limits[:2])]
@@ -114,10 +144,11 @@ class StepBudget:
         with self._lock:
             # JSON keys are text; the newest actor processes are more than can still report.
             reported = {str(one): made for one, made in list(self._made.items())[-_REMEMBERED:]}
-            return {"steps": self._steps, "reported": reported}
+            return {"steps": self._steps, "reported": reported, "counted_unix_s": time.time()}
 
     def load_meta(self, meta: Mapping[str, Any]) -> None:
         """Take over what `to_meta` gave."""
         with self._lock:
             self._steps = int(meta["steps"])
             self._made = {int(one): int(made) for one, made in meta.get("reported", {}).items()}
+            self._away_s = max(0.0, time.time() - float(meta.get("counted_unix_s", 0.0)))

@@ -368,6 +368,7 @@ class ControlServer:
     def _step_limit(self, peer: Peer, body: messages.Hello | messages.Heartbeat) -> int:
         """Count the steps of an actor, and say how far it may go; 0 for others."""
         claims.check_progress(peer.role, body.steps_made, body.steps_limit)
+        claims.check_steps(peer.name, body.steps_made, self._budget.permitted(peer.incarnation))
         slots = self._roster.slot_counts()
         return self._budget.extend(peer.incarnation, body.steps_made, body.steps_limit, slots)
 
@@ -434,7 +435,8 @@ class ControlServer:
 
     def _on_bye(self, peer: Peer, body: messages.Bye) -> None:
         claims.check_progress(peer.role, body.steps_made, 0)
-        self._budget.report(peer.incarnation, body.steps_made)
+        claims.check_steps(peer.name, body.steps_made, self._budget.permitted(peer.incarnation))
+        self._budget.report(peer.incarnation, body.steps_made, len(peer.slots))
         self._roster.leave(peer.identity)
         self._tell(peer, _level(peer), "%s leaves (%s)", peer.name, body.reason or "no reason given")
         self._changed.notify_all()

@@ -79,7 +79,9 @@ CLAIMS: dict[str, Claim] = {
     "HELLO slots_wanted, slots_held": Claim(
         ("actor",), "as many as are free; at most `actor.max_slots_per_key` for all with one key"
     ),
-    "HELLO, HEARTBEAT, BYE steps_made, steps_limit": Claim(("actor",), "at most 2^53 steps"),
+    "HELLO, HEARTBEAT, BYE steps_made, steps_limit": Claim(
+        ("actor",), "no more steps than were permitted; at most 10,000 a second and slot are counted"
+    ),
     "WELCOME heartbeat_s, liveness_s": Claim(
         ("learner",),
         f"{timing.HEARTBEAT_S[0]:g} to {timing.HEARTBEAT_S[1]:g} s, {timing.LIVENESS_S[0]:g} to "
@@ -147,6 +149,15 @@ def check_progress(role: str, made: int, obeyed: int) -> None:
     """Refuse the steps that somebody says it has made, or the limit that it obeys, who is no actor."""
     if made or obeyed:
         _check(role, "HELLO, HEARTBEAT, BYE steps_made, steps_limit", "a report of steps")
+
+
+def check_steps(name: str, made: int, permitted: int) -> None:
+    """Refuse the report of more steps than the learner has permitted."""
+    if made > permitted:
+        raise RefusedError(
+            messages.REFUSED_CLAIM,
+            f"{name} says that it has made {made} steps, and was permitted {permitted}",
+        )
 
 
 def check_replay_endpoint(endpoint: str, role: str, name: str, directories: Collection[Path]) -> None:
