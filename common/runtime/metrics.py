@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 CSV_FILE = "metrics.csv"
 EVALUATIONS_FILE = "evaluations.jsonl"
 EVALUATION_RETURN, TRAINING_RETURN = "eval/episode_return", "train/episode_return"
+EVALUATION_AGE = "eval/age_s"
+"""How old the parameters were when their games were over. Runs without it date evaluations by that end."""
 LEAST_EXPLORING_RETURN = "train/least_exploring_return"
 _FIRST_TAGS = {
     EVALUATION_RETURN: "Returns/evaluation",
@@ -42,6 +44,10 @@ _BARS, _MAX_BARS = 30, 256
 
 class Row(NamedTuple):
     """One line of `metrics.csv`: a value, and where the run was when it was recorded.
+
+    Evaluations (`eval/...`) say where it was when the parameters that were played had been published, so
+    they stand below rows that are later than they are. Before `eval/age_s` was recorded with them they said
+    when their games were over.
 
     Attributes:
         wall_s: seconds that the run had been running.
@@ -112,10 +118,20 @@ class MetricsWriter:
     @property
     def wall_s(self) -> float:
         """Seconds that this run has been running, over all resumptions."""
-        return time.monotonic() - self._started
+        return self._wall_s(0.0)
+
+    def _wall_s(self, ago_s: float) -> float:
+        return max(0.0, time.monotonic() - self._started - ago_s)
 
     def add(
-        self, source: str, metrics: Mapping[str, float], *, steps: int, frames: int, updates: int
+        self,
+        source: str,
+        metrics: Mapping[str, float],
+        *,
+        steps: int,
+        frames: int,
+        updates: int,
+        ago_s: float = 0.0,
     ) -> None:
         """Record values at the given counters.
 
@@ -125,10 +141,11 @@ class MetricsWriter:
             steps: environment steps of the run.
             frames: emulator frames of the run.
             updates: learner updates of the run.
+            ago_s: how long ago the run was there.
         """
         if not metrics:
             return
-        prefix = f"{self.wall_s:.3f},{steps},{frames},{updates},{_csv_word(source)},"
+        prefix = f"{self._wall_s(ago_s):.3f},{steps},{frames},{updates},{_csv_word(source)},"
         rows = []
         for name, value in metrics.items():
             number = float(value)
@@ -138,26 +155,38 @@ class MetricsWriter:
             self._csv.write("".join(rows))
             for name, value in metrics.items():
                 if math.isfinite(value):
-                    self._events.scalar(tensorboard_tag(source, name), float(value), steps)
+                    self._events.scalar(tensorboard_tag(source, name), float(value), steps, ago_s)
                     if name in _FIRST_TAGS:
-                        self._events.scalar(_FIRST_TAGS[name], float(value), steps)
+                        self._events.scalar(_FIRST_TAGS[name], float(value), steps, ago_s)
         if self._track is not None:
             self._track(steps, {tensorboard_tag(source, name): value for name, value in metrics.items()})
 
     def add_evaluation(
-        self, version: int, games: Sequence[Sequence[float]], *, steps: int, frames: int, updates: int
+        self,
+        version: int,
+        games: Sequence[Sequence[float]],
+        *,
+        steps: int,
+        frames: int,
+        updates: int,
+        ago_s: float = 0.0,
     ) -> None:
         """Append the games of one evaluation to `RUN/evaluations.jsonl`, a JSON object a line.
+
+        `age_s` is how old the parameters were when the games were over. Rows without it are of former
+        versions of Troupe, and say when that was.
 
         Args:
             version: of the parameters that played.
             games: unclipped return and length in agent steps of each game.
-            steps: environment steps of the run.
-            frames: emulator frames of the run.
-            updates: learner updates of the run.
+            steps: environment steps of the run when that version was published.
+            frames: emulator frames of the run then.
+            updates: learner updates of the run then.
+            ago_s: how long ago that was.
         """
-        row: dict[str, Any] = {"wall_s": round(self.wall_s, 3), "steps": steps, "frames": frames}
-        row |= {"updates": updates, "version": version, "returns": [float(game[0]) for game in games]}
+        row: dict[str, Any] = {"wall_s": round(self._wall_s(ago_s), 3), "steps": steps, "frames": frames}
+        row |= {"updates": updates, "version": version, "age_s": round(ago_s, 3)}
+        row |= {"returns": [float(game[0]) for game in games]}
         row |= {"lengths": [int(game[1]) for game in games]}
         with self._tolerant(), (self._run_dir / EVALUATIONS_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -271,8 +300,8 @@ class _EventFile:
             start.session_log.status = SessionLog.SessionStatus.START
             self._file.write_event(start)
 
-    def scalar(self, tag: str, value: float, step: int) -> None:
-        self._add(self._summary(value=[self._summary.Value(tag=tag, simple_value=value)]), step)
+    def scalar(self, tag: str, value: float, step: int, ago_s: float) -> None:
+        self._add(self._summary(value=[self._summary.Value(tag=tag, simple_value=value)]), step, ago_s)
 
     def image(self, tag: str, encoded: bytes, height: int, width: int, step: int) -> None:
         image = self._summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
@@ -289,8 +318,8 @@ class _EventFile:
         with np.errstate(over="ignore"):  # the sum of squares may be infinite
             self._add(histogram(tag, values, _bin_edges(values)), step)
 
-    def _add(self, summary: Any, step: int) -> None:
-        self._file.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
+    def _add(self, summary: Any, step: int, ago_s: float = 0.0) -> None:
+        self._file.write_event(self._event(wall_time=time.time() - ago_s, step=step, summary=summary))
         if time.monotonic() - self._flushed_at > self._FLUSH_PERIOD_S:
             self.flush()
 
@@ -356,12 +385,13 @@ def _csv_word(text: str) -> str:
 
 def _repair_and_last_wall_s(path: Path) -> float:
     """Cut a half-written last line (the learner was killed meanwhile); return the last row's wall_s."""
-    for line in reversed(_cut_half_line(path).decode("utf-8", "replace").splitlines()):
-        try:
-            return float(line.split(",", 1)[0])
-        except ValueError:
-            continue
-    return 0.0
+    last_s = 0.0
+    for line in _cut_half_line(path).decode("utf-8", "replace").splitlines():
+        with suppress(ValueError):
+            wall_s = float(line.split(",", 1)[0])
+            if math.isfinite(wall_s):
+                last_s = max(last_s, wall_s)  # evaluations stand below rows that are later
+    return last_s
 
 
 def _cut_half_line(path: Path) -> bytes:

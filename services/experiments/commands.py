@@ -101,7 +101,7 @@ def draw(words: Sequence[str]) -> int:
             f"these runs have no values of {comparison.metric} yet: wait for them, or choose --metric"
         )
     plot.draw(comparison, options.out, options.title, [options.x] if options.x else [])
-    print(options.out)
+    print("\n".join([str(options.out), *report.notes(comparison)]))
     return 0
 
 

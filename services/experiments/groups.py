@@ -12,7 +12,7 @@ from troupe.common.config.presets import is_path
 from troupe.common.config.schema import SECTIONS
 from troupe.common.config.text import format_value
 from troupe.common.errors import ConfigError
-from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
+from troupe.common.runtime.metrics import EVALUATION_AGE, EVALUATION_RETURN, TRAINING_RETURN
 from troupe.services.experiments.runs import Run, Series
 
 _NEVER = {"run.seed", "run.name"}
@@ -55,12 +55,14 @@ class Comparison:
         by: fields in which the groups differ.
         groups: of runs.
         span: steps from and to which each run's values are one mean; None: all values are there.
+        dated_late: runs whose evaluations are dated by the end of their games, as Troupe did once.
     """
 
     metric: str
     by: Sequence[str]
     groups: Sequence[Group]
     span: tuple[int, int] | None = None
+    dated_late: int = 0
 
     def over(self, first: int, last: int) -> Comparison:
         """The same runs by the mean of what each recorded from `first` to `last` steps.
@@ -104,7 +106,7 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
     """
     fields = [_known(name, runs) for name in by] or differing_fields(runs)
     names = [metric] if metric else [EVALUATION_RETURN, TRAINING_RETURN]
-    read = [run.series(names) for run in runs]
+    read = [run.series([*names, EVALUATION_AGE]) for run in runs]
     chosen = next((name for name in names if any(series[name] for series in read)), names[0])
     if metric and not any(series[chosen] for series in read):
         raise ConfigError(f"no run has values of {metric!r} in its metrics.csv")
@@ -121,6 +123,11 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
             Group(label, task, [runs[i] for i in members], [read[i][chosen] for i in members])
             for (label, task), members in groups.items()
         ],
+        dated_late=sum(
+            len(series[EVALUATION_AGE].values) < len(series[chosen].values)
+            for series in read
+            if chosen.startswith("eval/")
+        ),
     )
 
 

@@ -146,9 +146,21 @@ def page(comparison: Comparison, references: References | None = None) -> list[s
         what = f"{comparison.metric}: the mean of each run from {first:,} to {last:,} steps"
     if len(comparison.tasks) == 1:
         what += f" of {comparison.tasks[0]}"
-    lines = [what, "", *group_table(comparison)]
-    normalised = suite_table(comparison, references)
-    return [*lines, "", *normalised] if normalised else lines
+    lines = [what, *notes(comparison), "", *group_table(comparison)]
+    if normalised := suite_table(comparison, references):
+        lines += ["", *normalised]
+    return lines
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader of these values should know."""
+    if not comparison.dated_late:
+        return []
+    runs = "1 run" if comparison.dated_late == 1 else f"{comparison.dated_late} runs"
+    return [
+        f"{runs} of an older version of Troupe: evaluations are dated there by the end of their games, which "
+        "is later than the parameters that were played"
+    ]
 
 
 def number(value: float | None) -> str:

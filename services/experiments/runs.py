@@ -180,18 +180,23 @@ def read_series(path: Path, names: Collection[str]) -> dict[str, Series]:
     """Read metrics from a run's `metrics.csv`, as `troupe.common.runtime.metrics.read_rows` does.
 
     A run that was resumed from a checkpoint has rows of steps that it then made once more: the later ones
-    count.
+    count. Evaluations are dated by what was played, and so go back among the other rows, but not among
+    themselves.
     """
     found = {name: Series() for name in names}
     reached = 0
     try:
         for row in read_rows(path):
-            if row.steps < reached:
-                for series in found.values():
-                    series.cut(row.steps)
-            reached = row.steps
+            evaluation = row.name.startswith("eval/")
+            if row.steps < reached and not evaluation:
+                for name, series in found.items():
+                    series.cut(row.steps + name.startswith("eval/"))  # its own may stand here already
+            reached = max(row.steps, reached) if evaluation else row.steps
             if row.name in found:
-                found[row.name].add(row.steps, row.wall_s, row.value)
+                series = found[row.name]
+                if evaluation and series and row.steps < series.steps[-1]:
+                    series.cut(row.steps)
+                series.add(row.steps, row.wall_s, row.value)
     except OSError:
         pass  # not begun yet
     return found

@@ -68,4 +68,4 @@ class Gathered:
         result = Result([float(game[0]) for game in games], [int(game[1]) for game in games], tasks)
         seconds = sum(part.metrics.get("eval/duration_s", 0.0) for part in parts)
         metrics = result.metrics(self._env_id, self._version, seconds)
-        return [Telemetry("evaluator", "evaluator", 0, metrics, {"episodes": games})]
+        return [Telemetry("evaluator", "evaluator", 0, metrics, {"episodes": games}, played=parts[0].played)]

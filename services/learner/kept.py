@@ -20,10 +20,11 @@ from troupe.common.runtime.checkpoint import (
     load_newest,
     newest_first,
 )
+from troupe.common.wire.control.params import Published
 
 _log = logging.getLogger(__name__)
 
-Fetched = Callable[[int], tuple[dict[str, np.ndarray], dict[str, Any]] | None]
+Fetched = Callable[[int], tuple[dict[str, np.ndarray], Published] | None]
 """See `troupe.common.wire.control.server.ControlServer.params_fetched`."""
 
 
@@ -52,7 +53,7 @@ class Best:
     """Keeps the network with the best evaluation so far, in a checkpoint of its own that only acts."""
 
     def __init__(self, checkpoints: Path, fetched: Fetched, meta: Callable[[], dict[str, Any]]) -> None:
-        """`fetched` gives the parameters of a version and the counters of then; `meta` is of checkpoints."""
+        """`fetched` gives the parameters of a version, and how far the run was; `meta` is of checkpoints."""
         self._fetched, self._meta = fetched, meta
         self._directory = checkpoints / BEST
         self._writer = CheckpointWriter(self._directory, keep=1)
@@ -72,7 +73,7 @@ class Best:
         self._return = mean_return
         params, then = fetched
         evaluation = {"version": version, "mean_return": mean_return}
-        meta = self._meta() | {name: then[name] for name in ("steps", "updates")} | {"evaluation": evaluation}
+        meta = self._meta() | {"steps": then.steps, "updates": then.updates, "evaluation": evaluation}
         self._next = {f"net/{name}": array for name, array in params.items()}, meta
         self.go_on()
 

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from troupe.common.runtime import health
 from troupe.common.runtime.files import write_status
 from troupe.common.runtime.metrics import (
     CSV_FILE,
+    EVALUATION_AGE,
     EVALUATION_RETURN,
     TRAINING_RETURN,
     MetricsWriter,
@@ -23,6 +24,7 @@ from troupe.common.runtime.metrics import (
 )
 from troupe.common.stats import human_normalized
 from troupe.common.stats.curve import Curve
+from troupe.common.wire.control.params import Published
 from troupe.common.wire.control.server import ControlServer, Telemetry
 from troupe.services.learner.actor_returns import ActorReturns, Explores
 from troupe.services.learner.counters import RunCounters
@@ -44,6 +46,15 @@ LAST_EVALUATION = (EVALUATION_RETURN, "eval/human_normalized", "eval/version")
 """What a resumed run shows of the last evaluation before it, until there is a new one."""
 IMMEDIATE = ("eval/",)
 """Metrics that are written when they arrive; others once per `run.log_every_s`, with their newest value."""
+
+
+class Moment(TypedDict):
+    """What a row of the record is dated by, see `MetricsWriter.add`."""
+
+    steps: int
+    frames: int
+    updates: int
+    ago_s: float
 
 
 class Reporter:
@@ -125,20 +136,23 @@ class Reporter:
         self._troubles.take(telemetry)
         self._stored.take(telemetry, self._counters.steps)
         immediate = {k: v for k, v in metrics.items() if k.startswith(IMMEDIATE)}
+        moment = self._moment(telemetry.played)
+        if telemetry.played is not None and EVALUATION_RETURN in immediate:
+            immediate[EVALUATION_AGE] = moment["ago_s"]
         if immediate:
-            self._write(telemetry.source, immediate)
+            self._write(telemetry.source, immediate, moment)
         if "eval/version" in metrics and EVALUATION_RETURN in metrics:  # others are no evaluation
             version = int(metrics["eval/version"])
             self.evaluated_version = max(self.evaluated_version, version)
             if self._gathered is None or len(games) >= self._gathered.episodes:  # of few games it may be luck
                 self.evaluations.append((version, metrics[EVALUATION_RETURN]))
             if games:
-                self.writer.add_evaluation(version, games, **self._counts())
+                self.writer.add_evaluation(version, games, **moment)
             _log.info("evaluation of version %d: return %.2f", version, metrics[EVALUATION_RETURN])
         self.note(telemetry.source, {k: v for k, v in metrics.items() if k not in immediate})
         video = telemetry.blobs.get("video")
         if video is not None:
-            self.films.put(telemetry.source, video, telemetry.blobs.get("mp4"), self._counters.steps)
+            self.films.put(telemetry.source, video, telemetry.blobs.get("mp4"), moment["steps"])
 
     def end_evaluation(self) -> None:
         """Take in what has come of an evaluation, if there will be no more of it."""
@@ -226,15 +240,26 @@ class Reporter:
         self._newest.clear()
         self.writer.flush()
 
-    def _write(self, source: str, metrics: dict[str, float]) -> None:
-        self.writer.add(source, metrics, **self._counts())
+    def _write(self, source: str, metrics: dict[str, float], moment: Moment | None = None) -> None:
+        moment = moment or self._moment()
+        self.writer.add(source, metrics, **moment)
         for name in self._returns.keys() & metrics.keys():
             if math.isfinite(metrics[name]):
-                self._returns[name].add(self._counters.steps, metrics[name])
+                self._returns[name].add(moment["steps"], metrics[name])
 
-    def _counts(self) -> dict[str, int]:
+    def _moment(self, played: Published | None = None) -> Moment:
+        """Where the run is; or where it was when these parameters were published, which tell of no later."""
         counters = self._counters
-        return {"steps": counters.steps, "frames": counters.frames, "updates": counters.updates}
+        if played is None:
+            return {
+                "steps": counters.steps,
+                "frames": counters.frames,
+                "updates": counters.updates,
+                "ago_s": 0.0,
+            }
+        frames = played.steps * counters.frames_per_step
+        ago_s = time.monotonic() - played.at_s
+        return {"steps": played.steps, "frames": frames, "updates": played.updates, "ago_s": ago_s}
 
     def _write_status(self, control: ControlServer, note: str) -> None:
         metrics = dict(self.writer.last)

@@ -307,6 +307,7 @@ class Learner:
         params = self.agent.params()
         self._check_weights(params)
         self.counters.version += 1
+        self.control.set_state(updates=self.counters.updates)
         self.control.publish(self.counters.version, params)
         if self.inference is not None:
             self.inference.offer(self.counters.version, params)

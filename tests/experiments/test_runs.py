@@ -67,6 +67,28 @@ def test_rows_of_other_metrics_tell_where_a_resumed_run_began(tmp_path):
     assert series.steps == [100, 400]
 
 
+def test_evaluations_go_back_among_the_other_rows(tmp_path):
+    path = tmp_path / "metrics.csv"
+    at = [(1, "learner", "y"), (9, "learner", "y"), (0, "evaluator", "eval/r"), (12, "learner", "y")]
+    at += [(8, "evaluator", "eval/r"), (11, "evaluator", "eval/r")]
+    at += [(10, "evaluator", "eval/r"), (10, "learner", "y")]  # resumed from 10 steps
+    rows = [f"{steps / 10},{steps},{steps},1,{source},{name},{steps}" for steps, source, name in at]
+    path.write_text("\n".join([CSV_HEADER, *rows]) + "\n")
+    found = read_series(path, ["eval/r", "y"])
+    assert found["eval/r"].steps == [0, 8, 10]
+    assert found["y"].steps == [1, 9, 10]
+
+
+def test_evaluations_that_are_dated_late_are_told_of(tmp_path, capsys):
+    old, new = make_run(tmp_path / "old"), make_run(tmp_path / "new", run__seed=2)
+    with (new / "metrics.csv").open("a") as file:
+        file.write("10,100,100,1,evaluator,eval/age_s,3\n20,200,200,1,evaluator,eval/age_s,3\n")
+    assert cli.main(["compare", str(old), str(new)]) == 0
+    assert "1 run of an older version of Troupe: evaluations are dated there" in capsys.readouterr().out
+    assert cli.main(["compare", str(new)]) == 0
+    assert "older version" not in capsys.readouterr().out
+
+
 def test_runs_are_found_below_directories_but_not_within_runs(tmp_path):
     for name in ("x/a", "x/deep/er/b", "c"):
         make_run(tmp_path / name)

@@ -23,6 +23,7 @@ from troupe.common.runtime.checkpoint import (
     save_checkpoint,
 )
 from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.control.params import Published
 from troupe.common.wire.link import new_incarnation
 from troupe.services.learner.kept import Archive, Best
 
@@ -66,7 +67,8 @@ def test_without_a_period_nothing_is_archived(tmp_path):
 
 def test_the_best_is_kept_also_by_a_learner_that_starts_again(tmp_path):
     def fetched(version):
-        return None if version == 99 else ({"w": WEIGHTS["w"] + version}, {"steps": version, "updates": 1})
+        published = Published(version, [], np.zeros(0, np.uint8), version, 1, 0.0)
+        return None if version == 99 else ({"w": WEIGHTS["w"] + version}, published)
 
     def best():
         return Best(tmp_path, fetched, lambda: {"steps": -1, "agent": {"algorithm": "x"}})

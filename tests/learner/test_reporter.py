@@ -5,9 +5,12 @@ import time
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from troupe.common.runtime.metrics import MetricsWriter
 from troupe.common.runtime.video import encode_gif, encode_mp4
 from troupe.common.wire.control.budget import StepBudget
+from troupe.common.wire.control.params import Published
 from troupe.common.wire.control.server import Telemetry
 from troupe.services.learner.counters import RunCounters
 from troupe.services.learner.films import MAX_WAITING
@@ -73,6 +76,37 @@ def test_games_of_an_evaluation_are_stored_and_are_no_training(reporter):
     assert json.loads(line)["returns"] == [4, 6]
     assert json.loads(line)["version"] == 12
     assert "train/episode_return" not in rows(reporter.path)
+
+
+def test_an_evaluation_is_dated_by_what_was_played(tmp_path):
+    reporter = Reporter(tmp_path, "atari:pong", 10_000, 10.0, RunCounters(4, StepBudget()), None)
+    reporter.path = tmp_path
+    reporter.writer._started -= 100.0  # the run has been running for so long
+    reporter._counters.budget.report(1, 5000)
+    reporter._counters.updates = 50
+    played = Published(12, [], np.zeros(0, np.uint8), 40, 3, time.monotonic() - 60.0)
+    gif = np.frombuffer(encode_gif(np.zeros((2, 8, 8, 3), np.uint8)), np.uint8)
+    metrics = {"eval/episode_return": 5.0, "eval/version": 12}
+    reporter.collect(Telemetry("evaluator", "evaluator", 3, {}, {}, {"video": gif}, played))
+    reporter.collect(Telemetry("evaluator", "evaluator", 3, metrics, {"episodes": [[5, 10]]}, {}, played))
+    reporter.collect(Telemetry("actor-0", "actor", 1, {}, {"episodes": [[-20, 10]]}))
+    reporter.close()
+    got = rows(reporter.path)
+    row = got["eval/episode_return"]
+    assert (row["steps"], row["frames"], row["updates"]) == ("40", "160", "3")
+    assert 40 <= float(row["wall_s"]) < 100
+    assert float(got["eval/age_s"]["value"]) >= 60
+    assert got["train/episode_return"]["steps"] == "5000"
+    kept = json.loads((tmp_path / "evaluations.jsonl").read_text())
+    assert (kept["steps"], kept["frames"], kept["updates"], kept["version"]) == (40, 160, 3, 12)
+    assert 40 <= kept["wall_s"] < 100
+    assert [film.name for film in (tmp_path / "videos").iterdir()] == ["eval-video-000000000040.gif"]
+    (point,) = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("Returns/evaluation")
+    assert point.step == 40
+    assert point.wall_time <= time.time() - 60
+    again = MetricsWriter(tmp_path)
+    assert again.wall_s >= 100, "the time of a resumed run goes on from its newest row, not from its last"
+    again.close()
 
 
 def test_the_curves_of_a_resumed_run_go_on_from_its_checkpoint(tmp_path):

@@ -147,7 +147,7 @@ def test_games_of_evaluations_are_kept_one_by_one(tmp_path):
     writer.close()
     first, second = map(json.loads, (tmp_path / "evaluations.jsonl").read_text().splitlines())
     assert first.pop("wall_s") >= 0
-    assert first == {**AT, "version": 3, "returns": [1.0, 2.5], "lengths": [10, 20]}
+    assert first == {**AT, "version": 3, "age_s": 0.0, "returns": [1.0, 2.5], "lengths": [10, 20]}
     assert second["version"] == 4
 
 

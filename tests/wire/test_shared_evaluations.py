@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from tests.harness import until
+from troupe.common.runtime.video import encode_gif
+from troupe.common.wire.control.budget import StepBudget
 from troupe.common.wire.control.evaluations import Evaluations
 from troupe.common.wire.messages import TOO_MANY
 
@@ -53,6 +55,26 @@ def test_one_evaluation_is_shared_and_the_next_has_the_newest_parameters(server,
     assert sorted(parts) == [0, 1, 2]
     assert server.params_fetched(5)[0]["w"][0] == 5
     assert server.rejected() == {}
+
+
+def test_an_evaluation_says_where_the_run_was_when_its_parameters_were_published(serve, connect):
+    budget = StepBudget()
+    server = serve(budget=budget, evaluations=Evaluations(2, 2, 0.0, 600.0))
+    budget.report(1, 100)
+    server.set_state(updates=7)
+    server.publish(5, params(5))
+    budget.report(1, 300)
+    one = evaluator(connect, server, "evaluator")
+    games = until(one.next_games)
+    server.set_state(updates=20)
+    server.publish(6, params(6))
+    budget.report(1, 900)
+    assert one.send_telemetry({}, {"video": encode_gif(np.zeros((2, 8, 8, 3), np.uint8))})
+    assert played(one, games, 5)
+    for _ in range(2):
+        told = server.telemetry.get(timeout=60).played
+        assert (told.version, told.steps, told.updates) == (5, 100, 7)
+    assert server.params_fetched(5)[1].steps == 100
 
 
 def test_one_that_dies_leaves_its_part_to_another(server, connect):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -18,6 +19,27 @@ _ALIGN_BYTES = 64
 
 BFLOAT16 = "bfloat16"
 """Dtype of a manifest, besides those of the wire: the upper half of a float32, stored as uint16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One version of the parameters, encoded, and where the run was when they were published.
+
+    Attributes:
+        version: its number.
+        manifest: see `encode_params`.
+        blob: the same.
+        steps: environment steps of the run.
+        updates: learner updates of the run.
+        at_s: monotonic time.
+    """
+
+    version: int
+    manifest: list[types.Tensor]
+    blob: np.ndarray
+    steps: int
+    updates: int
+    at_s: float
 
 
 def encode_params(

@@ -24,13 +24,13 @@ from troupe.common.wire.body import Body
 from troupe.common.wire.codec import encode
 from troupe.common.wire.control.budget import StepBudget
 from troupe.common.wire.control.evaluations import Evaluations
-from troupe.common.wire.control.params import decode_params, encode_params
+from troupe.common.wire.control.params import Published, decode_params, encode_params
 from troupe.common.wire.control.roster import Peer, Roster, ranges
 from troupe.common.wire.intake import Intake
 from troupe.common.wire.rejections import GARBAGE_LOG_PERIOD_S
 from troupe.common.wire.security import claims
 from troupe.common.wire.server import Envelope, Handler, Server
-from troupe.common.wire.types import FieldEntry, Tensor
+from troupe.common.wire.types import FieldEntry
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class Telemetry:
         metrics: numbers by name.
         fields: what is no number, and
         blobs: arrays by name, as in `messages.Telemetry`.
+        played: the parameters that were evaluated when an evaluator sent it.
     """
 
     source: str
@@ -60,6 +61,7 @@ class Telemetry:
     metrics: dict[str, float] = field(default_factory=dict)
     fields: dict[str, Any] = field(default_factory=dict)
     blobs: dict[str, np.ndarray] = field(default_factory=dict)
+    played: Published | None = None
 
 
 class ControlServer:
@@ -125,10 +127,10 @@ class ControlServer:
         self._metric_names = claims.MetricNames()
         self._news: dict[str, claims.Allowance] = {}
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
-        self._params: tuple[list[Tensor], np.ndarray] | None = None
+        self._params: Published | None = None
         self._evaluations = evaluations
-        self._evaluated: tuple[int, tuple[list[Tensor], np.ndarray]] | None = None
-        self._fetched: dict[int, tuple[tuple[list[Tensor], np.ndarray], dict[str, Any]]] = {}
+        self._evaluated: Published | None = None
+        self._fetched: dict[int, Published] = {}
         self._server: Server | None = None
         self._announce_due = True
         self._stop = threading.Event()
@@ -196,22 +198,23 @@ class ControlServer:
 
     def publish(self, version: int, params: dict[str, np.ndarray]) -> None:
         """Encode `params` once, offer them to everyone, and announce `version` (not negative)."""
-        encoded = encode_params(params, bfloat16=self._bfloat16)
+        manifest, blob = encode_params(params, bfloat16=self._bfloat16)
         with self._changed:
-            self._params = encoded
+            steps, updates = self._budget.steps, self._state["updates"]
+            self._params = Published(version, manifest, blob, steps, updates, time.monotonic())
             self._state["version"] = version
             self._announce_due = True
         self._waker.wake()
 
-    def params_fetched(self, version: int) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-        """The parameters that an evaluator was given as this version, and `steps` and `updates` then.
+    def params_fetched(self, version: int) -> tuple[dict[str, np.ndarray], Published] | None:
+        """The parameters that an evaluator was given as this version, and how they were published.
 
         None where none was, or it is long ago. What is older is let go.
         """
         with self._changed:
             found = self._fetched.get(version)
             self._fetched = {each: kept for each, kept in self._fetched.items() if each >= version}
-        return None if found is None else (decode_params(*found[0]), found[1])
+        return None if found is None else (decode_params(found.manifest, found.blob), found)
 
     def set_state(self, *, updates: int | None = None, stopping: bool | None = None) -> None:
         """Change what every heartbeat answer carries beside the steps. `stopping` is announced at once."""
@@ -377,11 +380,10 @@ class ControlServer:
             return self._on_games_wanted(peer, body)
         if self._params is None or body.version == self._state["version"]:
             return messages.Params(manifest=[], **self._run_state())
-        manifest, blob = self._params
         if peer.role == "evaluator":
             self._keep_fetched(self._params)
         self.params_sent += 1
-        return messages.Params(manifest=manifest, blob=blob, **self._run_state())
+        return messages.Params(manifest=self._params.manifest, blob=self._params.blob, **self._run_state())
 
     def _on_games_wanted(self, peer: Peer, body: messages.ParamsGet) -> messages.Params:
         """The part of an evaluation that is next, with the parameters that it is of."""
@@ -392,19 +394,21 @@ class ControlServer:
         live, newest, stopping = self._roster.processes("evaluator"), state["version"], state["stopping"]
         part = evaluations.next(peer.incarnation, live, newest, stopping, now_s)
         version = evaluations.version
-        if self._evaluated is None or self._evaluated[0] != version:  # it has begun just now
-            self._evaluated = version, self._params
+        if self._evaluated is None or self._evaluated.version != version:  # it has begun just now
+            self._evaluated = self._params
             self._keep_fetched(self._params)
         if part is None:
             return messages.Params(manifest=[], over=evaluations.over(newest, stopping, now_s), **state)
         if body.version == version:
             return messages.Params(manifest=[], part=part, evaluated=version, **state)
-        manifest, blob = self._evaluated[1]
+        played = self._evaluated
         self.params_sent += 1
-        return messages.Params(manifest=manifest, blob=blob, part=part, evaluated=version, **state)
+        return messages.Params(
+            manifest=played.manifest, blob=played.blob, part=part, evaluated=version, **state
+        )
 
-    def _keep_fetched(self, params: tuple[list[Tensor], np.ndarray]) -> None:
-        self._fetched[self._state["version"]] = params, self._run_state()
+    def _keep_fetched(self, params: Published) -> None:
+        self._fetched[params.version] = params
         if len(self._fetched) > _FETCHED:
             del self._fetched[min(self._fetched)]
 
@@ -427,7 +431,8 @@ class ControlServer:
                 f"{more} metrics with names beyond {claims.MAX_METRIC_NAMES} of the role {peer.role} dropped"
             )
             self._server.rejections.count(peer.identity, messages.TOO_MANY, detail)
-        report = Telemetry(peer.name, peer.role, peer.incarnation, metrics, body.fields, body.blobs)
+        played = self._evaluated if peer.role == "evaluator" else None
+        report = Telemetry(peer.name, peer.role, peer.incarnation, metrics, body.fields, body.blobs, played)
         try:
             self.telemetry.put_nowait(report)
         except queue.Full:
