@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from typing import Any
 
-from troupe.common.config import Loaded
+import numpy as np
+
+from troupe.common.config import Config, Loaded
 from troupe.common.envs import check_settings
+from troupe.common.envs.base import clip_rewards
 from troupe.common.envs.check import Findings, check
 from troupe.common.spaces import Leaf
 
@@ -22,15 +26,30 @@ def check_and_print(loaded: Loaded, steps: int, as_json: bool) -> None:
     findings = check(config, steps=steps, seconds=SECONDS, timeout_s=timeout_s, thorough=True)
     check_settings(config, findings.spec, loaded.chosen("env"))
     if as_json:
-        print(json.dumps(dataclasses.asdict(findings)))
+        learned = learned_range(findings.reward_range, loaded.config)
+        print(json.dumps({**dataclasses.asdict(findings), "learned_range": learned}))
         return
-    print("\n".join(f"{label:<14} {text}" for label, text in _rows(findings)))
+    rows = _rows(findings, learned_range(findings.reward_range, loaded.config))
+    print("\n".join(f"{label:<14} {text}" for label, text in rows))
     print(f"it works: checked in {time.monotonic() - began_s:.1f} s")
 
 
-def _rows(found: Findings) -> list[tuple[str, str]]:
+def learned_range(raw: tuple[float, float], config: Config) -> tuple[float, float]:
+    """Return what a configuration makes of the smallest and the largest reward before it learns from them."""
+    low, high = clip_rewards(np.asarray(raw), config.env.reward_clip).tolist()
+    mode: Any = getattr(config.agent, "reward_clip", "none")
+    if mode != "none":
+        import torch
+
+        from troupe.common.rl.policy import clip_reward
+
+        low, high = clip_reward(torch.tensor([low, high], dtype=torch.float64), mode).tolist()
+    scale = getattr(config.agent, "reward_scale", 1.0)
+    return low * scale, high * scale
+
+
+def _rows(found: Findings, learned: tuple[float, float]) -> list[tuple[str, str]]:
     spec = found.spec
-    lowest, highest = found.reward_range
     frames = f", of {spec.frames_per_step} frames each" if spec.frames_per_step > 1 else ""
     if spec.obs_leaves:
         parts = zip(spec.obs_leaves, found.observation_ranges, strict=True)
@@ -46,7 +65,7 @@ def _rows(found: Findings) -> list[tuple[str, str]]:
         ("network gets", gets),
         ("actions", f"{spec.actions} {found.action_space}".rstrip()),
         ("played", f"{found.steps} steps{frames}, at random"),
-        ("rewards", f"from {lowest:g} to {highest:g}, as they are learned from"),
+        ("rewards", f"{_range(*found.reward_range)[2:]}; {_learned(found.reward_range, learned)}"),
         ("ended", f"{found.terminated} times terminated, {found.truncated} times cut short"),
         ("games", _games(found.episodes)),
         *([("failures", failures_of(found))] if found.failures else []),
@@ -57,6 +76,13 @@ def _rows(found: Findings) -> list[tuple[str, str]]:
     if found.objections == []:
         rows.append(("gymnasium", "its checker is content"))
     return rows
+
+
+def _learned(raw: tuple[float, float], learned: tuple[float, float]) -> str:
+    if learned == raw:
+        return "they are learned from as they are"
+    low, high = learned
+    return f"learned from as {low:g} to {high:g} (env.reward_clip, agent.reward_clip, agent.reward_scale)"
 
 
 def _range(low: float, high: float) -> str:

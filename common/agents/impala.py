@@ -64,7 +64,7 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
     pg_rho_bar: float | None = tunable(1.0, "Most weight of a policy gradient; none = not clipped.", gt=0)
     lambda_: float = tunable(1.0, "Shortens the traces further; 1 = the paper.", ge=0, le=1)
     reward_clip: policy.RewardClip = tunable(
-        "abs_one",
+        "none",
         "Reward in the loss: raw, clipped to [-1, 1], its sign, or squeezed with losses hurting less.",
     )
     baseline_cost: float = tunable(0.5, "Weight of the baseline's loss.", ge=0)

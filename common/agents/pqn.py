@@ -41,7 +41,7 @@ class PqnConfig(PassesConfig):
     )
     lambda_: float = tunable(0.65, "Share of each return that is not the next step's own value.", ge=0, le=1)
     reward_clip: policy.RewardClip = tunable(
-        "abs_one",
+        "none",
         "Reward in the loss: raw, clipped to [-1, 1], its sign, or squeezed with losses hurting less.",
     )
     epochs: int = tunable(2, "Passes over a batch.", ge=1, le=1024)

@@ -53,6 +53,9 @@ Device = Annotated[str, AfterValidator(_device)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 
 
+DEFAULT_ENV = "atari:pong"
+
+
 class RunConfig(Section):
     """The run as a whole."""
 
@@ -79,7 +82,7 @@ class EnvConfig(Section):
     """The environment and its preprocessing. Fields that do not apply to an environment are refused."""
 
     id: str = structural(
-        "atari:pong",
+        DEFAULT_ENV,
         "Environment: `atari:GAME`, `minatar:GAME`, `mujoco:TASK`, `dm_control:DOMAIN-TASK`, "
         "`gym:ID`, `dmlab:LEVEL`, `football:SCENARIO`, `package.module:ID` (a Gymnasium registration) or "
         "`old_gym:package.module:ID`.",
@@ -93,7 +96,9 @@ class EnvConfig(Section):
     )
     episodic_life: bool = structural(True, "Learn as if a lost life ended the episode (never in evaluation).")
     fire_reset: bool = structural(True, "Press FIRE after a reset in games that wait for it.")
-    reward_clip: Literal["none", "sign"] = structural("sign", "Reward used for learning: raw, or its sign.")
+    reward_clip: Literal["none", "sign"] = structural(
+        "none", "Reward used for learning: raw, or its sign, which is the default of `atari:` games."
+    )
     sticky_actions: float = structural(0.0, "Probability that the previous action is repeated.", ge=0, le=1)
     full_action_space: bool = structural(
         False, "Offer all actions of Atari (18) or MinAtar (6) instead of the game's own."
@@ -141,6 +146,14 @@ class EnvConfig(Section):
         "Longest call of the environment, in seconds, in the check before a training; 0 = no check.",
         ge=0,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clip_of_the_family(cls, values: Any) -> Any:
+        # Scores of Atari games differ by orders of magnitude, and its literature learns from their signs.
+        # Elsewhere a reward is what its author wants to be learned from.
+        is_atari = isinstance(values, Mapping) and str(values.get("id", DEFAULT_ENV)).startswith("atari:")
+        return {"reward_clip": "sign", **values} if is_atari else values
 
     @field_validator("id", mode="after")
     @classmethod

@@ -43,7 +43,7 @@ class Findings:
         frames_per_s: emulator frames a second, of all slots in one thread.
         observation_ranges: smallest and largest number of each part of an observation, as the network gets
             it; one pair where it has no parts.
-        reward_range: smallest and largest reward, as it is learned from.
+        reward_range: smallest and largest reward, raw.
         terminated: how often an episode, or a life, ended.
         truncated: how often one was cut short.
         episodes: return and steps of whole games.
@@ -106,9 +106,8 @@ def check(
         try:
             assert child.stdin is not None
             with contextlib.suppress(BrokenPipeError), child.stdin:
-                child.stdin.write(
-                    json.dumps({"env": config.model_dump(mode="json"), "options": options}).encode()
-                )
+                raw = config.model_copy(update={"reward_clip": "none"}).model_dump(mode="json")
+                child.stdin.write(json.dumps({"env": raw, "options": options}).encode())
             _watch(child, config.id, Path(name), timeout_s)
             return _findings(_found(result, child, config.id, Path(name), said))
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import troupe.services.__main__ as cli
 from tests.cli.folders import make_run
 from troupe.common.config import Config, load_config, preset_names, read_config
+from troupe.services.environment import learned_range
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -190,11 +192,24 @@ def test_env_check_tells_what_an_environment_shows(capsys: pytest.CaptureFixture
     assert "actions        2 Discrete(2)" in output
     assert "gymnasium      warns: A Box observation space maximum value is infinity." in output
     assert "frames/s" in output
+    assert "they are learned from as they are" in output
+    clipped = ["--env.reward_clip", "sign"]
+    assert cli.main(["env", "check", "gym:Pendulum-v1", "--steps", "20", *clipped]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"rewards +from -\d+\.\d+ to -[\d.]+; learned from as -1 to -1", output)
     assert cli.main(["env", "check", "tests.envs.counting:Colour-v0", "--steps", "30", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["steps"], found["terminated"], found["truncated"]) == (30, 4, 0)
     assert found["episodes"] == [[6.0, 6]] * 4
     assert found["spec"]["obs_shape"] == [4, 84, 84]
+
+
+@pytest.mark.parametrize(
+    ("preset", "learned"),
+    [("pong-apex", (-1.0, 1.0)), ("pong-impala", (-1.0, 1.0)), ("cartpole-ppo", (-0.5, 1.0))],
+)
+def test_what_a_configuration_makes_of_rewards(preset: str, learned: tuple[float, float]) -> None:
+    assert learned_range((-5.0, 10.0), load_config(preset)) == pytest.approx(learned)
 
 
 def test_the_check_before_a_training_can_be_left_out(

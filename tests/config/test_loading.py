@@ -24,7 +24,7 @@ from troupe.common.config import (
 )
 from troupe.common.config.docs import compose_fields, markdown
 from troupe.common.config.fields import role_of
-from troupe.common.config.schema import SECTIONS
+from troupe.common.config.schema import SECTIONS, EnvConfig
 from troupe.common.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +93,9 @@ def test_the_highest_layer_that_sets_a_field_wins(
                 expected = layers[name].get(path, value_at(Config(), path))
                 break
         else:
-            name, expected = "default", value_at(Config(), path)
+            # Whether rewards are clipped depends on the environment.
+            defaults = Config(env=EnvConfig(id=loaded.config.env.id))
+            name, expected = "default", value_at(defaults, path)
         assert value_at(loaded.config, path) == expected
         word = {"sweep": "file", "preset": "preset", "run": "run"}.get(name, name)
         assert loaded.origins[path].startswith(word)
@@ -355,3 +357,14 @@ def test_the_table_of_a_run_is_found_by_name():
 def test_an_environment_of_a_run_from_before_the_packages_moved_is_found() -> None:
     config = config_from_dict({"env": {"id": "common.envs.recall:Recall-v0", "reward_clip": "none"}})
     assert config.env.id == "troupe.common.envs.recall:Recall-v0"
+
+
+def test_rewards_are_reduced_to_their_sign_in_atari_games_only(tmp_path):
+    own = tmp_path / "own.toml"
+    own.write_text('[env]\nid = "gym:Pendulum-v1"\n')
+    assert load_config(str(own)).env.reward_clip == "none"
+    assert load_config(str(own), None, {"env.id": "atari:breakout"}).env.reward_clip == "sign"
+    assert load_config("pong-apex").env.reward_clip == "sign"
+    assert load_config("pong-apex", None, {"env.id": "gym:CartPole-v1"}).env.reward_clip == "none"
+    assert load_config("pong-apex", None, {"env.reward_clip": "none"}).env.reward_clip == "none"
+    assert load_config(str(own), None, {"env.reward_clip": "sign"}).env.reward_clip == "sign"

@@ -91,7 +91,7 @@ def test_what_is_found() -> None:
     findings = found("tests.envs.counting:Counting-v0", length=5, ends_by="truncation")
     assert (findings.steps, findings.terminated, findings.truncated) == (100, 0, 20)
     assert findings.episodes == [(12.5, 5)] * 20
-    assert findings.reward_range == (1.0, 1.0)
+    assert findings.reward_range == (2.5, 2.5)
     assert findings.observation_ranges == [(0.0, 10.0)]
     assert findings.spec.obs_shape == (2,)
     assert findings.frames_per_s > 0

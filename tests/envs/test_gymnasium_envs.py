@@ -15,7 +15,7 @@ COUNTING = "tests.envs.counting:Counting-v0"
 
 
 def config(env_id: str = COUNTING, **fields: object) -> EnvConfig:
-    return EnvConfig(id=env_id, **fields)  # type: ignore[arg-type]
+    return EnvConfig(id=env_id, **{"reward_clip": "sign", **fields})  # type: ignore[arg-type]
 
 
 def actions(n: int) -> np.ndarray:
