@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ _FORMS = {
     "dict_type": "should be a table as in TOML, such as {a = 1}",
 }
 """What pydantic would call a valid tuple or dictionary."""
+_SAME_OPTIONS = ("dmlab", "football", "minatar")
+"""Families in which `env.kwargs` are options of the family, for all of its environments."""
 SHORT_NAMES = {
     "seed": "run.seed",
     "total_steps": "run.total_steps",
@@ -134,7 +136,7 @@ def load_layers(
 
 def merge(layers: Iterable[Layer]) -> Loaded:
     """Return the configuration that `layers`, highest first, give over the defaults."""
-    layers = list(layers)
+    layers = _without_others_kwargs(list(layers))
     agent = _agent_model(layers)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -145,7 +147,9 @@ def merge(layers: Iterable[Layer]) -> Loaded:
                 value = parse_value(value, Any if inner else annotation)
             if inner:
                 value = _nested(inner, value)
-            if isinstance(value, dict) and isinstance(values.get(path), dict):
+            if (
+                value and isinstance(value, dict) and isinstance(values.get(path), dict)
+            ):  # an empty one clears
                 value = _merged(values[path], value)
             values[path] = value
             origins[path] = layer.name
@@ -154,6 +158,30 @@ def merge(layers: Iterable[Layer]) -> Loaded:
         for name in model.model_fields:
             origins.setdefault(f"{section}.{name}", "default")
     return Loaded(config, origins)
+
+
+def _without_others_kwargs(layers: list[Layer]) -> list[Layer]:
+    """Leave out the `env.kwargs` that a layer, such as a preset, chose for another environment of its own."""
+    chosen = next((layer.values["env.id"] for layer in layers if "env.id" in layer.values), None)
+
+    def serves(layer: Layer) -> bool:
+        own = layer.values.get("env.id", chosen)
+        family = str(own).partition(":")[0]
+        return own == chosen or (family in _SAME_OPTIONS and str(chosen).startswith(f"{family}:"))
+
+    return [
+        layer
+        if serves(layer)
+        else replace(
+            layer,
+            values={
+                key: value
+                for key, value in layer.values.items()
+                if key != "env.kwargs" and not key.startswith("env.kwargs.")
+            },
+        )
+        for layer in layers
+    ]
 
 
 def _check_unused(loaded: Loaded) -> None:

@@ -24,7 +24,7 @@ from troupe.common.config import (
 )
 from troupe.common.config.docs import compose_fields, markdown
 from troupe.common.config.fields import role_of
-from troupe.common.config.schema import SECTIONS, EnvConfig
+from troupe.common.config.schema import DEFAULT_ENV, SECTIONS, EnvConfig
 from troupe.common.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -86,15 +86,18 @@ def test_the_highest_layer_that_sets_a_field_wins(
         },
         run_config=folder / "config.toml" if resumed else None,
     )
+    # One default, whether rewards are clipped, depends on the environment.
+    defaults, of_run = (
+        Config(env=EnvConfig(id=env_id))
+        for env_id in (loaded.config.env.id, layers["run"].get("env.id", DEFAULT_ENV))
+    )
     for path in VALUES:
         for name in LAYERS:
             # A run's configuration is complete: what its file leaves out is the default.
             if path in layers[name] or (name == "run" and resumed):
-                expected = layers[name].get(path, value_at(Config(), path))
+                expected = layers[name].get(path, value_at(of_run, path))
                 break
         else:
-            # Whether rewards are clipped depends on the environment.
-            defaults = Config(env=EnvConfig(id=loaded.config.env.id))
             name, expected = "default", value_at(defaults, path)
         assert value_at(loaded.config, path) == expected
         word = {"sweep": "file", "preset": "preset", "run": "run"}.get(name, name)
@@ -368,3 +371,21 @@ def test_rewards_are_reduced_to_their_sign_in_atari_games_only(tmp_path):
     assert load_config("pong-apex", None, {"env.id": "gym:CartPole-v1"}).env.reward_clip == "none"
     assert load_config("pong-apex", None, {"env.reward_clip": "none"}).env.reward_clip == "none"
     assert load_config(str(own), None, {"env.reward_clip": "sign"}).env.reward_clip == "sign"
+
+
+@pytest.mark.parametrize("text", ["{}", "none"])
+def test_the_kwargs_of_a_preset_are_for_its_own_environment(tmp_path, text):
+    assert load_config("bitflip-apex").env.kwargs == {"bits": 10}
+    assert load_config("bitflip-apex", None, {"env.kwargs": text}).env.kwargs == {}
+    assert load_config("bitflip-apex", None, {"env.kwargs.more": "1"}).env.kwargs == {"bits": 10, "more": 1}
+    own = {"env.id": "my:Goal-v0"}
+    loaded = load_layers("bitflip-apex", None, own)
+    assert (loaded.config.env.kwargs, loaded.origins["env.kwargs"]) == ({}, "default")
+    assert load_config("bitflip-apex", None, {**own, "env.kwargs.size": "9"}).env.kwargs == {"size": 9}
+    variables = {"TROUPE_ENV__KWARGS": "{size = 3}"}
+    assert load_config("bitflip-apex", None, own, variables).env.kwargs == {"size": 3}
+    file = tmp_path / "own.toml"
+    file.write_text('[env]\nid = "my:Goal-v0"\nkwargs = {size = 5}\n')
+    assert load_config("bitflip-apex", file).env.kwargs == {"size": 5}
+    other = load_config("football-vtrace", None, {"env.id": "football:academy_empty_goal_close"})
+    assert other.env.kwargs["width"] == 96, "options of the whole family stay"
