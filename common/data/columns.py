@@ -39,6 +39,14 @@ def file_error(what: str, error: OSError) -> ConfigError:
     return ConfigError(f"{what}: {error.strerror}")
 
 
+def damaged(folder: Path, what: str) -> ConfigError:
+    """The error for files that no process of this program leaves, whenever it is killed."""
+    return ConfigError(
+        f"{folder} is damaged: {what}; restore a snapshot into another --data-dir, or start empty with "
+        "--volatile"
+    )
+
+
 class MappedFile:
     """A file of equal units that is mapped for reading and writing, made or extended with zeros.
 
@@ -283,6 +291,13 @@ class Lz4Column(Column):
             end = begin + window * (size + 4)
             row[...] = blocks[begin:end].reshape(window, size + 4)[:, 4:]
         return out
+
+
+def column_files(spec: FieldSpec) -> list[dict[str, int]]:
+    """The files of ``spec`` by lane, as `make_column` maps them: the bytes of a unit, by name."""
+    if spec.compress:
+        return [{f"{spec.name}.offsets": 8, f"{spec.name}.lengths": 4}, {f"{spec.name}.blocks": 1}]
+    return [{f"{spec.name}.raw": spec.entry_bytes}]
 
 
 def make_column(

@@ -33,6 +33,11 @@ _WINDOW = 64
 """Bits of `refused`. A producer has no more inserts unacknowledged than that, so none asks for more."""
 
 
+def producers_file_bytes() -> int:
+    """Bytes of the file of producers."""
+    return MAX_PRODUCERS * _PRODUCER.itemsize
+
+
 class Producers:
     """The newest number of every producing process, and which of those before it are not stored.
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from troupe.common.data.changes import CHANGE, check_memory
 from troupe.common.data.columns import DiskFullError, Payload
+from troupe.common.data.damage import check_files, check_none
 from troupe.common.data.distances import FEATURES
 from troupe.common.data.inserts import (
     GapError,
@@ -122,9 +123,14 @@ class Replay:
 
     def _open(self, tables: Sequence[TableConfig], *, adopt: bool) -> None:
         saved = load_signature(self.folder)
+        if saved is None:
+            check_none(self.folder)
         if saved is not None and not adopt:
             remedy = "use another --data-dir, --volatile to start empty, or --adopt to take them over"
             check_run(self.folder, saved[1], self.run, remedy)
+        if saved is not None:
+            check_capacities(self.folder, saved[1], tables)
+            check_files(self.folder, saved[0], saved[1]["tables"])
         self._slots = sum(table.slots for table in tables)
         self._max_chunks = self._slots + 1024
         self._configs = {table.name: table for table in tables}
@@ -148,7 +154,6 @@ class Replay:
         return self.store.specs if self.store else None
 
     def _restore(self, specs: tuple[FieldSpec, ...], layout: dict[str, Any]) -> None:
-        check_capacities(self.folder, layout, self._configs.values())
         if self._wanted is not None and not same_fields(specs, self._wanted):
             theirs, ours = ([spec.name for spec in each] for each in (specs, self._wanted))
             raise ConfigError(
@@ -170,7 +175,7 @@ class Replay:
         store.space.budget_bytes = self.budget_bytes = min(self.budget_bytes, layout["budget_bytes"])
         self.store = store
         for table in self.tables.values():
-            rows = table.restore(store.commits)
+            rows = table.restore(store.commits, store.steps)
             np.add.at(store.references, rows, 1)
             if table.config.holds_writers:
                 store.keep(rows)
@@ -290,7 +295,7 @@ class Replay:
             store = ChunkStore(self.folder, insert.specs, self.budget_bytes, self._max_chunks, entries)
             self._make_room(store, insert.payloads)
             for table in self.tables.values():
-                table.restore(store.commits)
+                table.restore(store.commits, store.steps)
             save_signature(self.folder, insert.specs, self.layout)
             self.store = store
         except BaseException:

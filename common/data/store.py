@@ -19,7 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from troupe.common.data.columns import FULL, Column, Lane, MappedFile, Payload, file_error, make_column
+from troupe.common.data.columns import (
+    FULL,
+    Column,
+    Lane,
+    MappedFile,
+    Payload,
+    damaged,
+    file_error,
+    make_column,
+)
 from troupe.common.data.counting import add_counts
 from troupe.common.data.fence import fence
 from troupe.common.data.schema import FIELD_NAME, MAX_FIELD_BYTES, FieldSpec
@@ -84,6 +93,7 @@ class ChunkStore:
         self.commits: NDArray[np.uint64] = self._records["commit"]
         self.versions: NDArray[np.int64] = self._records["version"]
         self.times_s: NDArray[np.float64] = self._records["time_s"]
+        self.steps: NDArray[np.int64] = self._records["steps"]
         self._lanes = [Lane(max_chunks, self.record_dtype.itemsize, [records]), *lanes]
         # Position 0: the last commit number given out. The rest: the limits of the lanes.
         header = MappedFile(folder / HEADER_FILE, "uint64", (1 + len(self._lanes),), sparse=False)
@@ -124,9 +134,16 @@ class ChunkStore:
         rows = self._live_rows(int(self._header[1]))
         # Rows ascend along the first lane, and so does every other lane: neighbours are all there is to
         # compare.
-        ends = self._records["starts"][rows] + self._records["counts"][rows]
-        if np.any(ends[:-1] > self._records["starts"][rows][1:]):
-            raise ConfigError("the files hold chunks that overlap: restore them or use another folder")
+        starts, counts = self._records["starts"][rows], self._records["counts"][rows]
+        ends = starts + counts
+        limits = self._header[1:].astype(np.int64)
+        if (
+            np.any(ends[:-1] > starts[1:])
+            or np.any(starts < 0)
+            or np.any(counts < 0)
+            or np.any(ends > limits)
+        ):
+            raise damaged(self._folder, "chunks overlap, or lie outside of the files")
         rows = rows[np.argsort(self.commits[rows])]
         self.space.restore(rows, self._header[1:].tolist())
         if len(rows):
@@ -358,8 +375,16 @@ def save_signature(folder: Path, specs: Sequence[FieldSpec], layout: Mapping[str
     text = json.dumps({"format": FORMAT, "fields": fields, "layout": dict(layout)})
     temporary = folder / (SIGNATURE_FILE + ".tmp")
     try:
-        temporary.write_text(text)
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # a power cut must not leave an empty one for all that was stored since
         os.replace(temporary, folder / SIGNATURE_FILE)
+        directory = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise file_error(f"cannot write {folder / SIGNATURE_FILE}", error) from None

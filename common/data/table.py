@@ -31,8 +31,16 @@ MAX_FIRST_ID = 1 << 52
 MAX_PRIORITY = 1e30
 """Larger priorities are refused: sums of them could become infinite."""
 
+_HEADER = 8
+"""Numbers in the header of a table."""
 _LONGEST = 2**31 - 1
 """Steps that an item may have."""
+
+
+def table_files(name: str, slots: int) -> dict[str, int]:
+    """The files of a table of so many slots, by name, and their bytes."""
+    items, priorities, header = ITEM.itemsize * slots, 8 * slots, 8 * _HEADER
+    return {f"{name}.items": items, f"{name}.priorities": priorities, f"{name}.header": header}
 
 
 def valid_priorities(priorities: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -72,7 +80,7 @@ class Table:
         # Outlives the process: items inserted and sampled, the limiter's base, the limits that it is for, and
         # items dropped.
         self._header: NDArray[np.float64] = MappedFile(
-            folder / f"{config.name}.header", "float64", (8,), sparse=False
+            folder / f"{config.name}.header", "float64", (_HEADER,), sparse=False
         ).array
         view = TableView(self._items, lambda: self.limiter.sampled, lambda slots: features(self.items(slots)))
         self.sampler: Selector = SAMPLERS[config.sampler](config, view)
@@ -100,10 +108,18 @@ class Table:
 
     # ---------------------------------------------------------------- restart
 
-    def restore(self, commits: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Find the items that a former process has left; ``commits`` are those of the store, by row.
+    def restore(self, commits: NDArray[np.uint64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Find the items that a former process has left.
 
-        Returns the row of every item that is still there.
+        Args:
+            commits: those of the store, by row.
+            steps: of each chunk, by row.
+
+        Returns:
+            The row of every item that is still there.
+
+        Raises:
+            ConfigError: an item is none, or does not lie within its chunk.
         """
         filled = np.flatnonzero(self._commits)
         places = self._items["row"][filled]
@@ -113,9 +129,11 @@ class Table:
         if self.config.max_times_sampled:
             valid &= self._items["sampled"][filled] < self.config.max_times_sampled
         whole = filled[valid]  # of a chunk that was committed, so these were written to their ends
+        offsets, lengths = (self._items[name][whole].astype(np.int64) for name in ("offset", "length"))
         if not (
-            np.all(self._items["offset"][whole] >= 0)
-            and np.all(self._items["length"][whole] > 0)
+            np.all(offsets >= 0)
+            and np.all(lengths > 0)
+            and np.all(offsets + lengths <= steps[self._items["row"][whole]])
             and np.all(valid_priorities(self._priorities[whole]))
         ):
             raise self._damaged()
