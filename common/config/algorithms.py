@@ -30,6 +30,14 @@ ALGORITHMS: dict[str, str] = {
 }
 """Those of this tree."""
 
+KNOWN_AS = {
+    **dict.fromkeys(("dqn", "ddqn", "double_dqn", "dueling_dqn", "ape_x"), "apex"),
+    **dict.fromkeys(("ppo", "appo", "a2c", "awr", "vmpo", "v_mpo"), "policy_gradient"),
+    **dict.fromkeys(("vtrace", "v_trace"), "impala"),
+    **dict.fromkeys(("ddpg", "td3"), "sac"),
+}
+"""Names that others use, and the algorithm here that is the same or nearest to it."""
+
 DEFAULT_ALGORITHM = "apex"
 ENTRY_POINTS = "troupe.algorithms"
 
@@ -96,7 +104,9 @@ def agent_model(algorithm: str) -> type[AgentConfig]:
         return _registered[algorithm]
     own, module_name = ALGORITHMS.get(algorithm, ""), algorithm_module(algorithm)
     if not own and not module_name:
-        near = difflib.get_close_matches(algorithm, [*ALGORITHMS, *outside_names()], n=1, cutoff=0.0)
+        known = [*ALGORITHMS, *outside_names()]
+        means = KNOWN_AS.get(algorithm.lower().replace("-", "_"))
+        near = [means] if means else difflib.get_close_matches(algorithm, known, n=1, cutoff=0.0)
         raise ValueError(f"unknown algorithm {algorithm!r}; nearest: {', '.join(near)}")
     own_module, _, attribute = own.partition(":")
     try:

@@ -10,6 +10,7 @@ The role says what may happen to a field after a run has begun:
 
 from __future__ import annotations
 
+import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -94,6 +95,8 @@ class Section(BaseModel):
         # TOML has no word for it, and leaving a field out means its default.
         if value == "none" and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
+            if typing.get_origin(annotation) is dict:
+                return {}
             if accepts_none(annotation) and not accepts_text(annotation):
                 return None
         return value

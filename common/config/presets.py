@@ -38,6 +38,10 @@ def read_preset(name: str) -> dict[str, Any]:
             raise ConfigError(
                 f"{name!r} is no preset but an environment: `troupe train PRESET --env.id {name}`"
             )
+        if Path(name).is_file():
+            raise ConfigError(
+                f"{name} is not TOML: a configuration is a file NAME.toml, as `troupe config show` prints"
+            )
         near = difflib.get_close_matches(name, preset_names(), n=1, cutoff=0.0)
         raise ConfigError(f"unknown preset {name!r}; nearest: {', '.join(near)} (`troupe presets` lists all)")
     return _tables(

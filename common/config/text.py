@@ -73,8 +73,6 @@ def parse_value(text: str, annotation: Any = Any) -> Any:
     `{a = 1}`), and an optional one also `none`. Text that is no TOML value comes back unchanged, for the
     model to refuse with the name of the field.
     """
-    if typing.get_origin(annotation) is dict and text.lower() == "none":
-        return {}
     if accepts_none(annotation) and text.lower() in ("none", "null", ""):
         return None
     if accepts_text(annotation):

@@ -25,6 +25,7 @@ from troupe.common.envs.base import EnvSpec, VectorEnv, slot_seeds
 from troupe.common.envs.gymnasium_spaces import action_spec, observation_leaves, picture_scales, stored_dtype
 from troupe.common.envs.names import own_name
 from troupe.common.envs.pictures import FrameProcessor, Layout, layout_of, push_frame
+from troupe.common.envs.registration import hint_of_module, registered_by
 from troupe.common.envs.returned import (
     OLD_INTERFACE,
     BadReturn,
@@ -131,7 +132,13 @@ class _Slot:
 
     def reset(self, seed: int | None = None) -> Any:
         """First observation of a new episode; the first one after building is seeded in any case."""
-        raw = reset_result(self.env.reset(seed=self._seed if seed is None else seed))
+        try:
+            result = self.env.reset(seed=self._seed if seed is None else seed)
+        except TypeError as error:
+            if "reset() got an unexpected keyword argument" not in str(error):
+                raise
+            raise BadReturn(f"takes no seed: {_one_line(error)}; {OLD_INTERFACE}") from None
+        raw = reset_result(result)
         self._seed = None
         if self._frames is not None:
             self.obs = np.zeros_like(self.obs)
@@ -319,9 +326,10 @@ def _make_env(config: EnvConfig, *, render: bool) -> Any:
     except (gym.error.UnregisteredEnv, gym.error.Error) as error:
         raise ConfigError(_unknown_id(gym, config.id, env_id, error)) from error
     except Exception as error:  # whatever the environment's own constructor raises
-        raise ConfigError(
-            f"{config.id} cannot be made with kwargs {kwargs}: {type(error).__name__}: {_one_line(error)}"
-        ) from error
+        why = f"{type(error).__name__}: {_one_line(error)}"
+        if "must inherit from the gymnasium.Env class" in why:
+            why += f"; {OLD_INTERFACE}"
+        raise ConfigError(f"{config.id} cannot be made with kwargs {kwargs}: {why}") from error
 
 
 def _wrapped(config: EnvConfig, env: Any) -> Any:
@@ -355,6 +363,10 @@ def _unknown_id(gym: Any, config_id: str, env_id: str, error: Exception) -> str:
     known = own_name(env_id)
     if known.startswith("atari:"):
         return f"unknown environment {config_id!r}: did you mean {known}?"
+    module = env_id.rpartition(":")[0]
+    if module and name not in gym.registry:
+        own = hint_of_module(config_id.removesuffix(f":{name}"), name, registered_by(module, gym.registry))
+        return f"unknown environment {config_id!r}: {own}"
     near = difflib.get_close_matches(name, list(gym.registry), n=1, cutoff=0.5)
     prefix = config_id.removesuffix(name)
     hint = f"did you mean {prefix}{near[0]}?" if near and near[0] != name else _one_line(error)

@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from troupe.common.envs.registration import hint_of_module, registered_by
 from troupe.common.errors import ConfigError
 from troupe.common.installation import import_module
 
@@ -25,7 +26,7 @@ PREFIX = "old_gym:"
 
 def registered(name: str) -> str:
     """Gymnasium's id of an environment that answers as Gymnasium's do. Raises ConfigError without one."""
-    own = f"old_gym/{name.replace(':', '.')}"
+    own = f"old_gym/{name.replace(':', '.').replace('/', '--')}"  # an id has one namespace at most
     if own not in gymnasium.registry:
         make, limit = _found(name)
         gymnasium.register(
@@ -86,16 +87,17 @@ def _found(name: str) -> tuple[Callable[..., Any], int | None]:
     module, _, plain = name.rpartition(":")
     if module:
         import_module(module, f"{PREFIX}{name}")
-    known: list[str] = []
+    known: dict[str, Any] = {}
     for registry in _registries():
         if plain in registry:
             spec = registry[plain]
             return _maker(spec), spec.max_episode_steps
-        known += registry
-    near = difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
-    prefix = f"{PREFIX}{module}:" if module else PREFIX
-    hint = f"did you mean {prefix}{near[0]}?" if near else "neither gym nor gymnasium has such an id"
-    if not module:
+        known |= registry
+    if module:
+        hint = hint_of_module(f"{PREFIX}{module}", plain, registered_by(module, known))
+    else:
+        near = difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
+        hint = f"did you mean {PREFIX}{near[0]}?" if near else "neither gym nor gymnasium has such an id"
         hint += "; write old_gym:package.module:ID, where that module registers it"
     raise ConfigError(f"unknown environment {PREFIX}{name}: {hint}")
 

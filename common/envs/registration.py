@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from troupe.common.errors import ConfigError
+
+_SHOWN = 8
+"""Ids that one line names."""
 
 
 def register_env(name: str, make: Callable[..., Any], **options: Any) -> str:
@@ -34,3 +38,29 @@ def register_env(name: str, make: Callable[..., Any], **options: Any) -> str:
     if known is None:
         gymnasium.register(name, entry_point=entry_point, **options)
     return f"{module}:{name}"
+
+
+def registered_by(module: str, registry: Mapping[str, Any]) -> list[str]:
+    """Return the ids in a registry, Gymnasium's or gym's, of what `module` defines, or else its package."""
+    homes = {name: f"{_home(spec)}." for name, spec in registry.items()}
+    of_module, of_package = (
+        [name for name, home in homes.items() if home.startswith(f"{place}.")]
+        for place in (module, module.partition(".")[0])
+    )
+    return of_module or of_package
+
+
+def hint_of_module(module: str, name: str, known: list[str]) -> str:
+    """Return what to say where `module`, as `env.id` names it, has no `name` among its `known` ids."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {module}:{near[0]}?"
+    if not known:
+        return "the module registers no environment of its own (troupe.register_env does)"
+    return f"the module registers {', '.join(known[:_SHOWN])}{', ...' if len(known) > _SHOWN else ''}"
+
+
+def _home(spec: Any) -> str:
+    """The module of what makes an environment."""
+    creator = spec.entry_point
+    return creator.partition(":")[0] if isinstance(creator, str) else getattr(creator, "__module__", "") or ""

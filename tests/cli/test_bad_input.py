@@ -35,6 +35,9 @@ BAD_INPUT = [
     ("train pong-apex --env.id PongNoFrameskip-v4", ["did you mean atari:pong?"]),
     ("train pong-apex --env.id CartPole-v1", ["did you mean gym:CartPole-v1?"]),
     ("train PongNoFrameskip-v4", ["no preset but an environment", "--env.id PongNoFrameskip-v4"]),
+    ("train y.yaml", ["y.yaml is not TOML"]),
+    ("train pong-apex --agent.algorithm dqn", ["unknown algorithm 'dqn'; nearest: apex"]),
+    ("train pong-apex --agent.algorithm ppo", ["unknown algorithm 'ppo'; nearest: policy_gradient"]),
     ("train pong-apex --lr 1e-4", ["nearest: agent.learning_rate"]),
     ("train pong-apex --agent.lr 1e-4", ["nearest: agent.learning_rate"]),
     ("train pong-apex --device cuda", ["nearest: learner.device"]),
@@ -122,6 +125,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     (tmp_path / "own.toml").write_text(own)
     (tmp_path / "lists.toml").write_text("[agent]\nlearning_rate = [1e-3, 3e-4]\n")
     (tmp_path / "here.py").touch()
+    (tmp_path / "y.yaml").write_text("agent: {algorithm: ppo}")
     code = cli.main(line.split())
     stdout, stderr = capsys.readouterr()
     assert code == 2

@@ -385,6 +385,8 @@ def test_the_kwargs_of_a_preset_are_for_its_own_environment(tmp_path, text):
     variables = {"TROUPE_ENV__KWARGS": "{size = 3}"}
     assert load_config("bitflip-apex", None, own, variables).env.kwargs == {"size": 3}
     file = tmp_path / "own.toml"
+    file.write_text(f"[env]\nkwargs = {text if text == '{}' else chr(34) + text + chr(34)}\n")
+    assert load_config("bitflip-apex", file).env.kwargs == {}
     file.write_text('[env]\nid = "my:Goal-v0"\nkwargs = {size = 5}\n')
     assert load_config("bitflip-apex", file).env.kwargs == {"size": 5}
     other = load_config("football-vtrace", None, {"env.id": "football:academy_empty_goal_close"})

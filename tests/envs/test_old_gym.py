@@ -12,6 +12,7 @@ import pytest
 
 from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import environment_module, make_spec, make_vector
+from troupe.common.envs.check import check
 from troupe.common.errors import ConfigError
 
 
@@ -107,6 +108,33 @@ def test_five_values_are_as_good() -> None:
         step = env.step(np.zeros(1, np.int64))
     assert step.terminated.tolist() == [True]
     assert not env.failures
+
+
+gymnasium.register("spaced/Old-v0", entry_point=OldEnv)
+
+
+def test_an_id_with_a_namespace_is_found() -> None:
+    env = make("spaced/Old-v0")
+    assert env.reset().shape == (2, 2)
+    assert not env.step(np.zeros(2, np.int64)).discarded
+
+
+class NearlyOldEnv(OldEnv, gymnasium.Env):
+    """Gymnasium's class and spaces with the former `reset`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Box(-100, 100, (2,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(3)
+
+
+gymnasium.register("NearlyOld-v0", entry_point=NearlyOldEnv)
+
+
+@pytest.mark.parametrize("name", ["Old-v0", "NearlyOld-v0"])
+def test_the_former_interface_without_its_family_is_told_of_it(name: str) -> None:
+    with pytest.raises(ConfigError, match="begins with old_gym:"):
+        check(EnvConfig(id=f"{__name__}:{name}"), timeout_s=30.0)
 
 
 def test_its_module_needs_permission_and_its_name_is_looked_up() -> None:
