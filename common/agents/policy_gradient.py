@@ -27,7 +27,7 @@ from troupe.common.rl import policy, policy_losses
 from troupe.common.rl.normalizers import Normalizer, normalized_advantages
 from troupe.common.rl.policy_losses import Multiplier
 from troupe.common.rl.sequences import generalized_advantages, n_step_returns
-from troupe.common.rl.vtrace import vtrace
+from troupe.common.rl.vtrace import clipped, vtrace
 
 if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
@@ -281,7 +281,7 @@ class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
         config = self.config
         match config.policy_loss:
             case "vtrace":
-                return log_ratio.exp().clamp(max=config.rho_bar) * advantages
+                return clipped(log_ratio.exp(), config.rho_bar) * advantages
             case "awr":
                 return policy_losses.exponential_weights(
                     advantages, config.awr_temperature, config.awr_max_weight

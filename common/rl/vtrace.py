@@ -59,9 +59,9 @@ def vtrace(
     # What sums up backwards is `vs - V` (remark 1). A discount of 0 ends it at a termination, `continues` at
     # a truncation, whose own difference still counts its `next_values`.
     rhos = log_rhos.exp()
-    deltas = _clipped(rhos, rho_bar) * (rewards + discounts * next_values - values)
-    traces = lambda_ * _clipped(rhos, c_bar) * discounts * continues
-    gradient_rhos = _clipped(rhos, pg_rho_bar)
+    deltas = clipped(rhos, rho_bar) * (rewards + discounts * next_values - values)
+    traces = lambda_ * clipped(rhos, c_bar) * discounts * continues
+    gradient_rhos = clipped(rhos, pg_rho_bar)
     if trusted is not None:
         deltas, traces, gradient_rhos = deltas * trusted, traces * trusted, gradient_rhos * trusted
     corrections = backward_sum(deltas, traces)
@@ -73,5 +73,6 @@ def vtrace(
     return VTrace(targets, gradient_rhos * errors, errors)
 
 
-def _clipped(rhos: Tensor, bar: float | None) -> Tensor:
+def clipped(rhos: Tensor, bar: float | None) -> Tensor:
+    """Importance weights of any shape, at most `bar`; None: as they are."""
     return rhos if bar is None else rhos.clamp(max=bar)

@@ -177,6 +177,7 @@ class _Launcher:
             for child in self._children:
                 child.poll(may_be_done=complete)
             if self._learner.state == "done":
+                self._check_learned()
                 _log.info("the run is complete")
                 return
             self._tell_refill()
@@ -186,6 +187,15 @@ class _Launcher:
             self._stop.wait(_POLL_S)
         saving = ": the learner writes a checkpoint" if has_checkpoint(self._run_dir) else ""
         _log.info("stopping on request%s (once more to stop at once)", saving)
+
+    def _check_learned(self) -> None:
+        """Raise the learner's error where the run got its steps while the learner died of each update.
+
+        Actors go on meanwhile, and the last learner to start found all steps made.
+        """
+        failure = self._learner.failure
+        if failure is not None and not read_status(self._run_dir).get("updates_since_start"):
+            raise type(failure)(f"the run has its steps, but they were not learned from: {failure}")
 
     def _tell_refill(self) -> None:
         """Say once whether a resumed run has its items, or has to store them first."""

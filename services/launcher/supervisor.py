@@ -71,6 +71,8 @@ class Child:
         self.state = "waiting"
         self.restarts = 0
         self.exit_code: int | None = None
+        self.failure: TroupeError | None = None
+        """What its last death by an error of its own would be told as; none by a signal."""
         self._backoff_s = backoff_s
         self._quick_deaths = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -149,6 +151,8 @@ class Child:
         if inherited := self._last_words(code):
             # Not our exit code: an environment that calls os._exit(3) has not missed a peer.
             code, why = TroupeError.exit_code, inherited
+        if code > 0:
+            self.failure = _error_for(code, f"{self.name} {how}: {why} (log: {self.spec.log_path})")
         if code in _FINAL_EXIT_CODES or self._quick_deaths >= MAX_QUICK_DEATHS:
             self.state = "failed"
             if code not in _FINAL_EXIT_CODES:

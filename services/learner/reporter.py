@@ -95,6 +95,7 @@ class Reporter:
         self._scores: list[float] = []
         self._troubles = Troubles()
         self._stored = StoredSteps(counters.steps)
+        self._first_updates = counters.updates
         self._returns = {EVALUATION_RETURN: Curve(), TRAINING_RETURN: Curve()}
         if resumed_steps is not None:
             for row in read_rows(run_dir / CSV_FILE):
@@ -274,6 +275,7 @@ class Reporter:
             "steps": counters.steps,
             "frames": counters.frames,
             "updates": counters.updates,
+            "updates_since_start": counters.updates - self._first_updates,
             "version": counters.version,
             "total_steps": self._total_steps,
             "note": note,

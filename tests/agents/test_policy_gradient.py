@@ -107,10 +107,13 @@ def test_ppo_by_hand(estimator, memory):
     assert got["learner/clipped"] == pytest.approx((abs(ratio - 1) > 0.1).mean())
 
 
-@pytest.mark.parametrize("loss", ["vpg", "vtrace", "awr", "cloning", "positive_cloning"])
-def test_losses_that_weigh_the_log_likelihood(loss):
+@pytest.mark.parametrize(
+    ("loss", "rho_bar"),
+    [("vtrace", None), *((loss, 0.8) for loss in ("vpg", "vtrace", "awr", "cloning", "positive_cloning"))],
+)
+def test_losses_that_weigh_the_log_likelihood(loss, rho_bar):
     agent = agent_of(
-        **ONE_STEP, gamma=0.9, policy_loss=loss, rho_bar=0.8, awr_temperature=0.5, awr_max_weight=3.0,
+        **ONE_STEP, gamma=0.9, policy_loss=loss, rho_bar=rho_bar, awr_temperature=0.5, awr_max_weight=3.0,
         normalize_advantages=False,
     )  # fmt: skip
     batch = random_batch(np.random.default_rng(0), agent, 6)
@@ -118,7 +121,7 @@ def test_losses_that_weigh_the_log_likelihood(loss):
     advantages = oracles.lambda_return(by.sequence, 0.95) - by.values
     weights = {
         "vpg": advantages,
-        "vtrace": np.minimum(np.exp(by.log_pi - by.log_mu), 0.8) * advantages,
+        "vtrace": np.minimum(np.exp(by.log_pi - by.log_mu), rho_bar or np.inf) * advantages,
         "awr": np.minimum(np.exp(advantages / 0.5), 3.0),
         "cloning": np.ones_like(advantages),
         "positive_cloning": advantages > 0,

@@ -11,11 +11,12 @@ run_dir, name, behaviour, restarts = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 
 
 def write_status(steps, note=""):
-    updates = 0 if behaviour == "idle" else steps // 4
+    updates = 0 if behaviour in ("idle", "dies-of-updates") else steps // 4
     metrics = {"speed/steps_per_s": 1000.0, "replay/items": float(steps), "learner/wait_share": 0.5}
     metrics["speed/updates_per_s"] = 10.0
     metrics |= {"eval/episode_return": 12.5, "eval/version": 4.0}
-    text = json.dumps({"steps": steps, "frames": steps, "updates": updates, "metrics": metrics, "note": note})
+    status = {"steps": steps, "frames": steps, "updates": updates, "updates_since_start": updates}
+    text = json.dumps({**status, "metrics": metrics, "note": note})
     temporary = run_dir / f".status.{os.getpid()}"
     temporary.write_text(text)
     temporary.replace(run_dir / "status.json")
@@ -35,9 +36,15 @@ def learner():
     if behaviour == "bad-config":
         print("troupe: error: no such game: pongg; nearest: pong", file=sys.stderr)
         sys.exit(2)
+    if restarts == 0 and behaviour in ("dies-of-updates", "dies-once"):
+        write_status(1000)
+        raise ValueError("clamp takes a number")
     if behaviour == "silent":
         time.sleep(120)
-    steps, most = 0, 2000 if behaviour in ("finish", "idle", "slow-end") else 1900
+    steps, most = (
+        0,
+        2000 if behaviour in ("finish", "idle", "slow-end", "dies-of-updates", "dies-once") else 1900,
+    )
     while steps < 2000:
         steps = min(steps + 100, most)
         write_status(steps)

@@ -154,6 +154,25 @@ def test_a_run_too_short_to_learn_anything_says_so(launch):
     assert "nothing was learned: the run was too short for an update, for replay wants 50,000 items" in output
 
 
+def test_a_run_whose_learner_died_of_its_updates_is_not_complete(launch):
+    run = launch("dies-of-updates")
+    code, output = run.wait()
+    assert code == 70, output
+    (line,) = [line for line in output.splitlines() if line.startswith("troupe: error:")]
+    assert line.startswith(
+        "troupe: error: the run has its steps, but they were not learned from: learner died"
+    )
+    assert "ValueError: clamp takes a number" in line
+    assert "complete at" not in output
+    run.assert_nothing_is_left()
+
+
+def test_a_learner_that_died_and_learned_again_completes_the_run(launch):
+    code, output = launch("dies-once").wait()
+    assert code == 0, output
+    assert "complete at 2,000 steps" in output
+
+
 def test_resuming_a_complete_run_starts_nothing(launch):
     run = launch("finish")
     run.wait()
