@@ -31,7 +31,8 @@ Per field, the first of these that says something:
    runs, which [`troupe sweep FILE`](sweeps.md) makes,
 3. the environment: `TROUPE_REPLAY__BATCH_SIZE=64`,
 4. on `troupe resume`: the `config.toml` of the run,
-5. the preset: a name from `troupe presets`, or the path of a TOML file,
+5. the preset: a name from `troupe presets`, or the path of a TOML file; a file that begins with
+   `preset = "NAME"` is laid over that preset, or that file,
 6. the default below.
 
 Text on the command line and in environment variables is taken as it stands where the field is text;

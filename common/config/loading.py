@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from troupe.common.config.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, agent_model
 from troupe.common.config.fields import AgentConfig, UntypedAgentConfig, role_of
-from troupe.common.config.presets import preset_id, read_preset, read_toml
+from troupe.common.config.presets import preset_id, read_bases, read_toml
 from troupe.common.config.schema import SECTIONS, Config
 from troupe.common.config.text import format_value, parse_value
 from troupe.common.errors import ConfigError
@@ -127,8 +127,7 @@ def load_layers(
         layers.append(Layer(f"run {run_config.parent}", _resumable(resumed)))
         preset = preset or _still_there(resumed.run.preset)
     if preset is not None:
-        values = _flat(read_preset(preset), preset)
-        layers.append(Layer(f"preset {preset}", {**values, "run.preset": preset_id(preset)}))
+        layers += _preset_layers(preset)
     loaded = merge(layers)
     _check_unused(loaded)
     return _without_preset_table(loaded)
@@ -220,6 +219,15 @@ def _without_preset_table(loaded: Loaded) -> Loaded:
     return Loaded(config, {**origins, **{f"replay.{name}": "default" for name in gone}})
 
 
+def _preset_layers(preset: str) -> list[Layer]:
+    """Return the layers of a preset; those of a file that begins from another are laid over that one."""
+    *files, (name, tables) = read_bases(preset)
+    layers = [Layer(f"file {file}", _flat(values, file)) for file, values in files]
+    layers.append(Layer(f"preset {name}", _flat(tables, name)))
+    layers[0].values["run.preset"] = preset_id(preset)
+    return layers
+
+
 def read_config(path: Path, *, typed_agent: bool = True) -> Config:
     """Return a complete configuration from a file that `to_toml` wrote."""
     return config_from_dict(read_toml(path), source=str(path), typed_agent=typed_agent)
@@ -249,7 +257,7 @@ def config_from_dict(
 def _still_there(preset: str) -> str | None:
     """Return the preset of an earlier run, or None if it is gone: the run has all but the addresses."""
     try:
-        read_preset(preset)
+        read_bases(preset)
     except ConfigError:
         return None
     return preset
@@ -295,6 +303,10 @@ def _flat(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
         raise ConfigError(f"{source} has a section [sweep], for several runs{remedy}")
     values: dict[str, Any] = {}
     for section, fields in tables.items():
+        if section == "preset" and isinstance(fields, str):
+            raise ConfigError(
+                f"{source} begins from the preset {fields}: it is to be trained from, `troupe train {source}`"
+            )
         if not isinstance(fields, Mapping):
             raise ConfigError(
                 f"{source}: {section!r} stands outside any section; write it under [run], [env], ..."
@@ -442,7 +454,7 @@ def _explain(error: ValidationError, origins: Mapping[str, str], *prefix: str) -
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         if isinstance(value, list) and origins.get(path, "").startswith("file "):
             advice += (
-                "; a --sweep file is laid over the preset, with one value for each field; several to "
+                "; this file is laid over the preset, with one value for each field; several to "
                 "try stand under [sweep.grid], for `troupe sweep`"
             )
         return f"{'.'.join(location)} = {shown} ({origins.get(path, 'default')}): {message}{advice}".replace(

@@ -49,6 +49,27 @@ def read_preset(name: str) -> dict[str, Any]:
     )
 
 
+def read_bases(name: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return a preset's name and tables, then those of the preset that it begins from, and so on.
+
+    A TOML file names it in its first lines, `preset = "NAME"`; a path there is relative to the file.
+    """
+    found: list[tuple[str, dict[str, Any]]] = []
+    seen = {preset_id(name)}
+    while True:
+        tables = dict(read_preset(name))
+        base = tables.pop("preset", None)
+        found.append((name, tables))
+        if base is None:
+            return found
+        if not isinstance(base, str) or not base:
+            raise ConfigError(f'{name}: preset should be the name of a preset or a path, preset = "NAME"')
+        name = str(Path(name).parent / base) if is_path(base) else base
+        if preset_id(name) in seen:
+            raise ConfigError(f"{found[-1][0]}: preset = {base!r} leads back to itself")
+        seen.add(preset_id(name))
+
+
 def preset_summary(name: str) -> str:
     """Return what a preset is for: the comment on the first line of its file."""
     text = (importlib.resources.files("troupe.configs") / f"{name}.toml").read_text("utf-8")

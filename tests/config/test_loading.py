@@ -391,3 +391,53 @@ def test_the_kwargs_of_a_preset_are_for_its_own_environment(tmp_path, text):
     assert load_config("bitflip-apex", file).env.kwargs == {"size": 5}
     other = load_config("football-vtrace", None, {"env.id": "football:academy_empty_goal_close"})
     assert other.env.kwargs["width"] == 96, "options of the whole family stay"
+
+
+def test_a_file_begins_from_the_preset_that_it_names(tmp_path: Path) -> None:
+    own, other = tmp_path / "own.toml", tmp_path / "other.toml"
+    own.write_text('preset = "cartpole-ppo"\n[agent]\ngamma = 0.5\n')
+    other.write_text('preset = "./own.toml"\n[env]\nid = "gym:Acrobot-v1"\n[agent]\nepochs = 3\n')
+    loaded = load_layers(str(other), None, {"agent.minibatch_steps": "64"})
+    config, plain = loaded.config, load_config("cartpole-ppo")
+    assert (config.agent.gamma, config.agent.epochs, config.agent.minibatch_steps) == (0.5, 3, 64)
+    assert config.agent.learning_rate == plain.agent.learning_rate
+    assert (config.env.id, config.replay, config.run.preset) == ("gym:Acrobot-v1", plain.replay, str(other))
+    origins = [loaded.origins[f"agent.{name}"] for name in ("epochs", "gamma", "learning_rate")]
+    assert origins == [f"file {other}", f"file {own}", "preset cartpole-ppo"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text(to_toml(config))
+    own.unlink()  # a run goes on without it
+    resumed = load_config(run_config=tmp_path / "run" / "config.toml")
+    assert resumed.agent == config.agent
+
+
+def test_what_a_file_over_a_preset_chooses_is_checked_as_its_own(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('preset = "pong-apex"\n[env]\nframe_skip = 2\n')
+    assert "frame_skip" in load_layers(str(own)).chosen("env")
+    own.write_text('preset = "bitflip-apex"\n[env]\nid = "my:Goal-v0"\n')
+    assert load_config(str(own)).env.kwargs == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('preset = "own.toml"', "leads back to itself"),
+        ('preset = "cartpole-pp"', "unknown preset 'cartpole-pp'; nearest: cartpole-ppo"),
+        ("preset = 5", 'preset = "NAME"'),
+        ('preset = "gone.toml"', "cannot read .*gone.toml"),
+    ],
+)
+def test_a_wrong_base_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(text)
+    with pytest.raises(ConfigError, match=message) as error:
+        load_config(str(own))
+    assert "\n" not in str(error.value)
+
+
+def test_a_sweep_file_that_begins_from_a_preset_is_told_where_it_belongs(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('preset = "cartpole-ppo"')
+    with pytest.raises(ConfigError, match=f"troupe train {own}"):
+        load_config("cartpole-ppo", own)
