@@ -186,10 +186,12 @@ class Agent(Protocol):
     ) -> Update:
         """Learns from fields `[B, window, ...]` with importance weights `[B]` float32.
 
-        `progress` is the share of the run that is done, 0 to 1, for what decays. `lengths` `[B]` are the
-        steps of each item: behind them a window repeats its last entry. None: all are as long as the window.
-        `B` may change from one update to the next: items that do not keep to `fields` and `item_steps` are
-        left out before. What is drawn comes from a generator of the agent's own, which is part of `state`.
+        `progress` is the share of the run that is done, 0 to 1, for what decays: by the steps that were
+        learned from before, or, where a table gives steps again or a queue drops some, by all that were made.
+        `lengths` `[B]` are the steps of each item: behind them a window repeats its last entry. None: all are
+        as long as the window. `B` may change from one update to the next: items that do not keep to `fields`
+        and `item_steps` are left out before. What is drawn comes from a generator of the agent's own, which
+        is part of `state`.
 
         `replayed` `[B]` bool are the rows of tables that give an item more than once, where batches mix these
         with a queue; None: no row is. Only algorithms whose configuration says `TableNeeds.replays` are given

@@ -263,7 +263,7 @@ class Learner:
         measure = counters.updates % METRICS_PERIOD_UPDATES == 0 or late
         if measure:
             self._measured_s = now_s
-        progress = min(1.0, counters.steps / self.config.run.total_steps)
+        progress = counters.progress(learned=self._mixture.once is not None)
         update = self.agent.update(
             usable.fields,
             usable.chosen(sample.weights(beta)),
@@ -272,6 +272,7 @@ class Learner:
             lengths=usable.lengths,
             **self._told(sample, usable),
         )
+        counters.learned_steps += self._mixture.learned_steps(sample, usable)
         self.prefetch.put_priorities(sample, usable.priorities(update.priorities))
         if self._histograms.due(counters.updates):
             self.reporter.look(*self._histograms.take(usable.fields))

@@ -16,6 +16,7 @@ from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
 from troupe.common.wire.replay.outbox import Outbox
 from troupe.common.wire.replay.sharded import ShardedReplayClient
+from troupe.services.learner.mixture import Mixture
 from troupe.services.learner.service import Learner
 from troupe.services.replay.options import parse_serve
 from troupe.services.replay.shard import serve
@@ -148,3 +149,57 @@ def test_a_resumed_run_finds_both_tables_as_they_were(tmp_path, context):
     numbers, replayed = later[0]
     assert sorted(numbers[~replayed]) == [7, 8]
     assert set(numbers[replayed]) <= set(range(1, 9))
+
+
+def put_and_learn(learning, outbox, numbers):
+    """The progress that the agent is told with each batch of two fresh unrolls."""
+    agent, told = learning.service.agent, []
+    update = agent.update
+
+    def noted(*batch, progress, **more):
+        result = update(*batch, progress=progress, **more)
+        told.append(progress)
+        return result
+
+    agent.update = noted
+    assert outbox.put([unroll(agent, number) for number in numbers], 30)
+    assert outbox.finish(30) == 0
+    until(lambda: len(told) == len(numbers) // 2)
+    agent.update = update
+    return told
+
+
+@pytest.mark.parametrize("steps", [0, UNROLLS * STEPS // 2])
+def test_progress_is_what_was_learned_whatever_was_reported_by_then(tmp_path, context, steps):
+    config = make_config(tmp_path, **{"replay.durable": "true"})
+    batch = 2 * STEPS / (UNROLLS * STEPS)
+    with running(config, tmp_path, context) as (learning, _), actor(config, context) as (control, outbox):
+        make_steps(control, steps)
+        until(lambda: learning.service.counters.steps == steps)
+        told = put_and_learn(learning, outbox, range(1, 9))
+        assert told == pytest.approx([0, batch, 2 * batch, 3 * batch])
+    with (
+        running(config, tmp_path, context, resume=True) as (learning, _),
+        actor(config, context) as (_, outbox),
+    ):
+        told = put_and_learn(learning, outbox, range(9, 13))
+    assert told == pytest.approx([4 * batch, 5 * batch])
+
+
+@pytest.mark.parametrize(
+    ("preset", "tables", "name", "times"),
+    [
+        ("cartpole-impala", f"[{AGAIN}, {FRESH}]", "fresh", 1),
+        ("cartpole-impala", f"[{AGAIN}, {FRESH[:-1]}, when_full = 'keep_latest'}}]", None, 0),
+        ("cartpole-ppo", None, "default", 1),
+        ("cartpole-pqn", None, "default", 1),
+        ("cartpole-apex", None, None, 0),
+    ],
+)
+def test_what_passes_through_a_queue_once_tells_the_progress(preset, tables, name, times):
+    config = load_config(
+        preset, None, {"replay.tables": tables, "replay.batch_size": "5"} if tables else {}, {}
+    )
+    once = Mixture(config).once
+    assert (once and once.name) == name
+    assert not once or once.max_times_sampled == times
