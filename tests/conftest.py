@@ -1,5 +1,6 @@
 """Tests that start services or threads get a second try; the summary names each that needed it, and why."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,19 @@ def _closed_replays():
     yield
     for replay in list(replays.OPENED):
         replay.close()
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A folder with a small disk of its own, see `harness.leave`."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={12 << 20}", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    except OSError as error:
+        pytest.skip(f"no small disk: {error}")
+    if mounted.returncode:
+        pytest.skip(f"no small disk: {mounted.stderr.strip() or 'mount failed'}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], timeout=30, check=True)

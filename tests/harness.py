@@ -142,3 +142,12 @@ def make_steps(control, steps, at_once=1):
         assert control.may_step(count, 60), f"{made} of {steps} steps were permitted"
         made += count
         control.report_steps(made)
+
+
+def leave(disk, room):
+    """Fill the disk up to `room` bytes."""
+    ballast = disk / "ballast"
+    ballast.unlink(missing_ok=True)
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free - room)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from troupe.common.errors import ConfigError
+from troupe.common.runtime.events import EventFile
 from troupe.common.runtime.logging import Throttle
 from troupe.common.runtime.video import gif_size
 
@@ -38,8 +39,6 @@ _FIRST_TAGS = {
 }
 """TensorBoard sorts groups, capitals first: under these tags the returns stand above all other curves."""
 _TAIL_BYTES = 1 << 16
-_BARS, _MAX_BARS = 30, 256
-"""Of a histogram of real numbers, and of one that has a bar for each whole number."""
 
 
 class Row(NamedTuple):
@@ -110,7 +109,7 @@ class MetricsWriter:
             _cut_half_line(self._run_dir / EVALUATIONS_FILE)
             if csv_path.stat().st_size == 0:
                 self._csv.write(CSV_HEADER + "\n")
-            self._events = _EventFile(self._run_dir / "tensorboard", resumed_steps)
+            self._events = EventFile(self._run_dir / "tensorboard", resumed_steps)
         except OSError as error:
             raise ConfigError(f"cannot write metrics into {run_dir}: {error.strerror or error}") from error
         self._started = time.monotonic() - wall_before_s
@@ -151,15 +150,17 @@ class MetricsWriter:
             number = float(value)
             self.last[name] = number
             rows.append(f"{prefix}{_csv_word(name)},{number:.9g}\n")
-        with self._tolerant():
+        with self.tolerant():
             self._csv.write("".join(rows))
+        with self.tolerant():
             for name, value in metrics.items():
                 if math.isfinite(value):
                     self._events.scalar(tensorboard_tag(source, name), float(value), steps, ago_s)
                     if name in _FIRST_TAGS:
                         self._events.scalar(_FIRST_TAGS[name], float(value), steps, ago_s)
         if self._track is not None:
-            self._track(steps, {tensorboard_tag(source, name): value for name, value in metrics.items()})
+            with self.tolerant("pass metrics to the trackers of"):
+                self._track(steps, {tensorboard_tag(source, name): value for name, value in metrics.items()})
 
     def add_evaluation(
         self,
@@ -188,37 +189,40 @@ class MetricsWriter:
         row |= {"updates": updates, "version": version, "age_s": round(ago_s, 3)}
         row |= {"returns": [float(game[0]) for game in games]}
         row |= {"lengths": [int(game[1]) for game in games]}
-        with self._tolerant(), (self._run_dir / EVALUATIONS_FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        path = self._run_dir / EVALUATIONS_FILE
+        with self.tolerant():
+            _cut_half_line(path)  # of a row for which the disk had no room
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
         self.add_histograms({"eval/returns": np.asarray(row["returns"])}, steps=steps)
 
     def add_histograms(self, values: Mapping[str, np.ndarray], *, steps: int) -> None:
         """Show how finite values of any shape are distributed, in TensorBoard; whole numbers one by one."""
-        with self._tolerant():
+        with self.tolerant():
             for name, array in values.items():
                 finite = array[np.isfinite(array)]
                 if finite.size:
                     self._events.histogram(name, finite, steps)
 
     @contextmanager
-    def _tolerant(self) -> Iterator[None]:
+    def tolerant(self, what: str = "write metrics into") -> Iterator[None]:
         """Log and count what fails, whatever it is: a record never ends the training that it describes.
 
         A full disk is one cause. The libraries behind TensorBoard are another: they raise what they like for
-        values that they have not met.
+        values that they have not met. The log says `cannot WHAT RUN_DIR: cause`.
         """
         try:
             yield
         except Exception as error:
             self.failed_writes_total += 1
-            if self._throttle("write"):
+            if self._throttle(what):
                 if isinstance(error, OSError):
                     why, trace = str(error.strerror or error), None
                 else:
                     why, trace = f"{type(error).__name__}: {error}", error
                 _log.error(
-                    "cannot write metrics into %s: %s (%d times so far)",
-                    *(self._run_dir, why, self.failed_writes_total),
+                    "cannot %s %s: %s (%d failed writes so far)",
+                    *(what, self._run_dir, why, self.failed_writes_total),
                     exc_info=trace,
                 )
 
@@ -245,10 +249,15 @@ class MetricsWriter:
         directory = self._run_dir / "videos"
         kind, film = ("gif", gif) if mp4 is None else ("mp4", mp4.tobytes())
         path = directory / f"{_csv_word(name).replace('/', '-')}-{steps:012d}.{kind}"
-        with self._tolerant():
+        with self.tolerant():
             self._events.image(tensorboard_tag(source, name), gif, height, width, steps)
+        with self.tolerant("write a film into"):
             directory.mkdir(exist_ok=True)
-            path.write_bytes(film)
+            try:
+                path.write_bytes(film)
+            except OSError:
+                path.unlink(missing_ok=True)  # half a film takes room and cannot be played
+                raise
             films = [path for kind in ("gif", "mp4") for path in directory.glob(f"*.{kind}")]
             films.sort(key=lambda film: film.stat().st_mtime)
             for old in films[: -self._keep_videos] if self._keep_videos else []:
@@ -258,94 +267,20 @@ class MetricsWriter:
 
     def add_text(self, name: str, text: str) -> None:
         """Show a text, such as the configuration, in TensorBoard."""
-        with self._tolerant():
+        with self.tolerant():
             self._events.text(name, text)
 
     def flush(self) -> None:
         """Make TensorBoard see what was added (CSV rows are visible at once)."""
-        with self._tolerant():
+        with self.tolerant():
             self._events.flush()
 
     def close(self) -> None:
         """Flush and close both files."""
-        with self._tolerant():
+        with self.tolerant():
             self._csv.close()
-        with self._tolerant():
+        with self.tolerant():
             self._events.close()
-
-
-class _EventFile:
-    """One TensorBoard event file, for any thread: tensorboardX's `EventsWriter`.
-
-    Its `SummaryWriter` puts a process queue and a thread before the same writer, which can block the caller
-    and delay its exit; its `add_video` needs moviepy. While one thread adds a check sum to a film the others
-    wait: with the package crc32c that is 1 ms a MiB, without it 0.3 s.
-    """
-
-    _FLUSH_PERIOD_S = 5.0
-
-    def __init__(self, directory: Path, resumed_steps: int | None) -> None:
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.proto.summary_pb2 import Summary
-
-        self._event, self._summary = Event, Summary
-        directory.mkdir(parents=True, exist_ok=True)
-        # The suffix keeps a quick restart, within the second, from writing over what was there.
-        suffix = f".{os.getpid()}.{time.time_ns() % 10**9:09d}"
-        self._file = EventsWriter(str(directory / "events"), suffix)
-        self._flushed_at = time.monotonic()
-        if resumed_steps is not None:
-            start = Event(wall_time=time.time(), step=resumed_steps)
-            start.session_log.status = SessionLog.SessionStatus.START
-            self._file.write_event(start)
-
-    def scalar(self, tag: str, value: float, step: int, ago_s: float) -> None:
-        self._add(self._summary(value=[self._summary.Value(tag=tag, simple_value=value)]), step, ago_s)
-
-    def image(self, tag: str, encoded: bytes, height: int, width: int, step: int) -> None:
-        image = self._summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
-        self._add(self._summary(value=[self._summary.Value(tag=tag, image=image)]), step)
-
-    def text(self, tag: str, text: str) -> None:
-        from tensorboardX.summary import text as text_summary
-
-        self._add(text_summary(tag, text), 0)
-
-    def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
-        from tensorboardX.summary import histogram
-
-        with np.errstate(over="ignore"):  # the sum of squares may be infinite
-            self._add(histogram(tag, values, _bin_edges(values)), step)
-
-    def _add(self, summary: Any, step: int, ago_s: float = 0.0) -> None:
-        self._file.write_event(self._event(wall_time=time.time() - ago_s, step=step, summary=summary))
-        if time.monotonic() - self._flushed_at > self._FLUSH_PERIOD_S:
-            self.flush()
-
-    def flush(self) -> None:
-        self._file.flush()
-        self._flushed_at = time.monotonic()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _bin_edges(values: np.ndarray) -> np.ndarray:
-    """Edges of a histogram of finite values: a bar for each whole number, else `_BARS` of one width.
-
-    numpy makes edges by itself only where they differ after rounding. Values that differ in the last digit,
-    as sums of the same rewards in another order do, and equal ones of 1e16, get one bar around them.
-    """
-    low, high = values.min(), values.max()
-    if values.dtype.kind in "iub" and int(high) - int(low) < _MAX_BARS:
-        return np.arange(int(low), int(high) + 2) - 0.5
-    low, high = float(low), float(high)
-    size = max(abs(low), abs(high))
-    if high / 2 - low / 2 <= 1e-9 * size:
-        margin = max(0.5, 1e-3 * size)
-        return np.array([low - margin, high + margin])
-    return 2 * np.linspace(low / 2, high / 2, _BARS + 1)  # the width itself may be infinite
 
 
 def tensorboard_tag(source: str, name: str) -> str:

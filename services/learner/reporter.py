@@ -190,7 +190,8 @@ class Reporter:
         self.writer.close()
         if self._trackers is not None:
             complete = self._counters.steps >= self._total_steps
-            self._trackers.close(self._summary(), complete=complete)
+            with self.writer.tolerant("end the trackers of"):
+                self._trackers.close(self._summary(), complete=complete)
 
     def _summary(self) -> dict[str, float]:
         """How far the run has come, and its newest returns."""
@@ -215,6 +216,8 @@ class Reporter:
                 "learner/wait_share": min(1.0, (waited_s - waited) / span),
                 "params/version": float(counters.version),
             }
+            if self.writer.failed_writes_total:
+                rates["learner/failed_writes_total"] = float(self.writer.failed_writes_total)
             self.note("learner", rates)
 
     def _write_rows(self) -> None:
@@ -263,6 +266,10 @@ class Reporter:
         return {"steps": played.steps, "frames": frames, "updates": played.updates, "ago_s": ago_s}
 
     def _write_status(self, control: ControlServer, note: str) -> None:
+        with self.writer.tolerant("write the status into"):
+            write_status(self._run_dir, self._status(control, note))
+
+    def _status(self, control: ControlServer, note: str) -> dict[str, Any]:
         metrics = dict(self.writer.last)
         for newest in self._newest.values():
             metrics.update(newest)
@@ -270,7 +277,7 @@ class Reporter:
         counters = self._counters
         health.report({"run/steps_total": counters.steps, "run/updates_total": counters.updates})
         health.report(self._newest["learner"])
-        status: dict[str, Any] = {
+        return {
             "wall_s": self.writer.wall_s,
             "steps": counters.steps,
             "frames": counters.frames,
@@ -284,7 +291,3 @@ class Reporter:
             "environments": self._troubles.status(),
             "peers": control.peers(),
         }
-        try:
-            write_status(self._run_dir, status)
-        except OSError as error:
-            _log.warning("cannot write the status into %s: %s", self._run_dir, error)

@@ -251,3 +251,18 @@ def test_a_run_that_counts_far_more_steps_than_were_stored_says_so(reporter, cap
     stored(32_000.0)
     (record,) = caplog.records
     assert "5000000 steps were counted and 31000 stored" in record.getMessage()
+
+
+def test_a_status_that_cannot_be_written_is_counted_and_ends_nothing(reporter, caplog, monkeypatch):
+    """Whatever the cause: a directory in its place, or a value that JSON has no word for."""
+    (reporter.path / "status.json").mkdir()
+    reporter.tick(NoPeers(), 0.0, force=True)
+    (reporter.path / "status.json").rmdir()
+    monkeypatch.setattr(NoPeers, "peers", lambda self: [object()])
+    reporter.tick(NoPeers(), 0.0, force=True)
+    assert reporter.writer.failed_writes_total == 2
+    assert caplog.text.count("cannot write the status") == 1
+    monkeypatch.undo()
+    reporter.tick(NoPeers(), 0.0, force=True)
+    status = json.loads((reporter.path / "status.json").read_text())
+    assert status["metrics"]["learner/failed_writes_total"] == 2

@@ -1,6 +1,5 @@
 """Full disks: real ones, of a few megabytes. Nothing dies of one, and room that is made is used."""
 
-import os
 import subprocess
 import sys
 import time
@@ -8,27 +7,11 @@ import time
 import numpy as np
 import pytest
 
+from tests.harness import leave
 from tests.replay import processes
 from troupe.common.wire.replay.client import ReplayClient
 
 TABLE = ("--table", "default:capacity=500", "--max-bytes", "8000000")
-DISK_BYTES = 12 << 20
-
-
-@pytest.fixture
-def disk(tmp_path):
-    """A folder with a disk of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(words, capture_output=True, text=True, timeout=30)
-    except OSError as error:
-        pytest.skip(f"no small disk: {error}")
-    if mounted.returncode:
-        pytest.skip(f"no small disk: {mounted.stderr.strip() or 'mount failed'}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], timeout=30, check=True)
 
 
 @pytest.fixture
@@ -49,15 +32,6 @@ def shard(disk, tmp_path, context):
     for process in running:
         process.kill()
         process.wait()
-
-
-def leave(disk, room):
-    """Fill the disk up to `room` bytes."""
-    ballast = disk / "ballast"
-    ballast.unlink(missing_ok=True)
-    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
-    with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, free - room)
 
 
 def noise(number):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.harness import leave
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.metrics import CSV_HEADER, MetricsWriter, read_rows, tensorboard_tag
 from troupe.common.runtime.video import Recorder, encode_gif, encode_mp4
@@ -314,3 +315,47 @@ def test_a_writer_that_raises_anything_is_logged_and_counted_and_the_evaluation_
     assert writer.failed_writes_total == 1
     assert "Too many bins" in caplog.text
     assert '"version": 3' in (tmp_path / "evaluations.jsonl").read_text()
+
+
+def test_every_record_survives_a_disk_that_is_full_for_a_while(disk, caplog):
+    writer = MetricsWriter(disk)
+    gif = encode_gif(np.random.default_rng(1).integers(0, 256, (4, 64, 64, 3), np.uint8))
+
+    def write_all(number):
+        at = {"steps": number, "frames": number, "updates": number}
+        writer.add("learner", {f"learner/value{i}": float(number) for i in range(300)}, **at)
+        writer.add_evaluation(number, [[float(number), 10]] * 300, **at)
+        writer.add_video("evaluator", "eval/video", gif, steps=number)
+        writer.flush()
+
+    write_all(1)
+    assert writer.failed_writes_total == 0
+    leave(disk, 10_000)  # room for a part of what comes
+    for number in range(2, 6):
+        write_all(number)
+    assert writer.failed_writes_total > 4
+    assert "No space left on device" in caplog.text
+    (disk / "ballast").unlink()
+    write_all(6)  # what was held back may fail once more
+    failed = writer.failed_writes_total
+    write_all(7)
+    assert writer.failed_writes_total == failed
+    writer.close()
+    assert {1, 7} <= {row.steps for row in read_rows(disk / "metrics.csv")}
+    games = [json.loads(line)["version"] for line in (disk / "evaluations.jsonl").read_text().splitlines()]
+    assert games[0] == 1
+    assert games[-1] == 7
+    assert {1, 7} <= {event.step for event in events(disk).Scalars("learner/value0")}
+    assert all(film.stat().st_size == len(gif) for film in (disk / "videos").iterdir())
+
+
+def test_trackers_that_raise_anything_do_not_end_the_training(tmp_path, caplog):
+    def track(steps, values):
+        raise RuntimeError("no more rows")
+
+    writer = MetricsWriter(tmp_path, track=track)
+    writer.add("learner", {"learner/loss": 1.0}, **AT)
+    writer.close()
+    assert writer.failed_writes_total == 1
+    assert "no more rows" in caplog.text
+    assert "learner/loss,1" in (tmp_path / "metrics.csv").read_text()
