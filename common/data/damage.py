@@ -12,7 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from troupe.common.data.columns import column_files, damaged
-from troupe.common.data.producers import PRODUCERS_FILE, producers_file_bytes
+from troupe.common.data.producers import (
+    PRODUCERS_FILE,
+    UNSTORED_FILE,
+    producers_file_bytes,
+    unstored_file_bytes,
+)
 from troupe.common.data.schema import FieldSpec
 from troupe.common.data.store import HEADER_FILE, RECORDS_FILE, SIGNATURE_FILE, record_dtype
 from troupe.common.data.table import table_files
@@ -32,9 +37,11 @@ def check_files(folder: Path, specs: Sequence[FieldSpec], tables: Mapping[str, i
 
 def check_none(folder: Path) -> None:
     """Raise ConfigError where there is no signature, and yet chunks have been written."""
-    header = folder / HEADER_FILE
-    if header.is_file() and np.fromfile(header, "<u8", 1).any():
-        raise damaged(folder, f"{SIGNATURE_FILE} is missing")
+    # All headers begin with how much there ever was, of chunks or of a table's items. A process that dies in
+    # its first insert, before it has written the signature, leaves zeros there.
+    for header in folder.glob("*.header"):
+        if header.is_file() and np.fromfile(header, "<u8", 1).any():
+            raise damaged(folder, f"{SIGNATURE_FILE} is missing")
 
 
 def _least_sizes(
@@ -51,6 +58,8 @@ def _least_sizes(
     for table, slots in tables.items():
         yield from table_files(table, slots).items()
     yield PRODUCERS_FILE, producers_file_bytes()
+    if (folder / UNSTORED_FILE).exists():  # older folders have none
+        yield UNSTORED_FILE, unstored_file_bytes()
 
 
 def _check(folder: Path, name: str, least: int) -> None:

@@ -38,6 +38,11 @@ def producers_file_bytes() -> int:
     return MAX_PRODUCERS * _PRODUCER.itemsize
 
 
+def unstored_file_bytes() -> int:
+    """Bytes of the file of what is not stored."""
+    return MAX_PRODUCERS * _UNSTORED.itemsize
+
+
 class Producers:
     """The newest number of every producing process, and which of those before it are not stored.
 

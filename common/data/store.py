@@ -144,6 +144,10 @@ class ChunkStore:
             or np.any(ends > limits)
         ):
             raise damaged(self._folder, "chunks overlap, or lie outside of the files")
+        for spec in self.specs:  # by these the items are looked at
+            entries = counts[:, self._first_lane[spec.name]]
+            if np.any(entries != self.steps[rows] + (spec.before + spec.after)):
+                raise damaged(self._folder, "chunks have other steps than their fields")
         rows = rows[np.argsort(self.commits[rows])]
         self.space.restore(rows, self._header[1:].tolist())
         if len(rows):

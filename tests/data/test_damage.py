@@ -1,6 +1,8 @@
 """A shard's files that were lost, cut or changed are told of, and never served as if they were whole."""
 
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ TABLES = (
 STEPS = 4
 FILES = (
     *("obs.offsets", "obs.lengths", "obs.blocks", "raw.raw", "action.raw", "features.raw"),
-    *("chunks.records", "chunks.header", "producers"),
+    *("chunks.records", "chunks.header", "producers", "unstored"),
     *(f"{table}.{end}" for table in ("default", "other") for end in ("items", "priorities", "header")),
 )
 
@@ -64,6 +66,8 @@ def test_what_is_whole_is_served(folder):
 @pytest.mark.parametrize("bytes_left", [None, 0, 7])
 def test_a_file_that_is_missing_or_short_is_damage(folder, name, bytes_left):
     path = folder / name
+    if bytes_left is None and name == "unstored":
+        pytest.skip("older folders have none")
     if bytes_left is None:
         path.unlink()
     else:
@@ -73,12 +77,13 @@ def test_a_file_that_is_missing_or_short_is_damage(folder, name, bytes_left):
 
 
 def test_every_file_of_a_shard_is_looked_at(folder):
-    others = {"lock", "signature.json", "unstored"}  # of these the last may be missing, in old folders
-    assert {path.name for path in folder.iterdir()} == {*FILES, *others}
+    assert {path.name for path in folder.iterdir()} == {*FILES, "lock", "signature.json"}
 
 
-def test_chunks_without_a_signature_are_damage(folder):
-    (folder / "signature.json").unlink()
+@pytest.mark.parametrize("also", [(), ("chunks.header", "chunks.records")])
+def test_items_without_a_signature_are_damage(folder, also):
+    for name in ("signature.json", *also):
+        (folder / name).unlink()
     refused_twice(folder, r"damaged: signature\.json is missing")
 
 
@@ -96,3 +101,32 @@ def test_a_chunk_that_lies_outside_of_the_files_is_damage(folder, lane, start):
     records["starts"][np.flatnonzero(records["commit"])[-1], lane] += start
     records.flush()
     refused_twice(folder, "damaged: chunks overlap, or lie outside of the files")
+
+
+@pytest.mark.parametrize("steps", [-STEPS, 1, 1 << 40])
+def test_a_chunk_of_other_steps_than_its_fields_is_damage(folder, steps):
+    """Else an item could reach beyond its chunk, and the record would say that it does not."""
+    records = np.memmap(folder / RECORDS_FILE, record_dtype(6), "r+")
+    records["steps"][np.flatnonzero(records["commit"])[-1]] += steps
+    records.flush()
+    refused_twice(folder, "damaged: chunks have other steps than their fields")
+
+
+def test_the_signature_is_synced_before_it_has_its_name_and_the_folder_afterwards(tmp_path, monkeypatch):
+    """What a power cut leaves of the folder cannot be read without it."""
+    done = []
+    sync, rename = os.fsync, os.replace
+
+    def note_sync(handle):
+        done.append(Path(f"/proc/self/fd/{handle}").readlink().name)
+        sync(handle)
+
+    def note_rename(source, target):
+        done.append(Path(target).name)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_rename)
+    replay = open_again(tmp_path / "shard")
+    assert replay.insert(make_insert(1, 0, STEPS, range(STEPS), [1] * STEPS, [1.0] * STEPS))
+    assert done == ["signature.json.tmp", "signature.json", "shard"]
