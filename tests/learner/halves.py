@@ -20,7 +20,9 @@ from troupe.common.wire.inference.client import Answer, InferenceClient
 from troupe.common.wire.sockets import Security
 from troupe.services.learner.inference import CentralInference
 
-ENV = EnvConfig(id="tests.envs.counting:Counting-v0", kwargs={"length": 7, "signed": True})
+ENV = EnvConfig(
+    id="tests.envs.counting:Counting-v0", kwargs={"length": 7, "signed": True}, reward_clip="sign"
+)
 SPEC = make_spec(ENV)
 
 
