@@ -13,6 +13,8 @@ from troupe.common.errors import ConfigError
 
 STATUS_FILE = "status.json"
 CONFIG_FILE = "config.toml"
+_PROBE_BYTES = 1 << 16
+"""An empty file can be made on a full disk."""
 
 
 def fsync_path(path: Path) -> None:
@@ -72,15 +74,33 @@ def make_directory(path: Path, what: str) -> Path:
         raise ConfigError(
             f"cannot create the {what} {path}: {error.strerror}; choose another place"
         ) from error
-    probe = path / f".write-test.{os.getpid()}"
-    try:
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write into the {what} {path}: {error.strerror}; choose another place"
-        ) from error
+    check_writable(path, what)
     return path
+
+
+def check_writable(path: Path, what: str) -> None:
+    """Refuse a directory that cannot be written; one that is not there yet is tried where it would be made.
+
+    Raises:
+        ConfigError: it cannot, or its disk is full, with one line that says why.
+    """
+    with readable(path):
+        existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if why := write_trouble(existing):
+        raise ConfigError(f"cannot write into the {what} {path}: {why}; make room or choose another place")
+
+
+def write_trouble(directory: Path) -> str:
+    """Why a directory takes no file of `_PROBE_BYTES` now, in the system's words; empty if it does."""
+    probe = directory / f".write-test.{os.getpid()}"
+    try:
+        try:
+            probe.write_bytes(bytes(_PROBE_BYTES))
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def write_status(run_dir: Path, status: dict[str, Any]) -> None:

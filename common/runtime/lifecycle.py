@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -185,9 +186,22 @@ def run_main(body: Callable[[], int | None]) -> int:
     a defect: the traceback goes first, then a one-line summary: the last line of a log always says why.
     """
     try:
+        return _exit_code(body)
+    finally:
+        # Python would try once more to write what is left, and turn the exit code into 120.
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by the caller
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                with suppress(OSError, ValueError):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _exit_code(body: Callable[[], int | None]) -> int:
+    try:
         return body() or 0
     except TroupeError as error:
-        print(f"troupe: error: {one_line(str(error))}", file=sys.stderr, flush=True)
+        _say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -199,7 +213,7 @@ def run_main(body: Callable[[], int | None]) -> int:
         if extra is None:
             return _report_defect(error)
         line = f"the package {error.name} is not installed: {install_command(extra)}"
-        print(f"troupe: error: {line}", file=sys.stderr, flush=True)
+        _say(line)
         return ConfigError.exit_code
     except Exception as error:
         return _report_defect(error)
@@ -207,9 +221,13 @@ def run_main(body: Callable[[], int | None]) -> int:
 
 def _report_defect(error: Exception) -> int:
     _log.exception("stopped by an unexpected error")
-    summary = one_line(f"{type(error).__name__}: {error}")
-    print(f"troupe: error: internal error, {summary}", file=sys.stderr, flush=True)
+    _say(f"internal error, {type(error).__name__}: {error}")
     return INTERNAL_ERROR
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody can be told, but the exit code says what kind of error it was
+        print(f"troupe: error: {one_line(text)}", file=sys.stderr, flush=True)
 
 
 def one_line(text: str) -> str:

@@ -50,6 +50,28 @@ class OneLineFormatter(logging.Formatter):
         return "\n".join(map(printable, super().formatException(ei).split("\n")))
 
 
+class _Quiet(logging.Handler):
+    """Drops a line that cannot be written: the disk is full, or the reader has gone."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say what is wrong with a line, but not with the file: that would end up in the same place."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
+class LogStream(_Quiet, logging.StreamHandler):
+    """Lines on stderr."""
+
+
+class LogFile(_Quiet, logging.FileHandler):
+    """Lines at the end of a file."""
+
+    def close(self) -> None:
+        """Close; what the disk has no room for is lost."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 def setup_logging(service: str, path: str | Path | None = None, level: str = "info") -> None:
     """Send the root logger to stderr, or appending to `path`; replaces earlier handlers.
 
@@ -60,11 +82,11 @@ def setup_logging(service: str, path: str | Path | None = None, level: str = "in
         raise ConfigError(f"unknown log level {level!r}; choose one of {', '.join(_LEVELS)}")
     handler: logging.Handler
     if path is None:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = LogStream(sys.stderr)
     else:
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            handler = logging.FileHandler(path)
+            handler = LogFile(path)
         except OSError as error:
             raise ConfigError(f"cannot write the log file {path}: {error.strerror}") from error
     handler.setFormatter(OneLineFormatter(_FORMAT.format(service=service.replace("%", "%%"))))

@@ -23,7 +23,7 @@ from troupe.common.cores import usable_cores
 from troupe.common.errors import TroupeError
 from troupe.common.permits import modules_of
 from troupe.common.runtime import StopSignal
-from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE, atomic_write, read_status
+from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE, atomic_write, read_status, write_trouble
 from troupe.common.runtime.lifecycle import INTERRUPTED
 from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
 from troupe.services.launcher.curves import chart, drawable
@@ -31,6 +31,7 @@ from troupe.services.launcher.panel import LivePanel, lost_terminal_tolerated
 from troupe.services.launcher.processes import child_specs, replay_endpoints
 from troupe.services.launcher.progress import Estimator, RunView, ServiceView, plain_line, run_view
 from troupe.services.launcher.refill import Refill, items_before_learning
+from troupe.services.launcher.silence import Silence
 from troupe.services.launcher.supervisor import Child, ChildSpec, stop
 from troupe.services.launcher.workspace import (
     TensorBoardPort,
@@ -139,6 +140,7 @@ class _Launcher:
         self._learner = self._children[0]
         self._usage = _Usage()
         self._estimator = Estimator()
+        self._silence = Silence(config.net.liveness_s)
         self._started_at = time.monotonic()
         self._next_line = 0.0
         self._said_note = ""
@@ -234,7 +236,11 @@ class _Launcher:
 
     def _show(self, *, final: bool = False) -> None:
         config = self._config
-        status = read_status(self._run_dir)
+        status, written_ns = read_status(self._run_dir), 0
+        with contextlib.suppress(OSError):
+            written_ns = (self._run_dir / STATUS_FILE).stat().st_mtime_ns
+        silent = self._silence.look(status, written_ns)
+        disk = write_trouble(self._run_dir)
         if "steps" not in status:  # the learner is not up yet
             status = {"steps": saved_steps(self._run_dir)}
         steps = int(status["steps"])
@@ -244,6 +250,8 @@ class _Launcher:
             services=[self._usage.view(child) for child in self._children],
             elapsed_s=time.monotonic() - self._started_at,
             eta_s=self._estimator.eta_s(steps, config.run.total_steps) if "metrics" in status else None,
+            disk=f"cannot write into {self._run_dir}: {disk}" if disk else "",
+            silent=silent,
             min_items=self._min_items,
             capacity_items=self._capacity_items,
             cores=usable_cores(),
@@ -257,7 +265,8 @@ class _Launcher:
 
     def _waits_as_said(self) -> bool:
         """Whether the run only ends something still, and the last line has said what."""
-        said, self._said_note = self._said_note, self._view.note
+        trouble = self._view.disk or self._view.silent
+        said, self._said_note = self._said_note, "" if trouble else self._view.note
         return bool(said) and said == self._view.note
 
     def _announce(self) -> None:
@@ -282,6 +291,8 @@ class _Launcher:
             self._say(line)
         self._say(f"run directory: {self._run_dir}")
         self._say(f"curves: {own_command('tensorboard')} --logdir {shell_path(self._run_dir)}")
+        if view.disk:
+            self._say(view.disk)
         if view.trouble:
             self._say(f"environments: {view.trouble}")
         if view.metrics:  # the learner was up

@@ -11,6 +11,8 @@ from typing import Any
 from troupe.services.launcher.curves import Points
 
 _RATE_WINDOW_S = 60.0
+_RATES = ("speed/", "gpu/")
+"""Metrics that say nothing once the learner is silent."""
 _STARVED_SHARE = 0.3  # of the demand; the scheduler alone causes less where cores are free
 _SETTLED_S = 30.0  # before, starting processes take the processor and caches are cold
 
@@ -39,6 +41,8 @@ class RunView:
     note: str = ""
     actors: int | None = None  # that have joined; None: unknown
     trouble: str = ""
+    disk: str = ""  # why the run directory cannot be written; empty: it can
+    silent: Mapping[str, float] = field(default_factory=dict)  # seconds by service
     metrics: dict[str, float] = field(default_factory=dict)
     returns: dict[str, Points] = field(default_factory=dict)  # by metric
     services: Sequence[ServiceView] = ()
@@ -103,6 +107,9 @@ def run_view(status: dict[str, Any], **values: Any) -> RunView:
     counters: dict[str, Any] = {name: int(status.get(name, 0)) for name in ("steps", "frames", "updates")}
     metrics = {k: float(v) for k, v in status.get("metrics", {}).items() if isinstance(v, int | float)}
     counters["version"] = int(status.get("version", -1))
+    if "learner" in values.get("silent", {}):
+        metrics = {name: value for name, value in metrics.items() if not name.startswith(_RATES)}
+        values["eta_s"] = None
     return RunView(
         **counters,
         note=str(status.get("note", "")),
@@ -126,9 +133,16 @@ def verdict(view: RunView) -> tuple[str, str]:
     if any(s.name == "learner" and s.state in ("done", "stopped") for s in view.services):
         left = [s.name for s in view.services if s.state == "running"]
         return (f"waiting for {', '.join(left)} to end" if left else "stopped"), ""
+    if view.disk:
+        return view.disk, "make room there: until then nothing is recorded, and replay may hold actors up"
     troubled = [s for s in view.services if s.state not in ("running", "done", "stopped")]
     if troubled:
         return f"{troubled[0].name}: {troubled[0].state}", ""
+    if view.silent:
+        named = sorted(view.silent.items(), key=lambda item: -item[1])
+        words = ", ".join(f"{name} has said nothing for {age_s:.0f} s" for name, age_s in named[:3])
+        more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+        return words + more, "it hangs, or gets no processor: see its log"
     if view.note:
         return view.note, ""
     if not view.metrics:

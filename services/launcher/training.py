@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from troupe.common.config import Loaded, changed_structure, check_resumable, load_layers, read_config
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.checkpoint import begin_from
-from troupe.common.runtime.files import CONFIG_FILE, readable, run_config
+from troupe.common.runtime.files import CONFIG_FILE, check_writable, readable, run_config
 
 if TYPE_CHECKING:
     from troupe.common.config import Config
@@ -53,6 +53,7 @@ def train(
     config = _with_beginning(loaded.config, spec)
     run_dir = run_dir or Path("runs") / f"{Path(preset).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     _check_unused(run_dir)
+    check_writable(run_dir, "run directory")
     _check_room(config, spec, run_dir)
     _launch(config, run_dir, False, progress, stop)
     return run_dir

@@ -24,6 +24,7 @@ from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.installation import install_command
 from troupe.common.runtime.checkpoint import check, newest_first, steps_of
 from troupe.common.runtime.files import CONFIG_FILE, make_directory, readable
+from troupe.common.runtime.logging import LogFile
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ def _remove_abandoned(parent: Path) -> None:
 def launcher_log(run_dir: Path) -> Iterator[logging.Logger]:
     """Keep what the launcher does in `logs/launcher.log`."""
     try:
-        handler = logging.FileHandler(run_dir / "logs" / "launcher.log")
+        handler = LogFile(run_dir / "logs" / "launcher.log")
     except OSError as error:
         raise ConfigError(f"cannot write into {run_dir / 'logs'}: {error.strerror}") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s launcher: %(message)s"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from troupe.common.config import config_from_dict
 from troupe.common.runtime import run_main
-from troupe.services.launcher import launcher, progress
+from troupe.services.launcher import launcher, progress, silence
 from troupe.services.launcher.supervisor import ChildSpec
 
 SERVICE = Path(__file__).with_name("fake_service.py")
@@ -29,6 +29,7 @@ def child_specs(config, run_dir, sockets, tensorboard, *, resume):
 
 if __name__ == "__main__":
     launcher.child_specs = child_specs
+    silence._LIMIT_S = 2.0
     progress._SETTLED_S = 2.0  # nothing gets warm here
     values = {
         "run": {"total_steps": TOTAL_STEPS, "log_every_s": 0.2},

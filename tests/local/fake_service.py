@@ -1,5 +1,6 @@
 """A service that only pretends: `python fake_service.py RUN_DIR NAME BEHAVIOUR RESTARTS [--resume]`."""
 
+import contextlib
 import json
 import os
 import signal
@@ -47,7 +48,12 @@ def learner():
     )
     while steps < 2000:
         steps = min(steps + 100, most)
-        write_status(steps)
+        with contextlib.suppress(OSError):  # a full disk ends no learner
+            write_status(steps)
+        time.sleep(0.05)
+    while behaviour == "run":
+        with contextlib.suppress(OSError):  # the disk may be full
+            write_status(steps)
         time.sleep(0.05)
     if behaviour == "slow-end":
         for _ in range(40):  # several lines of the log

@@ -12,8 +12,10 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.harness import leave
 from troupe.common.config import load_config
 from troupe.common.runtime.checkpoint import save_checkpoint
+from troupe.common.runtime.lifecycle import INTERRUPTED
 from troupe.services.launcher.launcher import _how_to_evaluate, _how_to_extend
 
 LAUNCH = Path(__file__).with_name("fake_launch.py")
@@ -23,9 +25,9 @@ ALL = ["learner", "replay", "actor-0", "actor-1", "evaluator"]
 class Launched:
     """A launcher under test."""
 
-    def __init__(self, run_dir, behaviour, *words, **options):
+    def __init__(self, run_dir, behaviour, *words, output=None, **options):
         self.run_dir = run_dir
-        self.output = run_dir.with_suffix(".out")
+        self.output = output or run_dir.with_suffix(".out")
         with self.output.open("w") as out:
             options = {"stdout": out, "stderr": subprocess.STDOUT} | options
             self.process = subprocess.Popen(
@@ -76,8 +78,8 @@ def _alive(pid):
 def launch(tmp_path):
     launched = []
 
-    def launch(behaviour, *words, **options):
-        launched.append(Launched(tmp_path / "run", behaviour, *words, **options))
+    def launch(behaviour, *words, run_dir=tmp_path / "run", **options):
+        launched.append(Launched(run_dir, behaviour, *words, **options))
         return launched[-1]
 
     yield launch
@@ -247,6 +249,42 @@ def test_a_config_error_of_a_service_is_the_launchers(launch):
     )
     assert "Traceback" not in output
     run.assert_nothing_is_left()
+
+
+def test_a_learner_that_hangs_is_named_and_its_rates_go_blank(launch):
+    run = launch("run")
+    run.wait_until(lambda: "steps/s 1,000" in run.output.read_text())
+    learner = next(pid for pid, name in run.children() if name == "learner")
+    os.kill(learner, signal.SIGSTOP)
+    run.wait_until(lambda: "learner has said nothing for" in run.output.read_text())
+    named = [line for line in run.output.read_text().splitlines() if "has said nothing" in line]
+    assert "steps/s" not in named[0]
+    os.kill(learner, signal.SIGCONT)
+    lines = len(run.output.read_text())
+    run.wait_until(lambda: "steps/s 1,000" in run.output.read_text()[lines:])
+
+
+def test_a_disk_that_fills_up_is_said_and_a_stop_leaves_no_traceback(launch, disk):
+    run = launch("run", run_dir=disk / "run", output=disk.parent / "out")
+    run.wait_all_up()
+    leave(disk, 0)
+    run.wait_until(lambda: "No space left on device" in run.output.read_text())
+    run.process.send_signal(signal.SIGINT)
+    code, output = run.wait()
+    assert code == INTERRUPTED, output  # there was no room for a checkpoint
+    assert "Traceback" not in output
+    assert "Logging error" not in output
+    assert "internal error" not in output
+    said = [line for line in output.splitlines() if "steps " in line and "No space left" in line]
+    assert f"cannot write into {disk / 'run'}" in said[0]
+
+
+def test_a_disk_that_is_full_at_the_start_is_named(launch, disk):
+    leave(disk, 0)
+    code, output = launch("run", run_dir=disk / "run", output=disk.parent / "out").wait()
+    assert code == 2, output
+    assert output.count("\n") == 1
+    assert "No space left on device" in output
 
 
 def test_two_launchers_do_not_share_a_run(launch):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from troupe.services.launcher import launcher, panel, progress
+from troupe.services.launcher import launcher, panel, progress, silence
 from troupe.services.launcher.panel import LivePanel, render
 from troupe.services.launcher.progress import (
     Estimator,
@@ -348,3 +348,47 @@ def test_the_end_shows_evaluations_or_training():
         "mean return in training"
     )
     assert launcher._curve(view(STATUS)) == []
+
+
+def test_services_that_are_silent_are_named_until_they_are_heard_again(monkeypatch):
+    now_s = 1000.0
+    monkeypatch.setattr(silence.time, "monotonic", lambda: now_s)
+    listener = silence.Silence(liveness_s=15.0)
+
+    def look(written_ns, **ages):
+        roles = [("actor-0", "actor"), ("replay-0", "replay"), ("someone", "viewer")]
+        peers = [
+            {"name": n, "role": r, "seen_s_ago": ages[n.replace("-0", "")]}
+            for n, r in roles
+            if n.replace("-0", "") in ages
+        ]
+        return listener.look({"peers": peers}, written_ns)
+
+    assert listener.look({}, 0) == {}
+    assert look(1, actor=0.5, replay=0.5, someone=99.0) == {}
+    now_s += 11
+    assert look(2, actor=0.5, replay=11.5) == {"replay-0": 11.5}
+    now_s += 5
+    assert look(3, actor=0.5) == {"replay-0": 16.5}  # the learner has given it up
+    now_s += 1
+    assert look(4) == {"replay-0": 17.5}  # the actor has left
+    assert look(5, replay=0.1) == {}
+    now_s += 12
+    assert look(5, replay=0.1) == {"learner": 12.0}  # of the others nothing is known
+
+
+def test_the_verdict_names_who_is_silent_and_the_disk_before_what_it_causes():
+    silent = view(silent={"learner": 12.4}, eta_s=60.0)
+    assert verdict(silent)[0] == "learner has said nothing for 12 s"
+    line = plain_line(silent)
+    assert "updates/s" not in line
+    assert "steps/s" not in line
+    assert "ETA" not in line
+    replay = view(silent={"replay-0": 30.0}, eta_s=60.0)
+    assert "replay-0 has said nothing for 30 s" in plain_line(replay)
+    assert "steps/s 1,23" in plain_line(replay)
+    full = view(silent={"learner": 12.4}, disk="cannot write into runs/x: No space left on device")
+    assert "No space left on device" in plain_line(full)
+    console = Console(width=120, record=True, force_terminal=True, file=io.StringIO())
+    console.print(render(full, "troupe", ""))
+    assert "No space left on device" in console.export_text()

@@ -8,12 +8,20 @@ import sys
 import textwrap
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from tests.harness import leave
 from troupe.common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
 from troupe.common.runtime import Deadline, StopSignal, guard, run_main
-from troupe.common.runtime.files import atomic_write, make_directory, read_status, write_status
+from troupe.common.runtime.files import (
+    atomic_write,
+    check_writable,
+    make_directory,
+    read_status,
+    write_status,
+)
 from troupe.common.runtime.logging import Throttle, setup_logging
 
 
@@ -192,6 +200,34 @@ def test_directories_that_cannot_be_used_are_one_line(tmp_path):
         (tmp_path / "closed").mkdir(mode=0o500)
         with pytest.raises(ConfigError, match="cannot write into"):
             make_directory(tmp_path / "closed", "run directory")
+
+
+def test_a_place_that_cannot_be_made_or_has_no_room_is_named(disk):
+    check_writable(disk / "not" / "there" / "yet", "run directory")
+    assert not (disk / "not").exists()
+    with pytest.raises(ConfigError, match="cannot write into the run directory /proc/x"):
+        check_writable(Path("/proc/x"), "run directory")
+    leave(disk, 0)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        check_writable(disk / "run", "run directory")
+    with pytest.raises(ConfigError, match="No space left on device"):
+        make_directory(disk / "run", "run directory")
+
+
+def test_a_log_on_a_full_disk_does_not_change_how_a_service_ends(disk):
+    leave(disk, 0)
+    code = """
+        import logging, sys
+        from troupe.common.runtime import run_main
+        from troupe.common.runtime.logging import setup_logging
+        setup_logging("learner")
+        def body():
+            logging.info("a line")
+            return 0
+        sys.exit(run_main(body))
+    """
+    with (disk / "log").open("wb") as log:
+        assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], stderr=log).returncode == 0
 
 
 def test_a_guarded_process_dies_with_its_parent(python):
