@@ -63,18 +63,18 @@ coverage: setup ## the tests, half as long again, and the share of lines that th
 	@echo "covered: $$($(BIN)/coverage report --format=total) % of all lines, without the processes that tests start"
 
 test-deploy: setup $(DEPLOY_VENV)/.installed ## what is under deploy/: Terraform against a stand-in for AWS, Packer, boot, containers
-	@for tool in terraform packer docker chromium; do command -v $$tool >/dev/null || \
+	@for tool in terraform packer docker chromium shellcheck; do command -v $$tool >/dev/null || \
 	  echo "troupe: NOT TESTED: $$tool is not installed, its tests are skipped" >&2; done
 	@docker info >/dev/null 2>&1 || echo "troupe: NOT TESTED: no Docker daemon answers, containers are skipped" >&2
 	@$(BIN)/python -c 'import s3fs' 2>/dev/null || \
 	  echo "troupe: NOT TESTED: s3fs is not installed ($(BIN)/python -m pip install -e '.[s3]'), snapshots in S3 are skipped" >&2
-	TROUPE_TEST_DEPLOY=1 $(BIN)/python -m pytest -v -rs tests/deploy $(ARGS)
+	TROUPE_TEST_DEPLOY=1 $(BIN)/python -m pytest -vv -rs tests/deploy $(ARGS)
 
 test-ec2: setup $(DEPLOY_VENV)/.installed ## a whole run in a stand-in for AWS: every instance is a machine on this host (root)
 	@for tool in terraform ip unshare systemctl; do command -v $$tool >/dev/null || \
 	  echo "troupe: NOT TESTED: $$tool is not installed, EC2 in a box is skipped" >&2; done
 	@test "$$(id -u)" = 0 || echo "troupe: NOT TESTED: EC2 in a box needs root, it is skipped" >&2
-	TROUPE_TEST_EC2=1 $(BIN)/python -m pytest -v -rs tests/deploy/test_ec2.py $(ARGS)
+	TROUPE_TEST_EC2=1 $(BIN)/python -m pytest -vv -rs tests/deploy/test_ec2.py $(ARGS)
 
 # Apart: what the stand-in needs must not move the pins of what trains.
 $(DEPLOY_VENV)/.installed: tests/deploy/requirements.txt

@@ -19,7 +19,8 @@ for role in learner replay actor evaluator; do
     replay) files+=(allowed viewer.secret) ;;
   esac
   for file in "${files[@]}"; do
-    cmp -s "$set_dir/$file" "$to/$file" && continue
+    # A wrong mode makes a service refuse a key whose content is right.
+    cmp -s "$set_dir/$file" "$to/$file" && [ "$(stat -c %a "$to/$file")" = 600 ] && continue
     # Renamed over the old one: a server that reads the list meanwhile sees the one or the other.
     install -m 600 "$set_dir/$file" "$to/.$file.new"
     mv -f "$to/.$file.new" "$to/$file"

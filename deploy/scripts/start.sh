@@ -36,17 +36,17 @@ common() {
 # Be the service, whose end is this script's.
 become() {
   [ -n "${TROUPE_HOLD:-}" ] || exec "$@"
-  local child status stop= again=1
+  local child status stop='' again=1
   "$@" &
   child=$!
   trap 'stop=1 again=1; kill -TERM "$child" 2>/dev/null || true' TERM INT HUP
   # A signal ends the wait, not the service.
   while [ -n "$again" ]; do
-    again= status=0
+    again='' status=0
     wait "$child" || status=$?
   done
-  # 2: configuration, 5: checkpoint. Everything else heals, or is the end of the run.
-  if [ -z "$stop" ] && { [ "$status" = 2 ] || [ "$status" = 5 ]; }; then
+  # 2: configuration, 4: keys, 5: checkpoint. Everything else heals, or is the end of the run.
+  if [ -z "$stop" ] && [[ $status =~ ^(2|4|5)$ ]]; then
     echo "troupe-start: $role ended with status $status, which no restart would mend: see above, put it right" \
       "and start this service again; it waits until it is told to stop" >&2
     trap 'exit "$status"' TERM INT HUP

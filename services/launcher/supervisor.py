@@ -24,8 +24,8 @@ QUICK_DEATH_S = 30.0  # a child that lived longer than this died for a reason of
 MAX_QUICK_DEATHS = 5
 MAX_BACKOFF_S = 15.0
 # Trying again cannot help against a wrong configuration, a refused key or a run that has no whole checkpoint.
-_FINAL_EXIT_CODES = {error.exit_code: error for error in (ConfigError, AuthError, CheckpointError)}
-_ERROR_TYPES: dict[int, type[TroupeError]] = {**_FINAL_EXIT_CODES, PeerError.exit_code: PeerError}
+FINAL_EXIT_CODES = {error.exit_code: error for error in (ConfigError, AuthError, CheckpointError)}
+_ERROR_TYPES: dict[int, type[TroupeError]] = {**FINAL_EXIT_CODES, PeerError.exit_code: PeerError}
 _WITHOUT_A_WORD: dict[int, str] = {
     signal.SIGKILL: "killed from outside, perhaps for want of memory",
     signal.SIGTERM: "told to stop from outside",
@@ -153,9 +153,9 @@ class Child:
             code, why = TroupeError.exit_code, inherited
         if code > 0:
             self.failure = _error_for(code, f"{self.name} {how}: {why} (log: {self.spec.log_path})")
-        if code in _FINAL_EXIT_CODES or self._quick_deaths >= MAX_QUICK_DEATHS:
+        if code in FINAL_EXIT_CODES or self._quick_deaths >= MAX_QUICK_DEATHS:
             self.state = "failed"
-            if code not in _FINAL_EXIT_CODES:
+            if code not in FINAL_EXIT_CODES:
                 how += f" {self._quick_deaths} times in a row"
             message = f"{self.name} {how}: {why} (log: {self.spec.log_path})"
             if self.spec.essential:

@@ -8,11 +8,13 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.conftest import ROOT, run
+from troupe.services.launcher.supervisor import FINAL_EXIT_CODES
 
 PACKER = ROOT / "deploy" / "packer"
 SCRIPTS = ROOT / "deploy" / "scripts"
@@ -201,6 +203,36 @@ def start(tmp_path: Path, *words: str, **more: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_units_give_up_after_the_statuses_that_the_launcher_gives_up_after(unit: Path) -> None:
+    """Not an actor's: it is restarted after every status."""
+    found = re.search(r"^RestartPreventExitStatus=(.*)$", unit.read_text(), re.MULTILINE)
+    if found is None:
+        assert unit.name not in {
+            f"troupe-{role}.service" for role in ("learner", "replay", "evaluator", "tensorboard")
+        }
+    else:
+        assert {int(word) for word in found.group(1).split()} == set(FINAL_EXIT_CODES)
+
+
+def test_keys_of_a_wrong_mode_are_mended(tmp_path: Path) -> None:
+    command = tmp_path / "troupe"
+    command.write_text(f'#!/bin/bash\nexec "{sys.executable}" -m troupe "$@"\n')
+    command.chmod(0o755)
+    words = (
+        "bash",
+        str(ROOT / "deploy" / "docker" / "keys.sh"),
+        str(tmp_path / "set"),
+        str(tmp_path / "roles"),
+    )
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(words, env=env, check=True, timeout=120, cwd=ROOT)
+    secret = tmp_path / "roles" / "actor" / "actor.secret"
+    secret.chmod(0o644)
+    subprocess.run(words, env=env, check=True, timeout=120, cwd=ROOT)
+    assert secret.stat().st_mode & 0o777 == 0o600
+
+
 def end(process: subprocess.Popen[str]) -> None:
     """Kill it, and what it has started."""
     with contextlib.suppress(ProcessLookupError):
@@ -219,7 +251,7 @@ def lines_until(process: subprocess.Popen[str], word: str) -> str:
     pytest.fail(f"no line with {word!r}: {seen}")
 
 
-@pytest.mark.parametrize("status", [2, 5])
+@pytest.mark.parametrize("status", FINAL_EXIT_CODES)
 def test_where_everything_is_restarted_a_mistake_waits_to_be_put_right(tmp_path: Path, status: int) -> None:
     process = start(tmp_path, "learner", TROUPE_HOLD="1", DOES=f"echo the cause; exit {status}")
     try:
@@ -232,7 +264,7 @@ def test_where_everything_is_restarted_a_mistake_waits_to_be_put_right(tmp_path:
         end(process)
 
 
-@pytest.mark.parametrize(("hold", "status"), [("1", 0), ("1", 3), ("1", 70), ("", 2), ("", 5)])
+@pytest.mark.parametrize(("hold", "status"), [("1", 0), ("1", 3), ("1", 70), ("", 2), ("", 4), ("", 5)])
 def test_whatever_a_restart_may_mend_ends(tmp_path: Path, hold: str, status: int) -> None:
     process = start(tmp_path, "evaluator", TROUPE_HOLD=hold, DOES=f"exit {status}")
     process.communicate(timeout=60)
