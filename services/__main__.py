@@ -56,8 +56,9 @@ _COMMANDS = {
 
 _FIELDS_HELP = """\
 Every field of the configuration is an option, --section.field VALUE or --section.field=VALUE, with booleans,
-lists and tables as in TOML (true, [256, 256], {a = 1}) and `none` for no value. --seed, --total-steps,
---keys and --init-from are short for --run.seed, --run.total_steps, --net.keys_dir and --learner.init_from.
+lists and tables as in TOML (true, [256, 256], {a = 1}) and `none` for no value. --env, --seed, --total-steps,
+--keys and --init-from are short for --env.id, --run.seed, --run.total_steps, --net.keys_dir and
+--learner.init_from.
 `troupe config explain SECTION` describes fields.
 A value comes from the first of: command line, --sweep file, environment (TROUPE_SECTION__FIELD), the resumed
 run, preset, defaults. `troupe config show PRESET` says which."""
@@ -134,8 +135,15 @@ def _main_parser() -> argparse.ArgumentParser:
 
 
 def _train(words: list[str]) -> int:
-    parser = _field_parser("train", "PRESET [OPTION ...]", "Train from a preset on this machine.")
-    parser.add_argument("preset", metavar="PRESET", help="a name from `troupe presets`, or a TOML file")
+    parser = _field_parser(
+        "train",
+        "PRESET | --algo NAME --env ID [OPTION ...]",
+        "Train on this machine, from a preset or with values for an algorithm and a kind of environment.",
+    )
+    parser.add_argument(
+        "preset", metavar="PRESET", nargs="?", help="a name from `troupe presets`, or a TOML file"
+    )
+    _add_algo(parser)
     parser.add_argument(
         "--run-dir", metavar="DIR", type=Path, help="new directory (default: runs/PRESET-DATE-TIME)"
     )
@@ -148,6 +156,7 @@ def _train(words: list[str]) -> int:
     training.train(
         options.preset,
         options.run_dir,
+        algo=_algo(options.algo, options.preset, overrides, "troupe train"),
         sweep=options.sweep,
         overrides=overrides,
         progress=None if options.progress else False,
@@ -269,15 +278,24 @@ def _config(words: list[str]) -> int:
 
 def _config_show(words: list[str]) -> int:
     parser = _field_parser(
-        "config show", "[PRESET | RUN_DIR] [OPTION ...]", "Print every value, and the layer that set it."
+        "config show",
+        "[PRESET | RUN_DIR | --algo NAME --env ID] [OPTION ...]",
+        "Print every value, and the layer that set it.",
     )
     parser.add_argument("source", metavar="PRESET | RUN_DIR", nargs="?", help="default: the defaults")
+    _add_algo(parser)
     parser.add_argument("--changed", action="store_true", help="leave out what is at its default")
     parser.add_argument(
         "--json", action="store_true", help='print one JSON object {"values": ..., "origins": ...}'
     )
     options, overrides = _parse(parser, words)
-    loaded = _load(options.source, options.sweep, overrides)
+    if options.algo:
+        from troupe.services.launcher import by_kind
+
+        algo = _algo(options.algo, options.source, overrides, "troupe config show")
+        loaded = by_kind.load(algo, options.sweep, overrides, os.environ)
+    else:
+        loaded = _load(options.source, options.sweep, overrides)
     if options.json:
         print(json.dumps({"values": loaded.config.to_dict(), "origins": loaded.origins}))
     else:
@@ -340,6 +358,28 @@ def _field_parser(command: str, usage: str, description: str) -> argparse.Argume
         "--sweep", metavar="FILE", type=Path, help="TOML file over preset and environment variables"
     )
     return parser
+
+
+def _add_algo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--algo",
+        metavar="NAME",
+        default="",
+        help="instead of a preset, with --env ID: ppo, dqn, impala, pqn, r2d2 or sac, with values that suit "
+        "what the environment shows and takes; `troupe config show --algo NAME --env ID` prints them",
+    )
+
+
+def _algo(algo: str, preset: str | None, overrides: dict[str, str], command: str) -> str:
+    """Return `--algo`, empty with a preset. Raises ConfigError unless it is one of the two."""
+    env_id = overrides.get("env") or overrides.get("env.id") or "ID"
+    if algo and preset:
+        raise ConfigError(f"--algo {algo} is instead of a preset: leave out one, {preset} or --algo")
+    if not algo and not preset:
+        raise ConfigError(
+            f"PRESET is required (`troupe presets` lists them), or `{command} --algo ppo --env {env_id}`"
+        )
+    return algo
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:

@@ -76,8 +76,7 @@ def suited(torso: str, pixel_torso: str, spec: EnvSpec, make: Callable[[str], Ne
 
     Raises ConfigError where the observations are not for the torso.
     """
-    sides = [side for leaf in spec.obs_leaves if leaf.picture for side in image_shape(leaf)[1:]]
-    sides += spec.seen_shape[-2:] if spec.pixels else ()
+    sides = picture_sides(spec)
     pixels = bool(sides)
     if pixels and min(sides) < LEAST_SIDE:
         pixel_torso = "minatar"
@@ -95,6 +94,12 @@ def suited(torso: str, pixel_torso: str, spec: EnvSpec, make: Callable[[str], Ne
         raise ConfigError(
             f"agent.torso {torso!r} does not suit {spec.id}: {error}; try --agent.torso mlp"
         ) from None
+
+
+def picture_sides(spec: EnvSpec) -> list[int]:
+    """Heights and widths of all pictures in an observation; none where it has none."""
+    sides = [side for leaf in spec.obs_leaves if leaf.picture for side in image_shape(leaf)[1:]]
+    return [*sides, *(spec.seen_shape[-2:] if spec.pixels else ())]
 
 
 def policy_distribution(config: RealsConfig, spec: EnvSpec) -> Distribution:

@@ -24,15 +24,16 @@ means, and `troupe config validate` checks presets, TOML files and run directori
 
 Per field, the first of these that says something:
 
-1. the command line: `--replay.batch_size 64` or `--replay.batch-size=64` (`--seed`, `--total-steps`,
-   `--keys` and `--init-from` are short for `--run.seed`, `--run.total_steps`, `--net.keys_dir` and
-   `--learner.init_from`),
+1. the command line: `--replay.batch_size 64` or `--replay.batch-size=64` (`--env`, `--seed`, `--total-steps`,
+   `--keys` and `--init-from` are short for `--env.id`, `--run.seed`, `--run.total_steps`, `--net.keys_dir`
+   and `--learner.init_from`),
 2. a sweep file: `--sweep FILE`, TOML in the form of a preset; one with a section `[sweep]` means several
    runs, which [`troupe sweep FILE`](sweeps.md) makes,
 3. the environment: `TROUPE_REPLAY__BATCH_SIZE=64`,
 4. on `troupe resume`: the `config.toml` of the run,
 5. the preset: a name from `troupe presets`, or the path of a TOML file; a file that begins with
-   `preset = "NAME"` is laid over that preset, or that file,
+   `preset = "NAME"` is laid over that preset, or that file; or, with `--algo NAME --env ID` instead, values
+   that suit algorithm and environment (vectors, pixels or grids; discrete or continuous actions),
 6. the default below.
 
 Text on the command line and in environment variables is taken as it stands where the field is text;

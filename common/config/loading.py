@@ -42,6 +42,7 @@ _FORMS = {
 _SAME_OPTIONS = ("dmlab", "football", "minatar")
 """Families in which `env.kwargs` are options of the family, for all of its environments."""
 SHORT_NAMES = {
+    "env": "env.id",
     "seed": "run.seed",
     "total_steps": "run.total_steps",
     "keys": "net.keys_dir",
@@ -104,6 +105,7 @@ def load_layers(
     environ: Mapping[str, str] | None = None,
     *,
     run_config: Path | None = None,
+    beneath: Iterable[Layer] = (),
 ) -> Loaded:
     """Return the configuration and the origin of every value.
 
@@ -114,23 +116,33 @@ def load_layers(
         From Python, values that are no text are taken as they are.
       environ: environment variables; those that begin with `TROUPE_` and hold `__` are read.
       run_config: `config.toml` of a run that is resumed; its operational fields are ignored.
+      beneath: layers under all of these, over the defaults.
     """
-    layers = []
-    if overrides:
-        layers.append(Layer("command line", {canonical(key): text for key, text in overrides.items()}, True))
-    if file is not None:
-        layers.append(Layer(f"file {file}", _flat(read_toml(file), str(file))))
-    if environ:
-        layers.append(_environment(environ))
+    layers = upper_layers(overrides, file, environ)
     if run_config is not None:
         resumed = read_config(run_config)
         layers.append(Layer(f"run {run_config.parent}", _resumable(resumed)))
         preset = preset or _still_there(resumed.run.preset)
     if preset is not None:
         layers += _preset_layers(preset)
+    layers += beneath
     loaded = merge(layers)
     _check_unused(loaded)
     return _without_preset_table(loaded)
+
+
+def upper_layers(
+    overrides: Mapping[str, Any] | None, file: Path | None, environ: Mapping[str, str] | None
+) -> list[Layer]:
+    """Return the layers above run and preset, highest first; see `load_layers`."""
+    layers = []
+    if overrides:
+        layers.append(Layer("command line", {canonical(key): text for key, text in overrides.items()}, True))
+    if file is not None:
+        layers.append(Layer(f"file {file}", flat(read_toml(file), str(file))))
+    if environ:
+        layers.append(_environment(environ))
+    return layers
 
 
 def merge(layers: Iterable[Layer]) -> Loaded:
@@ -222,8 +234,8 @@ def _without_preset_table(loaded: Loaded) -> Loaded:
 def _preset_layers(preset: str) -> list[Layer]:
     """Return the layers of a preset; those of a file that begins from another are laid over that one."""
     *files, (name, tables) = read_bases(preset)
-    layers = [Layer(f"file {file}", _flat(values, file)) for file, values in files]
-    layers.append(Layer(f"preset {name}", _flat(tables, name)))
+    layers = [Layer(f"file {file}", flat(values, file)) for file, values in files]
+    layers.append(Layer(f"preset {name}", flat(tables, name)))
     layers[0].values["run.preset"] = preset_id(preset)
     return layers
 
@@ -236,7 +248,7 @@ def read_config(path: Path, *, typed_agent: bool = True) -> Config:
 def with_overrides(config: Config, overrides: Mapping[str, str]) -> Loaded:
     """Return `config` with fields over its own that were given as text, as on a command line."""
     words = Layer("command line", {canonical(key): text for key, text in overrides.items()}, True)
-    return merge([words, Layer("configuration", _flat(config.to_dict(), "configuration"))])
+    return merge([words, Layer("configuration", flat(config.to_dict(), "configuration"))])
 
 
 def config_from_dict(
@@ -249,9 +261,9 @@ def config_from_dict(
     if not isinstance(values, Mapping):
         raise ConfigError(f"{source} is no configuration: it has no sections")
     if not typed_agent:
-        origins = dict.fromkeys(_flat(values, source), source)
+        origins = dict.fromkeys(flat(values, source), source)
         return _validated_with(UntypedAgentConfig, values, origins)
-    return merge([Layer(source, _flat(values, source))]).config
+    return merge([Layer(source, flat(values, source))]).config
 
 
 def _still_there(preset: str) -> str | None:
@@ -297,7 +309,8 @@ def _resumable(config: Config) -> dict[str, Any]:
     return values
 
 
-def _flat(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
+def flat(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return tables as `{"section.field": value}`. Raises ConfigError for what stands outside a section."""
     if "sweep" in tables:
         remedy = f": `troupe sweep {source}`" if source.endswith(".toml") else ""
         raise ConfigError(f"{source} has a section [sweep], for several runs{remedy}")

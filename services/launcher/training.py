@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 
 def train(
-    preset: str,
+    preset: str | None,
     run_dir: Path | None = None,
     *,
+    algo: str = "",
     sweep: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     progress: bool | None = None,
@@ -34,7 +35,8 @@ def train(
     """Train from a preset until the run is complete or a stop is asked for.
 
     Args:
-        preset: name of a preset, or path of a TOML file.
+        preset: name of a preset, or path of a TOML file; None with `algo`.
+        algo: instead of a preset, one of `by_kind.NAMES`; the environment is among the overrides.
         run_dir: new directory; None: `runs/PRESET-DATE-TIME`.
         sweep: TOML file over preset and environment variables.
         overrides: fields over all of these.
@@ -47,11 +49,18 @@ def train(
     Raises:
         TroupeError: says what is wrong; a configuration that cannot run leaves no directory.
     """
-    loaded = load_layers(preset, sweep, overrides, os.environ)
+    if preset is None:
+        from troupe.services.launcher import by_kind
+
+        loaded = by_kind.load(algo, sweep, overrides or {}, os.environ)
+        name = f"{algo}-{loaded.config.env.id.replace('/', ':').rpartition(':')[2]}"
+    else:
+        loaded = load_layers(preset, sweep, overrides, os.environ)
+        name = Path(preset).stem
     _check_device(loaded)
     spec = check_environment(loaded, play=True)
     config = _with_beginning(loaded.config, spec)
-    run_dir = run_dir or Path("runs") / f"{Path(preset).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run_dir = run_dir or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     _check_unused(run_dir)
     check_writable(run_dir, "run directory")
     _check_room(config, spec, run_dir)

@@ -1,0 +1,142 @@
+"""`troupe train --algo NAME --env ID`: values that suit an algorithm and the kind of environment.
+
+They are those of a preset for such an environment, without what it chose for its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from troupe.common.config import Loaded, load_layers
+from troupe.common.config.algorithms import agent_model
+from troupe.common.config.loading import Layer, flat, merge, upper_layers
+from troupe.common.config.presets import read_preset
+from troupe.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from troupe.common.envs import EnvSpec
+
+NAMES = {
+    "apex": "apex",
+    "dqn": "apex",
+    "impala": "impala",
+    "policy_gradient": "policy_gradient",
+    "ppo": "policy_gradient",
+    "pqn": "pqn",
+    "r2d2": "r2d2",
+    "sac": "sac",
+}
+"""What `--algo` takes, and the algorithm that it means."""
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A preset, and the fields with other values than it has for its own environment."""
+
+    preset: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+_LONG = {"run.total_steps": 500_000}
+_ANY_SIZE = {"agent.reward_scale": 1.0, "agent.normalize_returns": True, "agent.normalize_vectors": True}
+"""Where nobody has looked at the size of rewards and observations."""
+_SAC = {"run.total_steps": 100_000, "replay.capacity_items": 100_000}
+_OWN_ENTROPY = {"agent.target_entropy": "none", "agent.entropy_cost": 1.0}
+_LOST_SIGHT = {"agent.see_last_step": True, "agent.gamma": 0.99}
+
+_VECTORS = {
+    ("policy_gradient", "discrete"): _Start(
+        "cartpole-ppo", {**_LONG, **_ANY_SIZE, "agent.entropy_cost": 0.01}
+    ),
+    ("policy_gradient", "continuous"): _Start("halfcheetah-ppo", _LONG),
+    ("impala", "discrete"): _Start("cartpole-impala", {**_LONG, "agent.gamma": 0.99}),
+    ("impala", "continuous"): _Start("cartpole-impala", {**_LONG, "agent.gamma": 0.99}),
+    ("pqn", "discrete"): _Start("cartpole-pqn", _LONG),
+    ("apex", "discrete"): _Start("cartpole-apex", _LONG),
+    ("r2d2", "discrete"): _Start("memory-r2d2", {**_LONG, **_LOST_SIGHT}),
+    ("sac", "discrete"): _Start("cartpole-sac", {**_SAC, **_OWN_ENTROPY}),
+    ("sac", "continuous"): _Start("halfcheetah-sac", _SAC),
+}
+_PIXELS = {
+    "policy_gradient": "pong-ppo",
+    "impala": "pong-impala",
+    "pqn": "pong-pqn",
+    "apex": "pong-apex",
+    "r2d2": "pong-r2d2",
+}
+_GRIDS = {**_PIXELS, "policy_gradient": "minatar-ppo", "impala": "minatar-breakout-impala"}
+
+
+def load(
+    algo: str, sweep: Path | None, overrides: Mapping[str, Any], environ: Mapping[str, str] | None
+) -> Loaded:
+    """Return what the layers give over the values for an algorithm and the environment that they name.
+
+    Raises:
+        ConfigError: there is no such algorithm, none of its presets is for such an environment, or the
+            environment cannot be played.
+    """
+    if algo not in NAMES:
+        near = difflib.get_close_matches(algo, NAMES, n=1, cutoff=0.6)
+        nearest = f"nearest: {near[0]}; " if near else ""
+        raise ConfigError(
+            f"--algo {algo}: {nearest}it takes {', '.join(NAMES)}; others need a preset or a TOML file"
+        )
+    above = upper_layers(overrides, sweep, environ)
+    if not any("env.id" in layer.values for layer in above):
+        raise ConfigError(f"--algo {algo} needs an environment: --env gym:CartPole-v1, or another")
+    values = _values(algo, _spec(above))
+    return load_layers(None, sweep, overrides, environ, beneath=values)
+
+
+def _spec(above: list[Layer]) -> EnvSpec:
+    """What the environment shows, found out in a process of its own."""
+    from troupe.common.envs import make_spec
+    from troupe.common.envs.check import check
+
+    own = [
+        replace(layer, values={key: value for key, value in layer.values.items() if key.startswith("env.")})
+        for layer in above
+    ]
+    config = merge(own).config.env
+    if not config.check_timeout_s:
+        return make_spec(config)
+    return check(config, slots=1, steps=1, timeout_s=config.check_timeout_s).spec
+
+
+def _values(algo: str, spec: EnvSpec) -> list[Layer]:
+    """The layers of values for this kind of environment, highest first."""
+    from troupe.common.agents.fitting import picture_sides
+    from troupe.common.nets.torsos import LEAST_SIDE
+
+    algorithm, sides = NAMES[algo], picture_sides(spec)
+    actions = "discrete" if spec.actions.count else "continuous"
+    if not sides:
+        kind, start = "vectors", _VECTORS.get((algorithm, actions))
+    else:
+        kind = "grids" if min(sides) < LEAST_SIDE else "pixels"
+        base = (_GRIDS if kind == "grids" else _PIXELS).get(algorithm)
+        start = _Start(base) if base else None
+    if not start or (actions == "continuous" and not agent_model(algorithm).takes_any_action):
+        raise ConfigError(
+            f"there are no values for {algo} with {kind} and {actions} actions, as {spec.id} has them: "
+            "take --algo ppo, or a TOML file of your own"
+        )
+    fields = dict(start.fields)
+    values = {
+        key: value
+        for key, value in flat(read_preset(start.preset), start.preset).items()
+        if not key.startswith("env.")
+    }
+    if "agent.torso" in values:
+        fields["agent.torso"] = "auto"
+    if values.get("agent.reward_clip") == "abs_one" and not spec.id.startswith("atari:"):
+        fields["agent.reward_clip"] = "none"
+    return [
+        Layer(f"preset for {kind}, {actions} actions", fields),
+        Layer(f"preset {start.preset}", values),
+    ]

@@ -1,0 +1,72 @@
+"""`--algo NAME --env ID`: values for an algorithm and a kind of environment, without a preset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import troupe.services.__main__ as cli
+from troupe.common.config import Config, read_config
+from troupe.common.errors import ConfigError
+from troupe.services.launcher import by_kind
+from troupe.services.launcher.training import check_environment
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+VECTOR, REALS = "tests.envs.counting:Counting-v0", "gym:Pendulum-v1"
+PIXELS, GRID = "tests.envs.counting:Colour-v0", "minatar:breakout"
+
+
+def trained(algo: str, env_id: str, **fields: str) -> Config:
+    """The configuration that a training would have; its agent has been made."""
+    loaded = by_kind.load(algo, None, {"env": env_id, **fields}, {})
+    check_environment(loaded, play=False)
+    return loaded.config
+
+
+@pytest.mark.parametrize("env_id", [VECTOR, REALS, PIXELS, GRID])
+@pytest.mark.parametrize("algo", by_kind.NAMES)
+def test_every_algorithm_has_values_for_what_it_can_learn(algo: str, env_id: str) -> None:
+    takes_reals = by_kind.NAMES[algo] in ("policy_gradient", "impala", "sac")
+    if (env_id == REALS and not takes_reals) or (algo == "sac" and env_id in (PIXELS, GRID)):
+        with pytest.raises(ConfigError, match=f"no values for {algo} .* take --algo ppo"):
+            trained(algo, env_id)
+        return
+    config = trained(algo, env_id)
+    assert config.agent.algorithm == by_kind.NAMES[algo]
+    assert (config.env.id, config.env.kwargs, config.env.reward_clip) == (env_id, {}, "none")
+    assert getattr(config.agent, "torso", "auto") == "auto"
+    assert getattr(config.agent, "reward_clip", "none") == "none"
+
+
+def test_values_go_by_what_the_environment_shows_and_takes() -> None:
+    discrete, reals, pixels, grid = (trained("ppo", env_id) for env_id in (VECTOR, REALS, PIXELS, GRID))
+    assert discrete.agent.normalize_vectors
+    assert discrete.agent.reward_scale == 1.0
+    assert (discrete.agent.entropy_cost, reals.agent.entropy_cost) == (0.01, 0.0)
+    assert (pixels.agent.hidden_units, grid.agent.hidden_units) == (256, 128)
+    atari = trained("ppo", "atari:pong")
+    assert (atari.agent.reward_clip, atari.agent.unroll_steps) == ("abs_one", 128)
+
+
+def test_other_layers_are_above(tmp_path: Path) -> None:
+    file = tmp_path / "over.toml"
+    file.write_text('[env]\nid = "gym:Pendulum-v1"\n[agent]\nepochs = 7\n')
+    loaded = by_kind.load("ppo", file, {"agent.gamma": "0.5"}, {"TROUPE_AGENT__LEARNING_RATE": "0.125"})
+    agent = loaded.config.agent
+    assert (agent.epochs, agent.gamma, agent.learning_rate) == (7, 0.5, 0.125)
+    assert loaded.origins["agent.deviation"] == "preset halfcheetah-ppo"
+
+
+def test_config_show_prints_what_train_takes(
+    launched: list[tuple[Config, Path, bool, bool | None]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--algo", "ppo", "--env", "gym:CartPole-v1", "--seed", "3"]
+    assert cli.main(["config", "show", *words]) == 0
+    (tmp_path / "shown.toml").write_text(capsys.readouterr().out)
+    assert cli.main(["train", *words]) == 0
+    [(config, run_dir, _, _)] = launched
+    assert config == read_config(tmp_path / "shown.toml")
+    assert run_dir.name.startswith("ppo-CartPole-v1-")
+    assert (config.run.seed, config.run.preset) == (3, "")
