@@ -67,3 +67,16 @@ def test_an_input_without_a_description_is_one_line(copy: Path) -> None:
     done = document(copy)
     assert done.returncode == 1
     assert done.stderr == f'{file}: variable "one" has no description\n'
+
+
+def test_conditions_for_all_values_need_their_key() -> None:
+    """`ForAllValues` alone lets through a request that lacks the key."""
+    for file in TERRAFORM.rglob("*.tf"):
+        tests = re.findall(r'test += "([^"]+)"\s+variable += "([^"]+)"\s+values += (.*)', file.read_text())
+        needed = {key for test, key, _ in tests if test.startswith("ForAllValues:")}
+        assert needed <= {key for test, key, values in tests if (test, values) == ("Null", '["false"]')}, file
+
+
+def test_delete_markers_expire() -> None:
+    text = (TERRAFORM / "modules" / "artifacts" / "main.tf").read_text()
+    assert re.search(r"expired_object_delete_marker += true", text)

@@ -64,6 +64,11 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
       noncurrent_days = var.keep_old_versions_days
     }
 
+    # A deleted object leaves a marker when its last old version has gone.
+    expiration {
+      expired_object_delete_marker = true
+    }
+
     abort_incomplete_multipart_upload {
       days_after_initiation = 1
     }

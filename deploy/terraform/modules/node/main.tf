@@ -99,10 +99,23 @@ data "aws_iam_policy_document" "this" {
         values   = [statement.value]
       }
 
+      # ForAllValues also holds for a request without the key.
+      condition {
+        test     = "Null"
+        variable = "route53:ChangeResourceRecordSetsNormalizedRecordNames"
+        values   = ["false"]
+      }
+
       condition {
         test     = "ForAllValues:StringEquals"
         variable = "route53:ChangeResourceRecordSetsRecordTypes"
         values   = ["A"]
+      }
+
+      condition {
+        test     = "Null"
+        variable = "route53:ChangeResourceRecordSetsRecordTypes"
+        values   = ["false"]
       }
     }
   }
