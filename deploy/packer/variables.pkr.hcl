@@ -48,7 +48,7 @@ variable "instance_profile" {
 
 variable "kms_key_id" {
   type        = string
-  description = "Key that encrypts the images; empty: the account's default key."
+  description = "Key that encrypts the images; empty: the account's default key. Auto-scaling groups start images under a key of your own only once it grants use to AWSServiceRoleForAutoScaling."
   default     = ""
 }
 
