@@ -36,6 +36,23 @@ def commit() -> str:
     return found.stdout.strip()
 
 
+def other_code(code: object) -> str:
+    """Name the code that a checkpoint is of, and this one, where they differ; empty where they are the same.
+
+    Args:
+        code: what a checkpoint's `troupe` says. It may be anything.
+    """
+    wrote, here = _named(code), _named({"version": version(), "commit": commit()})
+    return "" if wrote == here else f"{wrote}, this is {here}"
+
+
+def _named(code: object) -> str:
+    if not isinstance(code, dict):
+        return "an unknown version of Troupe"
+    number, revision = (" ".join(str(code.get(key) or "").split())[:60] for key in ("version", "commit"))
+    return f"Troupe {number or 'unknown'}{f' ({revision})' if revision else ''}"
+
+
 def install_command(extra: str) -> str:
     """Return what to type for an extra: from the checkout of this code, with its pins, else from the index.
 

@@ -179,6 +179,15 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
 
 
+def newest_meta(directory: Path) -> dict[str, Any]:
+    """Read what the newest checkpoint says besides arrays, unchecked; empty where it cannot be read."""
+    try:
+        meta = json.loads((next(newest_first(directory)) / _META).read_text())
+    except (OSError, ValueError, RecursionError, StopIteration):
+        return {}
+    return meta if isinstance(meta, dict) else {}
+
+
 def load_newest(directory: str | Path) -> Checkpoint:
     """Load the newest whole checkpoint of a directory; damaged newer ones are named in the log.
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from troupe.common.config import Loaded, changed_structure, check_resumable, load_layers, read_config
 from troupe.common.errors import ConfigError
-from troupe.common.runtime.checkpoint import begin_from
+from troupe.common.installation import other_code
+from troupe.common.runtime.checkpoint import begin_from, newest_meta
 from troupe.common.runtime.files import CONFIG_FILE, check_writable, readable, run_config
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ def resume(
     for difference in check_resumable(read_config(file), loaded.config):
         print(f"troupe: resuming with {difference}", file=sys.stderr)
     check_environment(loaded, play=True)
+    meta = newest_meta(run_dir / "checkpoints")
+    if meta and (other := other_code(meta.get("troupe"))):
+        print(f"troupe: warning: the run was written by {other}; results may differ", file=sys.stderr)
     _launch(loaded.config, run_dir, True, progress, stop)
     return run_dir
 

@@ -142,4 +142,6 @@ class RunCheckpoints:
             raise CheckpointError(f"{path} does not say in meta.json how far the run was") from None
         self._saved = (counters.steps, counters.updates)
         self.run_id = str(meta.get("run", ""))
+        if other := installation.other_code(meta.get("troupe")):
+            _log.warning("%s was written by %s; results may differ", path.name, other)
         _log.info("resumed from %s: %d steps, %d updates", path.name, counters.steps, counters.updates)

@@ -15,7 +15,9 @@ import pytest
 
 import troupe.services.__main__ as cli
 from tests.cli.folders import make_run
+from troupe.common import installation
 from troupe.common.config import Config, load_config, preset_names, read_config
+from troupe.common.runtime.checkpoint import save_checkpoint
 from troupe.services.environment import learned_range
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -63,6 +65,21 @@ def test_what_a_start_that_failed_leaves_behind_does_not_block_the_next(
     (tmp_path / "R" / ".lock").touch()
     assert cli.main(["train", "cartpole-apex", "--run-dir", "R"]) == 0
     assert len(launched) == 1
+
+
+def test_resume_warns_of_a_run_that_another_version_wrote(
+    launched: list[tuple[Config, Path, bool, bool | None]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make_run(tmp_path / "R")
+    this = {"version": installation.version(), "commit": installation.commit()}
+    for code, warned in ({"version": "0.0.1", "commit": "f00d"}, 1), (this, 0):
+        save_checkpoint(tmp_path / "R" / "checkpoints", {}, {"steps": 5, "troupe": code})
+        assert cli.main(["resume", "R"]) == 0
+        lines = [line for line in capsys.readouterr().err.splitlines() if "was written by" in line]
+        assert len(lines) == warned
+        assert all("by Troupe 0.0.1 (f00d), this is Troupe " in line for line in lines)
 
 
 def test_resume_keeps_the_run_and_says_what_changes(
