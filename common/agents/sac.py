@@ -1,9 +1,10 @@
 """Soft actor-critic: replay, and a policy of reward and entropy (Haarnoja et al. 2018, 2019).
 
 Real numbers within bounds are drawn from normals squashed by tanh, and the policy follows the critics'
-gradient through the action (Haarnoja et al. 2019, section 5). Of several actions the expectation over all of
-them is exact instead (Christodoulou 2019). Without memory it learns from transitions; with memory from
-sequences with stored state and burn-in, as R2D2 does (Kapturowski et al. 2019).
+gradient through the action (Haarnoja et al. 2019, section 5). Of one choice the expectation over all values
+is exact instead (Christodoulou 2019); of several choices it is exact for each, beside a draw of the others.
+Without memory it learns from transitions; with memory from sequences with stored state and burn-in, as R2D2
+does (Kapturowski et al. 2019).
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class SacAgent(StoresTransitions[SacConfig, SoftActorCritic, SoftLearning], Soft
         self, transitions: Transitions, weights: Tensor, learning: SoftLearning
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """See `SoftAgent._loss`."""
-        shape = 2, len(transitions.obs), self.spec.actions.reals
+        shape = 2, len(transitions.obs), self.draws
         noise, next_noise = learning.noise(*shape).to(weights.device)
         targets = self._targets(transitions, next_noise, learning.target)
         return self._loss(self._net.encode(transitions.obs), transitions.action, targets, weights, noise)
@@ -181,7 +182,7 @@ class RecurrentSacAgent(StoresSequences[SacConfig, SoftActorCritic, SoftLearning
         counts, burn_in = sequences.counts, self.config.burn_in_steps
         if not counts.any():  # what no accumulator makes
             return Update(np.full(len(weights), PRIORITY_FLOOR), {})
-        noise, next_noise = learning.noise(2, *counts.shape, self.spec.actions.reals).to(counts.device)
+        noise, next_noise = learning.noise(2, *counts.shape, self.draws).to(counts.device)
         features, _ = self._net.remember(*sequences.burned_in(self._net, burn_in))
         targets = self._targets(sequences, features.detach(), next_noise, learning.target)
         actions = sequences.last_action[burn_in + 1 :]

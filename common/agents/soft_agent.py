@@ -17,7 +17,7 @@ from troupe.common.agents.tensors import below, module_arrays, prefixed, tensors
 from troupe.common.errors import ConfigError
 from troupe.common.nets.soft_actor_critic import SoftActorCritic
 from troupe.common.rl import policy
-from troupe.common.rl.distributions import Categorical, TanhNormal
+from troupe.common.rl.distributions import Categorical, MultiCategorical, TanhNormal
 from troupe.common.rl.policy_losses import Multiplier
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class SoftAgent(NetworkAgent["SacConfig", SoftActorCritic, "SoftLearning"]):
           action: `[M, ...]`, what was done at them.
           targets: `[M]`, what its Q should be.
           weights: `[M]`, importance.
-          noise: `[M, numbers]`, draws of a standard normal, for the policy's own actions.
+          noise: `[M, draws]`, of a standard normal, for the policy's own actions.
         """
         net, cost = self._net, self._cost
         params = net.policy(features.detach())
@@ -151,16 +151,28 @@ class SoftAgent(NetworkAgent["SacConfig", SoftActorCritic, "SoftLearning"]):
     def _soft_value(
         self, critics: SoftActorCritic, features: Tensor, params: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """`E_a[min Q(s, a) - cost log pi(a|s)]` and the entropy, `[B]`: exact, or of one action drawn."""
+        """`E_a[min Q(s, a) - cost log pi(a|s)]` and the entropy, `[B]`: exact, or of one action drawn.
+
+        Of several choices the entropy is exact; see `_mean_q_of_several`.
+        """
         cost = self._cost
-        if self.spec.actions.count:
+        if isinstance(self._policy, Categorical):
             entropy = policy.entropy(params)
             return _mean_q(critics, features, params) + cost * entropy, entropy
-        assert isinstance(self._policy, TanhNormal)
+        if isinstance(self._policy, MultiCategorical):
+            entropy = self._policy.entropy(params)
+            return _mean_q_of_several(
+                critics, features, self._policy, params, noise
+            ) + cost * entropy, entropy
         action, log_prob = self._policy.reparametrized(params, noise)
         return critics.q(features, action).amin(0) - cost * log_prob, -log_prob
 
     # --------------------------------------------------------------- helpers
+
+    @property
+    def draws(self) -> int:
+        """Draws of a standard normal that one action of the policy takes where learning draws it."""
+        return 0 if self.spec.actions.count else self.spec.actions.encoded_size
 
     @property
     def _cost(self) -> Tensor:
@@ -240,14 +252,37 @@ def _mean_q(critics: SoftActorCritic, features: Tensor, params: Tensor) -> Tenso
     return (params.softmax(1) * critics.q(features).amin(0)).sum(1)
 
 
-def _distribution(config: SacConfig, spec: EnvSpec) -> Categorical | TanhNormal:
-    """Over the actions; ConfigError where they are neither one of several nor real numbers with bounds."""
+def _mean_q_of_several(
+    critics: SoftActorCritic, features: Tensor, policy: MultiCategorical, params: Tensor, noise: Tensor
+) -> Tensor:
+    """An unbiased estimate of the mean Q `[B]` of several choices, and of its gradient by `params`.
+
+    An action is drawn. Of each number all values are tried beside the others as they were drawn, so that its
+    expectation is exact (Titsias & Lazaro-Gredilla 2015). Each of these is the mean Q; the gradients add up.
+    """
+    actions = policy.drawn(params.detach(), noise)
+    means = []
+    for number, chances in enumerate(policy.chances(params)):
+        count = chances.shape[1]
+        tried = actions.repeat_interleave(count, dim=0)
+        tried[:, number] = torch.arange(count, device=tried.device).repeat(len(actions))
+        with torch.no_grad():
+            q = critics.q(features.repeat_interleave(count, dim=0), tried).amin(0)
+        means.append((chances * q.unflatten(0, chances.shape)).sum(1))
+    each = torch.stack(means)
+    return each.detach().mean(0) + (each - each.detach()).sum(0)
+
+
+def _distribution(config: SacConfig, spec: EnvSpec) -> Categorical | MultiCategorical | TanhNormal:
+    """Over the actions; ConfigError where they are neither choices nor real numbers with bounds."""
     actions = spec.actions
     if actions.count:
         return Categorical(actions.count)
+    if not actions.reals:
+        return MultiCategorical(actions.choices)
     if actions.choices or not all(actions.bounded):
         raise ConfigError(
-            "sac needs an action that is one choice of several, or real numbers with two bounds each, that "
+            "sac needs an action of choices, or of real numbers with two bounds each; that "
             f"of {spec.id} is {actions}: take --agent.algorithm policy_gradient"
         )
     return TanhNormal(actions.reals, "softplus", config.deviation_floor, config.deviation_start)
@@ -258,7 +293,7 @@ def _entropy_cost(config: SacConfig, spec: EnvSpec) -> Multiplier:
     if config.adjust_entropy_cost:
         target = config.target_entropy
         if target is None:
-            count = spec.actions.count
-            target = DISCRETE_SHARE * math.log(count) if count else -float(spec.actions.reals)
+            choices = spec.actions.choices
+            target = DISCRETE_SHARE * sum(map(math.log, choices)) if choices else -float(spec.actions.reals)
     speed = config.entropy_cost_adjustment_speed
     return Multiplier(config.entropy_cost, target, at_most=False, speed=speed)

@@ -73,13 +73,11 @@ def last_step(last_action: Tensor, last_reward: Tensor, first: Tensor, actions: 
     Returns:
       `[..., E + 1]` float. Espeholt et al. 2018, figure 3.
     """
-    features = torch.cat(
-        [*_encoded(last_action, actions), last_reward.clamp(-1.0, 1.0).unsqueeze(-1)], dim=-1
-    )
+    features = torch.cat([*encoded(last_action, actions), last_reward.clamp(-1.0, 1.0).unsqueeze(-1)], dim=-1)
     return features * (~first).to(torch.float32).unsqueeze(-1)
 
 
-def _encoded(rows: Tensor, actions: ActionSpec) -> Iterator[Tensor]:
+def encoded(rows: Tensor, actions: ActionSpec) -> Iterator[Tensor]:
     """Features of actions, part by part."""
     if actions.count:
         yield one_hot(rows, actions.count).to(torch.float32)

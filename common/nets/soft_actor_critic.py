@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from troupe.common.nets.parts import PartInputs, PartsTorso
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
-from troupe.common.nets.recurrent import LstmCore, last_step
+from troupe.common.nets.recurrent import LstmCore, encoded, last_step
 from troupe.common.nets.torsos import PixelTorso, Projected, Style, VectorTorso, orthogonal
 from troupe.common.rl.normalizers import Normalizer
 from troupe.common.rl.policy_losses import Multiplier
@@ -33,7 +33,7 @@ class SoftActorCritic(nn.Module):
 
     Args:
       obs_shape: shape of one observation.
-      actions: one of several, or real numbers.
+      actions: one choice, several choices, or real numbers.
       torso: `nature` or `small` for pixels, `mlp` for vectors.
       policy_size: parameters of the policy's distribution.
       critics: how many.
@@ -90,7 +90,7 @@ class SoftActorCritic(nn.Module):
             self.state_size = self.core.state_size
             width += lstm_units
         self.policy = Perceptron(width, mlp_units, policy_size, gain=0.01)
-        with_action = width if actions.count else width + actions.reals
+        with_action = width if actions.count else width + actions.encoded_size
         self.critics = nn.ModuleList(
             Perceptron(with_action, mlp_units, actions.count or 1) for _ in range(critics)
         )
@@ -120,7 +120,8 @@ class SoftActorCritic(nn.Module):
         if self.actions.count:
             return torch.stack([critic(features) for critic in self.critics])
         assert actions is not None
-        both = torch.cat([features, actions], dim=1)
+        told = [actions] if self.actions.reals else encoded(actions, self.actions)
+        both = torch.cat([features, *told], dim=1)
         return torch.stack([critic(both).squeeze(1) for critic in self.critics])
 
     def value(self, features: Tensor) -> Tensor:

@@ -128,6 +128,14 @@ class MultiCategorical(Distribution):
         """As one choice."""
         return self.mode(params + rng.gumbel(size=params.shape))
 
+    def chances(self, params: Tensor) -> list[Tensor]:
+        """Probabilities `[..., n]` of the values of each number, one after the other."""
+        return [each for logits in self._logits(params) for each in logits.softmax(-1).unbind(-2)]
+
+    def drawn(self, params: Tensor, noise: Tensor) -> Tensor:
+        """Actions drawn with draws of a standard normal, `[..., size]` like the parameters."""
+        return self.best(params - (-torch.special.log_ndtr(noise)).log())
+
     def _logits(self, params: Tensor) -> list[Tensor]:
         """Logits `[..., numbers, n]` of the numbers with n values, run by run."""
         parts = params.split([numbers * n for numbers, n in self._runs], dim=-1)
