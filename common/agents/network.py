@@ -23,6 +23,7 @@ from troupe.common.agents.tensors import (
 )
 from troupe.common.errors import ConfigError
 from troupe.common.memory import memory_limit_bytes
+from troupe.common.nets.initializers import Output, initialize
 
 if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
@@ -145,11 +146,18 @@ class NetworkAgent(ABC, Generic[Config, Network, OwnLearning]):
             torch.random.default_generator.manual_seed(seed)
             _check_size(self._network)
             self._net = self._network().to(self._device)
+            self._initialize()
         self._learning: OwnLearning | None = None
 
     @abstractmethod
     def _network(self) -> Network:
         """A new network; ConfigError where the observations are not for it."""
+
+    def _initialize(self) -> None:
+        """Begin with the weights that the configuration asks for, if it has these fields."""
+        fields: dict[Output, str] = {"policy": "policy_gain", "values": "value_gain"}
+        gains = {of: getattr(self.config, name) for of, name in fields.items() if hasattr(self.config, name)}
+        initialize(self._net, getattr(self.config, "initializer", "auto"), gains)
 
     @property
     def network(self) -> Network:

@@ -22,6 +22,7 @@ from troupe.common.agents.sequences import Sequences, StoresSequences
 from troupe.common.agents.soft_agent import SoftAgent, SoftLearning
 from troupe.common.agents.transitions import StoresTransitions, Transitions
 from troupe.common.config.fields import (
+    POLICY_GAIN,
     Layers,
     SequenceAgentConfig,
     Units,
@@ -61,6 +62,7 @@ class SacConfig(SequenceAgentConfig):
     normalize_vectors: bool = structural(
         False, "The network sees vectors minus their running mean, divided by their deviation, clipped at 10."
     )
+    policy_gain: float = structural(0.01, POLICY_GAIN, ge=0, le=100)
     critics: int = structural(2, "Q functions, of which the least value counts.", ge=1, le=64)
     bootstrap: Literal["q", "v"] = structural(
         "q", "Targets come from target critics, or from a target of a value function (Haarnoja et al. 2018)."

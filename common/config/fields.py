@@ -164,8 +164,28 @@ class AgentConfig(Section):
         return []
 
 
+POLICY_GAIN = "What the first weights of the policy's last layer are multiplied by."
+
+
 class PixelAgentConfig(AgentConfig):
-    """Base of the algorithms whose networks see pixels: how."""
+    """Base of the algorithms whose networks see pixels: how, and what these begin with."""
+
+    initializer: Literal[
+        "auto",
+        "orthogonal",
+        "lecun_normal",
+        "lecun_uniform",
+        "glorot_normal",
+        "glorot_uniform",
+        "he_normal",
+        "he_uniform",
+    ] = structural(
+        "auto",
+        "First weights of layers but LSTMs; `auto`: orthogonal, `lecun_normal` in residual pixel torsos.",
+    )
+    value_gain: float = structural(
+        1.0, "What the first weights of last layers that give values are multiplied by.", ge=0, le=100
+    )
 
     normalize_pixels: bool = structural(
         True,
@@ -224,6 +244,7 @@ class PolicyConfig(PixelAgentConfig):
     deviation_start: float = structural(
         1.0, "Deviation at the beginning, in halves of a number's range.", ge=0.01, le=100
     )
+    policy_gain: float = structural(0.01, POLICY_GAIN, ge=0, le=100)
     deviation_of_input: bool = structural(
         False, "Deviations depend on what the network sees; false: each is a parameter by itself."
     )

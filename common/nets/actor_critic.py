@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common.nets.heads import PolicyHead
+from troupe.common.nets.initializers import orthogonal
 from troupe.common.nets.recurrent import SequenceBody
-from troupe.common.nets.torsos import orthogonal
 from troupe.common.rl.normalizers import Normalizer
 from troupe.common.spaces import ActionSpec
 

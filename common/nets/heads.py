@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from troupe.common.nets.torsos import orthogonal
+from troupe.common.nets.initializers import orthogonal, output_layer
 
 
 def dueling_q(value: Tensor, advantage: Tensor) -> Tensor:
@@ -26,8 +26,8 @@ class DuelingHead(nn.Module):
         super().__init__()
         # One matrix for both streams' hidden layers: the same arithmetic as two layers, in one call.
         self.hidden = orthogonal(nn.Linear(features, 2 * hidden_units))
-        self.advantage = orthogonal(nn.Linear(hidden_units, num_actions), gain=1.0)
-        self.value = orthogonal(nn.Linear(hidden_units, 1), gain=1.0)
+        self.advantage = output_layer(nn.Linear(hidden_units, num_actions), "values")
+        self.value = output_layer(nn.Linear(hidden_units, 1), "values")
 
     def forward(self, features: Tensor) -> Tensor:
         """Map `[..., features]` to Q values `[..., A]`."""
@@ -46,10 +46,9 @@ class PolicyHead(nn.Module):
 
     def __init__(self, features: int, size: int, free: int = 0) -> None:
         super().__init__()
-        # A small gain: the first policy is nearly that of zeros, which is uniform over choices.
-        self.policy = orthogonal(nn.Linear(features, size - free), gain=0.01)
+        self.policy = output_layer(nn.Linear(features, size - free), "policy")
         self.free = nn.Parameter(torch.zeros(free)) if free else None
-        self.baseline = orthogonal(nn.Linear(features, 1), gain=1.0)
+        self.baseline = output_layer(nn.Linear(features, 1), "values")
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Map `[..., features]` to parameters `[..., P]` and values `[...]`."""

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common.nets.heads import DuelingHead, dueling_q
+from troupe.common.nets.initializers import orthogonal, output_layer
 from troupe.common.nets.parts import PartInputs, PartsTorso
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
 from troupe.common.nets.recurrent import SequenceBody
-from troupe.common.nets.torsos import PixelTorso, VectorTorso, orthogonal
+from troupe.common.nets.torsos import PixelTorso, VectorTorso
 from troupe.common.rl.normalizers import Normalizer
 from troupe.common.spaces import ActionSpec
 
@@ -54,8 +55,8 @@ class QNetwork(nn.Module):
         streams = 2 if dueling else 1
         # One matrix for both streams' hidden layers: the same arithmetic as two layers, in one call.
         self.hidden = orthogonal(nn.Linear(self.torso.features, streams * hidden_units))
-        self.advantage = orthogonal(nn.Linear(hidden_units, num_actions), gain=1.0)
-        self.value = orthogonal(nn.Linear(hidden_units, 1), gain=1.0) if dueling else None
+        self.advantage = output_layer(nn.Linear(hidden_units, num_actions), "values")
+        self.value = output_layer(nn.Linear(hidden_units, 1), "values") if dueling else None
 
     def forward(self, obs: Tensor) -> Tensor:
         """Map observations `[B, *obs_shape]` to Q values `[B, A]` float32."""
@@ -85,7 +86,7 @@ class RecurrentQNetwork(SequenceBody):
         self.head = (
             DuelingHead(self.features, actions.count, head_units)
             if head_units
-            else orthogonal(nn.Linear(self.features, actions.count), gain=1.0)
+            else output_layer(nn.Linear(self.features, actions.count), "values")
         )
 
     def forward(

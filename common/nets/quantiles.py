@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common.nets.heads import dueling_q
+from troupe.common.nets.initializers import orthogonal
 from troupe.common.nets.q_network import QNetwork
-from troupe.common.nets.torsos import orthogonal
 
 COSINES = 64
 """Features of a share: cos(pi i tau), i from 0 on (equation 4)."""

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from troupe.common.nets.initializers import Output, output_layer
 from troupe.common.nets.parts import PartInputs, PartsTorso
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
 from troupe.common.nets.recurrent import LstmCore, encoded, last_step
-from troupe.common.nets.torsos import PixelTorso, Projected, Style, VectorTorso, orthogonal
+from troupe.common.nets.torsos import PixelTorso, Projected, Style, VectorTorso
 from troupe.common.rl.normalizers import Normalizer
 from troupe.common.rl.policy_losses import Multiplier
 from troupe.common.spaces import ActionSpec
@@ -89,7 +90,7 @@ class SoftActorCritic(nn.Module):
             self.core = LstmCore(width + told, lstm_units, lstm_layers)
             self.state_size = self.core.state_size
             width += lstm_units
-        self.policy = Perceptron(width, mlp_units, policy_size, gain=0.01)
+        self.policy = Perceptron(width, mlp_units, policy_size, of="policy")
         with_action = width if actions.count else width + actions.encoded_size
         self.critics = nn.ModuleList(
             Perceptron(with_action, mlp_units, actions.count or 1) for _ in range(critics)
@@ -146,8 +147,8 @@ class SoftActorCritic(nn.Module):
 
 
 class Perceptron(nn.Sequential):
-    """Hidden layers of `units` with ReLU, and a linear one of `outputs` that begins with this gain."""
+    """Hidden layers of `units` with ReLU, and a linear one of `outputs`."""
 
-    def __init__(self, features: int, units: tuple[int, ...], outputs: int, gain: float = 1.0) -> None:
+    def __init__(self, features: int, units: tuple[int, ...], outputs: int, of: Output = "values") -> None:
         torso = VectorTorso((features,), units, Style(activation="relu"))
-        super().__init__(torso, orthogonal(nn.Linear(torso.features, outputs), gain=gain))
+        super().__init__(torso, output_layer(nn.Linear(torso.features, outputs), of))

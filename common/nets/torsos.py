@@ -10,24 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common.nets.convolution import Convolution
-
-
-def orthogonal(module: nn.Module, gain: float = math.sqrt(2.0)) -> nn.Module:
-    """Initialise a layer's weight orthogonally and its bias with zeros, and return it."""
-    nn.init.orthogonal_(module.weight, gain)  # type: ignore[arg-type]
-    nn.init.zeros_(module.bias)  # type: ignore[arg-type]
-    return module
-
-
-def lecun_normal(module: nn.Module) -> nn.Module:
-    """Initialise a layer's weight with variance 1 / fan-in, truncated at two deviations, its bias with 0."""
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    # A normal that is truncated at two deviations has 0.8796 times the deviation that it was asked for.
-    deviation = 1.0 / math.sqrt(weight[0].numel()) / 0.87962566103423978
-    nn.init.trunc_normal_(weight, 0.0, deviation, -2.0 * deviation, 2.0 * deviation)
-    nn.init.zeros_(module.bias)  # type: ignore[arg-type]
-    return module
-
+from troupe.common.nets.initializers import lecun_normal, orthogonal
 
 Activation = Literal["auto", "relu", "elu", "swish", "tanh"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
