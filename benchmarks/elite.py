@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import median_ms, parser, report
+from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaAgent, ImpalaConfig
 from troupe.common.config.schema import EnvConfig
 from troupe.common.data.columns import Payload
@@ -125,7 +126,7 @@ class Learning:
         sample = self._replay.sample({"fresh": self.ROWS, "again": self.ROWS})
         assert not isinstance(sample, str), sample
         weights = np.ones(2 * self.ROWS, np.float32)
-        found = self.agent.update(sample.arrays, weights, want_metrics=False, replayed=self._replayed)
+        found = self.agent.update(Batch(sample.arrays, weights, measure=False, replayed=self._replayed))
         if found.priorities is not None:
             self._replay.update("again", sample.ids[self._replayed], found.priorities[self._replayed])
 
@@ -182,7 +183,7 @@ def scoring(seconds: float) -> dict[str, float]:
     for agent in agents:
         batch, weights = random_unrolls(agent, 10), np.ones(10, np.float32)
         name = f"update_ms_{agent.config.behaviour_features}"
-        figures[name] = cpu_ms(partial(agent.update, batch, weights, False), seconds)
+        figures[name] = cpu_ms(partial(agent.update, Batch(batch, weights, measure=False)), seconds)
     more = random_unrolls(agents[1], 5 * (LAMBDA - 1))
     figures["rescore_ms"] = cpu_ms(lambda: fresh_features(agents[1], more), seconds)
     stored = {field.name: field.entries(STEPS) * field.entry_bytes for field in agents[1].fields}
@@ -247,7 +248,9 @@ def estimating(updates: int, capacity: int = 500) -> dict[str, float]:
             slots = table.sampler.select(4 * (table.inserted >= capacity // 2), rng)[0]
             rows = [chunk.fields for chunk in fresh] + table.batch(slots)
             batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-            priorities = agent.update(batch, np.ones(len(rows), np.float32), False, done / updates).priorities
+            priorities = agent.update(
+                Batch(batch, np.ones(len(rows), np.float32), measure=False, progress=done / updates)
+            ).priorities
             assert priorities is not None
             table.measured(slots, priorities[4:])
             for chunk in fresh:

@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks.common import report
 from troupe.common.agents import Agent, make_agent
+from troupe.common.agents.base import Batch
 from troupe.common.config import Config, EnvConfig, load_config
 from troupe.common.data.replay import Replay
 from troupe.common.data.schema import Chunk
@@ -117,11 +118,13 @@ def learned(
                 sample = replay.sample(shares)
                 if not isinstance(sample, str):
                     agent.update(
-                        sample.arrays,
-                        np.ones(len(replayed), np.float32),
-                        want_metrics=False,
-                        lengths=sample.lengths,
-                        replayed=replayed,
+                        Batch(
+                            sample.arrays,
+                            np.ones(len(replayed), np.float32),
+                            measure=False,
+                            lengths=sample.lengths,
+                            replayed=replayed,
+                        )
                     )
         rollout.env.close()
         yield env

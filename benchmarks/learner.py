@@ -12,6 +12,7 @@ from torch import nn
 from benchmarks.common import median_ms, parser, report
 from troupe.common.agents import make_agent
 from troupe.common.agents.apex import ApexConfig
+from troupe.common.agents.base import Batch
 from troupe.common.envs import EnvSpec
 from troupe.common.runtime.malloc import keep_freed_memory
 from troupe.common.spaces import ActionSpec
@@ -88,7 +89,7 @@ def main() -> None:
     plain = median_ms(PlainUpdate(batch), options.seconds) if options.torso == "nature" else None
     keep_freed_memory()  # as the learner does; the plain version ran as PyTorch comes
     agent = make_agent(ApexConfig(torso=options.torso), PONG, seed=0)
-    ours = median_ms(lambda: agent.update(batch, weights, want_metrics=False), options.seconds)
+    ours = median_ms(lambda: agent.update(Batch(batch, weights, measure=False)), options.seconds)
     figures: dict[str, float | int | str] = {
         "batch_size": options.batch_size,
         "torso": options.torso,

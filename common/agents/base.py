@@ -97,6 +97,26 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """What an update learns from: `B` items, and what it may want to know of them."""
+
+    fields: dict[str, np.ndarray]
+    """By name, `[B, window, ...]`."""
+    weights: np.ndarray
+    """`[B]` float32, importance weights."""
+    lengths: np.ndarray | None = None
+    """`[B]`, steps of each item: behind them a window repeats its last entry. None: all fill the window."""
+    replayed: np.ndarray | None = None
+    """`[B]` bool, the rows of tables that give an item more than once, where batches mix these with a queue;
+    None: no row is. Only algorithms whose configuration says `TableNeeds.replays` get such batches."""
+    progress: float = 0.0
+    """The share of the run that is done, 0 to 1, for what decays: by the steps that were learned from before,
+    or, where a table gives steps again or a queue drops some, by all that were made."""
+    measure: bool = True
+    """Whether metrics are wanted: reading one from a GPU waits for everything before it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """Result of one learning step on a batch of `B` items."""
 
@@ -175,27 +195,11 @@ class Agent(Protocol):
     def load_params(self, params: dict[str, np.ndarray]) -> None:
         """Takes over what `params` gave; `ConfigError` if names or shapes differ."""
 
-    def update(
-        self,
-        batch: dict[str, np.ndarray],
-        weights: np.ndarray,
-        want_metrics: bool = True,
-        progress: float = 0.0,
-        lengths: np.ndarray | None = None,
-        replayed: np.ndarray | None = None,
-    ) -> Update:
-        """Learns from fields `[B, window, ...]` with importance weights `[B]` float32.
+    def update(self, batch: Batch) -> Update:
+        """Learns from a batch.
 
-        `progress` is the share of the run that is done, 0 to 1, for what decays: by the steps that were
-        learned from before, or, where a table gives steps again or a queue drops some, by all that were made.
-        `lengths` `[B]` are the steps of each item: behind them a window repeats its last entry. None: all are
-        as long as the window. `B` may change from one update to the next: items that do not keep to `fields`
-        and `item_steps` are left out before. What is drawn comes from a generator of the agent's own, which
-        is part of `state`.
-
-        `replayed` `[B]` bool are the rows of tables that give an item more than once, where batches mix these
-        with a queue; None: no row is. Only algorithms whose configuration says `TableNeeds.replays` are given
-        it, and only they need the parameter.
+        `B` may change from one update to the next: items that do not keep to `fields` and `item_steps` are
+        left out before. What is drawn comes from a generator of the agent's own, which is part of `state`.
         """
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common.agents.actor_critic import ActorCriticAgent
-from troupe.common.agents.base import Update
+from troupe.common.agents.base import Batch, Update
 from troupe.common.agents.learning_rate import LearningRate, LearningRateConfig
 from troupe.common.agents.network import Learning
 from troupe.common.agents.rmsprop import RMSProp
@@ -164,40 +164,32 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
 
     # -------------------------------------------------------------- learning
 
-    def update(
-        self,
-        batch: dict[str, np.ndarray],
-        weights: np.ndarray,
-        want_metrics: bool = True,
-        progress: float = 0.0,
-        lengths: np.ndarray | None = None,
-        replayed: np.ndarray | None = None,
-    ) -> Update:
+    def update(self, batch: Batch) -> Update:
         """One step on `[B]` unrolls. `weights` are not looked at: V-trace makes up for how old unrolls are.
 
         Where features are stored, priorities are how near they are to what the network made of the same
         observations before this step: 1 for the same.
         """
         learning = self._start_learning()
-        learning.rate.follow_progress(progress)
-        unrolls = self._unrolls(batch)
-        rows = None if replayed is None else self._to_device(replayed)
-        stored = self._to_device(batch["value"]).T if self.stores_values else None
+        learning.rate.follow_progress(batch.progress)
+        unrolls = self._unrolls(batch.fields)
+        rows = None if batch.replayed is None else self._to_device(batch.replayed)
+        stored = self._to_device(batch.fields["value"]).T if self.stores_values else None
         loss, measured, features = self._loss(unrolls, learning, rows, stored)
         norm = learning.step(loss)
         # After the step: the next update sees pixels as actors do with what is published now. Where they are
         # behind, V-trace corrects for statistics as for weights: it has the policy that they acted by.
         self._net.observe(unrolls.obs[1:])
         metrics: dict[str, float] = {}
-        if want_metrics:
+        if batch.measure:
             metrics = {f"learner/{name}": value.item() for name, value in measured.items()}
             metrics["learner/grad_norm"] = norm.item()
             metrics["learner/learning_rate"] = learning.rate.value
         if not self.feature_size:
             return Update(priorities=None, metrics=metrics)
-        distance = self._distances(batch["features"], features)
-        if want_metrics:
-            old = distance if replayed is None else distance[replayed]
+        distance = self._distances(batch.fields["features"], features)
+        if batch.measure:
+            old = distance if batch.replayed is None else distance[batch.replayed]
             metrics["learner/feature_distance"] = float(old.mean()) if len(old) else 0.0
         return Update(nearness(distance), metrics)
 

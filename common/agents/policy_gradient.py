@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common.agents.actor_critic import ActorCriticAgent
-from troupe.common.agents.base import Inputs, Update
+from troupe.common.agents.base import Batch, Inputs, Update
 from troupe.common.agents.fitting import policy_options, suited
 from troupe.common.agents.learning_rate import AdaptiveRateConfig
 from troupe.common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of, styled_body
@@ -211,26 +211,18 @@ class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
 
     # -------------------------------------------------------------- learning
 
-    def update(
-        self,
-        batch: dict[str, np.ndarray],
-        weights: np.ndarray,
-        want_metrics: bool = True,
-        progress: float = 0.0,
-        lengths: np.ndarray | None = None,
-        replayed: np.ndarray | None = None,
-    ) -> Update:
+    def update(self, batch: Batch) -> Update:
         """`agent.epochs` passes over `[B]` unrolls, fresh or `replayed`; `weights` are not looked at."""
         learning, period = self._start_learning(), self.config.target_period_updates
-        unrolls = learning.prepared(self._unrolls(batch))
+        unrolls = learning.prepared(self._unrolls(batch.fields))
         measured = learning.learn(
-            progress,
+            batch.progress,
             lambda previous: self._estimated(unrolls, learning, previous),
             lambda steps: self._loss(steps, learning),
         )
         if learning.own.target is not None and learning.updates % period == 0:
             learning.own.target.load_state_dict(self._net.state_dict())
-        return Update(priorities=None, metrics=learning.metrics(measured) if want_metrics else {})
+        return Update(priorities=None, metrics=learning.metrics(measured) if batch.measure else {})
 
     def _loss(self, steps: JudgedSteps, learning: Learning) -> tuple[Tensor, dict[str, Tensor]]:
         params, values = learning.forward(*steps.inputs)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from troupe.common.agents.base import Act, Inputs, Update
+from troupe.common.agents.base import Act, Batch, Inputs, Update
 from troupe.common.agents.fitting import suited
 from troupe.common.agents.network import Step
 from troupe.common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of, styled_body
@@ -107,25 +107,20 @@ class PqnAgent(UnrollAgent[PqnConfig, PqnNetwork, PassesLearning[nn.Module]]):
 
     # -------------------------------------------------------------- learning
 
-    def update(
-        self,
-        batch: dict[str, np.ndarray],
-        weights: np.ndarray,
-        want_metrics: bool = True,
-        progress: float = 0.0,
-        lengths: np.ndarray | None = None,
-    ) -> Update:
+    def update(self, batch: Batch) -> Update:
         """`agent.epochs` passes over `[B]` unrolls; `weights` are 1 and not looked at."""
         config, learning = self.config, self._start_learning()
-        unrolls = learning.prepared(self._unrolls(batch))
+        unrolls = learning.prepared(self._unrolls(batch.fields))
         measured = learning.learn(
-            progress,
+            batch.progress,
             lambda previous: self._targeted(unrolls, learning, previous),
             lambda steps: self._loss(steps, learning),
         )
-        exploration = annealed(config.epsilon_start, config.epsilon_final, progress, config.epsilon_share)
+        exploration = annealed(
+            config.epsilon_start, config.epsilon_final, batch.progress, config.epsilon_share
+        )
         self._net.exploration.fill_(exploration)
-        metrics = learning.metrics(measured) | {"learner/epsilon": exploration} if want_metrics else {}
+        metrics = learning.metrics(measured) | {"learner/epsilon": exploration} if batch.measure else {}
         return Update(priorities=None, metrics=metrics)
 
     def _loss(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from troupe.common.agents.base import Act, Inputs, Update
+from troupe.common.agents.base import Act, Batch, Inputs, Update
 from troupe.common.agents.fitting import PixelConfig, network_inputs, suited
 from troupe.common.agents.network import Learning, NetworkAgent, NetworkConfig, Step
 from troupe.common.agents.tensors import below, module_arrays, prefixed, tensors
@@ -157,23 +157,16 @@ class TransitionAgent(
         """The largest Q `[S]` float32."""
         return self._net(self._to_device(inputs.obs)).amax(dim=1).cpu().numpy()
 
-    def update(
-        self,
-        batch: dict[str, np.ndarray],
-        weights: np.ndarray,
-        want_metrics: bool = True,
-        progress: float = 0.0,
-        lengths: np.ndarray | None = None,
-    ) -> Update:
+    def update(self, batch: Batch) -> Update:
         """One step of the chosen actions' Q towards their targets; new priorities are `|TD error|`."""
         learning = self._start_learning()
-        transitions = self._transitions(batch)
+        transitions = self._transitions(batch.fields)
         losses, error, q = self._judged(transitions, learning)
-        loss = (self._to_device(weights) * losses).mean()
+        loss = (self._to_device(batch.weights) * losses).mean()
         norm = learning.step(loss)
         self._net.observe(transitions.obs)
         metrics: dict[str, float] = {}
-        if want_metrics:
+        if batch.measure:
             metrics = {
                 "learner/loss": loss.item(),
                 "learner/grad_norm": norm.item(),

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from troupe.common.agents.base import Act, Inputs, Update
+from troupe.common.agents.base import Act, Batch, Inputs, Update
 from troupe.common.agents.fitting import body_options, suited
 from troupe.common.agents.network import Step
 from troupe.common.agents.q_learning import QAgent, TargetLearning, epsilon_greedy
@@ -117,27 +117,20 @@ class R2d2Agent(
 
     # -------------------------------------------------------------- learning
 
-    def update(
-        self,
-        batch: dict[str, np.ndarray],
-        weights: np.ndarray,
-        want_metrics: bool = True,
-        progress: float = 0.0,
-        lengths: np.ndarray | None = None,
-    ) -> Update:
+    def update(self, batch: Batch) -> Update:
         """One step of double Q-learning on `[B]` sequences; their new priorities mix maximum and mean."""
         learning = self._start_learning()
-        sequences = self._sequences(batch, lengths)
+        sequences = self._sequences(batch.fields, batch.lengths)
         q, errors = self._errors(sequences, learning.target)
         errors = errors * sequences.counts
         # Summed over time, as in SEED: a shorter sequence weighs as much as it has steps.
-        loss = (self._to_device(weights) * 0.5 * errors.square().sum(dim=0)).mean()
+        loss = (self._to_device(batch.weights) * 0.5 * errors.square().sum(dim=0)).mean()
         norm = learning.step(loss)
         self._net.observe(sequences.obs[self.config.burn_in_steps : -1], sequences.counts)
         errors, counts = errors.detach(), sequences.counts.to(errors.dtype)
         priorities = mixed_priorities(errors, self.config.priority_eta, counts)
         metrics: dict[str, float] = {}
-        if want_metrics:
+        if batch.measure:
             steps = counts.sum().clamp(min=1)
             metrics = {
                 "learner/loss": loss.item(),

@@ -17,7 +17,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from troupe.common.agents.base import Update
+from troupe.common.agents.base import Batch, Update
 from troupe.common.agents.sequences import Sequences, StoresSequences
 from troupe.common.agents.soft_agent import SoftAgent, SoftLearning
 from troupe.common.agents.transitions import StoresTransitions, Transitions
@@ -124,19 +124,12 @@ class SacAgent(StoresTransitions[SacConfig, SoftActorCritic, SoftLearning], Soft
         """See the base class."""
         return self.config.n_steps
 
-    def update(
-        self,
-        batch: dict[str, np.ndarray],
-        weights: np.ndarray,
-        want_metrics: bool = True,
-        progress: float = 0.0,
-        lengths: np.ndarray | None = None,
-    ) -> Update:
+    def update(self, batch: Batch) -> Update:
         """One step on `[B]` items; new priorities are the critics' mean `|TD error|`."""
         learning = self._start_learning()
-        transitions = self._transitions(batch)
-        loss, measured, errors = self._judged(transitions, self._to_device(weights), learning)
-        metrics = self._descend(loss, measured, learning, want_metrics)
+        transitions = self._transitions(batch.fields)
+        loss, measured, errors = self._judged(transitions, self._to_device(batch.weights), learning)
+        metrics = self._descend(loss, measured, learning, batch.measure)
         self._net.observe(transitions.obs)
         return Update(errors.abs().mean(0).double().cpu().numpy() + PRIORITY_FLOOR, metrics)
 
@@ -166,32 +159,25 @@ class RecurrentSacAgent(StoresSequences[SacConfig, SoftActorCritic, SoftLearning
         self._begin_storing()
         self.fields = _bounded(self.fields, spec)
 
-    def update(
-        self,
-        batch: dict[str, np.ndarray],
-        weights: np.ndarray,
-        want_metrics: bool = True,
-        progress: float = 0.0,
-        lengths: np.ndarray | None = None,
-    ) -> Update:
+    def update(self, batch: Batch) -> Update:
         """One step on `[B]` sequences; their new priorities mix maximum and mean of the critics' errors.
 
         All steps of a batch that are learned from count alike, so that losses are on the scale of those
         without memory.
         """
         learning = self._start_learning()
-        sequences = self._sequences(batch, lengths)
+        sequences = self._sequences(batch.fields, batch.lengths)
         counts, burn_in = sequences.counts, self.config.burn_in_steps
         if not counts.any():  # what no accumulator makes
-            return Update(np.full(len(weights), PRIORITY_FLOOR), {})
+            return Update(np.full(len(batch.weights), PRIORITY_FLOOR), {})
         noise, next_noise = learning.noise(2, *counts.shape, self.draws).to(counts.device)
         features, _ = self._net.remember(*sequences.burned_in(self._net, burn_in))
         targets = self._targets(sequences, features.detach(), next_noise, learning.target)
         actions = sequences.last_action[burn_in + 1 :]
-        importance = self._to_device(weights).expand(counts.shape)
+        importance = self._to_device(batch.weights).expand(counts.shape)
         steps = features[:-1], actions, targets, importance, noise
         loss, measured, errors = self._loss(*(part[counts] for part in steps))
-        metrics = self._descend(loss, measured, learning, want_metrics)
+        metrics = self._descend(loss, measured, learning, batch.measure)
         self._net.observe(sequences.obs[burn_in:-1][counts])
         sizes = torch.zeros_like(targets)
         sizes[counts] = errors.abs().mean(0)

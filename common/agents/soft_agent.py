@@ -120,11 +120,11 @@ class SoftAgent(NetworkAgent["SacConfig", SoftActorCritic, "SoftLearning"]):
         return loss, measured, errors.detach()
 
     def _descend(
-        self, loss: Tensor, measured: dict[str, Tensor], learning: SoftLearning, want_metrics: bool
+        self, loss: Tensor, measured: dict[str, Tensor], learning: SoftLearning, measure: bool
     ) -> dict[str, float]:
         """One step down the gradient; what was measured, if it is wanted."""
         norm = learning.step(loss)
-        if not want_metrics:
+        if not measure:
             return {}
         return {f"learner/{name}": value.item() for name, value in (measured | {"grad_norm": norm}).items()}
 

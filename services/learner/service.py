@@ -9,13 +9,12 @@ import secrets
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import zmq
 
-from troupe.common.agents import make_agent
+from troupe.common.agents import Batch, make_agent
 from troupe.common.agents.fitting import check_device
 from troupe.common.config import Config, structural_hash, to_toml
 from troupe.common.cores import usable_cores
@@ -45,7 +44,7 @@ from troupe.services.learner.prefetch import Prefetcher
 from troupe.services.learner.reporter import Reporter
 from troupe.services.learner.trackers import Run
 from troupe.services.learner.tracking import Trackers
-from troupe.services.learner.usable import Usable, UsableItems
+from troupe.services.learner.usable import UsableItems
 
 _log = logging.getLogger(__name__)
 
@@ -264,13 +263,16 @@ class Learner:
         if measure:
             self._measured_s = now_s
         progress = counters.progress(learned=self._mixture.once is not None)
+        replayed = self._mixture.replayed(sample)
         update = self.agent.update(
-            usable.fields,
-            usable.chosen(sample.weights(beta)),
-            want_metrics=measure,
-            progress=progress,
-            lengths=usable.lengths,
-            **self._told(sample, usable),
+            Batch(
+                usable.fields,
+                usable.chosen(sample.weights(beta)),
+                usable.lengths,
+                None if replayed is None else usable.chosen(replayed),
+                progress=progress,
+                measure=measure,
+            )
         )
         counters.learned_steps += self._mixture.learned_steps(sample, usable)
         self.prefetch.put_priorities(sample, usable.priorities(update.priorities))
@@ -282,11 +284,6 @@ class Learner:
             self.reporter.note("learner", {**update.metrics, "learner/beta": beta, **lag})
         if counters.updates % self.config.learner.publish_period_updates == 0:
             self._publish()
-
-    def _told(self, sample: SampleBatch, usable: Usable) -> dict[str, Any]:
-        """What only some algorithms are told of a batch, see `TableNeeds.replays`."""
-        replayed = self._mixture.replayed(sample)
-        return {} if replayed is None else {"replayed": usable.chosen(replayed)}
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
         """Notice a loss or a gradient that is not finite, up to METRICS_PERIOD_UPDATES late."""

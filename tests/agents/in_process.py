@@ -5,6 +5,7 @@ from collections import deque
 import numpy as np
 
 from troupe.common.agents import make_agent
+from troupe.common.agents.base import Batch
 from troupe.common.envs import make_vector
 from troupe.services.actor.local_inference import Rollout
 from troupe.services.evaluator.games import play
@@ -32,7 +33,9 @@ def learn_through_a_queue(agent_config, env_config, *, slots, batch, steps, seed
         while len(queue) >= batch:
             fields = stacked_fields([queue.popleft() for _ in range(batch)])
             progress = rollout.timing.steps / steps
-            update = learner.update(fields, np.ones(batch, np.float32), False, progress)
+            update = learner.update(
+                Batch(fields, np.ones(batch, np.float32), measure=False, progress=progress)
+            )
             assert update.priorities is None
             versions.append(learner_params(learner))
             actor.load_params(versions[0])

@@ -3,6 +3,7 @@
 import numpy as np
 
 from troupe.common.agents import make_agent
+from troupe.common.agents.base import Batch
 from troupe.common.agents.hindsight import hindsight_of
 from troupe.common.envs import make_vector
 from troupe.common.rl.importance import annealed, importance_weights
@@ -62,7 +63,7 @@ def learn_by_replay(config, *, updates, seed, slots=None):
             rows = rng.choice(len(items), replay.batch_size, p=chances)
             fields, lengths = batch_of([items[row] for row in rows])
             weights = importance_weights(chances[rows], chances.min(), beta)
-            update = agent.update(fields, weights, False, done / updates, lengths)
+            update = agent.update(Batch(fields, weights, lengths, progress=done / updates, measure=False))
             priorities[rows] = update.priorities
             done += 1
     env.close()

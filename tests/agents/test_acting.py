@@ -16,7 +16,7 @@ from tests.agents.test_contract import played as chunks_of
 from troupe.common.agents import make_agent
 from troupe.common.agents.acting import Acting
 from troupe.common.agents.apex import ApexConfig
-from troupe.common.agents.base import Inputs
+from troupe.common.agents.base import Batch, Inputs
 from troupe.common.agents.impala import ImpalaConfig
 from troupe.common.agents.policy_gradient import PolicyGradientConfig
 from troupe.common.agents.pqn import PqnConfig
@@ -61,7 +61,7 @@ def learned(config, env):
     vector = make_vector(env, 2, 0)
     agent = make_agent(config, vector.spec, seed=3)
     chunks = chunks_of(agent, env)
-    agent.update(*arguments(agent, chunks))
+    agent.update(arguments(agent, chunks))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in agent.network.parameters():
@@ -71,7 +71,7 @@ def learned(config, env):
 
 def arguments(agent, chunks):
     fields, lengths = batch_of(windows(chunks, agent.fields)[:4])
-    return fields, np.ones(len(lengths), np.float32), False, 0.0, lengths
+    return Batch(fields, np.ones(len(lengths), np.float32), lengths, measure=False)
 
 
 def feeds(acting, agent, inputs):

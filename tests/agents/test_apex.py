@@ -4,6 +4,7 @@ import torch
 
 from troupe.common.agents import Inputs, make_agent
 from troupe.common.agents.apex import ApexConfig
+from troupe.common.agents.base import Batch
 from troupe.common.data.accumulator import PRIORITY_FLOOR
 from troupe.common.envs import EnvSpec
 from troupe.common.errors import CheckpointError, ConfigError
@@ -38,7 +39,7 @@ def test_priorities_are_the_td_errors_computed_by_hand(spec, dueling, double):
     )
     batch = batch_of(rng, spec, 7)
     for _ in range(3):  # move the online network away from the target
-        agent.update(batch, np.ones(7, np.float32))
+        agent.update(Batch(batch, np.ones(7, np.float32)))
     arrays, meta = agent.state()
 
     def q_values(network, obs):
@@ -58,7 +59,7 @@ def test_priorities_are_the_td_errors_computed_by_hand(spec, dueling, double):
     rows = np.arange(7)
     goal = batch["reward"][:, 0] + batch["discount"][:, 0] * target[rows, chosen]
     want = np.abs(goal - q[rows, batch["action"][:, 0]]) + PRIORITY_FLOOR
-    got = agent.update(batch, np.ones(7, np.float32)).priorities
+    got = agent.update(Batch(batch, np.ones(7, np.float32))).priorities
     assert got.dtype == np.float64
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     assert meta["updates"] == 3
@@ -71,7 +72,7 @@ def test_munchausen_s_targets_are_of_the_target_network():
     )
     agent, batch = make_agent(config, VECTOR, seed=1), batch_of(rng, VECTOR, 7)
     for _ in range(3):
-        agent.update(batch, np.ones(7, np.float32))
+        agent.update(Batch(batch, np.ones(7, np.float32)))
     now = torch.from_numpy(batch["obs"][:, 0])
     then = torch.from_numpy(
         np.stack([row[m] for row, m in zip(batch["obs"], batch["bootstrap_steps"][:, 0], strict=True)])
@@ -87,7 +88,7 @@ def test_munchausen_s_targets_are_of_the_target_network():
     bonus = np.clip(0.5 * log_policy(before)[rows, action], -0.4, 0.0)
     value = (np.exp(log_policy(after)) * (after - 0.5 * log_policy(after))).sum(1)
     goal = batch["reward"][:, 0] + 0.7 * bonus + batch["discount"][:, 0] * value
-    got = agent.update(batch, np.ones(7, np.float32)).priorities
+    got = agent.update(Batch(batch, np.ones(7, np.float32))).priorities
     np.testing.assert_allclose(got, np.abs(goal - q[rows, action]) + PRIORITY_FLOOR, rtol=1e-4, atol=1e-5)
 
 
@@ -106,10 +107,10 @@ def test_weights_scale_the_gradient():
     batch = batch_of(rng, VECTOR, 2)
     config = ApexConfig(hidden_units=16, mlp_units=(8,))
     first = make_agent(config, VECTOR, seed=0)
-    first.update(batch, np.array([1.0, 0.0], np.float32))
+    first.update(Batch(batch, np.array([1.0, 0.0], np.float32)))
     only = {k: np.repeat(v[:1], 2, axis=0) for k, v in batch.items()}
     second = make_agent(config, VECTOR, seed=0)
-    second.update(only, np.array([0.5, 0.5], np.float32))
+    second.update(Batch(only, np.array([0.5, 0.5], np.float32)))
     for name, value in first.params().items():
         np.testing.assert_allclose(value, second.params()[name], rtol=1e-4, atol=1e-6)
 
@@ -129,7 +130,7 @@ def test_target_follows_after_its_period():
 
     seen = []
     for _ in range(6):
-        agent.update(batch, weights)
+        agent.update(Batch(batch, weights))
         seen.append(differs())
     assert seen == [True, True, False, True, True, False]
 
@@ -165,11 +166,11 @@ def test_state_round_trip_continues_exactly():
         weights = np.ones(4, np.float32)
         first = make_agent(config, VECTOR, seed=0)
         for batch in batches[:3]:
-            first.update(batch, weights)
+            first.update(Batch(batch, weights))
         second = make_agent(config, VECTOR, seed=9)
         second.load_state(*first.state())
         for batch in batches[3:]:
-            one, two = first.update(batch, weights), second.update(batch, weights)
+            one, two = first.update(Batch(batch, weights)), second.update(Batch(batch, weights))
             np.testing.assert_array_equal(one.priorities, two.priorities)
         with pytest.raises(CheckpointError):
             make_agent(ApexConfig(hidden_units=9), VECTOR, seed=0).load_state(*first.state())
@@ -220,7 +221,7 @@ def test_learns_a_chain():
         picked = rng.integers(0, len(items), 32)
         batch = {k: np.stack([items[i][k] for i in picked]) for k in items[0]}
         agent.update(
-            batch, importance_weights(np.full(32, 1 / len(items)), 1 / len(items), 0.4), want_metrics=False
+            Batch(batch, importance_weights(np.full(32, 1 / len(items)), 1 / len(items), 0.4), measure=False)
         )
     assert agent.act(
         Inputs.start(eye[:4], 0, spec.actions), np.zeros(4, np.float32), rng
@@ -234,10 +235,10 @@ def test_the_target_takes_statistics_over_with_its_weights_and_not_before():
     rng = np.random.default_rng(0)
     agent = make_agent(ApexConfig(hidden_units=16, target_update_period_updates=2), PIXELS, seed=1)
     weights = np.ones(7, np.float32)
-    agent.update(batch_of(rng, PIXELS, 7), weights)
+    agent.update(Batch(batch_of(rng, PIXELS, 7), weights))
     target = agent._start_learning().target
     assert agent._net.inputs.count.item() == 7
     assert target.inputs.count.item() == 0
-    agent.update(batch_of(rng, PIXELS, 7), weights)  # copies what it has learned with
+    agent.update(Batch(batch_of(rng, PIXELS, 7), weights))  # copies what it has learned with
     assert target.inputs.count.item() == 7
     assert agent._net.inputs.count.item() == 14

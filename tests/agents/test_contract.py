@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from tests.agents.replayed import batch_of, windows
 from troupe.common.agents import make_agent
+from troupe.common.agents.base import Batch
 from troupe.common.config import EnvConfig
 from troupe.common.config.algorithms import ALGORITHMS, agent_model
 from troupe.common.data.schema import check_chunk
@@ -53,10 +55,10 @@ def played(agent, env=VECTORS):
 
 
 def batch(agent, env=VECTORS):
-    """Arguments of `update`, as replay hands out the first items."""
+    """What `update` is given, as replay hands out the first items."""
     items = windows(played(agent, env), agent.fields)[:ITEMS]
     fields, lengths = batch_of(items)
-    return {"batch": fields, "weights": np.ones(ITEMS, np.float32), "progress": 0.5, "lengths": lengths}
+    return Batch(fields, np.ones(ITEMS, np.float32), lengths, progress=0.5)
 
 
 def all_usable(priorities):
@@ -92,12 +94,12 @@ def test_it_stores_what_its_fields_say(name, env):
 def test_it_learns_from_what_it_stores_and_gives_the_priorities_that_its_table_takes(name):
     agent = agent_of(name)
     before, arguments = copied(agent.params()), batch(agent)
-    update = agent.update(**arguments)
+    update = agent.update(arguments)
     assert any((before[key] != array).any() for key, array in agent.params().items())
     assert np.isfinite(list(update.metrics.values())).all()
     assert update.metrics
     assert all(metric.startswith("learner/") for metric in update.metrics)
-    assert agent.update(**arguments, want_metrics=False).metrics == {}
+    assert agent.update(replace(arguments, measure=False)).metrics == {}
     if agent.config.table.kind == "queue":
         assert update.priorities is None
     else:
@@ -108,7 +110,7 @@ def test_it_learns_from_what_it_stores_and_gives_the_priorities_that_its_table_t
 @every_algorithm
 def test_another_acts_and_values_alike_with_its_parameters(name):
     first, second = agent_of(name), agent_of(name, seed=1)
-    first.update(**batch(first))
+    first.update(batch(first))
     second.load_params(copied(first.params()))
     rollout = Rollout(first, make_vector(VECTORS, 3, 0), 6, seed=0)
     for _ in range(9):
@@ -129,11 +131,11 @@ def test_another_acts_and_values_alike_with_its_parameters(name):
 def test_statistics_of_pixels_come_from_the_learner_and_are_exact_where_weights_are_rounded(name):
     learner, actor = agent_of(name, env=PIXELS), agent_of(name, seed=1, env=PIXELS)
     arguments = batch(learner, PIXELS)
-    learner.update(**arguments)
+    learner.update(arguments)
     params = copied(learner.params())
     statistics = {key: array for key, array in params.items() if key.startswith("inputs.")}
     assert sorted(statistics) == ["inputs.count", "inputs.mean", "inputs.variance"]
-    seen = arguments["batch"]["obs"]
+    seen = arguments.fields["obs"]
     assert 0 < statistics["inputs.count"][0] < seen.shape[0] * seen.shape[1]
     actor.load_params(decode_params(*encode_params(params, bfloat16=True)))
     for key, array in statistics.items():
@@ -149,10 +151,10 @@ def test_pixels_can_be_left_as_they_are_and_their_statistics_freeze(name):
     assert not [key for key in plain.params() if key.startswith("inputs.")]
     frozen = make_agent(config_of(name, normalize_pixels_frames=1), plain.spec)
     arguments = batch(frozen, PIXELS)
-    frozen.update(**arguments)
+    frozen.update(arguments)
     before = copied(frozen.params())
-    arguments["batch"]["obs"] = 255 - arguments["batch"]["obs"]
-    frozen.update(**arguments)
+    arguments.fields["obs"] = 255 - arguments.fields["obs"]
+    frozen.update(arguments)
     np.testing.assert_array_equal(frozen.params()["inputs.mean"], before["inputs.mean"])
 
 
@@ -162,7 +164,7 @@ def test_the_generators_of_the_process_are_left_alone(name):
     np.random.seed(1)
     torchs, numpys = torch.get_rng_state(), np.random.get_state()[1].copy()
     agent = agent_of(name, seed=3)
-    agent.update(**batch(agent, VECTORS))
+    agent.update(batch(agent, VECTORS))
     agent.load_state(*agent.state())
     assert torch.equal(torch.get_rng_state(), torchs)
     assert np.array_equal(np.random.get_state()[1], numpys)
@@ -174,7 +176,7 @@ def test_the_generators_of_the_process_are_left_alone(name):
 @every_algorithm
 def test_for_acting_the_network_of_a_checkpoint_is_enough(name):
     learned, actor = agent_of(name), agent_of(name, seed=1)
-    learned.update(**batch(learned, VECTORS))
+    learned.update(batch(learned, VECTORS))
     arrays, meta = learned.state()
     needed = {key: array for key, array in arrays.items() if key.startswith("net/")}
     assert set(needed) < set(arrays)
@@ -191,14 +193,14 @@ def test_for_acting_the_network_of_a_checkpoint_is_enough(name):
 def test_resumed_it_learns_as_if_it_had_not_stopped(name, env):
     first, second = agent_of(name, env=env), agent_of(name, seed=1, env=env)
     arguments = batch(first, env)
-    first.update(**arguments)
+    first.update(arguments)
     arrays, meta = first.state()
     saved, meta = copied(arrays), json.loads(json.dumps(meta))
     assert meta["algorithm"] == name.partition(",")[0]
     for agent in (first, second):
         if agent is second:
             second.load_state(arrays, meta)
-        agent.update(**arguments)
+        agent.update(arguments)
     for key, array in second.params().items():
         np.testing.assert_allclose(array, first.params()[key], rtol=1e-4, atol=1e-6)
     for key, array in arrays.items():
@@ -217,7 +219,7 @@ def test_it_learns_from_batches_of_any_size(name):
     fields, lengths = batch_of(windows(played(agent), agent.fields)[:ITEMS])
     for size in (1, ITEMS, 3):
         batch = {field: array[:size] for field, array in fields.items()}
-        update = agent.update(batch, np.ones(size, np.float32), lengths=lengths[:size])
+        update = agent.update(Batch(batch, np.ones(size, np.float32), lengths=lengths[:size]))
         assert np.isfinite(list(update.metrics.values())).all()
 
 
@@ -237,6 +239,6 @@ def test_whatever_keeps_to_its_bounds_leaves_its_weights_finite(name, env):
                 fields[spec.name] = rng.choice(ends, shape).astype(spec.dtype)
                 assert spec.bad_rows(fields[spec.name]) is None
             weights, lengths = np.ones(ITEMS, np.float32), np.full(ITEMS, steps, np.int32)
-            update = agent.update(fields, weights, lengths=lengths)
+            update = agent.update(Batch(fields, weights, lengths=lengths))
             numbers = {**agent.params(), **update.metrics}
             assert [key for key, array in numbers.items() if not np.isfinite(array).all()] == []

@@ -6,6 +6,7 @@ import torch
 
 from tests.agents.test_impala import SMALL, random_batch, unrolls_of
 from troupe.common.agents import make_agent
+from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaConfig
 from troupe.common.config.schema import EnvConfig
 from troupe.common.data.distances import distances
@@ -32,7 +33,7 @@ def test_nothing_is_off_policy_while_nothing_is_learned(kind, lstm, width):
     assert batch["features"].dtype == np.float16
     assert (batch["ended"][:, 1:] == TERMINATED).any()
     assert batch["features"].std() > 0.01
-    update = agent.update(batch, np.ones(6, np.float32))
+    update = agent.update(Batch(batch, np.ones(6, np.float32)))
     assert update.metrics["learner/feature_distance"] < 0.01  # half a thousandth of each number is lost
     assert (update.priorities > 0.99).all()
 
@@ -45,7 +46,7 @@ def test_priorities_say_how_near_stored_features_are(distance):
     fresh = batch["features"].astype(float)
     scales = np.linspace(0.0, 5.0, 6)[:, None, None]
     batch["features"] = (fresh + scales * rng.normal(size=fresh.shape)).astype(np.float16)
-    got = agent.update(batch, np.ones(6, np.float32)).priorities
+    got = agent.update(Batch(batch, np.ones(6, np.float32))).priorities
     want = 1 / (1 + distances(distance, fresh, batch["features"], 3.0))
     np.testing.assert_allclose(got, want, atol=0.01)
     assert got[0] > 0.99
@@ -55,7 +56,7 @@ def test_priorities_say_how_near_stored_features_are(distance):
 def test_the_head_is_learned():
     agent = make_agent(ImpalaConfig(**SMALL, behaviour_features="head", optimizer="adam"), VECTOR, seed=0)
     before = agent._net.bottleneck[0].weight.detach().clone()
-    agent.update(random_batch(np.random.default_rng(0), agent, 4), np.ones(4))
+    agent.update(Batch(random_batch(np.random.default_rng(0), agent, 4), np.ones(4)))
     moved = (agent._net.bottleneck[0].weight.detach() - before).abs()
     assert (moved.amax(dim=1) > 0).float().mean() > 0.5  # all units that are on in any of the steps
 
@@ -65,7 +66,7 @@ def test_nothing_is_stored_unless_it_is_wanted():
     assert "features" not in {field.name for field in agent.fields}
     batch = unrolls_of(agent, CARTPOLE, 2, 4)
     assert "features" not in batch
-    assert agent.update(batch, np.ones(4)).priorities is None
+    assert agent.update(Batch(batch, np.ones(4))).priorities is None
     assert agent._net.bottleneck is None
 
 

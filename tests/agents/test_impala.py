@@ -5,6 +5,7 @@ import torch
 from tests.agents.in_process import evaluate, learn_through_a_queue, stacked_fields
 from tests.rl import oracles
 from troupe.common.agents import Inputs, make_agent
+from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaConfig
 from troupe.common.config.schema import EnvConfig
 from troupe.common.data.schema import check_chunk
@@ -114,7 +115,7 @@ def test_loss_by_hand(reduction, lstm):
     terms = (
         -log_pi * advantages + 0.7 * 0.5 * (vs - values[:-1]) ** 2 + 0.2 * (log_mu - log_pi) - 0.03 * entropy
     )
-    got = agent.update(batch, np.ones(6, np.float32)).metrics
+    got = agent.update(Batch(batch, np.ones(6, np.float32))).metrics
     want = terms.mean() if reduction == "mean" else terms.sum()
     assert got["learner/loss"] == pytest.approx(want, rel=1e-4)
     assert got["learner/entropy"] == pytest.approx(entropy.mean(), rel=1e-4)
@@ -126,13 +127,13 @@ def test_entropy_cost_follows_its_target():
         config = ImpalaConfig(**SMALL, target_entropy=target, entropy_cost=0.01, optimizer="adam")
         agent = make_agent(config, VECTOR, seed=0)
         batch = random_batch(rng, agent, 4)
-        seen = [agent.update(batch, np.ones(4)).metrics["learner/entropy_cost"] for _ in range(4)]
+        seen = [agent.update(Batch(batch, np.ones(4))).metrics["learner/entropy_cost"] for _ in range(4)]
         assert seen[0] == pytest.approx(0.01, rel=1e-4)
         assert (seen[-1] > seen[0]) == rises
         arrays, meta = agent.state()
         again = make_agent(config, VECTOR, seed=1)
         again.load_state(arrays, meta)
-        ours, theirs = (a.update(batch, np.ones(4)).metrics for a in (agent, again))
+        ours, theirs = (a.update(Batch(batch, np.ones(4))).metrics for a in (agent, again))
         assert ours == theirs
 
 
@@ -144,7 +145,8 @@ def test_learning_rate_follows_a_polynomial():
     agent = make_agent(config, VECTOR, seed=0)
     batch = random_batch(np.random.default_rng(0), agent, 4)
     rates = [
-        agent.update(batch, np.ones(4), progress=p).metrics["learner/learning_rate"] for p in (0.0, 0.5, 1.5)
+        agent.update(Batch(batch, np.ones(4), progress=p)).metrics["learner/learning_rate"]
+        for p in (0.0, 0.5, 1.5)
     ]
     np.testing.assert_allclose(rates, [0.1, 0.02 + 0.08 / 4, 0.02])
 
@@ -153,16 +155,17 @@ def test_learning_rate_decays_to_zero():
     agent = make_agent(ImpalaConfig(**SMALL, learning_rate=0.1), VECTOR, seed=0)
     batch = random_batch(np.random.default_rng(0), agent, 4)
     rates = [
-        agent.update(batch, np.ones(4), progress=p).metrics["learner/learning_rate"] for p in (0.0, 0.75, 1.0)
+        agent.update(Batch(batch, np.ones(4), progress=p)).metrics["learner/learning_rate"]
+        for p in (0.0, 0.75, 1.0)
     ]
     np.testing.assert_allclose(rates, [0.1, 0.025, 0.0])
     before = {name: array.copy() for name, array in agent.params().items()}
-    agent.update(batch, np.ones(4), progress=1.0)
+    agent.update(Batch(batch, np.ones(4), progress=1.0))
     assert all(np.array_equal(before[name], array) for name, array in agent.params().items())
     agent = make_agent(
         ImpalaConfig(**SMALL, learning_rate=0.1, learning_rate_schedule="constant"), VECTOR, seed=0
     )
-    assert agent.update(batch, np.ones(4), progress=0.5).metrics["learner/learning_rate"] == 0.1
+    assert agent.update(Batch(batch, np.ones(4), progress=0.5)).metrics["learner/learning_rate"] == 0.1
 
 
 def test_acting_draws_from_the_policy():
@@ -184,10 +187,12 @@ def test_state_round_trip_continues_exactly(optimizer):
     first, second = make_agent(config, VECTOR, seed=0), make_agent(config, VECTOR, seed=1)
     batches = [random_batch(rng, first, 3) for _ in range(4)]
     for batch in batches[:2]:
-        first.update(batch, np.ones(3))
+        first.update(Batch(batch, np.ones(3)))
     second.load_state(*first.state())
     for batch in batches[2:]:
-        assert first.update(batch, np.ones(3)).metrics == second.update(batch, np.ones(3)).metrics
+        assert (
+            first.update(Batch(batch, np.ones(3))).metrics == second.update(Batch(batch, np.ones(3))).metrics
+        )
     with pytest.raises(CheckpointError, match="not fit"):
         make_agent(ImpalaConfig(**SMALL), VECTOR, seed=0).load_state(*first.state())
     with pytest.raises(CheckpointError, match="'apex'"):
@@ -239,7 +244,7 @@ def updated(config, batch, replayed=REPLAYED):
         logits, values, _ = agent._net(
             unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
         )
-    metrics = agent.update(batch, np.ones(6, np.float32), replayed=replayed).metrics
+    metrics = agent.update(Batch(batch, np.ones(6, np.float32), replayed=replayed)).metrics
     return metrics, logits.double().numpy()[:-1], values.double().numpy()[:-1]
 
 

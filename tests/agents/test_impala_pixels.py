@@ -9,6 +9,7 @@ from tests.agents.in_process import learn_through_a_queue, stacked_fields
 from tests.envs.catch import SIDE
 from tests.harness import only_in_chaos
 from troupe.common.agents import make_agent
+from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaConfig
 from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import make_vector
@@ -114,7 +115,7 @@ def test_gradient_is_that_of_what_was_seen():
     ]
     loss = torch.cat(terms).mean()
     loss.backward()
-    metrics = agent.update(stacked_fields(chunks), np.ones(len(chunks), np.float32)).metrics
+    metrics = agent.update(Batch(stacked_fields(chunks), np.ones(len(chunks), np.float32))).metrics
     assert metrics["learner/loss"] == pytest.approx(loss.item(), rel=1e-4)
     for name, parameter in agent._net.named_parameters():
         want = params[name].grad.numpy()

@@ -15,9 +15,9 @@ def test_impala_learns_catch_from_a_queue_and_a_uniform_table(tmp_path):
     agent = make_agent(config.agent, make_spec(config.env), seed=1)
     seen, update = [], agent.update
 
-    def noted(*arguments, **more):
-        seen.append(more["replayed"].tolist())
-        return update(*arguments, **more)
+    def noted(batch):
+        seen.append(batch.replayed.tolist())
+        return update(batch)
 
     agent.update = noted
     replay = Replay(tmp_path, config.replay.shard_tables(1), budget_bytes=1 << 26, seed=1)

@@ -14,6 +14,7 @@ from tests.agents.replayed import batch_of, windows
 from tests.envs.matching import SHOWN
 from troupe.common.agents import make_agent
 from troupe.common.agents.apex import ApexConfig
+from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaConfig
 from troupe.common.agents.policy_gradient import PolicyGradientConfig
 from troupe.common.agents.r2d2 import R2d2Config
@@ -102,12 +103,12 @@ def test_every_agent_learns_from_what_it_stores_of_parts(name, env):
     vector.close()
     fields, lengths = batch_of(windows(chunks, agent.fields)[:4])
     before = {key: array.copy() for key, array in agent.params().items()}
-    update = agent.update(fields, np.ones(4, np.float32), lengths=lengths)
+    update = agent.update(Batch(fields, np.ones(4, np.float32), lengths=lengths))
     assert np.isfinite(list(update.metrics.values())).all()
     assert any("encoders" in key for key in before)
     # A stranger may have stored any bytes: NaN, and symbols that are not there.
     fields["obs"] = np.full_like(fields["obs"], 255)
-    agent.update(fields, np.ones(4, np.float32), lengths=lengths)
+    agent.update(Batch(fields, np.ones(4, np.float32), lengths=lengths))
     assert all(np.isfinite(array).all() for array in agent.params().values())
 
 

@@ -10,6 +10,7 @@ from tests.agents.replayed import batch_of, windows
 from tests.agents.test_acting import onnx, torchscript
 from troupe.common.agents import make_agent
 from troupe.common.agents.acting import Acting
+from troupe.common.agents.base import Batch
 from troupe.common.agents.policy_gradient import PolicyGradientConfig
 from troupe.common.config import EnvConfig
 from troupe.common.config.algorithms import ALGORITHMS, agent_model
@@ -92,7 +93,7 @@ def test_an_agent_acts_and_learns_as_with_whole_pixels(name, normalize):
     np.testing.assert_array_equal(np.unpackbits(obs[0], axis=-1) * 255, obs[1])
     for agent, of_one in zip(agents, chunks, strict=True):
         fields, lengths = batch_of(windows(of_one, agent.fields)[:4])
-        agent.update(fields, np.ones(4, np.float32), False, 0.5, lengths)
+        agent.update(Batch(fields, np.ones(4, np.float32), lengths, progress=0.5, measure=False))
     same(*agents)
     inputs = [rollout._slots.inputs for rollout in rollouts]
     values = [agent.values(of_one) for agent, of_one in zip(agents, inputs, strict=True)]

@@ -11,6 +11,7 @@ from tests.agents.test_impala import VECTOR, random_batch
 from tests.harness import CHAOS
 from tests.rl import oracles
 from troupe.common.agents import make_agent
+from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaConfig
 from troupe.common.agents.learning_rate import LearningRate
 from troupe.common.agents.passes import faster_dtype, has_bfloat16_units
@@ -29,7 +30,7 @@ def agent_of(seed=0, **fields):
 
 
 def updated(agent, batch, **arguments):
-    return agent.update(batch, np.ones(len(batch["action"]), np.float32), **arguments).metrics
+    return agent.update(Batch(batch, np.ones(len(batch["action"]), np.float32), **arguments)).metrics
 
 
 def measured_kl(agent, kl):

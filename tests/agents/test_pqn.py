@@ -8,6 +8,7 @@ from tests.agents.in_process import evaluate, learn_through_a_queue
 from tests.agents.test_impala import VECTOR, random_batch
 from tests.rl import oracles
 from troupe.common.agents import Inputs, make_agent
+from troupe.common.agents.base import Batch
 from troupe.common.agents.pqn import PqnConfig
 from troupe.common.config import load_config
 from troupe.common.wire.control.params import decode_params, encode_params
@@ -47,7 +48,7 @@ def test_loss_by_hand(memory):
     batch = random_batch(np.random.default_rng(0), agent, 6)
     assert "behaviour" not in batch, "nothing is stored that is not learned from"
     targets, taken = targets_of(q_of(agent, batch), batch, 0.9, 0.7, 0.5)
-    got = agent.update(batch, np.ones(6, np.float32)).metrics
+    got = agent.update(Batch(batch, np.ones(6, np.float32))).metrics
     assert got["learner/loss"] == pytest.approx((0.5 * (targets - taken) ** 2).mean(), rel=1e-4)
     assert got["learner/td_error_mean"] == pytest.approx(abs(targets - taken).mean(), rel=1e-4)
 
@@ -58,7 +59,7 @@ def test_targets_are_those_of_the_network_before_all_passes():
     targets, _ = targets_of(q_of(agent, batch), batch, 0.9, 0.7, 1.0)
     seen, loss = [], agent._loss
     agent._loss = lambda steps, learning: seen.append(steps.target.flatten()) or loss(steps, learning)
-    agent.update(batch, np.ones(6, np.float32))
+    agent.update(Batch(batch, np.ones(6, np.float32)))
     assert len(seen) == 6
     for first in (0, 2, 4):
         one_pass = torch.cat(seen[first : first + 2]).sort().values
@@ -73,7 +74,9 @@ def test_actors_explore_as_the_schedule_of_the_learner_says():
     inputs = Inputs.start(np.zeros((20_000, 3), np.float32), 0, learner.spec.actions)
     best = learner.act(inputs, np.zeros(20_000, np.float32), rng).action[0]
     for progress, epsilon in ((0.0, 1.0), (0.25, 0.55), (0.5, 0.1), (1.0, 0.1)):
-        got = learner.update(batch, np.ones(6, np.float32), progress=progress).metrics["learner/epsilon"]
+        got = learner.update(Batch(batch, np.ones(6, np.float32), progress=progress)).metrics[
+            "learner/epsilon"
+        ]
         assert got == pytest.approx(epsilon)
         actor.load_params(decode_params(*encode_params(learner.params(), bfloat16=True)))
         best = actor.act(inputs, np.zeros(20_000, np.float32), rng).action[0]

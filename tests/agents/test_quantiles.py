@@ -7,6 +7,7 @@ import torch
 from tests.agents.test_apex import PIXELS, VECTOR, batch_of
 from troupe.common.agents import make_agent
 from troupe.common.agents.apex import ApexConfig
+from troupe.common.agents.base import Batch
 from troupe.common.data.accumulator import PRIORITY_FLOOR
 
 SMALL = {"hidden_units": 16, "mlp_units": (8,), "quantiles": 5}
@@ -19,7 +20,7 @@ def test_targets_and_losses_by_hand(spec, double):
     agent, batch = make_agent(ApexConfig(**SMALL, double=double, huber_delta=0.7), spec, seed=4), None
     for _ in range(3):  # move the online network away from the target
         batch = batch_of(rng, spec, 7)
-        agent.update(batch, np.ones(7, np.float32))
+        agent.update(Batch(batch, np.ones(7, np.float32)))
     generator = torch.Generator().manual_seed(4)
     for _ in range(4):
         shares = torch.rand((2, 7, 5), generator=generator)
@@ -39,7 +40,7 @@ def test_targets_and_losses_by_hand(spec, double):
             size = np.abs(difference)
             huber = np.where(size < 0.7, 0.5 * size**2, 0.7 * (size - 0.35))
             losses[b] += (np.abs(float(shares[0, b, i]) - (difference < 0)) * huber / 0.7).mean()
-    update = agent.update(batch, np.linspace(0.1, 1.0, 7).astype(np.float32))
+    update = agent.update(Batch(batch, np.linspace(0.1, 1.0, 7).astype(np.float32)))
     np.testing.assert_allclose(update.priorities, np.abs(errors) + PRIORITY_FLOOR, rtol=1e-3, atol=1e-5)
     wanted = (np.linspace(0.1, 1.0, 7) * losses).mean()
     assert update.metrics["learner/loss"] == pytest.approx(wanted, rel=1e-3)
@@ -67,7 +68,7 @@ def test_quantiles_are_those_of_what_comes():
             "discount": np.zeros((64, 1), np.float32),
             "bootstrap_steps": np.ones((64, 1), np.uint8),
         }
-        agent.update(batch, np.ones(64, np.float32), False)
+        agent.update(Batch(batch, np.ones(64, np.float32), measure=False))
     obs = torch.ones(1, 3)
     with torch.no_grad():
         low, high = agent._net.quantiles(obs, torch.tensor([[0.25, 0.75]]))[0].numpy()
@@ -81,9 +82,9 @@ def test_what_is_drawn_goes_on_where_it_stopped():
     rng = np.random.default_rng(0)
     first, second = (make_agent(ApexConfig(**SMALL), VECTOR, seed=seed) for seed in (0, 5))
     batch, weights = batch_of(rng, VECTOR, 4), np.ones(4, np.float32)
-    first.update(batch, weights)
+    first.update(Batch(batch, weights))
     second.load_state(*first.state())
-    one, two = first.update(batch, weights), second.update(batch, weights)
+    one, two = first.update(Batch(batch, weights)), second.update(Batch(batch, weights))
     np.testing.assert_array_equal(one.priorities, two.priorities)
 
 

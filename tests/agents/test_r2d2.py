@@ -9,6 +9,7 @@ from tests.agents.in_process import evaluate
 from tests.agents.replayed import batch_of, learn_by_replay, windows
 from tests.harness import only_in_chaos
 from troupe.common.agents import Inputs, make_agent
+from troupe.common.agents.base import Batch
 from troupe.common.agents.r2d2 import R2d2Config
 from troupe.common.config import load_config
 from troupe.common.config.schema import EnvConfig
@@ -106,12 +107,12 @@ def test_loss_and_priorities_by_hand():
     items, begins = hand_made(rng, agent)
     fields, lengths = batch_of(items)
     for _ in range(5):  # move the online network away from the target
-        agent.update(fields, np.ones(5, np.float32), lengths=lengths)
+        agent.update(Batch(fields, np.ones(5, np.float32), lengths=lengths))
     by_hand = ByHand(agent.config, agent.state()[0], VECTOR)
     errors = [by_hand.errors(cut, n, begin) for (cut, n, _), begin in zip(items, begins, strict=True)]
     assert [len(e) for e in errors] == [6, 4, 6, 6, 4]
     weights = rng.random(5).astype(np.float32)
-    got = agent.update(fields, weights, lengths=lengths)
+    got = agent.update(Batch(fields, weights, lengths=lengths))
     loss = np.mean([w * 0.5 * np.sum(e**2) for w, e in zip(weights, errors, strict=True)])
     assert got.metrics["learner/loss"] == pytest.approx(loss, rel=1e-4)
     want = [0.9 * abs(e).max() + 0.1 * abs(e).mean() + PRIORITY_FLOOR for e in errors]
@@ -144,7 +145,7 @@ def test_across_episodes_each_is_learned_from_as_if_it_were_alone():
         items.append((cut, length, 1.0))
     fields, lengths = batch_of(items)
     for _ in range(5):
-        agent.update(fields, np.ones(5, np.float32), lengths=lengths)
+        agent.update(Batch(fields, np.ones(5, np.float32), lengths=lengths))
     by_hand, errors = ByHand(agent.config, agent.state()[0], VECTOR), []
     for cut, length, _ in items:
         begin = length - SMALL["sequence_steps"]
@@ -152,7 +153,7 @@ def test_across_episodes_each_is_learned_from_as_if_it_were_alone():
         errors.append(np.concatenate(found))
     between = [row[len(row) - 6 :].count("3") for row in endings]
     assert [len(e) for e in errors] == [6 - count for count in between]
-    got = agent.update(fields, np.ones(5, np.float32), lengths=lengths)
+    got = agent.update(Batch(fields, np.ones(5, np.float32), lengths=lengths))
     loss = np.mean([0.5 * np.sum(e**2) for e in errors])
     assert got.metrics["learner/loss"] == pytest.approx(loss, rel=1e-4)
     steps = np.concatenate(errors)
@@ -214,7 +215,7 @@ def test_learner_computes_the_very_values_that_acted(env_id, burn_in, across):
     for got, want in zip(values(fields), taken, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
     # With the same weights as target, the learner's priorities are the actors'.
-    priorities = agent.update(fields, np.ones(len(items), np.float32), lengths=lengths).priorities
+    priorities = agent.update(Batch(fields, np.ones(len(items), np.float32), lengths=lengths)).priorities
     np.testing.assert_allclose(priorities, [item[2] for item in items], rtol=2e-3, atol=1e-4)
 
 
@@ -262,7 +263,7 @@ def test_padding_counts_for_nothing():
     weights = np.ones(5, np.float32)
     for _ in range(3):
         one, two = (
-            agent.update(batch, weights, lengths=lengths)
+            agent.update(Batch(batch, weights, lengths=lengths))
             for agent, batch in zip(agents, (fields, other), strict=True)
         )
         assert one.metrics == two.metrics
@@ -275,9 +276,9 @@ def test_weights_scale_the_gradient():
     agents = [make_agent(R2d2Config(**SMALL), VECTOR, seed=0) for _ in range(2)]
     items, _ = hand_made(np.random.default_rng(0), agents[0])
     fields, lengths = batch_of([items[3], items[4]])
-    agents[0].update(fields, np.array([1.0, 0.0], np.float32), lengths=lengths)
+    agents[0].update(Batch(fields, np.array([1.0, 0.0], np.float32), lengths=lengths))
     fields, lengths = batch_of([items[3], items[3]])
-    agents[1].update(fields, np.array([0.5, 0.5], np.float32), lengths=lengths)
+    agents[1].update(Batch(fields, np.array([0.5, 0.5], np.float32), lengths=lengths))
     for name, array in agents[0].params().items():
         np.testing.assert_allclose(array, agents[1].params()[name], rtol=1e-4, atol=1e-6)
 
@@ -293,12 +294,12 @@ def test_target_follows_after_its_period_and_state_round_trip_continues_exactly(
 
     seen = []
     for _ in range(4):
-        first.update(fields, np.ones(5, np.float32), lengths=lengths)
+        first.update(Batch(fields, np.ones(5, np.float32), lengths=lengths))
         seen.append(follows(first))
     assert seen == [False, False, True, False]
     second.load_state(*first.state())
     for _ in range(4):
-        one, two = (a.update(fields, np.ones(5, np.float32), lengths=lengths) for a in (first, second))
+        one, two = (a.update(Batch(fields, np.ones(5, np.float32), lengths=lengths)) for a in (first, second))
         assert one.metrics == two.metrics
         np.testing.assert_array_equal(one.priorities, two.priorities)
     with pytest.raises(CheckpointError, match="not fit"):

@@ -8,6 +8,7 @@ import torch
 
 from tests.agents.replayed import batch_of, windows
 from troupe.common.agents import Inputs, make_agent
+from troupe.common.agents.base import Batch
 from troupe.common.agents.sac import SacConfig
 from troupe.common.config import EnvConfig
 from troupe.common.data.accumulator import PRIORITY_FLOOR
@@ -69,7 +70,7 @@ def moved(config, spec, updates=3):
     rng = np.random.default_rng(0)
     agent = make_agent(config, spec, seed=7)
     for _ in range(updates):
-        agent.update(replayed(spec, rng), np.ones(SIZE, np.float32))
+        agent.update(Batch(replayed(spec, rng), np.ones(SIZE, np.float32)))
     arrays = {key: array.copy() for key, array in agent.state()[0].items()}
     parts = [
         {k.removeprefix(part): v for k, v in arrays.items() if k.startswith(part)}
@@ -116,7 +117,7 @@ def test_losses_of_real_numbers_are_the_papers(bootstrap):
     total = critic_loss + policy_loss - cost * (-2.0 - -log_prob.mean())
     if bootstrap == "v":
         total += 0.5 * (weights * (soft - perceptron(net, "values", now)[:, 0]) ** 2).mean()
-    update = agent.update(batch, weights.astype(np.float32))
+    update = agent.update(Batch(batch, weights.astype(np.float32)))
     close(update.priorities, np.abs(errors).mean(0) + PRIORITY_FLOOR)
     close(update.metrics["learner/critic_loss"], critic_loss)
     close(update.metrics["learner/policy_loss"], policy_loss)
@@ -143,7 +144,7 @@ def test_losses_of_several_actions_are_expectations():
     goal = batch["reward"][:, 0] + batch["discount"][:, 0] * follows
     errors = goal - q(net, now)[:, np.arange(SIZE), batch["action"][:, 0]]
     policy_loss = (pi * (0.7 * np.log(pi) - q(net, now).min(0))).sum(1).mean()
-    update = agent.update(batch, np.ones(SIZE, np.float32))
+    update = agent.update(Batch(batch, np.ones(SIZE, np.float32)))
     close(update.priorities, np.abs(errors).mean(0) + PRIORITY_FLOOR)
     close(update.metrics["learner/policy_loss"], policy_loss)
     close(update.metrics["learner/loss"], 0.5 * (errors**2).mean(1).sum() + policy_loss)
@@ -168,9 +169,9 @@ def test_the_target_follows_by_a_share():
     agent = make_agent(SacConfig(mlp_units=(8,), tau=0.25, target_update_period_updates=2), DISCRETE, seed=0)
     target, name = agent._start_learning().target, "critics.1.1.weight"
     before = target.state_dict()[name].numpy().copy()
-    agent.update(replayed(DISCRETE, rng), np.ones(SIZE, np.float32))
+    agent.update(Batch(replayed(DISCRETE, rng), np.ones(SIZE, np.float32)))
     np.testing.assert_array_equal(target.state_dict()[name].numpy(), before)
-    agent.update(replayed(DISCRETE, rng), np.ones(SIZE, np.float32))
+    agent.update(Batch(replayed(DISCRETE, rng), np.ones(SIZE, np.float32)))
     wanted = 0.75 * before + 0.25 * agent.params()[name]
     np.testing.assert_allclose(target.state_dict()[name].numpy(), wanted, rtol=1e-5)
 
@@ -190,7 +191,7 @@ def bandit(config, reward, updates, seed=0):
             "obs": np.zeros((64, 2, 1), np.float32), "action": action, "reward": reward(action[:, :, 0]),
             "discount": nothing, "bootstrap_steps": nothing.astype(np.uint8) + 1,
         }  # fmt: skip
-        update = agent.update(batch, np.ones(64, np.float32))
+        update = agent.update(Batch(batch, np.ones(64, np.float32)))
     inputs = Inputs.start(np.zeros((4000, 1), np.float32), 0, number)
     return agent.act(inputs, np.ones(4000, np.float32), rng).action[:, 0], update.metrics
 
@@ -242,7 +243,7 @@ def test_values_of_a_chain_are_those_of_soft_iteration():
             "discount": (gamma * goes_on[place, action])[:, None].astype(np.float32),
             "bootstrap_steps": np.ones((64, 1), np.uint8),
         }
-        agent.update(batch, np.ones(64, np.float32), want_metrics=False)
+        agent.update(Batch(batch, np.ones(64, np.float32), measure=False))
     with torch.no_grad():
         learned = agent._net.q(torch.from_numpy(eye)).mean(0).numpy()
         policy = agent._net.policy(torch.from_numpy(eye)).softmax(1).numpy()
@@ -278,9 +279,9 @@ def test_it_stores_real_numbers_and_goes_on_where_it_stopped():
         assert chunk.fields["action"].shape == (1, 2)
     fields, _ = batch_of(windows(chunks, agent.fields)[:4])
     assert fields["action"].std() > 0
-    agent.update(fields, np.ones(4, np.float32))
+    agent.update(Batch(fields, np.ones(4, np.float32)))
     other.load_state(*agent.state())
-    one, two = (each.update(fields, np.ones(4, np.float32)).metrics for each in (agent, other))
+    one, two = (each.update(Batch(fields, np.ones(4, np.float32))).metrics for each in (agent, other))
     assert one == two
     beyond = dict(fields, action=fields["action"] * 0 + 1.5)
     field = next(field for field in agent.fields if field.name == "action")
@@ -304,6 +305,6 @@ def test_it_sees_several_parts_pictures_among_them():
     vector.close()
     before = {name: array.copy() for name, array in agent.params().items()}
     fields, _ = batch_of(windows(chunks, agent.fields)[:4])
-    agent.update(fields, np.ones(4, np.float32))
+    agent.update(Batch(fields, np.ones(4, np.float32)))
     changed = {name for name, array in agent.params().items() if (array != before[name]).any()}
     assert any(name.startswith("encoder.") for name in changed)

@@ -11,6 +11,7 @@ from tests.agents.replayed import batch_of, learn_by_replay, windows
 from tests.agents.test_contract import PIXELS
 from tests.agents.test_sac import CONTINUOUS, DISCRETE, drawn, perceptron
 from troupe.common.agents import make_agent
+from troupe.common.agents.base import Batch
 from troupe.common.agents.sac import RecurrentSacAgent, SacConfig
 from troupe.common.config import EnvConfig, load_config
 from troupe.common.data.accumulator import PRIORITY_FLOOR
@@ -91,7 +92,7 @@ def test_losses_and_priorities_by_hand(spec, bootstrap):
     items = hand_made(agent, rng)
     fields, lengths = batch_of(items)
     for _ in range(3):  # the target network stays behind
-        agent.update(fields, np.ones(5, np.float32), lengths=lengths)
+        agent.update(Batch(fields, np.ones(5, np.float32), lengths=lengths))
     arrays = agent.state()[0]
     net, target = (
         {k.removeprefix(part): v.copy() for k, v in arrays.items() if k.startswith(part)}
@@ -144,7 +145,7 @@ def test_losses_and_priorities_by_hand(spec, bootstrap):
     total = policy_loss + critic_loss
     if bootstrap == "v":
         total += 0.5 * (w * np.concatenate(value_errors) ** 2).mean()
-    update = agent.update(fields, weights.astype(np.float32), lengths=lengths)
+    update = agent.update(Batch(fields, weights.astype(np.float32), lengths=lengths))
     got = {name.removeprefix("learner/"): number for name, number in update.metrics.items()}
     assert got["critic_loss"] == pytest.approx(critic_loss, rel=1e-3)
     assert got["policy_loss"] == pytest.approx(policy_loss, rel=1e-3)

@@ -8,6 +8,7 @@ import torch
 
 from tests.agents.replayed import batch_of, windows
 from tests.agents.test_sac import SEVERAL, SIZE, close, moved, perceptron, several_of
+from troupe.common.agents.base import Batch
 from troupe.common.agents import Inputs, make_agent
 from troupe.common.agents.sac import SacConfig
 from troupe.common.config import EnvConfig
@@ -60,7 +61,7 @@ def test_losses_of_several_choices_are_expectations_of_each_beside_a_draw_of_the
     goal = batch["reward"][:, 0] + batch["discount"][:, 0] * (mean + 0.7 * entropy)
     errors = goal - q(net, now, batch["action"][:, 0])
     mean, entropy = soft(net, now, now_noise)
-    update = agent.update(batch, np.ones(SIZE, np.float32))
+    update = agent.update(Batch(batch, np.ones(SIZE, np.float32)))
     close(update.priorities, np.abs(errors).mean(0) + PRIORITY_FLOOR)
     close(update.metrics["learner/policy_loss"], -(mean + 0.7 * entropy).mean())
     close(update.metrics["learner/entropy"], entropy.mean())
@@ -102,17 +103,13 @@ def test_several_choices_that_only_count_together_are_learned():
         seen = rng.integers(0, 2, 64)
         action = np.stack([rng.integers(0, 2, 64), rng.integers(0, 3, 64)], axis=1)
         right = (action[:, 0] == seen) & (action[:, 1] == seen + action[:, 0])
-        agent.update(
-            {
+        agent.update(Batch({
                 "obs": np.repeat(np.eye(2, dtype=np.float32)[seen][:, None], 2, axis=1),
                 "action": action[:, None].astype(np.int32),
                 "reward": right[:, None].astype(np.float32),
                 "discount": nothing.astype(np.float32),
                 "bootstrap_steps": nothing.astype(np.uint8) + 1,
-            },
-            np.ones(64, np.float32),
-            want_metrics=False,
-        )
+            }, np.ones(64, np.float32), measure=False))
     inputs = Inputs.start(np.eye(2, dtype=np.float32), 0, spec.actions)
     best = agent.act(inputs, np.zeros(2, np.float32), rng).action
     np.testing.assert_array_equal(best, [[0, 0], [1, 2]])
@@ -135,8 +132,8 @@ def test_what_actors_store_of_several_choices_is_learned_from_and_a_checkpoint_g
     assert fields["action"].shape[2:] == (2,)
     assert set(np.unique(fields["action"][..., 1])) <= {0, 1, 2, 3}
     weights = np.ones(6, np.float32)
-    agent.update(fields, weights, lengths=lengths)
+    agent.update(Batch(fields, weights, lengths=lengths))
     other.load_state(*agent.state())
-    one, two = (each.update(fields, weights, lengths=lengths) for each in (agent, other))
+    one, two = (each.update(Batch(fields, weights, lengths=lengths)) for each in (agent, other))
     assert one.metrics == two.metrics
     np.testing.assert_array_equal(one.priorities, two.priorities)

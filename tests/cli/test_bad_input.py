@@ -61,7 +61,7 @@ BAD_INPUT = [
     ("train cartpole-apex --run-dir FULL", ["FULL is not empty", "--run-dir"]),
     (
         "train cartpole-apex --run-dir FULL/file/run --net.tensorboard_port 0",
-        ["FULL/file/run", "cannot create"],
+        ["cannot write into the run directory FULL/file/run: Not a directory"],
     ),
     ("train cartpole-apex --sweep nowhere.toml", ["cannot read nowhere.toml"]),
     ("resume nowhere", ["nowhere is not a run directory", "does not exist"]),

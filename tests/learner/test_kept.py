@@ -164,14 +164,14 @@ def test_with_the_optimiser_it_learns_as_the_other_would_have(tmp_path, optimize
     one, other = agent_of("apex"), agent_of("apex", seed=1)
     arguments = batch(one)
     for _ in range(3):
-        one.update(**arguments)
+        one.update(arguments)
     arrays, meta = one.state()
     save_checkpoint(tmp_path, arrays, {"steps": 1, "agent": meta})
     begin_from(other, tmp_path, NOTHING, optimizer=optimizer)
     for name, array in copied(one.params()).items():
         np.testing.assert_array_equal(other.params()[name], array)
     for agent in (one, other):
-        agent.update(**arguments)
+        agent.update(arguments)
     same = all(np.allclose(other.params()[name], array) for name, array in one.params().items())
     assert same == optimizer
 

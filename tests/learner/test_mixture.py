@@ -57,9 +57,9 @@ def running(config, tmp_path, context, resume=False):
     learner, seen = Learner(config, tmp_path, resume=resume, stop=stop), []
     update = learner.agent.update
 
-    def noted(batch, weights, replayed=None, **more):
-        seen.append((batch["reward"][:, 1].astype(int), replayed))
-        return update(batch, weights, replayed=replayed, **more)
+    def noted(batch):
+        seen.append((batch.fields["reward"][:, 1].astype(int), batch.replayed))
+        return update(batch)
 
     learner.agent.update = noted
     threads = [InThread(learner, stop)]
@@ -156,9 +156,9 @@ def put_and_learn(learning, outbox, numbers):
     agent, told = learning.service.agent, []
     update = agent.update
 
-    def noted(*batch, progress, **more):
-        result = update(*batch, progress=progress, **more)
-        told.append(progress)
+    def noted(batch):
+        result = update(batch)
+        told.append(batch.progress)
         return result
 
     agent.update = noted
