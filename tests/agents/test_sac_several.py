@@ -8,8 +8,8 @@ import torch
 
 from tests.agents.replayed import batch_of, windows
 from tests.agents.test_sac import SEVERAL, SIZE, close, moved, perceptron, several_of
-from troupe.common.agents.base import Batch
 from troupe.common.agents import Inputs, make_agent
+from troupe.common.agents.base import Batch
 from troupe.common.agents.sac import SacConfig
 from troupe.common.config import EnvConfig
 from troupe.common.data.accumulator import PRIORITY_FLOOR
@@ -103,13 +103,19 @@ def test_several_choices_that_only_count_together_are_learned():
         seen = rng.integers(0, 2, 64)
         action = np.stack([rng.integers(0, 2, 64), rng.integers(0, 3, 64)], axis=1)
         right = (action[:, 0] == seen) & (action[:, 1] == seen + action[:, 0])
-        agent.update(Batch({
-                "obs": np.repeat(np.eye(2, dtype=np.float32)[seen][:, None], 2, axis=1),
-                "action": action[:, None].astype(np.int32),
-                "reward": right[:, None].astype(np.float32),
-                "discount": nothing.astype(np.float32),
-                "bootstrap_steps": nothing.astype(np.uint8) + 1,
-            }, np.ones(64, np.float32), measure=False))
+        agent.update(
+            Batch(
+                {
+                    "obs": np.repeat(np.eye(2, dtype=np.float32)[seen][:, None], 2, axis=1),
+                    "action": action[:, None].astype(np.int32),
+                    "reward": right[:, None].astype(np.float32),
+                    "discount": nothing.astype(np.float32),
+                    "bootstrap_steps": nothing.astype(np.uint8) + 1,
+                },
+                np.ones(64, np.float32),
+                measure=False,
+            )
+        )
     inputs = Inputs.start(np.eye(2, dtype=np.float32), 0, spec.actions)
     best = agent.act(inputs, np.zeros(2, np.float32), rng).action
     np.testing.assert_array_equal(best, [[0, 0], [1, 2]])
