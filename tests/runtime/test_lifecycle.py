@@ -223,11 +223,18 @@ def test_a_log_on_a_full_disk_does_not_change_how_a_service_ends(disk):
         setup_logging("learner")
         def body():
             logging.info("a line")
+            print("a line that is still in the buffer at the end")
             return 0
         sys.exit(run_main(body))
     """
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     with (disk / "log").open("wb") as log:
-        assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], stderr=log).returncode == 0
+        assert (
+            subprocess.run(
+                [sys.executable, "-c", textwrap.dedent(code)], env=environment, stdout=log, stderr=log
+            ).returncode
+            == 0
+        )
 
 
 def test_a_guarded_process_dies_with_its_parent(python):
