@@ -89,7 +89,7 @@ class ActorCriticAgent(UnrollAgent[Config, ActorCritic, OwnLearning]):
         def make(torso: str) -> ActorCritic:
             return ActorCritic(spec.seen_shape, spec.actions, torso, **self._network_options())
 
-        return suited(config.torso, "shallow", spec, make)
+        return suited(config, spec, make)
 
     def _network_options(self) -> dict[str, Any]:
         """Arguments of the network besides its shapes and torso."""

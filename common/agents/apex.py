@@ -22,11 +22,6 @@ class ApexConfig(PixelAgentConfig):
     """Fields of `[agent]` for `algorithm = "apex"`; defaults are the paper's (appendix C)."""
 
     algorithm: Literal["apex"] = structural("apex", "Ape-X DQN.")
-    torso: Literal["auto", "nature", "small", "minatar", "mlp"] = structural(
-        "auto",
-        "Network before the heads: `nature` or `small` convolutions for pixels, `minatar` for grids under "
-        "20 x 20, `mlp` for vectors; `auto` takes `nature`, `minatar` or `mlp` by the observation.",
-    )
     hidden_units: Units = structural(512, "Width of each head's hidden layer.")
     mlp_units: Widths = structural((256, 256), "Widths of the mlp torso's layers.")
     dueling: bool = structural(True, "Separate value and advantage streams.")

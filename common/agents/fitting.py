@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,8 +29,13 @@ Network = TypeVar("Network", bound=nn.Module)
 class PixelConfig(Protocol):
     """Fields of `troupe.common.config.fields.PixelAgentConfig`."""
 
+    pixel_torso: ClassVar[str]
     normalize_pixels: bool
     normalize_pixels_frames: int
+
+    @property
+    def torso(self) -> str:
+        """Name of a torso, or `auto`."""
 
 
 class RealsConfig(Protocol):
@@ -69,13 +74,14 @@ def load_parameters(network: nn.Module, params: dict[str, np.ndarray]) -> None:
         ) from None
 
 
-def suited(torso: str, pixel_torso: str, spec: EnvSpec, make: Callable[[str], Network]) -> Network:
-    """A network with `torso`, or for `auto` with the one that the observations are for.
+def suited(config: PixelConfig, spec: EnvSpec, make: Callable[[str], Network]) -> Network:
+    """A network with `config.torso`, or for `auto` with the one that the observations are for.
 
-    That is `pixel_torso`, for pictures under 20 x 20 `minatar`, for vectors `mlp`.
+    That is `config.pixel_torso`, for pictures under 20 x 20 `minatar`, for vectors `mlp`.
 
     Raises ConfigError where the observations are not for the torso.
     """
+    torso, pixel_torso = config.torso, config.pixel_torso
     sides = picture_sides(spec)
     pixels = bool(sides)
     if pixels and min(sides) < LEAST_SIDE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -43,13 +43,9 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
     table = TableNeeds("queue", max_times_sampled=1, replays=True)
     reads_instructions = True
 
+    pixel_torso: ClassVar[str] = "shallow"
+
     algorithm: Literal["impala"] = structural("impala", "IMPALA, actor-critic with V-trace.")
-    torso: Literal["auto", "shallow", "nature", "wide", "minatar", "deep", "football", "mlp"] = structural(
-        "auto",
-        "Network before the memory: `shallow`, `nature` or `wide` convolutions, `deep` or `football` "
-        "residual nets, `minatar` for grids under 20 x 20, `mlp` for vectors; `auto` takes `shallow`, "
-        "`minatar` or `mlp` by the observation.",
-    )
     hidden_units: Units = structural(256, "Width of the layer after a pixel torso.")
     mlp_units: Widths = structural((64, 64), "Widths of the mlp torso's layers.")
     lstm_units: UnitsOrNone = structural(0, "Width of the LSTM; 0 = no memory.")

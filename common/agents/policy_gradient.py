@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -40,13 +40,10 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
 
     table = TableNeeds("queue", replays=True)
 
+    pixel_torso: ClassVar[str] = "shallow"
+
     algorithm: Literal["policy_gradient"] = structural(
         "policy_gradient", "PPO and its relatives: several passes over fresh unrolls."
-    )
-    torso: Literal["auto", "shallow", "nature", "wide", "minatar", "deep", "mlp"] = structural(
-        "auto",
-        "Network below the heads; auto: `shallow` for pixels, `minatar` for grids under 20 x 20, `mlp` for "
-        "vectors.",
     )
     shared_torso: bool = structural(True, "One body for policy and baseline; false: one each.")
     normalize_returns: bool = structural(
@@ -207,7 +204,7 @@ class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
                 **options,
             )
 
-        return suited(config.torso, "shallow", spec, make)
+        return suited(config, spec, make)
 
     # -------------------------------------------------------------- learning
 

@@ -29,11 +29,6 @@ class PqnConfig(PassesConfig):
     """Fields of `[agent]` for `algorithm = "pqn"`; defaults are those of the authors' code for Atari."""
 
     algorithm: Literal["pqn"] = structural("pqn", "PQN: Q(lambda) with layer norm, without replay or target.")
-    torso: Literal["auto", "nature", "small", "minatar", "mlp"] = structural(
-        "auto",
-        "Network below the values; auto: `nature` for pixels, `minatar` for grids under 20 x 20, `mlp` for "
-        "vectors.",
-    )
     hidden_units: Units = structural(512, "Width of the layer on top of a pixel torso.")
     layer_norm: bool = structural(True, "Normalise what layers of the torso bring forth: PQN's stability.")
     unroll_steps: StepCount = structural(
@@ -160,7 +155,7 @@ class PqnAgent(UnrollAgent[PqnConfig, PqnNetwork, PassesLearning[nn.Module]]):
             net.register_buffer("exploration", torch.tensor([config.epsilon_start], dtype=torch.float64))
             return net
 
-        return suited(config.torso, "nature", spec, make)
+        return suited(config, spec, make)
 
     def _make_learning(self) -> PassesLearning[nn.Module]:
         config = self.config

@@ -53,10 +53,6 @@ class TransitionConfig(QConfig, PixelConfig, Protocol):
     gamma: float
     huber_delta: float
 
-    @property
-    def torso(self) -> str:
-        """See `QNetwork`, or `auto`."""
-
 
 Config = TypeVar("Config", bound=QConfig)
 OnTransitions = TypeVar("OnTransitions", bound=TransitionConfig)
@@ -199,4 +195,4 @@ class TransitionAgent(
             made = self.network_type
             return made(spec.seen_shape, spec.actions.count, torso, *units, self.dueling, pixels)
 
-        return suited(config.torso, "nature", spec, make)
+        return suited(config, spec, make)

@@ -36,12 +36,6 @@ class R2d2Config(SequenceAgentConfig):
     reads_instructions = True
 
     algorithm: Literal["r2d2"] = structural("r2d2", "R2D2, recurrent Q-learning with prioritized replay.")
-    torso: Literal["auto", "nature", "small", "minatar", "deep", "mlp"] = structural(
-        "auto",
-        "Network before the memory: `nature` or `small` convolutions or the `deep` residual net for pixels, "
-        "`minatar` for grids under 20 x 20, `mlp` for vectors; `auto` takes `nature`, `minatar` or `mlp` by "
-        "the observation.",
-    )
     hidden_units: Units = structural(512, "Width of the layer after a pixel torso.")
     mlp_units: Widths = structural((256,), "Widths of the mlp torso's layers.")
     lstm_units: Units = structural(512, "Width of the LSTM.")
@@ -181,7 +175,7 @@ class R2d2Agent(
                 spec.seen_shape, spec.actions, torso, head_units=config.head_units, **options
             )
 
-        return suited(config.torso, "nature", spec, make)
+        return suited(config, spec, make)
 
     def _optimizer(self) -> torch.optim.Optimizer:
         config = self.config

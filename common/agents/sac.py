@@ -47,11 +47,6 @@ class SacConfig(SequenceAgentConfig):
     draws_actions = True
 
     algorithm: Literal["sac"] = structural("sac", "Soft actor-critic.")
-    torso: Literal["auto", "nature", "small", "mlp"] = structural(
-        "auto",
-        "Before policy and critics: `nature` or `small` convolutions for pixels, shared by all; nothing "
-        "(`mlp`) for vectors; `auto` takes `nature` or `mlp` by the observation.",
-    )
     hidden_units: Units = structural(256, "Width of the layer on top of a pixel torso.")
     mlp_units: Widths = structural((256, 256), "Widths of the hidden layers of policy and critics, ReLU.")
     lstm_units: UnitsOrNone = structural(

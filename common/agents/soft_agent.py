@@ -197,7 +197,7 @@ class SoftAgent(NetworkAgent["SacConfig", SoftActorCritic, "SoftLearning"]):
                 entropy_cost=_entropy_cost(config, spec),
             )
 
-        return suited(config.torso, "nature", spec, make)
+        return suited(config, spec, make)
 
     def _make_learning(self) -> SoftLearning:
         return SoftLearning(self.config, self._net, self._seed)

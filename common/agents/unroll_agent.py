@@ -27,10 +27,6 @@ class UnrollConfig(NetworkConfig, BodyConfig, Protocol):
     unroll_steps: int
 
     @property
-    def torso(self) -> str:
-        """Name of a torso, or `auto`."""
-
-    @property
     def allowed_staleness(self) -> int | None:
         """See `troupe.common.config.fields.AgentConfig`."""
 

@@ -164,12 +164,23 @@ class AgentConfig(Section):
         return []
 
 
+Torso = Literal["auto", "shallow", "nature", "small", "wide", "minatar", "deep", "football", "mlp"]
+"""Of `troupe.common.nets.torsos`."""
 POLICY_GAIN = "What the first weights of the policy's last layer are multiplied by."
 
 
 class PixelAgentConfig(AgentConfig):
     """Base of the algorithms whose networks see pixels: how, and what these begin with."""
 
+    pixel_torso: ClassVar[str] = "nature"
+    """What `torso = "auto"` takes for pixels."""
+
+    torso: Torso = structural(
+        "auto",
+        "Network that sees observations first: convolutions for pixels (`nature`, `wide`, `small` or "
+        "`shallow`), residual ones (`deep`, `football`), `minatar` for grids under 20 x 20, `mlp` for "
+        "vectors. `auto` goes by the observation; for pixels IMPALA and PPO have `shallow`, others `nature`.",
+    )
     initializer: Literal[
         "auto",
         "orthogonal",

@@ -13,9 +13,6 @@ from troupe.common.nets.recurrent import SequenceBody
 from troupe.common.rl.normalizers import Normalizer
 from troupe.common.spaces import ActionSpec
 
-SHALLOW = {"shallow": "small"}
-"""The shallow network of Espeholt et al. 2018 (figure 3, left) has the convolutions of Mnih et al. 2013."""
-
 
 class ActorCritic(SequenceBody):
     """A `SequenceBody` with a policy and a baseline.
@@ -23,7 +20,7 @@ class ActorCritic(SequenceBody):
     Args:
       obs_shape: shape of one observation.
       actions: what is chosen.
-      torso: of a `SequenceBody`, or `shallow`.
+      torso: of a `SequenceBody`.
       policy_size: P, parameters of a policy's distribution.
       free: how many of these are the same for every input, see `PolicyHead`.
       bottleneck: units of a layer between the body and both heads, which needs `shared`; 0: none.
@@ -45,7 +42,6 @@ class ActorCritic(SequenceBody):
         returns: Normalizer | None = None,
         **body: Any,
     ) -> None:
-        torso = SHALLOW.get(torso, torso)
         super().__init__(obs_shape, actions, torso, **body)
         self.returns = returns
         self.bottleneck: nn.Module | None = None

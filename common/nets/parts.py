@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from troupe.common.nets.pixels import NormalizedPixels, ScaledPixels
-from troupe.common.nets.torsos import PLAIN, PixelTorso, Projected, ResidualTorso, Style, VectorTorso
+from troupe.common.nets.torsos import PLAIN, Projected, Style, VectorTorso, pixel_torso
 from troupe.common.rl.normalizers import Normalizer
 from troupe.common.spaces import Leaf
 
@@ -127,9 +127,7 @@ class PartsTorso(nn.Module):
         for leaf, width in zip(inputs.leaves, inputs.widths, strict=True):
             if leaf.picture:
                 shape = image_shape(leaf)
-                plain = kind in PixelTorso.LAYERS
-                torso = PixelTorso(kind, shape, style) if plain else ResidualTorso(kind, shape)
-                self.encoders.append(Projected(torso, hidden_units, style))
+                self.encoders.append(Projected(pixel_torso(kind, shape, style), hidden_units, style))
             else:
                 self.encoders.append(VectorTorso((width,), mlp_units[:1], style))
         found = sum(int(encoder.features) for encoder in self.encoders)  # type: ignore[arg-type, misc]

@@ -12,9 +12,11 @@ from troupe.common.nets.initializers import orthogonal, output_layer
 from troupe.common.nets.parts import PartInputs, PartsTorso
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
 from troupe.common.nets.recurrent import SequenceBody
-from troupe.common.nets.torsos import PixelTorso, VectorTorso
+from troupe.common.nets.torsos import PixelTorso, ResidualTorso, VectorTorso, make_torso
 from troupe.common.rl.normalizers import Normalizer
 from troupe.common.spaces import ActionSpec
+
+Torso = PartsTorso | PixelTorso | ResidualTorso | VectorTorso
 
 
 class QNetwork(nn.Module):
@@ -23,7 +25,7 @@ class QNetwork(nn.Module):
     Args:
       obs_shape: shape of one observation, `(C, H, W)` for pixels.
       num_actions: A.
-      torso: `nature`, `small` or `minatar` for pixels, `mlp` for vectors.
+      torso: `mlp`, or a name of `troupe.common.nets.torsos.PIXEL_TORSOS`.
       hidden_units: width of each head's hidden layer.
       mlp_units: widths of the `mlp` torso.
       dueling: separate value and advantage streams.
@@ -42,14 +44,10 @@ class QNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.inputs: nn.Module | None = inputs if torso == "mlp" else inputs or ScaledPixels()
-        self.torso: PixelTorso | VectorTorso | PartsTorso
         if isinstance(inputs, PartInputs):
-            self.torso = PartsTorso(inputs, torso, hidden_units, mlp_units)
-        elif torso == "mlp":
-            self.torso = VectorTorso(obs_shape, mlp_units)
+            self.torso: Torso = PartsTorso(inputs, torso, hidden_units, mlp_units)
         else:
-            self.torso = PixelTorso(torso, obs_shape)
-            self.torso.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.torso = make_torso(torso, obs_shape, mlp_units)
         self.dueling = dueling
         self.hidden_units = hidden_units
         streams = 2 if dueling else 1

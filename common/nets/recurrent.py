@@ -137,7 +137,7 @@ class SequenceBody(nn.Module):
             self.torso = base if torso == "mlp" else Projected(base, hidden_units, style)
         self.actions = actions
         self.see_last_step = see_last_step
-        features = int(self.torso.features) + (actions.encoded_size + 1 if see_last_step else 0)  # type: ignore[arg-type]
+        features = int(self.torso.features) + (actions.encoded_size + 1 if see_last_step else 0)
         features += self.instructions.features if self.instructions is not None else 0
         self.core = LstmCore(features, lstm_units, lstm_layers) if lstm_units else None
         self.state_size = self.core.state_size if self.core else 0

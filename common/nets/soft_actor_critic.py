@@ -12,7 +12,7 @@ from troupe.common.nets.initializers import Output, output_layer
 from troupe.common.nets.parts import PartInputs, PartsTorso
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
 from troupe.common.nets.recurrent import LstmCore, encoded, last_step
-from troupe.common.nets.torsos import PixelTorso, Projected, Style, VectorTorso
+from troupe.common.nets.torsos import Projected, Style, VectorTorso, make_torso
 from troupe.common.rl.normalizers import Normalizer
 from troupe.common.rl.policy_losses import Multiplier
 from troupe.common.spaces import ActionSpec
@@ -35,7 +35,7 @@ class SoftActorCritic(nn.Module):
     Args:
       obs_shape: shape of one observation.
       actions: one choice, several choices, or real numbers.
-      torso: `nature` or `small` for pixels, `mlp` for vectors.
+      torso: `mlp`, or a name of `troupe.common.nets.torsos.PIXEL_TORSOS`.
       policy_size: parameters of the policy's distribution.
       critics: how many.
       values: whether there is a value function.
@@ -76,9 +76,7 @@ class SoftActorCritic(nn.Module):
             if any(leaf.picture for leaf in inputs.leaves):
                 self.encoder = PartsTorso(inputs, torso, hidden_units, mlp_units)
         elif torso != "mlp":
-            base = PixelTorso(torso, obs_shape)
-            base.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            self.encoder = Projected(base, hidden_units)
+            self.encoder = Projected(make_torso(torso, obs_shape, ()), hidden_units)
         if self.encoder is not None:
             width = int(self.encoder.features)
         self.actions = actions

@@ -165,12 +165,13 @@ class Projected(nn.Module):
 
 LEAST_SIDE = 20
 """Height and width under which nothing is left of a picture behind the `small` torso's layers."""
-PIXEL_TORSOS = ("nature", "small", "wide", "minatar", "deep", "football")
+PIXEL_TORSOS = ("nature", "small", "shallow", "wide", "minatar", "deep", "football")
+"""`shallow` (Espeholt et al. 2018, figure 3, left) has the convolutions of `small` (Mnih et al. 2013)."""
 
 
 def make_torso(
     kind: str, obs_shape: tuple[int, ...], mlp_units: tuple[int, ...], style: Style = PLAIN
-) -> nn.Module:
+) -> VectorTorso | PixelTorso | ResidualTorso:
     """The torso of this name: `mlp`, or one of `PIXEL_TORSOS`; ValueError where it does not suit.
 
     Pixel torsos are given what a module of `troupe.common.nets.pixels` makes of observations of `obs_shape`.
@@ -178,9 +179,13 @@ def make_torso(
     """
     if kind == "mlp":
         return VectorTorso(obs_shape, mlp_units, style)
-    plain = kind in PixelTorso.LAYERS
-    torso = PixelTorso(kind, obs_shape, style) if plain else ResidualTorso(kind, obs_shape)
-    return torso.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return pixel_torso(kind, obs_shape, style).to(memory_format=torch.channels_last)  # type: ignore
+
+
+def pixel_torso(kind: str, obs_shape: tuple[int, ...], style: Style = PLAIN) -> PixelTorso | ResidualTorso:
+    """The one of `PIXEL_TORSOS` of this name."""
+    kind = "small" if kind == "shallow" else kind
+    return PixelTorso(kind, obs_shape, style) if kind in PixelTorso.LAYERS else ResidualTorso(kind, obs_shape)
 
 
 def _features(images: Tensor) -> Tensor:
