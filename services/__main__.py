@@ -23,11 +23,11 @@ if _IN_MAIN_THREAD:
     _former_handler = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 from troupe.common import installation
-from troupe.common.config import Loaded, load_layers, preset_names, preset_summary
+from troupe.common.config import Config, Loaded, load_layers, preset_names, preset_summary
 from troupe.common.config.field_options import parse_with_fields
 from troupe.common.errors import ConfigError, MissingEngineError
 from troupe.common.runtime.files import readable, run_config
-from troupe.common.runtime.lifecycle import run_main
+from troupe.common.runtime.lifecycle import StopSignal, run_main
 from troupe.common.runtime.parser import Parser, integer
 
 if _IN_MAIN_THREAD:
@@ -147,6 +147,11 @@ def _train(words: list[str]) -> int:
     parser.add_argument(
         "--run-dir", metavar="DIR", type=Path, help="new directory (default: runs/PRESET-DATE-TIME)"
     )
+    parser.add_argument(
+        "--serial",
+        action="store_true",
+        help="act, store and learn in one process: for debuggers and profilers",
+    )
     _add_run_options(parser)
     options, overrides = _parse(parser, words)
     from troupe.services.launcher import (
@@ -160,8 +165,16 @@ def _train(words: list[str]) -> int:
         sweep=options.sweep,
         overrides=overrides,
         progress=None if options.progress else False,
+        instead=_serial if options.serial else None,
     )
     return 0
+
+
+def _serial(config: Config, run_dir: Path) -> None:
+    from troupe.serial import SerialTraining
+
+    SerialTraining(config, run_dir, StopSignal().install()).run()
+    print(f"run directory: {run_dir}")
 
 
 def _resume(words: list[str]) -> int:

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ def train(
     overrides: Mapping[str, Any] | None = None,
     progress: bool | None = None,
     stop: StopSignal | None = None,
+    instead: Callable[[Config, Path], None] | None = None,
 ) -> Path:
     """Train from a preset until the run is complete or a stop is asked for.
 
@@ -43,6 +44,7 @@ def train(
         overrides: fields over all of these.
         progress: see `troupe.services.launcher.launcher.run`.
         stop: see `troupe.services.launcher.launcher.run`.
+        instead: is called with configuration and run directory in the place of the services' launcher.
 
     Returns:
         The run directory.
@@ -65,7 +67,10 @@ def train(
     _check_unused(run_dir)
     check_writable(run_dir, "run directory")
     _check_room(config, spec, run_dir)
-    _launch(config, run_dir, False, progress, stop)
+    if instead is not None:
+        instead(config, run_dir)
+    else:
+        _launch(config, run_dir, False, progress, stop)
     return run_dir
 
 

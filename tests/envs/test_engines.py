@@ -9,6 +9,7 @@ import pytest
 
 from tests.agents.in_process import stacked_fields
 from troupe.common.agents import make_agent
+from troupe.common.agents.base import Batch
 from troupe.common.config import load_config
 from troupe.common.data.instructions import word_ids
 from troupe.common.envs import check_settings, make_spec, make_vector
@@ -347,7 +348,7 @@ def test_the_preset_acts_and_learns(preset, torso):
     while len(chunks) < 2:
         chunks += rollout.step(0)
     before = {name: array.copy() for name, array in agent.params().items()}
-    metrics = agent.update(stacked_fields(chunks), np.ones(2, np.float32)).metrics
+    metrics = agent.update(Batch(stacked_fields(chunks), np.ones(2, np.float32))).metrics
     assert np.isfinite(metrics["learner/loss"])
     # With the same weights the learner's policy is the one that acted, instructions and all.
     assert metrics["learner/behaviour_kl"] == pytest.approx(0.0, abs=1e-4)

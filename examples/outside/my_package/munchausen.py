@@ -26,7 +26,6 @@ class MunchausenConfig(PixelAgentConfig):
     alpha: float = tunable(0.9, "Weight of the log-policy in the reward.", ge=0, le=1)
     tau: float = tunable(0.03, "Temperature of the policy.", gt=0)
     log_policy_min: float = tunable(-1.0, "Least log-policy (times tau) in the reward: l0.", le=0)
-    torso: Literal["auto", "nature", "small", "mlp"] = structural("auto", "Network before the heads.")
     hidden_units: int = structural(512, "Width of the head's hidden layer.", ge=1)
     mlp_units: tuple[int, ...] = structural((256, 256), "Widths of the mlp torso's layers.")
     gamma: float = structural(0.99, "Discount per step.", ge=0, le=1)

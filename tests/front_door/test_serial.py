@@ -1,0 +1,93 @@
+"""`troupe train PRESET --serial`: one process acts, stores, learns, records and saves."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import troupe.services.__main__ as cli
+from tests.harness import until
+from troupe.common.config import load_config
+from troupe.common.runtime import StopSignal
+from troupe.common.runtime.checkpoint import load_newest
+from troupe.serial import SerialTraining
+
+QUICK = ["--env.check_timeout_s", "0", "--run.log_every_s", "0.5"]
+
+
+def rows(run_dir):
+    with (run_dir / "metrics.csv").open() as file:
+        return {row["name"]: row for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize(
+    ("preset", "more"),
+    [
+        ("cartpole-apex", ["--replay.min_items", "300"]),
+        ("cartpole-ppo", []),
+        ("cartpole-impala", []),
+        ("memory-r2d2", ["--replay.min_items", "100"]),
+        ("cartpole-clear", []),
+        ("cartpole-pqn", []),
+    ],
+)
+def test_it_learns_and_what_it_leaves_is_a_run(tmp_path, capsys, preset, more):
+    words = ["train", preset, "--serial", "--run-dir", str(tmp_path / "run"), "--total-steps", "6000"]
+    assert cli.main([*words, *QUICK, *more]) == 0
+    assert "evaluation after" in capsys.readouterr().out
+    saved = load_newest(tmp_path / "run" / "checkpoints")
+    assert saved.meta["steps"] >= 6000
+    assert saved.meta["updates"] > 0
+    assert {"train/episode_return", "eval/episode_return", "learner/loss"} <= rows(tmp_path / "run").keys()
+    assert not (tmp_path / "run" / "serial-replay").exists()
+    assert cli.main(["eval", str(tmp_path / "run"), "--episodes", "1"]) == 0
+    assert cli.main(["runs", str(tmp_path)]) == 0
+    assert "done" in capsys.readouterr().out
+
+
+def test_a_run_of_one_seed_repeats_itself(tmp_path):
+    fields = {"run.total_steps": "3000", "replay.min_items": "200", "evaluator.enabled": "false"}
+    config = load_config("cartpole-apex", None, fields)
+    found = []
+    for name in ("one", "other"):
+        SerialTraining(config, tmp_path / name, StopSignal()).run()
+        found.append(load_newest(tmp_path / name / "checkpoints"))
+    one, other = found
+    assert one.meta["updates"] == other.meta["updates"] > 50
+    assert all((one.arrays[key] == other.arrays[key]).all() for key in one.arrays)
+
+
+@pytest.mark.slow
+def test_it_learns_cartpole(tmp_path, capsys):
+    words = [
+        "train",
+        "cartpole-ppo",
+        "--serial",
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--total-steps",
+        "40000",
+    ]
+    assert cli.main([*words, *QUICK]) == 0
+    assert float(rows(tmp_path / "run")["eval/episode_return"]["value"]) > 300
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_what_there_is(tmp_path):
+    words = ["train", "cartpole-apex", "--serial", "--run-dir", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "troupe", *words, *QUICK], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    try:
+        until(lambda: (tmp_path / "run" / "status.json").exists())
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert load_newest(tmp_path / "run" / "checkpoints").meta["steps"] > 0

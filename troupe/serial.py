@@ -1,0 +1,214 @@
+"""A whole training in one process, without a socket: `troupe train PRESET --serial`.
+
+The way into the code: the agents, environments, accumulators, tables and checkpoints of the services, one
+after the other. An actor's step, a shard's insert, a batch, the learner's update. A debugger stops in each of
+them, and a profiler sees them all.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from troupe.common.agents import Batch, make_agent
+from troupe.common.agents.hindsight import hindsight_of
+from troupe.common.config import Config, to_toml
+from troupe.common.cores import usable_cores
+from troupe.common.data.inserts import HeldError
+from troupe.common.data.plan import make_plan
+from troupe.common.data.replay import Replay
+from troupe.common.data.schema import Chunk, compressed_if
+from troupe.common.envs import make_vector
+from troupe.common.errors import ConfigError
+from troupe.common.rl.importance import annealed
+from troupe.common.runtime import StopSignal
+from troupe.common.runtime.files import CONFIG_FILE, atomic_write, write_status
+from troupe.common.runtime.metrics import MetricsWriter
+from troupe.common.wire.control.budget import StepBudget
+from troupe.common.wire.replay.codec import (
+    SampleBatch,
+    decode_batch,
+    decode_insert,
+    encode_batch,
+    encode_insert,
+)
+from troupe.services.actor.local_inference import Rollout
+from troupe.services.evaluator.games import play
+from troupe.services.learner.checkpoints import RunCheckpoints
+from troupe.services.learner.counters import RunCounters
+from troupe.services.learner.mixture import Mixture
+from troupe.services.learner.usable import UsableItems
+
+METRICS_PERIOD_UPDATES = 20
+ACTOR = 1
+"""The one process that makes steps, by its number."""
+
+
+class SerialTraining:
+    """One run. `run` returns when it is complete or a stop was asked for.
+
+    Args:
+        config: the run's configuration; what it says of processes and addresses means nothing here.
+        run_dir: a new run directory.
+        stop: asks for the end.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, stop: StopSignal) -> None:
+        self.config, self.run_dir, self.stop = config, run_dir, stop
+        torch.set_num_threads(config.torch_threads("learner", usable_cores()))
+        slots, tables = config.total_slots, config.replay.shard_tables(1)
+        self.env = make_vector(config.env, slots, config.run.seed, config.actor.env_threads)
+        spec = self.env.spec
+        self.agent = make_agent(config.agent, spec, seed=config.run.seed, device=config.learner.device)
+        hindsight = hindsight_of(config, spec)
+        chunk_steps = config.actor.chunk_steps
+        self.rollout = Rollout(self.agent, self.env, chunk_steps, config.run.seed, hindsight=hindsight)
+        self.rollout.explore(list(range(slots)), slots)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        atomic_write(run_dir / CONFIG_FILE, to_toml(config).encode())
+        self.fields = compressed_if(config.replay.compression == "lz4", self.agent.fields)
+        self.folder = folder = run_dir / "serial-replay"
+        budget_bytes = make_plan(folder, tables, config.replay.max_bytes).store_bytes
+        self.replay = Replay(folder, tables, budget_bytes=budget_bytes, seed=config.run.seed)
+        self.mixture, self.usable = Mixture(config), UsableItems(self.agent)
+        self.counters = RunCounters(spec.frames_per_step, StepBudget(config.run.total_steps))
+        self.checkpoints = RunCheckpoints(
+            config, run_dir / "checkpoints", self.agent, spec, self.counters, lambda arrays: None
+        )
+        self.checkpoints.begin_run(resume=False)
+        self.metrics = MetricsWriter(run_dir)
+        self.inserts = self.sampled = 0
+        self.next_row_s = self.next_evaluation_s = time.monotonic()
+
+    def run(self) -> None:
+        """The main loop."""
+        while self.counters.steps < self.config.run.total_steps and not self.stop:
+            for chunk in self.rollout.step(self.counters.version):
+                self.insert(chunk)
+            self.counters.budget.report(ACTOR, self.rollout.timing.steps, self.env.num_slots)
+            while (batch := self.sample()) is not None:
+                self.learn(batch)
+            self.record()
+        self.evaluate()
+        self.checkpoints.save()
+        self.close()
+
+    def insert(self, chunk: Chunk) -> None:
+        """Store a chunk in every table that batches come from; a full queue is learned from first."""
+        first, *others = self.mixture.shares
+        chunk.more = dict.fromkeys(others, chunk.items)
+        self.inserts += 1
+        message = encode_insert(chunk, self.fields, first, incarnation=ACTOR)
+        while True:
+            try:
+                self.replay.insert(decode_insert(message, self.inserts))
+                return
+            except HeldError as error:
+                batch = self.sample()
+                if batch is None:
+                    raise ConfigError(f"acting and learning wait for each other: {error}") from None
+                self.learn(batch)
+
+    def sample(self) -> SampleBatch | None:
+        """A batch, if the tables give one; without a limiter an item is sampled once on average."""
+        rows = sum(self.mixture.shares.values())
+        if self.sampled + rows > self.replay.counters.inserted_items and not self.is_limited:
+            return None
+        sample = self.replay.sample(self.mixture.shares)
+        if isinstance(sample, str):
+            return None
+        self.sampled += rows
+        assert self.replay.specs is not None
+        return decode_batch(encode_batch(sample, self.replay.specs).message())
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a table says itself how often its items are sampled."""
+        tables = self.config.replay.sampled_tables()
+        return any(table.holds_writers or table.samples_per_insert is not None for table in tables)
+
+    def learn(self, batch: SampleBatch) -> None:
+        """One update, and the priorities that it gives."""
+        replay, counters = self.config.replay, self.counters
+        usable, replayed = self.usable.of(batch), self.mixture.replayed(batch)
+        beta = annealed(
+            *(replay.importance_exponent, replay.importance_exponent_final),
+            *(counters.updates, replay.importance_anneal_updates),
+        )
+        counters.updates += 1
+        counters.version += 1
+        update = self.agent.update(
+            Batch(
+                usable.fields,
+                usable.chosen(batch.weights(beta)),
+                usable.lengths,
+                None if replayed is None else usable.chosen(replayed),
+                progress=counters.progress(learned=self.mixture.once is not None),
+                measure=counters.updates % METRICS_PERIOD_UPDATES == 1,
+            )
+        )
+        counters.learned_steps += self.mixture.learned_steps(batch, usable)
+        priorities = usable.priorities(update.priorities)
+        for table, rows in batch.rows().items():
+            if priorities is not None and table in self.mixture.kept:
+                self.replay.update(table, batch.ids[rows], priorities[rows])
+        if update.metrics:
+            self.write("learner", update.metrics)
+
+    def record(self) -> None:
+        """What is due: a row of metrics, an evaluation, a checkpoint."""
+        now_s = time.monotonic()
+        if now_s >= self.next_row_s and self.rollout.episodes:
+            self.next_row_s = now_s + self.config.run.log_every_s
+            returns = [game.return_raw for game in self.rollout.episodes]
+            self.rollout.episodes.clear()
+            self.write(
+                "actor-0", {"train/episode_return": float(np.mean(returns)), "train/episodes": len(returns)}
+            )
+            done = f"{self.counters.steps:,} steps, {self.counters.updates:,} updates"
+            print(f"{done}, return {np.mean(returns):.2f}", flush=True)
+        if self.config.evaluator.enabled and now_s >= self.next_evaluation_s:
+            self.evaluate()
+        self.checkpoints.save_if_due()
+
+    def evaluate(self) -> None:
+        """Play whole games, as the evaluator does."""
+        section, env, version = self.config.evaluator, self.config.env, self.counters.version
+        result = play(
+            self.agent,
+            env,
+            episodes=section.episodes,
+            slots=section.slots,
+            seed=self.config.run.seed + version,
+            epsilon=self.agent.eval_epsilon,
+            max_episode_frames=section.max_episode_frames,
+            should_stop=lambda: self.stop.requested,
+        )
+        if result is not None:
+            self.write("evaluator", result.metrics(env.id, version, 0.0))
+            print(
+                f"evaluation after {self.counters.steps:,} steps: return {result.mean_return:.2f}", flush=True
+            )
+        self.next_evaluation_s = time.monotonic() + section.period_s
+
+    def write(self, source: str, metrics: dict[str, float]) -> None:
+        """Add to the run's record."""
+        counters = self.counters
+        self.metrics.add(
+            source, metrics, steps=counters.steps, frames=counters.frames, updates=counters.updates
+        )
+        status = {"steps": counters.steps, "frames": counters.frames, "updates": counters.updates}
+        more = {"total_steps": self.config.run.total_steps, "wall_s": self.metrics.wall_s}
+        write_status(self.run_dir, {**status, **more, "metrics": self.metrics.last})
+
+    def close(self) -> None:
+        """Close what is open."""
+        self.checkpoints.wait()
+        self.metrics.close()
+        self.replay.close()
+        shutil.rmtree(self.folder, ignore_errors=True)  # a run that is resumed fills its tables anew
+        self.env.close()
