@@ -106,7 +106,7 @@ class MetricsWriter:
         try:
             wall_before_s = _repair_and_last_wall_s(csv_path)
             self._csv = csv_path.open("a", buffering=1, encoding="utf-8", newline="\n")
-            _cut_half_line(self._run_dir / EVALUATIONS_FILE)
+            cut_half_line(self._run_dir / EVALUATIONS_FILE)
             if csv_path.stat().st_size == 0:
                 self._csv.write(CSV_HEADER + "\n")
             self._events = EventFile(self._run_dir / "tensorboard", resumed_steps)
@@ -191,7 +191,7 @@ class MetricsWriter:
         row |= {"lengths": [int(game[1]) for game in games]}
         path = self._run_dir / EVALUATIONS_FILE
         with self.tolerant():
-            _cut_half_line(path)  # of a row for which the disk had no room
+            cut_half_line(path)  # of a row for which the disk had no room
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         self.add_histograms({"eval/returns": np.asarray(row["returns"])}, steps=steps)
@@ -321,7 +321,7 @@ def _csv_word(text: str) -> str:
 def _repair_and_last_wall_s(path: Path) -> float:
     """Cut a half-written last line (the learner was killed meanwhile); return the last row's wall_s."""
     last_s = 0.0
-    for line in _cut_half_line(path).decode("utf-8", "replace").splitlines():
+    for line in cut_half_line(path).decode("utf-8", "replace").splitlines():
         with suppress(ValueError):
             wall_s = float(line.split(",", 1)[0])
             if math.isfinite(wall_s):
@@ -329,7 +329,7 @@ def _repair_and_last_wall_s(path: Path) -> float:
     return last_s
 
 
-def _cut_half_line(path: Path) -> bytes:
+def cut_half_line(path: Path) -> bytes:
     """Cut the last line where it was only half written; the file's last lines, empty without a file."""
     if not path.exists():
         return b""

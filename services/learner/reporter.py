@@ -28,6 +28,7 @@ from troupe.common.wire.control.params import Published
 from troupe.common.wire.control.server import ControlServer, Telemetry
 from troupe.services.learner.actor_returns import ActorReturns, Explores
 from troupe.services.learner.counters import RunCounters
+from troupe.services.learner.episodes import EpisodesFile
 from troupe.services.learner.films import FilmWriter
 from troupe.services.learner.gathered import Gathered
 from troupe.services.learner.stored import StoredSteps
@@ -84,6 +85,7 @@ class Reporter:
         track = None if trackers is None else trackers.add
         self.writer = MetricsWriter(run_dir, resumed_steps=resumed_steps, track=track)
         self.films = FilmWriter(self.writer)
+        self._games = EpisodesFile(run_dir, self.writer)
         self._run_dir = run_dir
         self._env_id = env_id
         self._total_steps = total_steps
@@ -134,6 +136,7 @@ class Reporter:
             self._episodes += [(float(game[0]), float(game[1])) for game in games]
             self._scores += [float(game[3]) for game in games if len(game) > 3]
         self._actor_returns.take(telemetry)
+        self._games.take(telemetry, steps=self._counters.steps, version=self._counters.version)
         self._troubles.take(telemetry)
         self._stored.take(telemetry, self._counters.steps)
         immediate = {k: v for k, v in metrics.items() if k.startswith(IMMEDIATE)}

@@ -12,7 +12,9 @@ from troupe.common.runtime.video import encode_gif, encode_mp4
 from troupe.common.wire.control.budget import StepBudget
 from troupe.common.wire.control.params import Published
 from troupe.common.wire.control.server import Telemetry
+from troupe.services.learner import episodes
 from troupe.services.learner.counters import RunCounters
+from troupe.services.learner.episodes import EpisodesFile
 from troupe.services.learner.films import MAX_WAITING
 from troupe.services.learner.reporter import Reporter
 
@@ -266,3 +268,40 @@ def test_a_status_that_cannot_be_written_is_counted_and_ends_nothing(reporter, c
     reporter.tick(NoPeers(), 0.0, force=True)
     status = json.loads((reporter.path / "status.json").read_text())
     assert status["metrics"]["learner/failed_writes_total"] == 2
+
+
+def games_in(path):
+    with (path / "episodes.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_training_episode_has_a_line(reporter, tmp_path):
+    reporter._counters.budget.report(1, 40)
+    reporter._counters.version = 9
+    games = {"episodes": [[-20.25, 10], [0.1, 30, 5, -1.0]]}
+    reporter.collect(Telemetry("actor-0", "actor", 1, {"params/staleness": 2.0}, games))
+    reporter.collect(Telemetry("evaluator", "evaluator", 2, {"eval/version": 1}, games))
+    first, second = games_in(tmp_path)
+    assert float(first.pop("wall_s")) >= 0
+    assert list(first.values()) == ["40", "actor-0", "", "7", "-20.25", "10"]
+    assert (second["slot"], second["return"], second["length"]) == ("5", "0.1", "30")
+    with (tmp_path / "episodes.csv").open("a") as file:
+        file.write("1.0,40,act")  # killed while it wrote
+    again = EpisodesFile(tmp_path, reporter.writer)
+    again.take(Telemetry("actor-1", "actor", 1, {}, {"episodes": [[1, 2]]}), steps=50, version=3)
+    assert [game["actor"] for game in games_in(tmp_path)] == ["actor-0", "actor-0", "actor-1"]
+    reporter.close()
+
+
+def test_games_that_cannot_be_written_end_nothing(reporter, tmp_path, monkeypatch):
+    game = Telemetry("actor-0", "actor", 1, {}, {"episodes": [[1, 2]]})
+    (tmp_path / "episodes.csv").unlink()
+    (tmp_path / "episodes.csv").mkdir()
+    reporter.collect(game)
+    assert reporter.writer.failed_writes_total == 1
+    (tmp_path / "episodes.csv").rmdir()
+    monkeypatch.setattr(episodes, "MAX_BYTES", 100)
+    for _ in range(50):
+        reporter.collect(game)
+    assert (tmp_path / "episodes.csv").stat().st_size < 200
+    reporter.close()
