@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from troupe.common.envs.base import EnvError, EnvSpec, Episode, Step, VectorEnv
+from troupe.common.envs.base import EnvError, EnvSpec, Episode, Step, VectorEnv, means_told
 from troupe.common.envs.names import own_name
 from troupe.common.errors import ConfigError
 
@@ -27,6 +27,7 @@ __all__ = [
     "inspect",
     "make_spec",
     "make_vector",
+    "means_told",
 ]
 
 FAMILIES = {

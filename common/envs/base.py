@@ -10,8 +10,10 @@ from __future__ import annotations
 import abc
 import difflib
 import logging
+import re
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -102,11 +104,17 @@ class Failure:
         return f"{self.env_id} {self.cause} {where}, {slot}{seed}"
 
 
+MAX_TOLD = 16
+"""Numbers that an environment may say of an episode."""
+_NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
+_TOLD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,48}")
+
+
 class Episode(NamedTuple):
     """One finished game: its unclipped return, its length, and how many emulator frames it took.
 
     `task` says which of several it was, where an environment is made of several; `score` what it came to,
-    where rewards are made of more than that.
+    where rewards are made of more than that; `told` what the environment says of it, see `told_in`.
     """
 
     slot: int
@@ -115,6 +123,32 @@ class Episode(NamedTuple):
     frames: int
     task: str = ""
     score: float | None = None
+    told: Mapping[str, float] = {}
+
+
+def told_in(info: Any) -> dict[str, float]:
+    """The numbers in the `info` of an episode's last step, such as `is_success`: `MAX_TOLD` at most.
+
+    Names are of letters, digits, `_`, `-` and `.`; what is no finite number, or a table, is left out.
+    """
+    if not isinstance(info, Mapping):
+        return {}
+    told: dict[str, float] = {}
+    for name, value in info.items():
+        if not (isinstance(name, str) and _TOLD_NAME.fullmatch(name)):
+            continue
+        if isinstance(value, _NUMBERS) and -1e30 <= value <= 1e30:
+            told[name] = float(value)
+    return dict(sorted(told.items())[:MAX_TOLD])
+
+
+def means_told(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The mean of each number over the episodes that have it."""
+    values: dict[str, list[float]] = {}
+    for episode in episodes:
+        for name, value in episode.told.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(each) / len(each) for name, each in values.items()}
 
 
 @dataclass
@@ -202,9 +236,16 @@ class GameTracker:
         self.returns = [total + reward for total, reward in zip(self.returns, rewards.tolist(), strict=True)]
         self._rounds += 1
 
-    def finish(self, slot: int, frames: int, task: str = "", score: float | None = None) -> Episode:
+    def finish(
+        self,
+        slot: int,
+        frames: int,
+        task: str = "",
+        score: float | None = None,
+        told: Mapping[str, float] | None = None,
+    ) -> Episode:
         """The game of `slot` as it ended; the slot starts from zero."""
-        episode = Episode(slot, self.returns[slot], self.length(slot), frames, task, score)
+        episode = Episode(slot, self.returns[slot], self.length(slot), frames, task, score, told or {})
         self.clear(slot)
         return episode
 

@@ -115,6 +115,7 @@ class _Slot:
         self._spec = spec
         self._render = render
         self._seed: int | None = seed
+        self.info: Any = None  # of the last step
         self.obs = np.zeros(spec.obs_shape, spec.obs_dtype)
         self._build()
         self._frames: FrameProcessor | None = None
@@ -152,7 +153,7 @@ class _Slot:
             raise _unpacking_error(error) or error from None
         if type(result) is not tuple or len(result) != 5:
             check_step(result)
-        raw, reward, terminated, truncated, _ = result
+        raw, reward, terminated, truncated, self.info = result
         return raw if self._plain else self._observe(raw), reward, terminated, truncated
 
     def _observe(self, raw: Any) -> np.ndarray:

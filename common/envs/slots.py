@@ -21,6 +21,7 @@ from troupe.common.envs.base import (
     cause_of,
     clip_rewards,
     slot_seeds,
+    told_in,
 )
 from troupe.common.envs.calls import MAKING, RESET, STEP, Calls
 from troupe.common.envs.returned import as_announced, check_outcome, finite_error, not_finite, taken_for
@@ -125,7 +126,8 @@ class SlotVector(VectorEnv):
             for slot in over:
                 step.final_obs[slot] = obs[slot].copy()
                 frames = games.length(slot) * self.spec.frames_per_step
-                step.episodes.append(games.finish(slot, frames, self._task(slot), self._score(slot)))
+                told = told_in(getattr(self._slots[slot], "info", None))
+                step.episodes.append(games.finish(slot, frames, self._task(slot), self._score(slot), told))
             # Only now, for a copy may return the same array again, with other numbers in it.
             for slot, first in zip(over, self._begin(over), strict=True):
                 obs[slot] = first

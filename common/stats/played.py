@@ -17,6 +17,8 @@ class Result:
     steps: list[int]
     tasks: list[str] = field(default_factory=list)
     """Which of several each was; empty where an environment is but one."""
+    told: dict[str, float] = field(default_factory=dict)
+    """Means of what the environment says of its episodes, such as `is_success`."""
 
     @property
     def mean_return(self) -> float:
@@ -72,4 +74,5 @@ class Result:
             "eval/duration_s": seconds,
         }
         metrics |= {f"eval/{name}": value for name, value in self.human_normalized(env_id).items()}
+        metrics |= {f"eval/env/{name}": value for name, value in self.told.items()}
         return metrics | {f"eval/return/{task}": mean for task, mean in self.by_task().items()}

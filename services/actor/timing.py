@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from troupe.common.envs import Episode
+from troupe.common.envs import Episode, means_told
 
 
 @dataclass
@@ -89,6 +89,7 @@ class TimingReports:
                 by_task.setdefault(episode.task, []).append(episode.return_raw)
         for task, returns in by_task.items():
             metrics[f"actor/return/{task}"] = sum(returns) / len(returns)
+        metrics |= {f"env/{name}": value for name, value in means_told(timing.episodes).items()}
         timing.episodes.clear()
         self._last_s, self._last = now, replace(timing)
         return metrics, {"episodes": episodes} if episodes else {}

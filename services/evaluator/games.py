@@ -9,7 +9,7 @@ import numpy as np
 
 from troupe.common.agents import Agent, Inputs
 from troupe.common.config import EnvConfig
-from troupe.common.envs import Episode, VectorEnv, make_vector
+from troupe.common.envs import Episode, VectorEnv, make_vector, means_told
 from troupe.common.envs.base import clip_rewards
 from troupe.common.envs.spectator import NoPictureError
 from troupe.common.runtime.video import Recorder
@@ -122,4 +122,5 @@ def _result(games: Sequence[Sequence[Episode]]) -> Result:
     flat = [game for of_number in itertools.zip_longest(*games) for game in of_number if game is not None]
     tasks = [game.task for game in flat]
     named = tasks if any(tasks) else []
-    return Result([game.return_raw for game in flat], [game.steps for game in flat], named)
+    told = means_told(flat)
+    return Result([game.return_raw for game in flat], [game.steps for game in flat], named, told)

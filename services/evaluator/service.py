@@ -97,7 +97,9 @@ class Evaluator:
         seconds = time.monotonic() - started
         games = [list(game) for game in zip(result.returns, result.steps, strict=True)]
         fields = {"part": part, "episodes": games, **({"tasks": result.tasks} if result.tasks else {})}
-        self._client.send_telemetry({"eval/version": version, "eval/duration_s": seconds}, fields=fields)
+        told = {f"eval/env/{name}": value for name, value in result.told.items()}
+        numbers = {"eval/version": version, "eval/duration_s": seconds, **told}
+        self._client.send_telemetry(numbers, fields=fields)
         health.report(result.metrics(self._config.env.id, version, seconds))
         _log.info(
             "version %d, part %d: mean return %.2f over %d games of %.0f steps, %.1f s",

@@ -11,6 +11,7 @@ from troupe.common.wire.control.server import Telemetry
 
 _log = logging.getLogger(__name__)
 
+TOLD = "eval/env/"
 MAX_TASKS = 256
 """Names of tasks in a run, each of which has a curve."""
 
@@ -65,7 +66,20 @@ class Gathered:
                 "the evaluation of version %d has %d of %d games: the others did not come",
                 *(self._version, len(games), self.episodes),
             )
-        result = Result([float(game[0]) for game in games], [int(game[1]) for game in games], tasks)
+        returns, steps = [float(game[0]) for game in games], [int(game[1]) for game in games]
+        result = Result(returns, steps, tasks, _told(parts))
         seconds = sum(part.metrics.get("eval/duration_s", 0.0) for part in parts)
         metrics = result.metrics(self._env_id, self._version, seconds)
         return [Telemetry("evaluator", "evaluator", 0, metrics, {"episodes": games}, played=parts[0].played)]
+
+
+def _told(parts: list[Telemetry]) -> dict[str, float]:
+    """What the environment says of its episodes, over all parts that say it: each weighs as its games."""
+    sums: dict[str, tuple[float, int]] = {}
+    for part in parts:
+        games = len(part.fields["episodes"])
+        for name, value in part.metrics.items():
+            if name.startswith(TOLD):
+                total, count = sums.get(name, (0.0, 0))
+                sums[name] = total + value * games, count + games
+    return {name.removeprefix(TOLD): total / count for name, (total, count) in sums.items()}

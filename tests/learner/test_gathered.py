@@ -50,6 +50,16 @@ def test_parts_in_any_order_are_one_result(tmp_path):
     assert got["eval/human_normalized"] == pytest.approx((3 + 20.7) / (14.6 + 20.7), rel=1e-6)
 
 
+def test_what_the_environment_says_is_of_all_games():
+    gathered = Gathered(config())
+    for number, scores, success in ((0, (1.0, 2.0), 1.0), (1, (3.0, 4.0), 0.5)):
+        each = part(number, 3, *scores)
+        each.metrics["eval/env/is_success"] = success
+        assert gathered.add(each) == []
+    (result,) = gathered.add(part(2, 3, 5.0))  # of a game that says nothing
+    assert result.metrics["eval/env/is_success"] == 0.75
+
+
 def test_what_is_missing_is_told(caplog):
     gathered = Gathered(config())
     assert gathered.add(part(0, 3, 1.0, 2.0)) == []

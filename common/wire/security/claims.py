@@ -97,7 +97,7 @@ CLAIMS: dict[str, Claim] = {
         ("actor", "replay", "evaluator"),
         f"{REPORTS_AT_ONCE} reports at once and {REPORTS_PER_S:.0f} a second of each service",
     ),
-    "TELEMETRY actor/*, params/staleness": Claim(("actor",), _METRICS_RULE),
+    "TELEMETRY actor/*, env/*, params/staleness": Claim(("actor",), _METRICS_RULE),
     "TELEMETRY replay/*": Claim(("replay",), _METRICS_RULE),
     "TELEMETRY eval/*": Claim(("evaluator",), _METRICS_RULE),
     "TELEMETRY episodes": Claim(
