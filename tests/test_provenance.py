@@ -42,5 +42,4 @@ def test_what_is_released_names_its_commit(history):
         code = json.loads(meta.read_text()).get("troupe", {})
         found[meta.parts[-3]] = code.get("commit", "")
     assert found
-    untraced = {name for name, commit in found.items() if not is_there(commit, history)}
-    assert untraced <= {"cartpole-ppo"}, "of a working copy that had changes; to be trained again"
+    assert [name for name, commit in found.items() if not commit or not is_there(commit, history)] == []
