@@ -59,10 +59,11 @@ def table(report: Report) -> str:
     """Of one checkpoint, for people."""
     low, high = report["ci95"]
     normalised = report["human_normalized"]
+    interval = f"  (95 % interval {low:.2f} to {high:.2f})" if report["episodes"] > 1 else ""
     rows = [
         ("trained for", f"{report['steps']:,} steps, {report['updates']:,} updates"),
-        ("mean return", f"{report['mean_return']:.2f}  (95 % interval {low:.2f} to {high:.2f})"),
-        ("human-normalised", "unknown for this environment" if normalised is None else f"{normalised:.3f}"),
+        ("mean return", f"{report['mean_return']:.2f}{interval}"),
+        *([] if normalised is None else [("human-normalised", f"{normalised:.3f}")]),
         ("best, worst", f"{max(report['returns']):g}, {min(report['returns']):g}"),
         ("mean length", f"{report['mean_length']:.0f} steps"),
     ]
@@ -112,9 +113,10 @@ def markdown(reports: Sequence[Report]) -> str:
         normalised = report["human_normalized"]
         shown = "" if normalised is None else f"{normalised:.3f}"
         mean = f"{report['mean_return']:.2f}"
+        interval = f"{low:.2f} to {high:.2f}" if report["episodes"] > 1 else ""
         lines.append(
             (f"| {report['checkpoint']} " if several else "")
-            + f"| {report['steps']:,} | {mean} | {low:.2f} to {high:.2f} | {shown} | {report['episodes']} |"
+            + f"| {report['steps']:,} | {mean} | {interval} | {shown} | {report['episodes']} |"
         )
     return "\n".join(lines) + "\n"
 

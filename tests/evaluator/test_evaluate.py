@@ -68,6 +68,15 @@ def test_table(run_dir, capsys):
         assert part in text
 
 
+def test_what_one_game_cannot_say_is_left_out(run_dir, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    assert evaluate.main([str(run_dir), "--episodes", "1", "--output", str(page)]) == 0
+    for text in (capsys.readouterr().out, page.read_text().splitlines()[-1]):
+        assert "95 %" not in text
+        assert " to " not in text
+        assert "human" not in text  # nobody knows how people play it
+
+
 def test_a_damaged_newest_checkpoint_falls_back(run_dir, capsys):
     (run_dir / "checkpoints" / "step-000000000200" / "arrays.safetensors").write_bytes(b"short")
     assert evaluate.main([str(run_dir), "--episodes", "1", "--json"]) == 0
