@@ -171,12 +171,17 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     from safetensors.numpy import load_file
 
     try:
-        meta = json.loads((path / _META).read_text())
+        meta = json.loads((path / _META).read_text(), parse_constant=_no_number)
         if not isinstance(meta, dict):
             raise ValueError(f"{_META} holds no names")
         return Checkpoint(load_file(path / _ARRAYS), meta, path)
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
+
+
+def _no_number(word: str) -> float:
+    """For what Python's JSON reads beyond the standard: NaN and infinities, which no counter is."""
+    raise ValueError(f"{_META} holds {word}, which is no number")
 
 
 def newest_meta(directory: Path) -> dict[str, Any]:

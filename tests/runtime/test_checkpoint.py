@@ -270,3 +270,12 @@ def test_crafted_files_are_refused_in_one_line(tmp_path, name, text):
         load_checkpoint(path)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize("word", ["NaN", "-Infinity"])
+def test_counters_that_are_no_numbers_are_damage(tmp_path, word):
+    path = save_checkpoint(
+        tmp_path, {"w": np.zeros(1, np.float32)}, {"steps": 1, "updates": float(word.lower())}
+    )
+    with pytest.raises(CheckpointError, match=f"{word}, which is no number"):
+        load_checkpoint(path)

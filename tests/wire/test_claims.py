@@ -241,6 +241,14 @@ def test_nobody_takes_the_name_of_a_live_service(serve, connect, secured, second
     assert names(server) == sorted(joined)
 
 
+@pytest.mark.parametrize("name", ["ACTOR-0", "actor-0 ", " learner", "Evaluator", "\uff41ctor-0"])
+def test_nobody_takes_a_name_that_looks_like_a_service_s(serve, connect, secured, name):
+    server = serve(security=secured("learner"), liveness_s=60.0)
+    with pytest.raises(ConfigError, match=r"looks like (actor-0|learner|evaluator): give another --name"):
+        connect(server, name, role="actor", security=secured("actor")).join(60)
+    connect(server, "my actor", role="actor", security=secured("actor")).join(60)
+
+
 def test_a_restart_still_replaces_and_an_ended_lease_frees_the_name(serve, connect, secured, second_actor):
     server = serve(security=secured("learner"), liveness_s=60.0)
     first = connect(server, "x", role="actor", security=secured("actor"))

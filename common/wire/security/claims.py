@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import time
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,7 @@ CLAIMS: dict[str, Claim] = {
     "HELLO name": Claim(
         messages.ROLES,
         "belongs to the role and key of who has it, until its lease ends; `ROLE` and `ROLE-NUMBER` are names "
-        "of that role only, and a viewer gives way to any other role",
+        "of that role only, what looks like one is nobody's, and a viewer gives way to any other role",
     ),
     "HELLO replay_endpoint": Claim(
         ("replay",),
@@ -134,7 +135,10 @@ def check_role(role: str, name: str, key_role: str) -> None:
         raise RefusedError(
             messages.REFUSED_KEY, f"{name} says that its role is {role}; its key is one of {key_role}"
         )
-    owner = _OWN_NAME.fullmatch(name)
+    # What people would take for it counts as well: other case, spaces around it, wide letters.
+    owner = _OWN_NAME.fullmatch(unicodedata.normalize("NFKC", name).strip().lower())
+    if owner is not None and name != owner[0]:
+        raise _refusal(f"{name!r} looks like {owner[0]}: give another --name")
     if owner is not None and owner[1] != role:
         raise _refusal(f"{name} is a name for the role {owner[1]}, not for a {role}: give another --name")
 
