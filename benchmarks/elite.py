@@ -166,10 +166,10 @@ def learning(seconds: float) -> dict[str, float]:
 
 def fresh_features(agent: ImpalaAgent, batch: dict[str, np.ndarray]) -> np.ndarray:
     """How far off policy each unroll is, with the features of today's network."""
-    unrolls = agent._unrolls(batch)
+    unrolls = agent.stored.read(batch)
     inputs = (unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory)
     with torch.inference_mode():
-        features = agent._net.described(*inputs)[3]
+        features = agent.net.described(*inputs)[3]
     return agent._distances(batch["features"], features)
 
 
@@ -189,8 +189,8 @@ def scoring(seconds: float) -> dict[str, float]:
     stored = {field.name: field.entries(STEPS) * field.entry_bytes for field in agents[1].fields}
     figures["unroll_bytes_raw"] = float(sum(stored.values()) - stored["features"])
     figures["feature_bytes_torso"] = float(stored["features"])
-    figures["feature_bytes_head"] = float(STEPS * agents[2].feature_size * 2)
-    width = agents[1].feature_size
+    figures["feature_bytes_head"] = float(STEPS * agents[2].net.head_features * 2)
+    width = agents[1].net.head_features
     left, right = np.random.default_rng(0).normal(size=(2, 10, STEPS, width)).astype(np.float16)
     figures["distance_ms"] = cpu_ms(lambda: distances("norm", left, right), seconds)
     return figures

@@ -29,7 +29,7 @@ class Acting(nn.Module):
         super().__init__()
         if not isinstance(agent, NetworkAgent):
             raise ConfigError(f"the agent of {type(agent).__module__} has no network that could be exported")
-        self.net = agent.network
+        self.net = agent.net
         self._decide = agent.decide
         self._leaves = agent.spec.obs_leaves
         spec = agent.spec

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from functools import cached_property
+from typing import Literal, Self
 
 import numpy as np
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from troupe.common.agents.q_learning import TargetLearning, TransitionAgent
-from troupe.common.agents.rmsprop import RMSProp
-from troupe.common.agents.transitions import Transitions
-from troupe.common.config.fields import PixelAgentConfig, Units, Widths, structural, tunable
-from troupe.common.nets.q_network import QNetwork
-from troupe.common.nets.quantiles import QuantileNetwork
+from troupe.common.agents.base import Act, Batch, Inputs, Update
+from troupe.common.agents.learners.rmsprop import RMSProp
+from troupe.common.agents.learners.target import TargetLearner
+from troupe.common.agents.network import NetworkAgent, Step, network_inputs, suited
+from troupe.common.agents.stored.transitions import StoredTransitions, Transitions
+from troupe.common.config.fields import QLearningConfig, Units, Widths, structural, tunable
+from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.nets.q_network import QNetwork, QuantileNetwork
 from troupe.common.rl import returns
+from troupe.common.rl.exploration import epsilon_greedy, epsilon_ladder
 
 
-class ApexConfig(PixelAgentConfig):
+class ApexConfig(QLearningConfig):
     """Fields of `[agent]` for `algorithm = "apex"`; defaults are the paper's (appendix C)."""
 
     algorithm: Literal["apex"] = structural("apex", "Ape-X DQN.")
@@ -50,16 +54,7 @@ class ApexConfig(PixelAgentConfig):
     optimizer_epsilon: float = tunable(
         1.5e-7, "Term under the root of RMSProp, or added to Adam's denominator.", gt=0
     )
-    max_grad_norm: float = tunable(
-        40.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
-    )
     huber_delta: float = tunable(1.0, "TD errors beyond this size count linearly.", gt=0)
-    target_update_period_updates: int = tunable(2500, "Updates between copies to the target network.", ge=1)
-    epsilon_base: float = tunable(
-        0.4, "Exploration of slot i of N is base^(1 + alpha i / (N - 1)).", ge=0, le=1
-    )
-    epsilon_alpha: float = tunable(7.0, "Spread of exploration over the slots.", ge=0)
-    eval_epsilon: float = tunable(0.001, "Exploration of the evaluator.", ge=0, le=1)
 
     @model_validator(mode="after")
     def _one_kind_of_target(self) -> Self:
@@ -68,58 +63,69 @@ class ApexConfig(PixelAgentConfig):
         return self
 
 
-class ApexAgent(TransitionAgent[ApexConfig]):
-    """Learns as Ape-X DQN. See `troupe.common.agents.base.Agent` for the methods' contracts."""
+class ApexAgent(NetworkAgent):
+    """Acts, stores and learns as Ape-X DQN. See `troupe.common.agents.base.Agent` for the contracts."""
 
-    @property
-    def n_steps(self) -> int:
+    config: ApexConfig
+    net: QNetwork
+
+    # ---------------------------------------------------------------- acting
+
+    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
+        """Ape-X's ladder, `epsilon_base ** (1 + i / (N - 1) * epsilon_alpha)`."""
+        return epsilon_ladder(self.config.epsilon_base, self.config.epsilon_alpha, indices, total_slots)
+
+    @torch.inference_mode()
+    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        """Epsilon-greedy actions; the accumulator learns the values that give initial priorities."""
+        q = self.net(self._to_device(inputs.obs)).cpu().numpy()
+        action = epsilon_greedy(q, epsilon, rng)
+        return Act(action, {"value_taken": q[np.arange(len(q)), action], "value_max": q.max(axis=1)})
+
+    def decide(self, step: Step) -> dict[str, Tensor]:
         """See the base class."""
-        return self.config.n_steps
+        q = self.net(step.obs)
+        return {"action": q.argmax(1), "q": q}
 
-    @property
-    def dueling(self) -> bool:
-        """See the base class."""
-        return self.config.dueling
+    @torch.inference_mode()
+    def values(self, inputs: Inputs) -> np.ndarray:
+        """The largest Q `[S]` float32."""
+        return self.net(self._to_device(inputs.obs)).amax(dim=1).cpu().numpy()
 
-    @property
-    def network_type(self) -> type[QNetwork]:
-        """See the base class."""
-        return QuantileNetwork if self.config.quantiles else QNetwork
+    # -------------------------------------------------------------- learning
 
-    def _judged(
-        self, transitions: Transitions, learning: TargetLearning[QNetwork]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See the base class; of quantiles TD error and Q are those of their means."""
-        net, target = self._net, learning.target
-        if not (isinstance(net, QuantileNetwork) and isinstance(target, QuantileNetwork)):
-            return super()._judged(transitions, learning)
-        assert isinstance(learning, _QuantileLearning)
-        shares, next_shares = learning.shares(2, len(transitions.obs), self.config.quantiles)
-        rows = torch.arange(len(transitions.obs), device=self._device)
+    def update(self, batch: Batch) -> Update:
+        """One step of the chosen actions' Q towards their targets; new priorities are `|TD error|`."""
+        learner = self.learner
+        transitions = self.stored.read(batch.fields)
+        judge = self._quantile_losses if self.config.quantiles else self._losses
+        losses, error, q = judge(transitions)
+        loss = (self._to_device(batch.weights) * losses).mean()
+        norm = learner.step(loss)
+        # After the step: the next update, and all actors, see pixels as the published network does.
+        self.net.observe(transitions.obs)
+        metrics: dict[str, float] = {}
+        if batch.measure:
+            metrics = {
+                "learner/loss": loss.item(),
+                "learner/grad_norm": norm.item(),
+                "learner/q_mean": q.mean().item(),
+                "learner/td_error_mean": error.abs().mean().item(),
+            }
+        priorities = error.detach().abs().double().cpu().numpy() + PRIORITY_FLOOR
+        return Update(priorities=priorities, metrics=metrics)
+
+    def _losses(self, transitions: Transitions) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, TD error and Q of each transition, `[B]`."""
         with torch.no_grad():
-            following = target.quantiles(transitions.next_obs, next_shares.to(self._device))
-            q_next = net(transitions.next_obs) if self.config.double else following.mean(1)
-            following = following[rows, :, q_next.argmax(1)]
-            goals = transitions.reward[:, None] + transitions.discount[:, None] * following
-        shares = shares.to(self._device)
-        values = net.quantiles(transitions.obs, shares)[rows, :, transitions.action]
-        losses = returns.quantile_losses(values, shares, goals, self.config.huber_delta)
-        return losses, goals.mean(1) - values.mean(1), values.mean(1)
+            targets = self._targets(transitions)
+        q = self.net(transitions.obs).gather(1, transitions.action[:, None]).squeeze(1)
+        error = targets - q
+        return returns.huber(error, self.config.huber_delta), error, q
 
-    def _make_learning(self) -> TargetLearning[QNetwork]:
-        if not self.config.quantiles:
-            return super()._make_learning()
-        return _QuantileLearning(
-            self._net,
-            self._optimizer(),
-            target_period_updates=self.config.target_update_period_updates,
-            max_grad_norm=self.config.max_grad_norm,
-            seed=self._seed,
-        )
-
-    def _targets(self, transitions: Transitions, target: QNetwork) -> Tensor:
-        """Of double Q-learning, of plain, or Munchausen's."""
-        config = self.config
+    def _targets(self, transitions: Transitions) -> Tensor:
+        """What the Q of the actions should be, `[B]`: of double Q-learning, of plain, or Munchausen's."""
+        config, target = self.config, self.learner.target
         if config.munchausen_alpha:
             q, next_q = target(torch.cat([transitions.obs, transitions.next_obs])).chunk(2)
             return returns.munchausen_target(
@@ -129,12 +135,61 @@ class ApexAgent(TransitionAgent[ApexConfig]):
                 least=config.munchausen_least,
             )
         outcome, next_q = (transitions.reward, transitions.discount), target(transitions.next_obs)
-        if self.config.double:
-            return returns.double_q_target(*outcome, self._net(transitions.next_obs), next_q)
+        if config.double:
+            return returns.double_q_target(*outcome, self.net(transitions.next_obs), next_q)
         return returns.q_target(*outcome, next_q)
 
+    def _quantile_losses(self, transitions: Transitions) -> tuple[Tensor, Tensor, Tensor]:
+        """The same of a network of quantiles; TD error and Q are those of their means."""
+        net, learner = self.net, self.learner
+        assert isinstance(net, QuantileNetwork)
+        assert isinstance(learner.target, QuantileNetwork)
+        drawn = torch.rand(2, len(transitions.obs), self.config.quantiles, generator=learner.generator)
+        # At 0 and 1 a quantile is an extreme of the return, which no finite sample teaches.
+        shares, next_shares = drawn.clamp(1e-6, 1.0 - 1e-6).to(self.device)
+        rows = torch.arange(len(transitions.obs), device=self.device)
+        with torch.no_grad():
+            following = learner.target.quantiles(transitions.next_obs, next_shares)
+            q_next = net(transitions.next_obs) if self.config.double else following.mean(1)
+            following = following[rows, :, q_next.argmax(1)]
+            goals = transitions.reward[:, None] + transitions.discount[:, None] * following
+        values = net.quantiles(transitions.obs, shares)[rows, :, transitions.action]
+        losses = returns.quantile_losses(values, shares, goals, self.config.huber_delta)
+        return losses, goals.mean(1) - values.mean(1), values.mean(1)
+
+    # ----------------------------------------------------------------- parts
+
+    def _network(self) -> QNetwork:
+        config, spec = self.config, self.spec
+
+        def make(torso: str) -> QNetwork:
+            kind = QuantileNetwork if config.quantiles else QNetwork
+            units = config.hidden_units, config.mlp_units
+            inputs = network_inputs(config, spec)
+            return kind(spec.seen_shape, spec.actions.count, torso, *units, config.dueling, inputs)
+
+        return suited(config, spec, make)
+
+    @cached_property
+    def stored(self) -> StoredTransitions:
+        """See the base class."""
+        return StoredTransitions(self.spec, self.config.n_steps, self.config.gamma, self.device)
+
+    @cached_property
+    def learner(self) -> TargetLearner[QNetwork]:
+        """See the base class."""
+        config = self.config
+        return TargetLearner(
+            self.net,
+            self._optimizer(),
+            config.max_grad_norm,
+            period_updates=config.target_update_period_updates,
+            draws="shares" if config.quantiles else "",
+            seed=self.seed,
+        )
+
     def _optimizer(self) -> torch.optim.Optimizer:
-        config, parameters = self.config, self._net.parameters()
+        config, parameters = self.config, self.net.parameters()
         if config.optimizer == "adam":
             return torch.optim.Adam(
                 parameters, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
@@ -146,27 +201,6 @@ class ApexAgent(TransitionAgent[ApexConfig]):
             epsilon=config.optimizer_epsilon,
             centered=True,
         )
-
-
-class _QuantileLearning(TargetLearning[QNetwork]):
-    """Adds the generator of shares."""
-
-    def __init__(self, *arguments: Any, seed: int, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def shares(self, *shape: int) -> Tensor:
-        """Draws from (0, 1)."""
-        return torch.rand(shape, generator=self._generator).clamp(1e-6, 1.0 - 1e-6)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """See `TargetLearning`."""
-        return super().arrays() | {"shares": self._generator.get_state().numpy().copy()}
-
-    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """See `TargetLearning`."""
-        super().load_arrays(arrays)
-        self._generator.set_state(torch.from_numpy(arrays["shares"].copy()))
 
 
 make = ApexAgent

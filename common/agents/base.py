@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from troupe.common.data.schema import Chunk, FieldSpec
+from troupe.common.data.schema import Chunk, FieldSpec, SlotStep
 from troupe.common.spaces import ActionSpec
 
 if TYPE_CHECKING:
@@ -132,18 +132,8 @@ class Accumulator(Protocol):
     def start(self, obs: np.ndarray) -> None:
         """Begins an episode at `obs`."""
 
-    def add(
-        self,
-        action: int | list[float],
-        reward: float,
-        extras: Mapping[str, Any],
-        next_obs: np.ndarray,
-        terminated: bool,
-        truncated: bool,
-        final_value: float = 0.0,
-        version: int = 0,
-    ) -> list[Chunk]:
-        """Appends a step and returns the chunks that it completed; `extras` are this slot's of the `Act`."""
+    def add(self, step: SlotStep) -> list[Chunk]:
+        """Appends a step and returns the chunks that it completed."""
 
     def discard(self) -> list[Chunk]:
         """Forgets what must not be linked to what comes next; returns what is complete. `start` follows."""

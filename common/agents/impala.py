@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from troupe.common.agents.actor_critic import ActorCriticAgent
-from troupe.common.agents.base import Batch, Update
-from troupe.common.agents.learning_rate import LearningRate, LearningRateConfig
-from troupe.common.agents.network import Learning
-from troupe.common.agents.rmsprop import RMSProp
+from troupe.common.agents.base import Act, Batch, Inputs, Update
+from troupe.common.agents.learners.learning_rate import LearningRate, LearningRateConfig
+from troupe.common.agents.learners.rmsprop import RMSProp
+from troupe.common.agents.network import Learner, NetworkAgent, Step, body_options, suited
+from troupe.common.agents.policies import drawn, policy_distribution, policy_options
+from troupe.common.agents.stored.unrolls import StoredUnrolls, Unrolls
 from troupe.common.agents.tensors import module_arrays, tensors
-from troupe.common.agents.unroll_agent import Unrolls
-from troupe.common.config.fields import (
-    Layers,
-    PolicyConfig,
-    StepCount,
-    TableNeeds,
-    Units,
-    UnitsOrNone,
-    Widths,
-    structural,
-    tunable,
-)
+from troupe.common.config.fields import PolicyConfig, StepCount, TableNeeds, Units, structural, tunable
 from troupe.common.data.distances import Distance, distances, nearness
 from troupe.common.errors import ConfigError
+from troupe.common.nets.actor_critic import ActorCritic
 from troupe.common.rl import policy
 from troupe.common.rl.policy_losses import Multiplier
 from troupe.common.rl.replayed import cloning, implied_kl, trusted_steps
@@ -35,6 +27,9 @@ from troupe.common.rl.vtrace import VTrace, vtrace
 
 if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
+
+LARGEST_FEATURE = float(np.finfo(np.float16).max)
+"""What is stored of features is float16: larger ones would be infinite, and their unroll left out."""
 
 
 class ImpalaConfig(LearningRateConfig, PolicyConfig):
@@ -46,11 +41,6 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
     pixel_torso: ClassVar[str] = "shallow"
 
     algorithm: Literal["impala"] = structural("impala", "IMPALA, actor-critic with V-trace.")
-    hidden_units: Units = structural(256, "Width of the layer after a pixel torso.")
-    mlp_units: Widths = structural((64, 64), "Widths of the mlp torso's layers.")
-    lstm_units: UnitsOrNone = structural(0, "Width of the LSTM; 0 = no memory.")
-    lstm_layers: Layers = structural(1, "Layers of the LSTM.")
-    see_last_step: bool = structural(True, "Feed the last action and the clipped last reward to the network.")
     unroll_steps: StepCount = structural(
         20, "Steps of an unroll; these are sent together, whatever actor.chunk_steps says."
     )
@@ -121,9 +111,6 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
         "How far an unroll's features are from today's, for its priority: `norm`, `cosine` or `kl`.",
     )
     feature_power: float = tunable(2.0, 'Exponent of `feature_distance = "norm"`.', ge=1, le=64)
-    eval_epsilon: float = tunable(
-        1.0, "Chance that the evaluator draws from the policy instead of taking its best action.", ge=0, le=1
-    )
 
     @property
     def of_replayed_rows(self) -> list[str]:
@@ -132,8 +119,11 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
         return [name for name in fields if getattr(self, name)]
 
 
-class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
+class ImpalaAgent(NetworkAgent):
     """Acts, stores and learns as IMPALA. See `troupe.common.agents.base.Agent` for the methods' contracts."""
+
+    config: ImpalaConfig
+    net: ActorCritic
 
     def __init__(self, config: ImpalaConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         implied = config.trust_region is not None and config.trust_region_of == "implied"
@@ -142,21 +132,32 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
                 f"agent.trust_region_of implied is for one choice of several, which actions of {spec.id} are "
                 "not: set it to behaviour"
             )
+        self.policy = policy_distribution(config, spec)
         super().__init__(config, spec, seed=seed, device=device)
 
-    @property
-    def feature_size(self) -> int:
-        """F: how many numbers `act` gives as `features` of a step; 0: none."""
-        return 0 if self.config.behaviour_features == "none" else self._net.head_features
+    # ---------------------------------------------------------------- acting
 
-    @property
-    def stores_values(self) -> bool:
-        """Value cloning needs them."""
-        return self.config.clear_value_cost > 0
+    @torch.inference_mode()
+    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        """Actions drawn from the policy with chance `epsilon`, else its most likely ones."""
+        params, values, memory, features = self.net.described(*self.step_of(inputs).sequence())
+        behaviour = params[0].cpu().numpy()
+        extras = {"behaviour": behaviour}
+        if self.config.behaviour_features != "none":
+            extras["features"] = features[0].clamp(-LARGEST_FEATURE, LARGEST_FEATURE).half().cpu().numpy()
+        if self.config.clear_value_cost:
+            extras["value"] = values[0].cpu().numpy()
+        return self._acted(drawn(self.policy, behaviour, epsilon, rng), extras, inputs, memory)
 
-    def _network_options(self) -> dict[str, Any]:
-        head = self.config.behaviour_features == "head"
-        return super()._network_options() | {"bottleneck": self.config.feature_units if head else 0}
+    def decide(self, step: Step) -> dict[str, Tensor]:
+        """See the base class."""
+        params, _, memory = self.net(*step.sequence())
+        return {"action": self.policy.best(params[0]), "policy": params[0], "next_memory": memory}
+
+    @torch.inference_mode()
+    def values(self, inputs: Inputs) -> np.ndarray:
+        """The baseline `[S]` float32."""
+        return self.net(*self.step_of(inputs).sequence())[1][0].cpu().numpy()
 
     # -------------------------------------------------------------- learning
 
@@ -166,22 +167,22 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         Where features are stored, priorities are how near they are to what the network made of the same
         observations before this step: 1 for the same.
         """
-        learning = self._start_learning()
-        learning.rate.follow_progress(batch.progress)
-        unrolls = self._unrolls(batch.fields)
+        learner = self.learner
+        learner.rate.follow_progress(batch.progress)
+        unrolls = self.stored.read(batch.fields)
         rows = None if batch.replayed is None else self._to_device(batch.replayed)
-        stored = self._to_device(batch.fields["value"]).T if self.stores_values else None
-        loss, measured, features = self._loss(unrolls, learning, rows, stored)
-        norm = learning.step(loss)
+        stored = self._to_device(batch.fields["value"]).T if self.config.clear_value_cost else None
+        loss, measured, features = self._loss(unrolls, rows, stored)
+        norm = learner.step(loss)
         # After the step: the next update sees pixels as actors do with what is published now. Where they are
         # behind, V-trace corrects for statistics as for weights: it has the policy that they acted by.
-        self._net.observe(unrolls.obs[1:])
+        self.net.observe(unrolls.obs[1:])
         metrics: dict[str, float] = {}
         if batch.measure:
             metrics = {f"learner/{name}": value.item() for name, value in measured.items()}
             metrics["learner/grad_norm"] = norm.item()
-            metrics["learner/learning_rate"] = learning.rate.value
-        if not self.feature_size:
+            metrics["learner/learning_rate"] = learner.rate.value
+        if self.config.behaviour_features == "none":
             return Update(priorities=None, metrics=metrics)
         distance = self._distances(batch.fields["features"], features)
         if batch.measure:
@@ -195,7 +196,7 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         return distances(self.config.feature_distance, fresh, stored, self.config.feature_power)
 
     def _loss(
-        self, unrolls: Unrolls, learning: _Learning, replayed: Tensor | None, stored_values: Tensor | None
+        self, unrolls: Unrolls, replayed: Tensor | None, stored_values: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """The loss, scalars that say of what it is, and the features `[T + 1, B, F]` of the observations.
 
@@ -203,29 +204,29 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         network that acted made of the observations, if that is known.
         """
         config = self.config
-        params, values, _, features = self._net.described(
+        params, values, _, features = self.net.described(
             unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
         )
         params = params[:-1]
         actions = unrolls.last_action[1:]
-        log_probs = self._policy.log_prob(params, actions)
-        log_ratio = self._policy.log_prob(unrolls.behaviour, actions) - log_probs
+        log_probs = self.policy.log_prob(params, actions)
+        log_ratio = self.policy.log_prob(unrolls.behaviour, actions) - log_probs
         trusted = self._trusted(params.detach(), unrolls, replayed)
         corrected = self._corrected(unrolls, -log_ratio.detach(), values.detach(), trusted)
-        entropy = self._policy.entropy(params)
+        entropy = self.policy.entropy(params)
         gradient = policy.policy_gradient(log_probs, corrected.advantages)
         baseline = 0.5 * (corrected.targets - values[:-1]).square()
         terms = gradient + config.baseline_cost * baseline + config.kl_cost * log_ratio
         measured = {}
         if replayed is not None:
-            to_today = self._policy.kl(unrolls.behaviour, params)
+            to_today = self.policy.kl(unrolls.behaviour, params)
             costs = {"policy_cost": config.clear_policy_cost, "value_cost": config.clear_value_cost}
             clones = cloning(to_today, values[:-1], stored_values, replayed, **costs)
             terms = terms + clones
             measured = _of_replayed(replayed, to_today.detach(), clones.detach(), trusted)
-        entropy_cost = learning.entropy_cost.value().detach()
+        entropy_cost = self.learner.entropy_cost.value().detach()
         loss = policy.reduced(terms - entropy_cost * entropy, config.loss_reduction)
-        loss = loss + learning.entropy_cost.adjustment(entropy.mean())
+        loss = loss + self.learner.entropy_cost.adjustment(entropy.mean())
         measured |= {
             "loss": loss,
             "policy_loss": gradient.mean(),
@@ -244,7 +245,7 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
         if self.config.trust_region_of == "implied":
             divergence = implied_kl(params, unrolls.behaviour, self.config.rho_bar)
         else:
-            divergence = self._policy.kl(params, unrolls.behaviour)
+            divergence = self.policy.kl(params, unrolls.behaviour)
         return trusted_steps(divergence, self.config.trust_region, replayed)
 
     def _corrected(
@@ -267,8 +268,37 @@ class ImpalaAgent(ActorCriticAgent[ImpalaConfig, "_Learning"]):
             trusted=trusted,
         )
 
-    def _make_learning(self) -> _Learning:
-        return _Learning(self.config, self._net, self._device)
+    # ----------------------------------------------------------------- parts
+
+    def _network(self) -> ActorCritic:
+        config, spec = self.config, self.spec
+        bottleneck = config.feature_units if config.behaviour_features == "head" else 0
+
+        def make(torso: str) -> ActorCritic:
+            options = body_options(config, spec) | policy_options(config, self.policy, spec)
+            return ActorCritic(spec.seen_shape, spec.actions, torso, bottleneck=bottleneck, **options)
+
+        return suited(config, spec, make)
+
+    @cached_property
+    def stored(self) -> StoredUnrolls:
+        """See the base class. CLEAR needs the values, replay by distance the features."""
+        config = self.config
+        return StoredUnrolls(
+            self.spec,
+            config.unroll_steps,
+            self.net.state_size,
+            staggered=config.allowed_staleness is None,
+            behaviour_size=self.policy.size,
+            feature_size=0 if config.behaviour_features == "none" else self.net.head_features,
+            values=config.clear_value_cost > 0,
+            device=self.device,
+        )
+
+    @cached_property
+    def learner(self) -> ImpalaLearner:
+        """See the base class."""
+        return ImpalaLearner(self.config, self.net, self.device)
 
 
 def _of_replayed(
@@ -282,7 +312,7 @@ def _of_replayed(
     return measured
 
 
-class _Learning(Learning):
+class ImpalaLearner(Learner):
     """Adds the entropy cost, and a learning rate that changes."""
 
     def __init__(self, config: ImpalaConfig, net: nn.Module, device: torch.device) -> None:
@@ -297,12 +327,12 @@ class _Learning(Learning):
         self.rate = LearningRate(config, self.optimizer)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """See `Learning`; a fixed cost is what the configuration says now."""
+        """See `Learner`; a fixed cost is what the configuration says now."""
         adjusted = module_arrays(self.entropy_cost)
         return {"log_entropy_cost": adjusted["position"].copy()} if adjusted else {}
 
     def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """See `Learning`."""
+        """See `Learner`."""
         if self.entropy_cost.target is not None:
             self.entropy_cost.load_state_dict(tensors({"position": arrays["log_entropy_cost"]}))
 

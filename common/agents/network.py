@@ -1,69 +1,42 @@
-"""What agents of one network share: its making, its parameters, its state, and the steps of its optimiser."""
+"""What agents with one network share: making it, publishing it, saving it, and the steps of its optimiser."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from troupe.common.agents.fitting import checkpoint_of, load_parameters
+from troupe.common.agents.base import Accumulator, Act, Inputs
 from troupe.common.agents.tensors import (
     below,
     load_optimizer,
     module_arrays,
+    on_device,
     optimizer_arrays,
     prefixed,
-    shared_tensor,
     tensors,
 )
-from troupe.common.errors import ConfigError
+from troupe.common.config.fields import PixelAgentConfig, RecurrentAgentConfig
+from troupe.common.errors import CheckpointError, ConfigError, MisfitError
 from troupe.common.memory import memory_limit_bytes
 from troupe.common.nets.initializers import Output, initialize
+from troupe.common.nets.parts import PartInputs, image_shape
+from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
+from troupe.common.nets.torsos import LEAST_SIDE
+from troupe.common.rl.normalizers import Normalizer
 
 if TYPE_CHECKING:
+    from troupe.common.data.schema import FieldSpec
     from troupe.common.envs import EnvSpec
 
-
-class NetworkConfig(Protocol):
-    """Fields that every agent's configuration has."""
-
-    eval_epsilon: float
-
-    @property
-    def algorithm(self) -> str:
-        """Its name."""
-
-
-def descend(
-    loss: Tensor, net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float = 0.0
-) -> Tensor:
-    """One step down the gradient of `loss`; returns the norm of the network's before clipping.
-
-    It is clipped to `max_grad_norm`, if that is not 0.
-    """
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    norm = nn.utils.clip_grad_norm_(net.parameters(), max_grad_norm or float("inf"))
-    optimizer.step()
-    return norm
-
-
-def _check_size(make: Callable[[], nn.Module]) -> None:
-    """Raise ConfigError where the network that `make` returns is larger than this machine's memory."""
-    with torch.device("meta"):  # shapes without data, in milliseconds
-        net = make()
-    wanted = sum(each.nbytes for each in itertools.chain(net.parameters(), net.buffers()))
-    limit = memory_limit_bytes()
-    if wanted > limit:
-        raise ConfigError(
-            f"the network would take {wanted / 2**30:,.1f} GiB of the {limit / 2**30:,.1f} GiB of memory "
-            "here: lower agent.*_units and agent.*_layers"
-        )
+Network = TypeVar("Network", bound=nn.Module)
 
 
 class Step(NamedTuple):
@@ -85,94 +58,109 @@ class Step(NamedTuple):
         return (*(part[None] for part in self[:-1]), self.memory)
 
 
-class LearningState(Protocol):
-    """What only a learner holds."""
+class Stored(Protocol):
+    """What is stored of steps; one of `troupe.common.agents.stored`. See `Agent` for the attributes."""
 
-    optimizer: torch.optim.Optimizer
-    updates: int
+    fields: tuple[FieldSpec, ...]
+    item_steps: tuple[int, int]
+    memory_size: int
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """What a checkpoint needs of it besides the optimiser's moments and the update count."""
-
-    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Takes over what `arrays` gave, of all arrays of a checkpoint."""
+    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> Accumulator:
+        """See `Agent`."""
 
 
-class Learning:
-    """A `LearningState` that makes one step in each update; subclasses add what else they hold.
+class Learner:
+    """The optimiser of a network, and what else only a learner holds; subclasses add to that.
 
     Args:
-        net: the network that learns.
-        optimizer: of its parameters, and possibly of others.
-        max_grad_norm: the global norm of the network's gradient is clipped to this; 0: not clipped.
+      net: the network that learns.
+      optimizer: of its parameters, and possibly of others.
+      max_grad_norm: the global norm of the network's gradient is clipped to this; 0: not clipped.
+
+    Attributes:
+      updates: batches learned from so far.
     """
 
     def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
+        self.net = net
         self.optimizer = optimizer
         self.updates = 0
-        self._net = net
         self._max_grad_norm = max_grad_norm
 
     def step(self, loss: Tensor) -> Tensor:
-        """Moves down the gradient of `loss`; returns the norm of the network's gradient before clipping."""
-        norm = descend(loss, self._net, self.optimizer, self._max_grad_norm)
+        """Learns from a batch by one move down the gradient of its loss; see `descend`."""
+        norm = self.descend(loss)
         self.updates += 1
         return norm
 
+    def descend(self, loss: Tensor) -> Tensor:
+        """Moves down the gradient of `loss`; returns the norm of the network's gradient before clipping."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.net.parameters(), self._max_grad_norm or float("inf"))
+        self.optimizer.step()
+        return norm
+
     def arrays(self) -> dict[str, np.ndarray]:
-        """See `LearningState`."""
+        """What a checkpoint needs beside the optimiser's moments and the number of updates."""
         return {}
 
     def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """See `LearningState`."""
+        """Takes over what `arrays` gave, out of all arrays of a checkpoint."""
 
 
-Config = TypeVar("Config", bound=NetworkConfig)
-Network = TypeVar("Network", bound=nn.Module)
-OwnLearning = TypeVar("OwnLearning", bound=LearningState)
+class NetworkAgent(ABC):
+    """An `Agent` of three parts: a network `net`, what is `stored`, and a `learner`; see `Agent`.
 
+    A subclass makes the parts, and says how it acts and learns. Nothing else need be known of it here.
+    """
 
-class NetworkAgent(ABC, Generic[Config, Network, OwnLearning]):
-    """The part of an `Agent` that has nothing to do with how it acts or learns; see there."""
+    net: nn.Module
 
-    def __init__(self, config: Config, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(
+        self, config: PixelAgentConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu"
+    ) -> None:
         self.config = config
         self.spec = spec
         self.eval_epsilon = config.eval_epsilon
-        self._seed = seed
-        self._device = torch.device(device)
+        self.seed = seed
+        self.device = torch.device(device)
         # Layers draw their first weights from the generator of the whole process, which is not ours to seed.
         with torch.random.fork_rng(devices=[]):
             torch.random.default_generator.manual_seed(seed)
             _check_size(self._network)
-            self._net = self._network().to(self._device)
-            self._initialize()
-        self._learning: OwnLearning | None = None
+            self.net = self._network().to(self.device)
+            gains: dict[Output, float] = {"values": config.value_gain}
+            if hasattr(config, "policy_gain"):
+                gains["policy"] = config.policy_gain
+            initialize(self.net, config.initializer, gains)
+        self.fields = self.stored.fields
+        self.item_steps = self.stored.item_steps
+        self.memory_size = self.stored.memory_size
 
     @abstractmethod
-    def _network(self) -> Network:
+    def _network(self) -> nn.Module:
         """A new network; ConfigError where the observations are not for it."""
 
-    def _initialize(self) -> None:
-        """Begin with the weights that the configuration asks for, if it has these fields."""
-        fields: dict[Output, str] = {"policy": "policy_gain", "values": "value_gain"}
-        gains = {of: getattr(self.config, name) for of, name in fields.items() if hasattr(self.config, name)}
-        initialize(self._net, getattr(self.config, "initializer", "auto"), gains)
+    @property
+    @abstractmethod
+    def stored(self) -> Stored:
+        """What is stored of steps: a `cached_property`, as it may depend on the network."""
 
     @property
-    def network(self) -> Network:
-        """What acts, and is published."""
-        return self._net
-
     @abstractmethod
-    def _make_learning(self) -> OwnLearning:
-        """What is needed to learn."""
+    def learner(self) -> Learner:
+        """What is needed to learn: a `cached_property`, made on first use, which an actor never makes."""
 
-    def _start_learning(self) -> OwnLearning:
-        """What is needed to learn, made on first use: an actor never needs it."""
-        if self._learning is None:
-            self._learning = self._make_learning()
-        return self._learning
+    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> Accumulator:
+        """See `Agent`."""
+        return self.stored.accumulator(chunk_steps, phase)
+
+    # ------------------------------------------------------------------ acting
+
+    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
+        """1 for every slot: an agent with a policy draws every action from it."""
+        return np.ones(len(indices), np.float32)
 
     def decide(self, step: Step) -> dict[str, Tensor]:
         """What it thinks best, as a function of tensors, for other programs: `action` first.
@@ -181,33 +169,149 @@ class NetworkAgent(ABC, Generic[Config, Network, OwnLearning]):
         """
         raise ConfigError(f"{self.config.algorithm} does not say how it decides: it cannot be exported")
 
+    def step_of(self, inputs: Inputs) -> Step:
+        """The inputs in tensors, where the network is."""
+        arrays = inputs.obs, inputs.last_action, inputs.last_reward, inputs.first, inputs.memory
+        return Step(*(self._to_device(array) for array in arrays))
+
+    def _acted(
+        self, action: np.ndarray, extras: dict[str, np.ndarray], inputs: Inputs, memory: Tensor
+    ) -> Act:
+        """The `Act` with the memory from before the step, which is stored, and from after it, if any."""
+        if not self.memory_size:
+            return Act(action, extras)
+        return Act(action, extras | {"memory": inputs.memory}, memory.cpu().numpy())
+
+    # --------------------------------------------------- parameters, checkpoints
+
     def params(self) -> dict[str, np.ndarray]:
         """Weights and statistics of the network, as views where it lives on the CPU."""
-        return module_arrays(self._net)
+        return module_arrays(self.net)
 
     def load_params(self, params: dict[str, np.ndarray]) -> None:
         """Copies `params` into the network."""
-        load_parameters(self._net, params)
+        try:
+            self.net.load_state_dict(tensors(params))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"parameters do not fit the network: {_first_line(error)}; use the run's own config"
+            ) from None
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """The network, the optimiser's moments, update count, and what else learning holds."""
-        learning = self._start_learning()
+        """The network, the optimiser's moments, update count, and what else the learner holds."""
+        learner = self.learner
         arrays = prefixed("net/", self.params())
-        arrays |= prefixed("optimizer/", optimizer_arrays(learning.optimizer))
-        arrays |= learning.arrays()
-        return arrays, {"algorithm": self.config.algorithm, "updates": learning.updates}
+        arrays |= prefixed("optimizer/", optimizer_arrays(learner.optimizer))
+        arrays |= learner.arrays()
+        return arrays, {"algorithm": self.config.algorithm, "updates": learner.updates}
 
     def load_state(
         self, arrays: dict[str, np.ndarray], meta: dict[str, Any], *, to_learn: bool = True
     ) -> None:
         """Restores what `state` gave, or only the network."""
-        with checkpoint_of(self.config.algorithm, meta):
-            self._net.load_state_dict(tensors(below("net/", arrays)))
+        with _checkpoint_of(self.config.algorithm, meta):
+            self.net.load_state_dict(tensors(below("net/", arrays)))
             if to_learn:
-                learning = self._start_learning()
-                load_optimizer(learning.optimizer, below("optimizer/", arrays))
-                learning.load_arrays(arrays)
-                learning.updates = int(meta["updates"])
+                learner = self.learner
+                load_optimizer(learner.optimizer, below("optimizer/", arrays))
+                learner.load_arrays(arrays)
+                learner.updates = int(meta["updates"])
 
     def _to_device(self, array: np.ndarray) -> Tensor:
-        return shared_tensor(array).to(self._device, non_blocking=True)
+        return on_device(array, self.device)
+
+
+def suited(config: PixelAgentConfig, spec: EnvSpec, make: Callable[[str], Network]) -> Network:
+    """A network with `config.torso`, or for `auto` with the one that the observations are for.
+
+    That is `config.pixel_torso`, for pictures under 20 x 20 `minatar`, for vectors `mlp`.
+
+    Raises ConfigError where the observations are not for the torso.
+    """
+    torso: str = config.torso
+    pixel_torso = config.pixel_torso
+    sides = picture_sides(spec)
+    pixels = bool(sides)
+    if pixels and min(sides) < LEAST_SIDE:
+        pixel_torso = "minatar"
+    if torso == "auto":
+        torso = pixel_torso if pixels else "mlp"
+    if torso == "mlp" and pixels:
+        raise ConfigError(
+            f"agent.torso 'mlp' does not suit {spec.id}: it would take its pictures as "
+            f"{math.prod(spec.seen_shape):,} unrelated numbers; try --agent.torso {pixel_torso}, or a preset "
+            "for pictures, such as pong-apex"
+        )
+    try:
+        return make(torso)
+    except ValueError as error:
+        raise ConfigError(
+            f"agent.torso {torso!r} does not suit {spec.id}: {error}; try --agent.torso mlp"
+        ) from None
+
+
+def picture_sides(spec: EnvSpec) -> list[int]:
+    """Heights and widths of all pictures in an observation; none where it has none."""
+    sides = [side for leaf in spec.obs_leaves if leaf.picture for side in image_shape(leaf)[1:]]
+    return [*sides, *(spec.seen_shape[-2:] if spec.pixels else ())]
+
+
+def network_inputs(
+    config: PixelAgentConfig, spec: EnvSpec, *, vectors: bool = False
+) -> NormalizedPixels | PackedPixels | Normalizer | PartInputs | None:
+    """What the network sees of observations; `vectors`: numbers are normalised; None: see `SequenceBody`."""
+    limit = config.normalize_pixels_frames
+    if spec.obs_leaves:
+        return PartInputs(spec.obs_leaves, pixels=config.normalize_pixels, limit=limit, vectors=vectors)
+    if vectors and not spec.pixels:
+        return Normalizer(spec.obs_shape, clip=10.0)
+    pixels: NormalizedPixels | None = None
+    if config.normalize_pixels and spec.pixels:
+        *channels, height, width = spec.seen_shape[1:] if spec.stack else spec.seen_shape
+        height -= bool(spec.instruction_words)  # the last row of pixels is words
+        pixels = NormalizedPixels((*channels, height, width), spec.stack, limit)
+    return PackedPixels(pixels or ScaledPixels()) if spec.packed_bits else pixels
+
+
+def body_options(config: RecurrentAgentConfig, spec: EnvSpec) -> dict[str, Any]:
+    """Arguments of a `SequenceBody` besides its shapes and torso."""
+    return {
+        "hidden_units": config.hidden_units,
+        "mlp_units": config.mlp_units,
+        "lstm_units": config.lstm_units,
+        "lstm_layers": config.lstm_layers,
+        "see_last_step": config.see_last_step,
+        "instruction_words": spec.instruction_words,
+        "inputs": network_inputs(config, spec),
+    }
+
+
+def _check_size(make: Callable[[], nn.Module]) -> None:
+    """Raise ConfigError where the network that `make` returns is larger than this machine's memory."""
+    with torch.device("meta"):  # shapes without data, in milliseconds
+        net = make()
+    wanted = sum(each.nbytes for each in itertools.chain(net.parameters(), net.buffers()))
+    limit = memory_limit_bytes()
+    if wanted > limit:
+        raise ConfigError(
+            f"the network would take {wanted / 2**30:,.1f} GiB of the {limit / 2**30:,.1f} GiB of memory "
+            "here: lower agent.*_units and agent.*_layers"
+        )
+
+
+@contextlib.contextmanager
+def _checkpoint_of(algorithm: str, meta: Mapping[str, Any]) -> Iterator[None]:
+    """Around the loading of a checkpoint; raises CheckpointError where it is of another agent or network."""
+    if not isinstance(meta, Mapping):
+        raise CheckpointError("the checkpoint says nothing of its agent")
+    if meta.get("algorithm") != algorithm:
+        raise CheckpointError(f"the checkpoint is of algorithm {meta.get('algorithm')!r}, not {algorithm!r}")
+    try:
+        yield
+    except (RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
+        raise MisfitError(f"the checkpoint does not fit this network: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    """What went wrong, in one line."""
+    return " ".join(str(error).split())[:200]

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from troupe.common.agents.actor_critic import ActorCriticAgent
-from troupe.common.agents.base import Batch, Inputs, Update
-from troupe.common.agents.fitting import policy_options, suited
-from troupe.common.agents.learning_rate import AdaptiveRateConfig
-from troupe.common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of, styled_body
-from troupe.common.agents.unroll_agent import Unrolls
+from troupe.common.agents.base import Act, Batch, Inputs, Update
+from troupe.common.agents.learners.learning_rate import AdaptiveRateConfig
+from troupe.common.agents.learners.passes import PassesConfig, PassesLearner, Steps, inputs_of, styled_body
+from troupe.common.agents.network import NetworkAgent, Step, suited
+from troupe.common.agents.policies import drawn, policy_distribution, policy_options
+from troupe.common.agents.stored.unrolls import StoredUnrolls, Unrolls
 from troupe.common.config.fields import PolicyConfig, StepCount, TableNeeds, structural, tunable
 from troupe.common.nets.actor_critic import ActorCritic
 from troupe.common.rl import policy, policy_losses
@@ -117,9 +118,6 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     )
     target_ratio_bar: float = tunable(2.0, "Most weight of the acting policy against that copy.", gt=0)
     recompute_advantages: bool = tunable(False, "Estimate advantages anew before each pass, not only once.")
-    eval_epsilon: float = tunable(
-        1.0, "Chance that the evaluator draws from the policy instead of taking its best action.", ge=0, le=1
-    )
 
 
 MAX_LOG_RATIO = 20.0
@@ -169,76 +167,75 @@ class _Adjusted(nn.Module):
         return (self._speed * self.log_temperature).clamp(-14.0, 14.0).exp()
 
 
-Learning = PassesLearning[_Adjusted]
-
-
-class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
+class PolicyGradientAgent(NetworkAgent):
     """Acts, stores and learns. See `troupe.common.agents.base.Agent` for the methods' contracts."""
+
+    config: PolicyGradientConfig
+    net: ActorCritic
 
     def __init__(
         self, config: PolicyGradientConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu"
     ) -> None:
+        self.policy = policy_distribution(config, spec)
         super().__init__(config, spec, seed=seed, device=device)
         self._huber_delta = config.huber_delta if config.value_loss == "huber" else None
         self._gamma = config.gamma ** (spec.frames_per_step if config.gamma_per_frame else 1)
 
+    # ---------------------------------------------------------------- acting
+
+    @torch.inference_mode()
+    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        """Actions drawn from the policy with chance `epsilon`, else its most likely ones."""
+        params, _, memory = self.net(*self.step_of(inputs).sequence())
+        behaviour = params[0].cpu().numpy()
+        action = drawn(self.policy, behaviour, epsilon, rng)
+        return self._acted(action, {"behaviour": behaviour}, inputs, memory)
+
+    def decide(self, step: Step) -> dict[str, Tensor]:
+        """See the base class."""
+        params, _, memory = self.net(*step.sequence())
+        return {"action": self.policy.best(params[0]), "policy": params[0], "next_memory": memory}
+
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:
         """The baseline `[S]` float32, in units of returns."""
-        return self._in_returns(self._forward(inputs)[1][0]).cpu().numpy()
+        return self._in_returns(self.net(*self.step_of(inputs).sequence())[1][0]).cpu().numpy()
 
     def _in_returns(self, values: Tensor) -> Tensor:
         """The baseline's values in units of returns."""
-        return values if self._net.returns is None else self._net.returns.inverse(values)
-
-    def _network(self) -> ActorCritic:
-        config, spec = self.config, self.spec
-
-        def make(torso: str) -> ActorCritic:
-            returns = Normalizer((), window=config.returns_window) if config.normalize_returns else None
-            options = styled_body(config, spec) | policy_options(config, self._policy, spec)
-            return ActorCritic(
-                *(spec.seen_shape, spec.actions, torso),
-                shared=config.shared_torso,
-                returns=returns,
-                **options,
-            )
-
-        return suited(config, spec, make)
+        return values if self.net.returns is None else self.net.returns.inverse(values)
 
     # -------------------------------------------------------------- learning
 
     def update(self, batch: Batch) -> Update:
         """`agent.epochs` passes over `[B]` unrolls, fresh or `replayed`; `weights` are not looked at."""
-        learning, period = self._start_learning(), self.config.target_period_updates
-        unrolls = learning.prepared(self._unrolls(batch.fields))
-        measured = learning.learn(
-            batch.progress,
-            lambda previous: self._estimated(unrolls, learning, previous),
-            lambda steps: self._loss(steps, learning),
+        learner, period = self.learner, self.config.target_period_updates
+        unrolls = learner.prepared(self.stored.read(batch.fields))
+        measured = learner.learn(
+            batch.progress, lambda previous: self._estimated(unrolls, previous), self._loss
         )
-        if learning.own.target is not None and learning.updates % period == 0:
-            learning.own.target.load_state_dict(self._net.state_dict())
-        return Update(priorities=None, metrics=learning.metrics(measured) if batch.measure else {})
+        if self.adjusted.target is not None and learner.updates % period == 0:
+            self.adjusted.target.load_state_dict(self.net.state_dict())
+        return Update(priorities=None, metrics=learner.metrics(measured) if batch.measure else {})
 
-    def _loss(self, steps: JudgedSteps, learning: Learning) -> tuple[Tensor, dict[str, Tensor]]:
-        params, values = learning.forward(*steps.inputs)
-        log_probs = self._policy.log_prob(params, steps.action)
-        log_ratio = log_probs - self._policy.log_prob(steps.behaviour, steps.action)
+    def _loss(self, steps: JudgedSteps) -> tuple[Tensor, dict[str, Tensor]]:
+        params, values = self.learner.forward(*steps.inputs)
+        log_probs = self.policy.log_prob(params, steps.action)
+        log_ratio = log_probs - self.policy.log_prob(steps.behaviour, steps.action)
         log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
-        gradient = self._policy_loss(log_probs, log_ratio + steps.anchor, steps.advantage, learning)
+        gradient = self._policy_loss(log_probs, log_ratio + steps.anchor, steps.advantage)
         baseline = policy_losses.value_errors(
             values, steps.value, steps.target, self.config.value_clip, self._huber_delta
         ).mean()
         reference = torch.zeros_like(params)
         measured = {
-            "entropy": self._policy.entropy(params).mean(),
-            "kl_pi_mu": self._policy.kl(params, steps.behaviour).mean(),
-            "behaviour_kl": self._policy.kl(steps.behaviour, params).mean(),
-            "kl_reference": self._policy.kl(reference, params).mean(),
+            "entropy": self.policy.entropy(params).mean(),
+            "kl_pi_mu": self.policy.kl(params, steps.behaviour).mean(),
+            "behaviour_kl": self.policy.kl(steps.behaviour, params).mean(),
+            "kl_reference": self.policy.kl(reference, params).mean(),
         }
         loss = gradient + self.config.baseline_cost * baseline
-        for name, multiplier in learning.own.multipliers.items():
+        for name, multiplier in self.adjusted.multipliers.items():
             if multiplier.used:
                 loss = loss + multiplier.loss(measured[name])
                 measured[f"{name}_cost"] = multiplier.value()
@@ -247,14 +244,12 @@ class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
         measured["value_mean"] = values.mean()
         return loss, measured
 
-    def _policy_loss(
-        self, log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, learning: Learning
-    ) -> Tensor:
+    def _policy_loss(self, log_probs: Tensor, log_ratio: Tensor, advantages: Tensor) -> Tensor:
         """The scalar that `agent.policy_loss` names, and V-MPO's temperature loss with it."""
         config, kind = self.config, self.config.policy_loss
         if kind == "vmpo":
             best, temperature = policy_losses.vmpo_loss(
-                log_probs, advantages, learning.own.temperature, config.vmpo_epsilon
+                log_probs, advantages, self.adjusted.temperature, config.vmpo_epsilon
             )
             return best + temperature
         if kind == "ppo":
@@ -284,26 +279,26 @@ class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
     # ------------------------------------------------------------- estimates
 
     @torch.no_grad()
-    def _estimated(self, unrolls: Unrolls, learning: Learning, previous: JudgedSteps | None) -> JudgedSteps:
+    def _estimated(self, unrolls: Unrolls, previous: JudgedSteps | None) -> JudgedSteps:
         """The batch with values, advantages and value targets of the present weights."""
-        config, target = self.config, learning.own.target
+        config, learner, target = self.config, self.learner, self.adjusted.target
         if previous is not None and not config.recompute_advantages:
             return previous
-        params, values = learning.evaluated(unrolls)
+        params, values = learner.evaluated(unrolls)
         actions = unrolls.last_action[1:]
-        log_mu = self._policy.log_prob(unrolls.behaviour, actions)
+        log_mu = self.policy.log_prob(unrolls.behaviour, actions)
         anchor = torch.zeros_like(log_mu)
-        log_pi = self._policy.log_prob(params[:-1], actions)
+        log_pi = self.policy.log_prob(params[:-1], actions)
         if target is not None:
             # V-trace then values the policy of the target network, towards which learning is held.
-            log_pi = self._policy.log_prob(learning.evaluated(unrolls, target)[0][:-1], actions)
+            log_pi = self.policy.log_prob(learner.evaluated(unrolls, target)[0][:-1], actions)
             anchor = (log_mu - log_pi).clamp(max=float(np.log(config.target_ratio_bar)))
         values = self._in_returns(values)
         advantages, targets = self._advantages(unrolls, log_pi - log_mu, values)
-        if self._net.returns is not None:
+        if self.net.returns is not None:
             if previous is None:
-                self._net.observe_returns(targets)
-            values, targets = self._net.returns(values), self._net.returns(targets)
+                self.net.observe_returns(targets)
+            values, targets = self.net.returns(values), self.net.returns(targets)
         if config.normalize_advantages:
             advantages = normalized_advantages(advantages)
         steps = JudgedSteps(
@@ -342,17 +337,54 @@ class PolicyGradientAgent(ActorCriticAgent[PolicyGradientConfig, Learning]):
         )
         return advantages, advantages + values[:-1]
 
-    def _make_learning(self) -> Learning:
+    # ----------------------------------------------------------------- parts
+
+    def _network(self) -> ActorCritic:
+        config, spec = self.config, self.spec
+
+        def make(torso: str) -> ActorCritic:
+            returns = Normalizer((), window=config.returns_window) if config.normalize_returns else None
+            options = styled_body(config, spec) | policy_options(config, self.policy, spec)
+            return ActorCritic(
+                *(spec.seen_shape, spec.actions, torso),
+                shared=config.shared_torso,
+                returns=returns,
+                **options,
+            )
+
+        return suited(config, spec, make)
+
+    @cached_property
+    def stored(self) -> StoredUnrolls:
+        """See the base class."""
+        return StoredUnrolls(
+            self.spec,
+            self.config.unroll_steps,
+            self.net.state_size,
+            staggered=self.config.allowed_staleness is None,
+            behaviour_size=self.policy.size,
+            device=self.device,
+        )
+
+    @cached_property
+    def adjusted(self) -> _Adjusted:
+        """See there; only a learner makes it."""
+        return _Adjusted(self.config, self.net).to(self.device)
+
+    @cached_property
+    def learner(self) -> PassesLearner:
+        """See the base class."""
         config = self.config
-        own = _Adjusted(config, self._net).to(self._device)
-        parameters = [each for each in own.parameters() if each.requires_grad]
+        parameters = [each for each in self.adjusted.parameters() if each.requires_grad]
         optimizer = torch.optim.Adam(
-            [*self._net.parameters(), *parameters],
+            [*self.net.parameters(), *parameters],
             lr=config.learning_rate,
             eps=config.optimizer_epsilon,
             fused=True,
         )
-        return PassesLearning(config, self._net, optimizer, own, seed=self._seed, pixels=self.spec.pixels)
+        return PassesLearner(
+            config, self.net, optimizer, self.adjusted, seed=self.seed, pixels=self.spec.pixels
+        )
 
 
 make = PolicyGradientAgent

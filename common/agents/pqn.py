@@ -6,21 +6,21 @@ Layer norm takes the place of both: it bounds how far values can run away with t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from troupe.common.agents.base import Act, Batch, Inputs, Update
-from troupe.common.agents.fitting import suited
-from troupe.common.agents.network import Step
-from troupe.common.agents.passes import PassesConfig, PassesLearning, Steps, inputs_of, styled_body
-from troupe.common.agents.q_learning import epsilon_greedy
-from troupe.common.agents.unroll_agent import UnrollAgent, Unrolls
+from troupe.common.agents.learners.passes import PassesConfig, PassesLearner, Steps, inputs_of, styled_body
+from troupe.common.agents.network import NetworkAgent, Step, suited
+from troupe.common.agents.stored.unrolls import StoredUnrolls, Unrolls
 from troupe.common.config.fields import StepCount, Units, structural, tunable
-from troupe.common.nets.q_network import RecurrentQNetwork
+from troupe.common.nets.recurrent_q import RecurrentQNetwork
 from troupe.common.rl import policy
+from troupe.common.rl.exploration import epsilon_greedy
 from troupe.common.rl.importance import annealed
 from troupe.common.rl.sequences import lambda_returns
 
@@ -35,10 +35,6 @@ class PqnConfig(PassesConfig):
         32, "Steps of an unroll; these are sent together, whatever actor.chunk_steps says."
     )
     lambda_: float = tunable(0.65, "Share of each return that is not the next step's own value.", ge=0, le=1)
-    reward_clip: policy.RewardClip = tunable(
-        "none",
-        "Reward in the loss: raw, clipped to [-1, 1], its sign, or squeezed with losses hurting less.",
-    )
     epochs: int = tunable(2, "Passes over a batch.", ge=1, le=1024)
     minibatch_steps: int = tunable(
         128, "Steps of a minibatch; with memory it is made of whole unrolls. 0 = the whole batch.", ge=0
@@ -72,63 +68,57 @@ class PqnNetwork(RecurrentQNetwork):
     exploration: Tensor
 
 
-class PqnAgent(UnrollAgent[PqnConfig, PqnNetwork, PassesLearning[nn.Module]]):
-    """Acts, stores and learns. See `troupe.common.agents.base.Agent` for the methods' contracts."""
+class PqnAgent(NetworkAgent):
+    """Acts, stores and learns. See `troupe.common.agents.base.Agent` for the methods' contracts.
+
+    Every slot explores as much as the schedule says, so that `slot_epsilons` are 1.
+    """
+
+    config: PqnConfig
+    net: PqnNetwork
 
     # ---------------------------------------------------------------- acting
 
-    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
-        """Every slot explores as much as the schedule says."""
-        return np.ones(len(indices), np.float32)
-
     @torch.inference_mode()
     def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
-        """Best actions, or with chance `epsilon` times the schedule's any action alike."""
-        q, memory = self._forward(inputs)
-        action = epsilon_greedy(q[0].cpu().numpy(), epsilon * self._net.exploration.item(), rng)
-        if not self.memory_size:
-            return Act(action)
-        return Act(action, {"memory": inputs.memory}, memory.cpu().numpy())
+        """Best actions; with chance `epsilon` times the schedule's any action, all being equally likely."""
+        q, memory = self.net(*self.step_of(inputs).sequence())
+        action = epsilon_greedy(q[0].cpu().numpy(), epsilon * self.net.exploration.item(), rng)
+        return self._acted(action, {}, inputs, memory)
 
     def decide(self, step: Step) -> dict[str, Tensor]:
         """See the base class."""
-        q, memory = self._net(*step.sequence())
+        q, memory = self.net(*step.sequence())
         return {"action": q[0].argmax(1), "q": q[0], "next_memory": memory}
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:
         """The largest Q `[S]` float32."""
-        return self._forward(inputs)[0][0].amax(dim=-1).cpu().numpy()
+        return self.net(*self.step_of(inputs).sequence())[0][0].amax(dim=-1).cpu().numpy()
 
     # -------------------------------------------------------------- learning
 
     def update(self, batch: Batch) -> Update:
         """`agent.epochs` passes over `[B]` unrolls; `weights` are 1 and not looked at."""
-        config, learning = self.config, self._start_learning()
-        unrolls = learning.prepared(self._unrolls(batch.fields))
-        measured = learning.learn(
-            batch.progress,
-            lambda previous: self._targeted(unrolls, learning, previous),
-            lambda steps: self._loss(steps, learning),
+        config, learner = self.config, self.learner
+        unrolls = learner.prepared(self.stored.read(batch.fields))
+        measured = learner.learn(
+            batch.progress, lambda previous: self._targeted(unrolls, previous), self._loss
         )
         exploration = annealed(
             config.epsilon_start, config.epsilon_final, batch.progress, config.epsilon_share
         )
-        self._net.exploration.fill_(exploration)
-        metrics = learning.metrics(measured) | {"learner/epsilon": exploration} if batch.measure else {}
+        self.net.exploration.fill_(exploration)
+        metrics = learner.metrics(measured) | {"learner/epsilon": exploration} if batch.measure else {}
         return Update(priorities=None, metrics=metrics)
 
-    def _loss(
-        self, steps: TargetedSteps, learning: PassesLearning[nn.Module]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        (q,) = learning.forward(*steps.inputs)
+    def _loss(self, steps: TargetedSteps) -> tuple[Tensor, dict[str, Tensor]]:
+        (q,) = self.learner.forward(*steps.inputs)
         error = steps.target - q.gather(-1, steps.action[..., None]).squeeze(-1)
         return 0.5 * error.square().mean(), {"q_mean": q.mean(), "td_error_mean": error.abs().mean()}
 
     @torch.no_grad()
-    def _targeted(
-        self, unrolls: Unrolls, learning: PassesLearning[nn.Module], previous: TargetedSteps | None
-    ) -> TargetedSteps:
+    def _targeted(self, unrolls: Unrolls, previous: TargetedSteps | None) -> TargetedSteps:
         """The batch with the Q(lambda) returns of the weights before it.
 
         The greedy policy's value stands at each bootstrap; as in Peng's Q(lambda) an exploring action does
@@ -137,7 +127,7 @@ class PqnAgent(UnrollAgent[PqnConfig, PqnNetwork, PassesLearning[nn.Module]]):
         if previous is not None:
             return previous
         config = self.config
-        (q,) = learning.evaluated(unrolls)
+        (q,) = self.learner.evaluated(unrolls)
         rewards = config.reward_scale * policy.clip_reward(unrolls.last_reward[1:], config.reward_clip)
         outcomes = unrolls.outcomes(q.amax(dim=-1), config.gamma)
         steps = TargetedSteps(
@@ -145,7 +135,7 @@ class PqnAgent(UnrollAgent[PqnConfig, PqnNetwork, PassesLearning[nn.Module]]):
         )
         return steps if self.memory_size else steps.flattened()
 
-    # --------------------------------------------------------------- helpers
+    # ----------------------------------------------------------------- parts
 
     def _network(self) -> PqnNetwork:
         config, spec = self.config, self.spec
@@ -157,14 +147,26 @@ class PqnAgent(UnrollAgent[PqnConfig, PqnNetwork, PassesLearning[nn.Module]]):
 
         return suited(config, spec, make)
 
-    def _make_learning(self) -> PassesLearning[nn.Module]:
+    @cached_property
+    def stored(self) -> StoredUnrolls:
+        """See the base class."""
+        staggered = self.config.allowed_staleness is None
+        return StoredUnrolls(
+            self.spec,
+            self.config.unroll_steps,
+            self.net.state_size,
+            staggered=staggered,
+            device=self.device,
+        )
+
+    @cached_property
+    def learner(self) -> PassesLearner:
+        """See the base class."""
         config = self.config
         optimizer = torch.optim.RAdam(
-            self._net.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon
+            self.net.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon
         )
-        return PassesLearning(
-            config, self._net, optimizer, nn.Module(), seed=self._seed, pixels=self.spec.pixels
-        )
+        return PassesLearner(config, self.net, optimizer, seed=self.seed, pixels=self.spec.pixels)
 
 
 make = PqnAgent

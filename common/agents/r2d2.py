@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from troupe.common.agents.base import Act, Batch, Inputs, Update
-from troupe.common.agents.fitting import body_options, suited
-from troupe.common.agents.network import Step
-from troupe.common.agents.q_learning import QAgent, TargetLearning, epsilon_greedy
-from troupe.common.agents.sequences import Sequences, StoresSequences
+from troupe.common.agents.learners.target import TargetLearner
+from troupe.common.agents.network import NetworkAgent, Step, body_options, suited
+from troupe.common.agents.stored.sequences import Sequences, StoredSequences
 from troupe.common.config.fields import (
     MAX_STEPS,
-    Layers,
+    QLearningConfig,
     SequenceAgentConfig,
     Units,
     Widths,
@@ -23,14 +23,12 @@ from troupe.common.config.fields import (
     tunable,
 )
 from troupe.common.data.accumulator import PRIORITY_FLOOR
-from troupe.common.nets.q_network import RecurrentQNetwork
+from troupe.common.nets.recurrent_q import RecurrentQNetwork
+from troupe.common.rl.exploration import epsilon_greedy, epsilon_ladder
 from troupe.common.rl.sequences import mixed_priorities, n_step_q_targets
 
-if TYPE_CHECKING:
-    from troupe.common.envs import EnvSpec
 
-
-class R2d2Config(SequenceAgentConfig):
+class R2d2Config(QLearningConfig, SequenceAgentConfig):
     """Fields of `[agent]` for `algorithm = "r2d2"`; defaults are the paper's (table 2)."""
 
     reads_instructions = True
@@ -39,9 +37,7 @@ class R2d2Config(SequenceAgentConfig):
     hidden_units: Units = structural(512, "Width of the layer after a pixel torso.")
     mlp_units: Widths = structural((256,), "Widths of the mlp torso's layers.")
     lstm_units: Units = structural(512, "Width of the LSTM.")
-    lstm_layers: Layers = structural(1, "Layers of the LSTM.")
     head_units: Units = structural(512, "Width of the hidden layer of each dueling stream.")
-    see_last_step: bool = structural(True, "Feed the last action and the clipped last reward to the network.")
     n_steps: int = tunable(
         5, "Steps of reward before the bootstrap; fewer at a sequence's end.", ge=1, le=MAX_STEPS
     )
@@ -51,76 +47,51 @@ class R2d2Config(SequenceAgentConfig):
     )
     learning_rate: float = tunable(1e-4, "Step size of Adam.", gt=0)
     optimizer_epsilon: float = tunable(1e-3, "Term added to Adam's denominator.", gt=0)
-    max_grad_norm: float = tunable(
-        40.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
-    )
-    target_update_period_updates: int = tunable(2500, "Updates between copies to the target network.", ge=1)
-    epsilon_base: float = tunable(
-        0.4, "Exploration of slot i of N is base^(1 + alpha i / (N - 1)).", ge=0, le=1
-    )
-    epsilon_alpha: float = tunable(7.0, "Spread of exploration over the slots.", ge=0)
-    eval_epsilon: float = tunable(0.001, "Exploration of the evaluator.", ge=0, le=1)
 
 
-class R2d2Agent(
-    StoresSequences[R2d2Config, RecurrentQNetwork, TargetLearning[RecurrentQNetwork]],
-    QAgent[R2d2Config, RecurrentQNetwork],
-):
+class R2d2Agent(NetworkAgent):
     """Acts, stores and learns as R2D2. See `troupe.common.agents.base.Agent` for the methods' contracts."""
 
-    def __init__(self, config: R2d2Config, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(config, spec, seed=seed, device=device)
-        self._begin_storing()
+    config: R2d2Config
+    net: RecurrentQNetwork
 
     # ---------------------------------------------------------------- acting
+
+    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
+        """Ape-X's ladder, `epsilon_base ** (1 + i / (N - 1) * epsilon_alpha)`."""
+        return epsilon_ladder(self.config.epsilon_base, self.config.epsilon_alpha, indices, total_slots)
 
     @torch.inference_mode()
     def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
         """Epsilon-greedy actions; the accumulator learns the values that give initial priorities."""
-        q_values, memory = self._forward(inputs)
-        q = q_values.cpu().numpy()
+        q_values, memory = self.net(*self.step_of(inputs).sequence())
+        q = q_values[0].cpu().numpy()
         action = epsilon_greedy(q, epsilon, rng)
-        extras = {
-            "value_taken": q[np.arange(len(q)), action],
-            "value_max": q.max(axis=1),
-            "memory": inputs.memory,
-        }
-        return Act(action, extras, memory.cpu().numpy())
+        extras = {"value_taken": q[np.arange(len(q)), action], "value_max": q.max(axis=1)}
+        return self._acted(action, extras, inputs, memory)
 
     def decide(self, step: Step) -> dict[str, Tensor]:
         """See the base class."""
-        q, memory = self._net(*step.sequence())
+        q, memory = self.net(*step.sequence())
         return {"action": q[0].argmax(1), "q": q[0], "next_memory": memory}
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:
         """The largest Q `[S]` float32."""
-        return self._forward(inputs)[0].amax(dim=1).cpu().numpy()
-
-    def _forward(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """One step of the network: Q `[S, A]`, memory `[S, memory_size]`."""
-        arrays = (inputs.obs, inputs.last_action, inputs.last_reward, inputs.first)
-        q, memory = self._net(
-            *(self._to_device(array)[None] for array in arrays), self._to_device(inputs.memory)
-        )
-        return q[0], memory
-
-    def _value_targets(self, rewards: Tensor, discounts: Tensor, values: Tensor, goes_on: Tensor) -> Tensor:
-        following = values[:, :, None]  # one "action", which is the best
-        return self._targets(rewards, discounts, following, following, goes_on)
+        return self.net(*self.step_of(inputs).sequence())[0][0].amax(dim=1).cpu().numpy()
 
     # -------------------------------------------------------------- learning
 
     def update(self, batch: Batch) -> Update:
         """One step of double Q-learning on `[B]` sequences; their new priorities mix maximum and mean."""
-        learning = self._start_learning()
-        sequences = self._sequences(batch.fields, batch.lengths)
-        q, errors = self._errors(sequences, learning.target)
+        learner = self.learner
+        sequences = self.stored.read(batch.fields, batch.lengths)
+        q, errors = self._errors(sequences)
         errors = errors * sequences.counts
         # Summed over time, as in SEED: a shorter sequence weighs as much as it has steps.
         loss = (self._to_device(batch.weights) * 0.5 * errors.square().sum(dim=0)).mean()
-        norm = learning.step(loss)
-        self._net.observe(sequences.obs[self.config.burn_in_steps : -1], sequences.counts)
+        norm = learner.step(loss)
+        self.net.observe(sequences.obs[self.config.burn_in_steps : -1], sequences.counts)
         errors, counts = errors.detach(), sequences.counts.to(errors.dtype)
         priorities = mixed_priorities(errors, self.config.priority_eta, counts)
         metrics: dict[str, float] = {}
@@ -134,12 +105,12 @@ class R2d2Agent(
             }
         return Update(priorities=priorities.double().cpu().numpy() + PRIORITY_FLOOR, metrics=metrics)
 
-    def _errors(self, sequences: Sequences, target: RecurrentQNetwork) -> tuple[Tensor, Tensor]:
+    def _errors(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """Q of the actions taken, and target minus that, `[N - burn_in - 1, B]`; padding has anything."""
         burn_in = self.config.burn_in_steps
-        online_q = self._unroll(self._net, sequences)
+        online_q = self._unroll(self.net, sequences)
         with torch.no_grad():
-            target_q = self._unroll(target, sequences)
+            target_q = self._unroll(self.learner.target, sequences)
             targets = self._targets(
                 sequences.last_reward[burn_in + 1 :],
                 self.config.gamma * (~sequences.terminated[burn_in + 1 :]).to(target_q.dtype),
@@ -159,12 +130,15 @@ class R2d2Agent(
     def _targets(
         self, rewards: Tensor, discounts: Tensor, q_online: Tensor, q_target: Tensor, goes_on: Tensor
     ) -> Tensor:
-        config = self.config
-        return n_step_q_targets(
-            rewards, discounts, q_online, q_target, goes_on, config.n_steps, config.rescaling_epsilon
-        )
+        """Targets `[T, B]` of Q values `[T, B, A]` of what followed; the online network chooses."""
+        steps, epsilon = self.config.n_steps, self.config.rescaling_epsilon
+        return n_step_q_targets(rewards, discounts, q_online, q_target, goes_on, steps, epsilon)
 
-    # --------------------------------------------------------------- helpers
+    def _value_targets(self, rewards: Tensor, discounts: Tensor, values: Tensor, goes_on: Tensor) -> Tensor:
+        best = values[:, :, None]  # one "action", which is the best
+        return self._targets(rewards, discounts, best, best, goes_on)
+
+    # ----------------------------------------------------------------- parts
 
     def _network(self) -> RecurrentQNetwork:
         config, spec = self.config, self.spec
@@ -177,11 +151,23 @@ class R2d2Agent(
 
         return suited(config, spec, make)
 
-    def _optimizer(self) -> torch.optim.Optimizer:
+    @cached_property
+    def stored(self) -> StoredSequences:
+        """See the base class."""
         config = self.config
-        return torch.optim.Adam(
-            self._net.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
+        return StoredSequences(
+            config, self.spec, self.net.state_size, config.gamma, self._value_targets, self.device
         )
+
+    @cached_property
+    def learner(self) -> TargetLearner[RecurrentQNetwork]:
+        """See the base class."""
+        config = self.config
+        optimizer = torch.optim.Adam(
+            self.net.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
+        )
+        period = config.target_update_period_updates
+        return TargetLearner(self.net, optimizer, config.max_grad_norm, period_updates=period)
 
 
 make = R2d2Agent

@@ -9,21 +9,23 @@ does (Kapturowski et al. 2019).
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from troupe.common.agents.base import Batch, Update
-from troupe.common.agents.sequences import Sequences, StoresSequences
-from troupe.common.agents.soft_agent import SoftAgent, SoftLearning
-from troupe.common.agents.transitions import StoresTransitions, Transitions
+from troupe.common.agents.base import Act, Batch, Inputs, Update
+from troupe.common.agents.learners.target import TargetLearner
+from troupe.common.agents.network import NetworkAgent, Step, network_inputs, suited
+from troupe.common.agents.policies import drawn
+from troupe.common.agents.stored.sequences import Sequences, StoredSequences
+from troupe.common.agents.stored.transitions import StoredTransitions, Transitions
 from troupe.common.config.fields import (
     POLICY_GAIN,
-    Layers,
     SequenceAgentConfig,
     Units,
     UnitsOrNone,
@@ -32,12 +34,18 @@ from troupe.common.config.fields import (
     tunable,
 )
 from troupe.common.data.accumulator import PRIORITY_FLOOR
-from troupe.common.data.schema import FieldSpec
+from troupe.common.errors import ConfigError
 from troupe.common.nets.soft_actor_critic import SoftActorCritic
+from troupe.common.rl import policy
+from troupe.common.rl.distributions import Categorical, MultiCategorical, TanhNormal
+from troupe.common.rl.policy_losses import Multiplier
 from troupe.common.rl.sequences import mixed_priorities, n_step_returns
 
 if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
+
+DISCRETE_SHARE = 0.98
+"""Of the largest entropy over several actions: the target (Christodoulou 2019, section 5)."""
 
 
 class SacConfig(SequenceAgentConfig):
@@ -52,7 +60,6 @@ class SacConfig(SequenceAgentConfig):
     lstm_units: UnitsOrNone = structural(
         0, "Width of an LSTM, shared by policy and critics; with it items are sequences. 0: no memory."
     )
-    lstm_layers: Layers = structural(1, "Layers of the LSTM.")
     see_last_step: bool = structural(True, "Feed the last action and the clipped last reward to the LSTM.")
     normalize_vectors: bool = structural(
         False, "The network sees vectors minus their running mean, divided by their deviation, clipped at 10."
@@ -107,80 +114,107 @@ class SacConfig(SequenceAgentConfig):
         return self
 
 
-class SacAgent(StoresTransitions[SacConfig, SoftActorCritic, SoftLearning], SoftAgent):
-    """Acts, stores and learns as SAC without memory. See `troupe.common.agents.base.Agent`."""
+class SacAgent(NetworkAgent):
+    """Acts, stores and learns as SAC. See `troupe.common.agents.base.Agent` for the methods' contracts."""
+
+    config: SacConfig
+    net: SoftActorCritic
 
     def __init__(self, config: SacConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        self.policy = _distribution(config, spec)
         super().__init__(config, spec, seed=seed, device=device)
-        self.fields = _bounded(self.fields, spec)
 
-    @property
-    def n_steps(self) -> int:
+    # ---------------------------------------------------------------- acting
+
+    @torch.inference_mode()
+    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        """Actions drawn from the policy with chance `epsilon`, else its most likely ones."""
+        features, memory = self._seen(inputs)
+        params = self.net.policy(features)
+        action = drawn(self.policy, params.cpu().numpy(), epsilon, rng)
+        taken = self._q_taken(features, self._to_device(action)).amin(0)
+        value = self._value(features, params, taken)
+        extras = {"value_taken": taken.cpu().numpy(), "value_max": value.cpu().numpy()}
+        return self._acted(action, extras, inputs, memory)
+
+    def decide(self, step: Step) -> dict[str, Tensor]:
         """See the base class."""
-        return self.config.n_steps
+        features, memory = self.net.remember(*step.sequence())
+        params = self.net.policy(features[0])
+        return {"action": self.policy.best(params), "policy": params, "next_memory": memory}
+
+    @torch.inference_mode()
+    def values(self, inputs: Inputs) -> np.ndarray:
+        """Reward and entropy to come, `[S]` float32, from the policy's most likely action on."""
+        features, _ = self._seen(inputs)
+        params = self.net.policy(features)
+        best = self._to_device(self.policy.mode(params.cpu().numpy()))
+        return self._value(features, params, self._q_taken(features, best).amin(0)).cpu().numpy()
+
+    def _seen(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """One step of the network: features `[S, F]`, memory `[S, memory_size]`."""
+        features, memory = self.net.remember(*self.step_of(inputs).sequence())
+        return features[0], memory
+
+    def _value(self, features: Tensor, params: Tensor, q: Tensor) -> Tensor:
+        """The soft value `[S]`, of real numbers with `q` of one action in the place of the mean over all."""
+        if self.spec.actions.count:
+            q = _mean_q(self.net, features, params)
+        return q + self.net.entropy_cost.value().to(q.device) * self.policy.entropy(params)
+
+    # -------------------------------------------------------------- learning
 
     def update(self, batch: Batch) -> Update:
-        """One step on `[B]` items; new priorities are the critics' mean `|TD error|`."""
-        learning = self._start_learning()
-        transitions = self._transitions(batch.fields)
-        loss, measured, errors = self._judged(transitions, self._to_device(batch.weights), learning)
-        metrics = self._descend(loss, measured, learning, batch.measure)
-        self._net.observe(transitions.obs)
+        """One step on `[B]` items; new priorities are of the critics' mean `|TD error|`."""
+        if isinstance(self.stored, StoredSequences):
+            return self._update_on_sequences(self.stored.read(batch.fields, batch.lengths), batch)
+        transitions = self.stored.read(batch.fields)
+        loss, measured, errors = self._judged(transitions, self._to_device(batch.weights))
+        metrics = self._descend(loss, measured, batch.measure)
+        self.net.observe(transitions.obs)
         return Update(errors.abs().mean(0).double().cpu().numpy() + PRIORITY_FLOOR, metrics)
 
-    def _judged(
-        self, transitions: Transitions, weights: Tensor, learning: SoftLearning
-    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """See `SoftAgent._loss`."""
-        shape = 2, len(transitions.obs), self.draws
-        noise, next_noise = learning.noise(*shape).to(weights.device)
-        targets = self._targets(transitions, next_noise, learning.target)
-        return self._loss(self._net.encode(transitions.obs), transitions.action, targets, weights, noise)
+    def _judged(self, transitions: Transitions, weights: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """See `_loss`."""
+        noise, next_noise = self._noise(2, len(transitions.obs), self.draws).to(weights.device)
+        targets = self._targets(transitions, next_noise)
+        return self._loss(self.net.encode(transitions.obs), transitions.action, targets, weights, noise)
 
     @torch.no_grad()
-    def _targets(self, transitions: Transitions, noise: Tensor, target: SoftActorCritic) -> Tensor:
+    def _targets(self, transitions: Transitions, noise: Tensor) -> Tensor:
         """`r + discount V(s')` `[B]`."""
-        following = transitions.next_obs
-        seen = self._net.encode(following) if target.values is None else None
+        following, target = transitions.next_obs, self.learner.target
+        seen = self.net.encode(following) if target.values is None else None
         value = self._value_after(target, target.encode(following), seen, noise)
         return transitions.reward + transitions.discount * value
 
-
-class RecurrentSacAgent(StoresSequences[SacConfig, SoftActorCritic, SoftLearning], SoftAgent):
-    """Acts, stores and learns as SAC with memory. See `troupe.common.agents.base.Agent` for the contracts."""
-
-    def __init__(self, config: SacConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(config, spec, seed=seed, device=device)
-        self._begin_storing()
-        self.fields = _bounded(self.fields, spec)
-
-    def update(self, batch: Batch) -> Update:
+    def _update_on_sequences(self, sequences: Sequences, batch: Batch) -> Update:
         """One step on `[B]` sequences; their new priorities mix maximum and mean of the critics' errors.
 
         All steps of a batch that are learned from count alike, so that losses are on the scale of those
         without memory.
         """
-        learning = self._start_learning()
-        sequences = self._sequences(batch.fields, batch.lengths)
-        counts, burn_in = sequences.counts, self.config.burn_in_steps
+        counts, burn_in, learner = sequences.counts, self.config.burn_in_steps, self.learner
         if not counts.any():  # what no accumulator makes
             return Update(np.full(len(batch.weights), PRIORITY_FLOOR), {})
-        noise, next_noise = learning.noise(2, *counts.shape, self.draws).to(counts.device)
-        features, _ = self._net.remember(*sequences.burned_in(self._net, burn_in))
-        targets = self._targets(sequences, features.detach(), next_noise, learning.target)
+        noise, next_noise = self._noise(2, *counts.shape, self.draws).to(counts.device)
+        features, _ = self.net.remember(*sequences.burned_in(self.net, burn_in))
+        targets = self._sequence_targets(sequences, features.detach(), next_noise, learner.target)
         actions = sequences.last_action[burn_in + 1 :]
         importance = self._to_device(batch.weights).expand(counts.shape)
         steps = features[:-1], actions, targets, importance, noise
         loss, measured, errors = self._loss(*(part[counts] for part in steps))
-        metrics = self._descend(loss, measured, learning, batch.measure)
-        self._net.observe(sequences.obs[burn_in:-1][counts])
+        metrics = self._descend(loss, measured, batch.measure)
+        self.net.observe(sequences.obs[burn_in:-1][counts])
         sizes = torch.zeros_like(targets)
         sizes[counts] = errors.abs().mean(0)
         priorities = mixed_priorities(sizes, self.config.priority_eta, counts)
         return Update(priorities.double().cpu().numpy() + PRIORITY_FLOOR, metrics)
 
     @torch.no_grad()
-    def _targets(self, sequences: Sequences, seen: Tensor, noise: Tensor, target: SoftActorCritic) -> Tensor:
+    def _sequence_targets(
+        self, sequences: Sequences, seen: Tensor, noise: Tensor, target: SoftActorCritic
+    ) -> Tensor:
         """n-step returns `[T, B]`, `seen` `[T + 1, B, F]` being features of the network that learns."""
         burn_in, shape = self.config.burn_in_steps, sequences.counts.shape
         by_target, _ = target.remember(*sequences.burned_in(target, burn_in))
@@ -192,17 +226,205 @@ class RecurrentSacAgent(StoresSequences[SacConfig, SoftActorCritic, SoftLearning
     def _value_targets(self, rewards: Tensor, discounts: Tensor, values: Tensor, goes_on: Tensor) -> Tensor:
         return n_step_returns(rewards, discounts, values, goes_on, self.config.n_steps)
 
+    def _loss(
+        self, features: Tensor, action: Tensor, targets: Tensor, weights: Tensor, noise: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """One loss for everything: no gradient crosses from one part to another. Errors are `[n, M]`.
 
-def _bounded(fields: tuple[FieldSpec, ...], spec: EnvSpec) -> tuple[FieldSpec, ...]:
-    """`fields` with real numbers as tanh gives them: nothing is beyond."""
-    if not spec.actions.reals:
-        return fields
-    return tuple(replace(each, bounds=(-1.0, 1.0)) if each.name == "action" else each for each in fields)
+        Args:
+          features: `[M, F]`, what the network makes of the observations.
+          action: `[M, ...]`, what was done at them.
+          targets: `[M]`, what its Q should be.
+          weights: `[M]`, importance.
+          noise: `[M, draws]`, of a standard normal, for the policy's own actions.
+        """
+        net, cost = self.net, self._cost
+        params = net.policy(features.detach())
+        with net.critics_fixed():
+            value, entropy = self._soft_value(net, features.detach(), params, noise)
+        policy_loss = -(weights * value).mean()
+        errors = targets - self._q_taken(features, action)
+        critic_loss = 0.5 * (weights * errors.square()).mean(1).sum()
+        loss = policy_loss + critic_loss + net.entropy_cost.adjustment(entropy.mean())
+        if net.values is not None:
+            loss = loss + 0.5 * (weights * (value.detach() - net.value(features)).square()).mean()
+        measured = {
+            "loss": loss,
+            "critic_loss": critic_loss,
+            "policy_loss": policy_loss,
+            "entropy": entropy.mean(),
+            "entropy_cost": cost,
+            "q_mean": (targets - errors).mean(),
+            "td_error_mean": errors.abs().mean(),
+        }
+        return loss, measured, errors.detach()
+
+    def _descend(self, loss: Tensor, measured: dict[str, Tensor], measure: bool) -> dict[str, float]:
+        """One step down the gradient; what was measured, if it is wanted."""
+        norm = self.learner.step(loss)
+        if not measure:
+            return {}
+        return {f"learner/{name}": value.item() for name, value in (measured | {"grad_norm": norm}).items()}
+
+    def _value_after(
+        self, target: SoftActorCritic, seen_by_target: Tensor, seen: Tensor | None, noise: Tensor
+    ) -> Tensor:
+        """The targets' V `[M]` (Haarnoja et al. 2019, equations 3 and 5; of 2018 with a value function).
+
+        `seen` are features of the network that learns, for its policy; nothing looks at them where there is a
+        value function.
+        """
+        if target.values is not None:
+            return target.value(seen_by_target)
+        assert seen is not None
+        return self._soft_value(target, seen_by_target, self.net.policy(seen), noise)[0]
+
+    def _q_taken(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Each critic's Q `[n, B]` of actions `[B, ...]`."""
+        if not self.spec.actions.count:
+            return self.net.q(features, actions)
+        q = self.net.q(features)
+        return q.gather(2, actions[:, None].expand(len(q), -1, -1)).squeeze(2)
+
+    def _soft_value(
+        self, critics: SoftActorCritic, features: Tensor, params: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`E_a[min Q(s, a) - cost log pi(a|s)]` and the entropy, `[B]`: exact, or of one action drawn.
+
+        Of several choices the entropy is exact; see `_mean_q_of_several`.
+        """
+        cost = self._cost
+        if isinstance(self.policy, Categorical):
+            entropy = policy.entropy(params)
+            return _mean_q(critics, features, params) + cost * entropy, entropy
+        if isinstance(self.policy, MultiCategorical):
+            entropy = self.policy.entropy(params)
+            return _mean_q_of_several(critics, features, self.policy, params, noise) + cost * entropy, entropy
+        action, log_prob = self.policy.reparametrized(params, noise)
+        return critics.q(features, action).amin(0) - cost * log_prob, -log_prob
+
+    def _noise(self, *shape: int) -> Tensor:
+        """Draws of a standard normal, which a resumed run repeats."""
+        return torch.randn(shape, generator=self.learner.generator)
+
+    # ----------------------------------------------------------------- parts
+
+    @property
+    def draws(self) -> int:
+        """Draws of a standard normal that one action of the policy takes where learning draws it."""
+        return 0 if self.spec.actions.count else self.spec.actions.encoded_size
+
+    @property
+    def _cost(self) -> Tensor:
+        """What a nat of entropy is worth now."""
+        return self.net.entropy_cost.value().detach()
+
+    def _network(self) -> SoftActorCritic:
+        config, spec = self.config, self.spec
+
+        def make(torso: str) -> SoftActorCritic:
+            return SoftActorCritic(
+                *(spec.seen_shape, spec.actions, torso),
+                policy_size=self.policy.size,
+                critics=config.critics,
+                values=config.bootstrap == "v",
+                hidden_units=config.hidden_units,
+                mlp_units=config.mlp_units,
+                lstm_units=config.lstm_units,
+                lstm_layers=config.lstm_layers,
+                see_last_step=config.see_last_step,
+                inputs=network_inputs(config, spec, vectors=config.normalize_vectors),
+                entropy_cost=_entropy_cost(config, spec),
+            )
+
+        return suited(config, spec, make)
+
+    @cached_property
+    def stored(self) -> StoredTransitions | StoredSequences:
+        """See the base class: sequences where the network has memory."""
+        config, spec = self.config, self.spec
+        bounds = (-1.0, 1.0) if spec.actions.reals else None  # as tanh gives them: nothing is beyond
+        if not config.lstm_units:
+            return StoredTransitions(spec, config.n_steps, config.gamma, self.device, bounds)
+        return StoredSequences(
+            *(config, spec, self.net.state_size, config.gamma, self._value_targets, self.device, bounds)
+        )
+
+    @cached_property
+    def learner(self) -> TargetLearner[SoftActorCritic]:
+        """See the base class; nothing is asked of the target's policy."""
+        config, net = self.config, self.net
+        policy_rate = config.policy_learning_rate or config.learning_rate
+        of_policy = {id(each) for each in net.policy.parameters()}
+        groups: list[dict[str, Any]] = [
+            {"params": [each for each in net.parameters() if id(each) not in of_policy]},
+            {"params": list(net.policy.parameters()), "lr": policy_rate},
+        ]
+        optimizer = torch.optim.Adam(
+            groups, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True
+        )
+        return TargetLearner(
+            net,
+            optimizer,
+            config.max_grad_norm,
+            period_updates=config.target_update_period_updates,
+            tau=config.tau,
+            draws="noise",
+            seed=self.seed,
+        )
 
 
-def make(
-    config: SacConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu"
-) -> SacAgent | RecurrentSacAgent:
-    """What the registry calls."""
-    kind = RecurrentSacAgent if config.lstm_units else SacAgent
-    return kind(config, spec, seed=seed, device=device)
+def _mean_q(critics: SoftActorCritic, features: Tensor, params: Tensor) -> Tensor:
+    """The mean Q `[B]` of one choice of several, each the least that a critic says, drawn from a policy."""
+    return (params.softmax(1) * critics.q(features).amin(0)).sum(1)
+
+
+def _mean_q_of_several(
+    critics: SoftActorCritic, features: Tensor, policy: MultiCategorical, params: Tensor, noise: Tensor
+) -> Tensor:
+    """An unbiased estimate of the mean Q `[B]` of several choices, and of its gradient by `params`.
+
+    An action is drawn. Of each number all values are tried beside the others as they were drawn, so that its
+    expectation is exact (Titsias & Lazaro-Gredilla 2015). Each of these is the mean Q; the gradients add up.
+    """
+    actions = policy.drawn(params.detach(), noise)
+    means = []
+    for number, chances in enumerate(policy.chances(params)):
+        count = chances.shape[1]
+        tried = actions.repeat_interleave(count, dim=0)
+        tried[:, number] = torch.arange(count, device=tried.device).repeat(len(actions))
+        with torch.no_grad():
+            q = critics.q(features.repeat_interleave(count, dim=0), tried).amin(0)
+        means.append((chances * q.unflatten(0, chances.shape)).sum(1))
+    each = torch.stack(means)
+    return each.detach().mean(0) + (each - each.detach()).sum(0)
+
+
+def _distribution(config: SacConfig, spec: EnvSpec) -> Categorical | MultiCategorical | TanhNormal:
+    """Over the actions; ConfigError where they are neither choices nor real numbers with bounds."""
+    actions = spec.actions
+    if actions.count:
+        return Categorical(actions.count)
+    if not actions.reals:
+        return MultiCategorical(actions.choices)
+    if actions.choices or not all(actions.bounded):
+        raise ConfigError(
+            "sac needs an action of choices, or of real numbers with two bounds each; that "
+            f"of {spec.id} is {actions}: take --agent.algorithm policy_gradient"
+        )
+    return TanhNormal(actions.reals, "softplus", config.deviation_floor, config.deviation_start)
+
+
+def _entropy_cost(config: SacConfig, spec: EnvSpec) -> Multiplier:
+    target: float | None = None
+    if config.adjust_entropy_cost:
+        target = config.target_entropy
+        if target is None:
+            choices = spec.actions.choices
+            target = DISCRETE_SHARE * sum(map(math.log, choices)) if choices else -float(spec.actions.reals)
+    speed = config.entropy_cost_adjustment_speed
+    return Multiplier(config.entropy_cost, target, at_most=False, speed=speed)
+
+
+make = SacAgent
+"""What the registry calls."""

@@ -1,16 +1,25 @@
-"""Between numpy, which everything outside an agent speaks, and torch."""
+"""Between numpy, which everything outside an agent speaks, and torch on its devices."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from troupe.common.errors import ConfigError
 
 
 def shared_tensor(array: np.ndarray) -> Tensor:
     """A tensor in the array's own memory, which may be read-only not to be written to."""
     # `from_numpy` warns of memory that must not be written to, which nobody does.
     return torch.from_dlpack(array)
+
+
+def on_device(array: np.ndarray, device: torch.device | str) -> Tensor:
+    """The array as a tensor there: in its own memory on the CPU, else a copy that is under way."""
+    return shared_tensor(array).to(device, non_blocking=True)
 
 
 def module_arrays(module: nn.Module) -> dict[str, np.ndarray]:
@@ -56,3 +65,18 @@ def load_optimizer(optimizer: torch.optim.Optimizer, arrays: dict[str, np.ndarra
             value = torch.empty_like(like, dtype=value.dtype).copy_(value)
         state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def check_device(device: str, name: str = "learner.device") -> None:
+    """Refuse a device of torch, `cpu`, `cuda` or `cuda:N`, that is not on this machine; `name` gave it."""
+    if device == "cpu":
+        return
+    if not re.fullmatch(r"cuda(:\d+)?", device):
+        raise ConfigError(f"{name} should be cpu, cuda or cuda:N, not {device!r}")
+    if not torch.cuda.is_available():
+        raise ConfigError(f"{name} is {device!r} but torch finds no CUDA; use cpu")
+    number = int(device.partition(":")[2] or 0)
+    if number >= torch.cuda.device_count():
+        raise ConfigError(
+            f"{name} is {device!r} but there are {torch.cuda.device_count()} GPUs, counted from 0"
+        )

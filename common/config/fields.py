@@ -206,9 +206,34 @@ class PixelAgentConfig(AgentConfig):
     normalize_pixels_frames: int = tunable(
         2_000_000, "Frames learned from after which mean and deviation stay as they are.", ge=1
     )
+    eval_epsilon: float = tunable(0.0, "Exploration of the evaluator.", ge=0, le=1)
 
 
-class SequenceAgentConfig(PixelAgentConfig):
+class RecurrentAgentConfig(PixelAgentConfig):
+    """Base of the algorithms whose network is a torso, possibly an LSTM, and heads."""
+
+    hidden_units: Units = structural(256, "Width of the layer after a pixel torso.")
+    mlp_units: Widths = structural((64, 64), "Widths of the mlp torso's layers.")
+    lstm_units: UnitsOrNone = structural(0, "Width of the LSTM; 0 = no memory.")
+    lstm_layers: Layers = structural(1, "Layers of the LSTM.")
+    see_last_step: bool = structural(True, "Feed the last action and the clipped last reward to the network.")
+
+
+class QLearningConfig(PixelAgentConfig):
+    """Base of the algorithms that learn Q values against a target network; defaults as of Ape-X and R2D2."""
+
+    max_grad_norm: float = tunable(
+        40.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
+    )
+    target_update_period_updates: int = tunable(2500, "Updates between copies to the target network.", ge=1)
+    epsilon_base: float = tunable(
+        0.4, "Exploration of slot i of N is base^(1 + alpha i / (N - 1)).", ge=0, le=1
+    )
+    epsilon_alpha: float = tunable(7.0, "Spread of exploration over the slots.", ge=0)
+    eval_epsilon: float = tunable(0.001, "Exploration of the evaluator.", ge=0, le=1)
+
+
+class SequenceAgentConfig(RecurrentAgentConfig):
     """Base of the algorithms that learn from replayed sequences: which; defaults are R2D2's (table 2)."""
 
     sequence_steps: StepCount = structural(80, "Most steps of a sequence that are learned from.")
@@ -237,7 +262,7 @@ class SequenceAgentConfig(PixelAgentConfig):
         return self
 
 
-class PolicyConfig(PixelAgentConfig):
+class PolicyConfig(RecurrentAgentConfig):
     """Base of the algorithms that learn a policy: how it draws the real numbers of an action."""
 
     takes_any_action = True
@@ -258,6 +283,9 @@ class PolicyConfig(PixelAgentConfig):
     policy_gain: float = structural(0.01, POLICY_GAIN, ge=0, le=100)
     deviation_of_input: bool = structural(
         False, "Deviations depend on what the network sees; false: each is a parameter by itself."
+    )
+    eval_epsilon: float = tunable(
+        1.0, "Chance that the evaluator draws from the policy instead of taking its best action.", ge=0, le=1
     )
 
     @model_validator(mode="after")

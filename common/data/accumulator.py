@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from troupe.common.data.schema import Chunk, FieldSpec
+from troupe.common.data.schema import Chunk, FieldSpec, SlotStep
 from troupe.common.spaces import ActionSpec
 
 PRIORITY_FLOOR = 1e-6
@@ -14,7 +12,12 @@ PRIORITY_FLOOR = 1e-6
 
 
 def n_step_fields(
-    obs_shape: tuple[int, ...], obs_dtype: str, stack: int, n_steps: int, actions: ActionSpec | None = None
+    obs_shape: tuple[int, ...],
+    obs_dtype: str,
+    stack: int,
+    n_steps: int,
+    actions: ActionSpec | None = None,
+    action_bounds: tuple[float, float] | None = None,
 ) -> tuple[FieldSpec, ...]:
     """Fields of an n-step item: everything that a Q-learning update needs, each observation stored once.
 
@@ -24,6 +27,7 @@ def n_step_fields(
       stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
       n_steps: steps over which rewards are summed.
       actions: what is chosen; None: one of several, not known how many.
+      action_bounds: least and largest number of an action; None: those of `actions`.
 
     Returns:
       `obs`: an item sees `stack - 1 + 1 + n` single frames (or `1 + n` whole observations), so that the
@@ -37,17 +41,17 @@ def n_step_fields(
         obs = FieldSpec("obs", obs_dtype, obs_shape, before=0, after=n_steps)
     return (
         obs,
-        _action_field(actions),
+        _action_field(actions, action_bounds),
         FieldSpec("reward", "float32", ()),
         FieldSpec("discount", "float32", (), bounds=(0, 1)),
         FieldSpec("bootstrap_steps", "uint8", (), bounds=(1, n_steps)),
     )
 
 
-def _action_field(actions: ActionSpec | None) -> FieldSpec:
+def _action_field(actions: ActionSpec | None, bounds: tuple[float, float] | None) -> FieldSpec:
     if actions is None:
         return FieldSpec("action", "int32", ())
-    return FieldSpec("action", actions.stored_dtype, actions.shape, bounds=actions.limits)
+    return FieldSpec("action", actions.stored_dtype, actions.shape, bounds=bounds or actions.limits)
 
 
 class NStepAccumulator:
@@ -94,46 +98,22 @@ class NStepAccumulator:
         for kept in self._per_step:
             kept.clear()
 
-    def add(
-        self,
-        action: int | list[float] | np.ndarray,
-        reward: float,
-        extras: Mapping[str, float],
-        next_obs: np.ndarray,
-        terminated: bool,
-        truncated: bool,
-        final_value: float = 0.0,
-        version: int = 0,
-    ) -> list[Chunk]:
-        """Append one step and return the chunks that it completed.
+    def add(self, step: SlotStep) -> list[Chunk]:
+        """Appends a step and returns the chunks that it completed.
 
-        Args:
-          action: what was done at the newest observation, a number (or any array, if its dtype is stored).
-          reward: what it earned, clipped as the learner should see it.
-          extras: `value_taken`, Q of that action at that observation, and `value_max`, the largest Q there.
-          next_obs: the observation that followed; at an episode's end the true last one. Copied.
-          terminated: the episode ended and nothing follows: no bootstrap.
-          truncated: the episode was cut: bootstrap from `final_value`.
-          final_value: the largest Q at `next_obs`, needed only when truncated.
-          version: parameter version that chose the action; a chunk carries that of its first step.
-
-        After `terminated` or `truncated` call `start` before the next `add`.
+        Its extras are `value_taken`, Q of the action at the observation, and `value_max`, the largest Q
+        there. A chunk carries the version of its first step. After the end of an episode call `start`
+        before the next `add`.
         """
-        self._actions.append(action)
-        self._rewards.append(reward)
-        self._taken.append(extras["value_taken"])
-        self._max.append(extras["value_max"])
-        self._frames.append((next_obs[-1] if self._stack else next_obs).copy())
-        self._versions.append(version)
-        if terminated or truncated:
-            return [
-                self._cut(
-                    len(self._actions),
-                    bootstrap=0.0 if terminated else final_value,
-                    ended=True,
-                    terminated=terminated,
-                )
-            ]
+        self._actions.append(step.action)
+        self._rewards.append(step.reward)
+        self._taken.append(step.extras["value_taken"])
+        self._max.append(step.extras["value_max"])
+        self._frames.append((step.next_obs[-1] if self._stack else step.next_obs).copy())
+        self._versions.append(step.version)
+        if step.terminated or step.truncated:
+            bootstrap = 0.0 if step.terminated else step.final_value
+            return [self._cut(len(self._actions), bootstrap, ended=True, terminated=step.terminated)]
         if len(self._actions) == self._chunk_steps + self._n:
             return [self._cut(self._chunk_steps)]
         return []

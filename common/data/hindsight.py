@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from troupe.common.data.accumulator import NStepAccumulator
-from troupe.common.data.schema import Chunk
+from troupe.common.data.schema import Chunk, SlotStep
 
 
 class Goals(Protocol):
@@ -63,25 +62,14 @@ class HindsightAccumulator:
         self._inner.start(obs)
         self._begin(obs)
 
-    def add(
-        self,
-        action: int | list[float],
-        reward: float,
-        extras: Mapping[str, float],
-        next_obs: np.ndarray,
-        terminated: bool,
-        truncated: bool,
-        final_value: float = 0.0,
-        version: int = 0,
-    ) -> list[Chunk]:
+    def add(self, step: SlotStep) -> list[Chunk]:
         """Relabelled chunks come at the end of an episode, or of a window."""
-        rest = (next_obs, terminated, truncated, final_value, version)
-        chunks = self._seen(self._inner.add(action, reward, extras, *rest))
-        self._actions.append(action)
-        self._obs.append(next_obs.copy())
-        self._terminated.append(terminated)
-        self._versions.append(version)
-        if terminated or truncated or len(self._actions) == self._window_steps:
+        chunks = self._seen(self._inner.add(step))
+        self._actions.append(step.action)
+        self._obs.append(step.next_obs.copy())
+        self._terminated.append(step.terminated)
+        self._versions.append(step.version)
+        if step.terminated or step.truncated or len(self._actions) == self._window_steps:
             chunks += self._relabelled()
         return chunks
 
@@ -95,7 +83,7 @@ class HindsightAccumulator:
 
     def _begin(self, obs: np.ndarray) -> None:
         self._obs = [obs.copy()]
-        self._actions: list[int | list[float]] = []
+        self._actions: list[Any] = []
         self._terminated: list[bool] = []
         self._versions: list[int] = []
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -117,6 +118,27 @@ class Chunk:
     def items(self) -> Items:
         """The chunk's own items."""
         return Items(self.offsets, self.lengths, self.priorities)
+
+
+class SlotStep(NamedTuple):
+    """One step of one slot, as an accumulator takes it. A tuple: there are thousands of them a second."""
+
+    action: int | list[float] | NDArray
+    """What was done at the newest observation: a number, or a row of `troupe.common.spaces.ActionSpec`."""
+    reward: float
+    """What it earned, clipped as the learner should see it."""
+    extras: Mapping[str, Any]
+    """What the agent's `act` said of this step; the accumulator says which names it asks for."""
+    next_obs: NDArray
+    """The observation that followed, the episode's true last one where it ended. It is copied."""
+    terminated: bool = False
+    """The episode ended and nothing follows, so there is no bootstrap."""
+    truncated: bool = False
+    """The episode was cut off, so the bootstrap is `final_value`."""
+    final_value: float = 0.0
+    """The value of `next_obs`, needed only where the episode was cut off."""
+    version: int = 0
+    """Version of the parameters that chose the action."""
 
 
 def as_array(name: str, values: ArrayLike, dtype: str | None = None) -> NDArray:

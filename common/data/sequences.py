@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from troupe.common.data.schema import Chunk, FieldSpec
+from troupe.common.data.schema import Chunk, FieldSpec, SlotStep
 from troupe.common.data.unrolls import RUNNING, TERMINATED, TRUNCATED, split_memory
 from troupe.common.spaces import ActionSpec
 
@@ -65,6 +65,7 @@ def sequence_fields(
     actions: ActionSpec,
     period: int,
     memory_size: int,
+    action_bounds: tuple[float, float] | None = None,
 ) -> tuple[FieldSpec, ...]:
     """Fields of sequences; each observation is stored once for all sequences of a chunk.
 
@@ -75,6 +76,7 @@ def sequence_fields(
       actions: what is chosen.
       period: steps between the beginnings of two sequences.
       memory_size: width of the agent's recurrent state.
+      action_bounds: least and largest number of an action; None: those of `actions`.
 
     Returns:
       `obs` of the steps and of the one after them, the true last one at an episode's end; `action` int32 or
@@ -91,7 +93,9 @@ def sequence_fields(
         obs = FieldSpec("obs", obs_dtype, obs_shape, after=1, compress=compress)
     return (
         obs,
-        FieldSpec("action", actions.stored_dtype, actions.shape, before=1, bounds=actions.limits),
+        FieldSpec(
+            "action", actions.stored_dtype, actions.shape, before=1, bounds=action_bounds or actions.limits
+        ),
         FieldSpec("reward", "float32", (), before=1),
         FieldSpec("ended", "uint8", (), before=1, bounds=(RUNNING, BETWEEN)),
         FieldSpec("memory", "float32", (-(-memory_size // period),), after=period - 1),
@@ -101,7 +105,7 @@ def sequence_fields(
 class _Row(NamedTuple):
     """A step, and what was known when it was chosen."""
 
-    action: int | list[float]
+    action: int | list[float] | np.ndarray
     reward: float = 0.0
     ended: int = TERMINATED
     taken: float = 0.0
@@ -169,43 +173,24 @@ class SequenceAccumulator:
         self._rows += [link] * len(frames)
         self._frames += frames
 
-    def add(
-        self,
-        action: int | list[float],
-        reward: float,
-        extras: Mapping[str, Any],
-        next_obs: np.ndarray,
-        terminated: bool,
-        truncated: bool,
-        final_value: float = 0.0,
-        version: int = 0,
-    ) -> list[Chunk]:
-        """Append one step and return the chunks that it completed.
+    def add(self, step: SlotStep) -> list[Chunk]:
+        """Appends a step and returns the chunks that it completed.
 
-        Args:
-          action: what was done at the newest observation.
-          reward: what it earned.
-          extras: `value_taken`, Q of that action, `value_max`, the largest Q, and `memory` `[memory_size]`
-            from before the step.
-          next_obs: the observation that followed; at an episode's end the true last one. Copied.
-          terminated: the episode ended and nothing follows.
-          truncated: the episode was cut; `final_value` is the largest Q at `next_obs`.
-          final_value: see there.
-          version: parameter version that chose the action; a chunk carries that of its first step.
-
-        After `terminated` or `truncated` call `start` before the next `add`.
+        Its extras are `value_taken`, Q of the action, `value_max`, the largest Q, and `memory`
+        `[memory_size]` from before the step. A chunk carries the version of its first step. After the end
+        of an episode call `start` before the next `add`.
         """
         # Where a sequence begins (`Layout.begin`), and only there, the memory is stored; at step 0 it is
         # empty.
         now = self._known
         if now and (now + self._layout.burn_in) % self._layout.period == 0:
-            self._memories[now] = np.array(extras["memory"], np.float32)
-        ended = TERMINATED if terminated else TRUNCATED if truncated else RUNNING
-        taken, best = extras["value_taken"], extras["value_max"]
-        self._rows.append(_Row(action, reward, ended, taken, best, version))
-        self._frames.append((next_obs[-1] if self._stack else next_obs).copy())
+            self._memories[now] = np.array(step.extras["memory"], np.float32)
+        ended = TERMINATED if step.terminated else TRUNCATED if step.truncated else RUNNING
+        taken, best = step.extras["value_taken"], step.extras["value_max"]
+        self._rows.append(_Row(step.action, step.reward, ended, taken, best, step.version))
+        self._frames.append((step.next_obs[-1] if self._stack else step.next_obs).copy())
         if ended:
-            self._final_value = 0.0 if terminated else final_value
+            self._final_value = 0.0 if step.terminated else step.final_value
             if not self._across:
                 return self._last()
         chunks = []

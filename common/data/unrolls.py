@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from troupe.common.data.schema import Chunk, FieldSpec
+from troupe.common.data.schema import Chunk, FieldSpec, SlotStep
 from troupe.common.spaces import ActionSpec
 
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
 """Values of the field `ended`."""
-Row = tuple[int | list[float], float, int]
+Row = tuple[int | list[float] | np.ndarray, float, int]
 """Action, reward and ending of a step."""
 
 
@@ -154,43 +153,27 @@ class UnrollAccumulator:
         if self._stack and not obs[:-1].any():
             self._real[-1] = 1
 
-    def add(
-        self,
-        action: int | list[float],
-        reward: float,
-        extras: Mapping[str, Any],
-        next_obs: np.ndarray,
-        terminated: bool,
-        truncated: bool,
-        final_value: float = 0.0,
-        version: int = 0,
-    ) -> list[Chunk]:
-        """Append one step and return the unroll that the step before it completed, if any.
+    def add(self, step: SlotStep) -> list[Chunk]:
+        """Appends a step and returns the unroll that the step before it completed, if any.
 
         An unroll ends with the observation *after* its last step. Where that step ended the episode, this is
         the first one of the next, which `start` brings: so an unroll is handed out one step later.
 
-        Args:
-          action: what was done at the newest observation.
-          reward: what it earned.
-          extras: `behaviour` `[P]` of the policy that chose, if any; `features` `[F]` that it chose by and
-            `value` of what it saw, if they are stored; `memory` `[memory_size]` from before.
-          next_obs: the observation that followed. Copied.
-          terminated: the episode ended and nothing follows.
-          truncated: the episode was cut; `final_value` is the value of `next_obs`.
-          final_value: see there.
-          version: parameter version that chose the action; an unroll carries that of its first step.
+        Extras are `behaviour` `[P]` of the policy that chose, if any; `features` `[F]` that it chose by and
+        `value` of what it saw, if they are stored; `memory` `[memory_size]` from before the step. An unroll
+        carries the version of its first step.
         """
         done = self.flush()
         if not self._rows:
-            self._version = version
-            self._memory = np.array(extras["memory"]) if self._memory_size else self._memory
-        self._rows.append((action, reward, TERMINATED if terminated else TRUNCATED if truncated else RUNNING))
+            self._version = step.version
+            self._memory = np.array(step.extras["memory"]) if self._memory_size else self._memory
+        ended = TERMINATED if step.terminated else TRUNCATED if step.truncated else RUNNING
+        self._rows.append((step.action, step.reward, ended))
         for name, stored in self._extras.items():
-            if name in extras:
-                stored.append(extras[name])
-        self._final_values.append(final_value if truncated and not terminated else 0.0)
-        self._frames.append((next_obs[-1] if self._stack else next_obs).copy())
+            if name in step.extras:
+                stored.append(step.extras[name])
+        self._final_values.append(step.final_value if ended == TRUNCATED else 0.0)
+        self._frames.append((step.next_obs[-1] if self._stack else step.next_obs).copy())
         self._real.append(min(self._stack, self._real[-1] + 1))
         return done
 

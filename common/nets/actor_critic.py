@@ -7,11 +7,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from troupe.common.nets.heads import PolicyHead
-from troupe.common.nets.initializers import orthogonal
+from troupe.common.nets.initializers import orthogonal, output_layer
 from troupe.common.nets.recurrent import SequenceBody
 from troupe.common.rl.normalizers import Normalizer
 from troupe.common.spaces import ActionSpec
+
+
+class PolicyHead(nn.Module):
+    """Parameters of a policy's distribution over actions, and the baseline, straight from the features.
+
+    Args:
+      features: width of the input.
+      size: P.
+      free: how many of the parameters, the last ones, are the same for every input.
+    """
+
+    def __init__(self, features: int, size: int, free: int = 0) -> None:
+        super().__init__()
+        self.policy = output_layer(nn.Linear(features, size - free), "policy")
+        self.free = nn.Parameter(torch.zeros(free)) if free else None
+        self.baseline = output_layer(nn.Linear(features, 1), "values")
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Map `[..., features]` to parameters `[..., P]` and values `[...]`."""
+        return self.params(features), self.value(features)
+
+    def params(self, features: Tensor) -> Tensor:
+        """Map `[..., features]` to parameters `[..., P]`."""
+        params: Tensor = self.policy(features)
+        if self.free is None:
+            return params
+        return torch.cat([params, self.free.expand(*params.shape[:-1], -1)], dim=-1)
+
+    def value(self, features: Tensor) -> Tensor:
+        """Map `[..., features]` to values `[...]`."""
+        return self.baseline(features).squeeze(-1)
 
 
 class ActorCritic(SequenceBody):

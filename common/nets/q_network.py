@@ -1,22 +1,51 @@
-"""Q networks: a torso and a dueling head, and the same with memory."""
+"""Q networks without memory: a torso and a dueling head, for means or for quantiles; the heads."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from troupe.common.nets.heads import DuelingHead, dueling_q
 from troupe.common.nets.initializers import orthogonal, output_layer
 from troupe.common.nets.parts import PartInputs, PartsTorso
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
-from troupe.common.nets.recurrent import SequenceBody
 from troupe.common.nets.torsos import PixelTorso, ResidualTorso, VectorTorso, make_torso
 from troupe.common.rl.normalizers import Normalizer
-from troupe.common.spaces import ActionSpec
 
 Torso = PartsTorso | PixelTorso | ResidualTorso | VectorTorso
+COSINES = 64
+"""Features of a share: cos(pi i tau), i from 0 on (equation 4)."""
+ACTING_QUANTILES = 32
+"""Shares over which Q is the mean where the network acts: K of the paper, at fixed, even places."""
+
+
+def dueling_q(value: Tensor, advantage: Tensor) -> Tensor:
+    """`Q = V + A - mean_a A` (Wang et al. 2016, equation 9): `[..., 1]` and `[..., A]` to `[..., A]`."""
+    return value + advantage - advantage.mean(dim=-1, keepdim=True)
+
+
+class DuelingHead(nn.Module):
+    """Value and advantage streams, each with one hidden ReLU layer.
+
+    Args:
+      features: width of the input.
+      num_actions: A.
+      hidden_units: width of each stream's hidden layer.
+    """
+
+    def __init__(self, features: int, num_actions: int, hidden_units: int) -> None:
+        super().__init__()
+        # One matrix for both streams' hidden layers: the same arithmetic as two layers, in one call.
+        self.hidden = orthogonal(nn.Linear(features, 2 * hidden_units))
+        self.advantage = output_layer(nn.Linear(hidden_units, num_actions), "values")
+        self.value = output_layer(nn.Linear(hidden_units, 1), "values")
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map `[..., features]` to Q values `[..., A]`."""
+        left, right = torch.relu(self.hidden(features)).chunk(2, dim=-1)
+        return dueling_q(self.value(right), self.advantage(left))
 
 
 class QNetwork(nn.Module):
@@ -71,25 +100,29 @@ class QNetwork(nn.Module):
             self.inputs.observe(obs)  # type: ignore[operator]
 
 
-class RecurrentQNetwork(SequenceBody):
-    """A `SequenceBody` with a dueling head of `head_units` (Kapturowski et al. 2019, section 2.3).
+class QuantileNetwork(QNetwork):
+    """A `QNetwork` of quantiles (IQN: Dabney et al. 2018b); called as one, it gives their mean."""
 
-    With `head_units` 0 the values are linear in the body's features.
-    """
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.shares = orthogonal(nn.Linear(COSINES, self.torso.features))
 
-    def __init__(
-        self, obs_shape: tuple[int, ...], actions: ActionSpec, torso: str, *, head_units: int, **body: Any
-    ) -> None:
-        super().__init__(obs_shape, actions, torso, **body)
-        self.head = (
-            DuelingHead(self.features, actions.count, head_units)
-            if head_units
-            else output_layer(nn.Linear(self.features, actions.count), "values")
-        )
+    def forward(self, obs: Tensor) -> Tensor:
+        """Map observations `[B, *obs_shape]` to Q values `[B, A]`: means over evenly spaced quantiles."""
+        places = torch.arange(ACTING_QUANTILES, device=obs.device, dtype=torch.float32)
+        shares = ((places + 0.5) / ACTING_QUANTILES).expand(len(obs), -1)
+        return self.quantiles(obs, shares).mean(dim=1)
 
-    def forward(
-        self, obs: Tensor, last_action: Tensor, last_reward: Tensor, first: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Arguments as `remember`; Q values `[T, B, A]`, and the memory after the last step."""
-        features, state = self.remember(obs, last_action, last_reward, first, state)
-        return self.head(features), state
+    def quantiles(self, obs: Tensor, shares: Tensor) -> Tensor:
+        """Values `[B, N, A]` of the quantiles at `shares` `[B, N]`, in (0, 1)."""
+        seen = obs if self.inputs is None else self.inputs(obs)
+        features = self.torso(seen)
+        steps = torch.arange(COSINES, device=shares.device, dtype=torch.float32)
+        cosines = torch.cos(math.pi * steps * shares[..., None])
+        embedded = torch.relu(self.shares(cosines))
+        hidden = torch.relu(self.hidden(features[:, None] * embedded))
+        if self.value is None:
+            advantage: Tensor = self.advantage(hidden)
+            return advantage
+        left, right = hidden.split(self.hidden_units, dim=-1)
+        return dueling_q(self.value(right), self.advantage(left))

@@ -11,7 +11,7 @@ import torch
 from troupe.common.agents import Agent, make_agent
 from troupe.common.agents.hindsight import Hindsight, hindsight_of
 from troupe.common.agents.pace import HELD_LIMIT_S, Pace
-from troupe.common.agents.slot_states import Slots
+from troupe.common.agents.slots import Slots
 from troupe.common.config import Config, config_from_dict
 from troupe.common.cores import usable_cores
 from troupe.common.data.schema import Chunk, compressed_if

@@ -16,7 +16,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from troupe.common.agents import Agent, make_agent
-from troupe.common.agents.fitting import check_device
+from troupe.common.agents.tensors import check_device
 from troupe.common.config import Config, with_overrides
 from troupe.common.config.field_options import parse_with_fields
 from troupe.common.config.fields import MAX_SLOTS

@@ -110,7 +110,7 @@ def _spec(above: list[Layer]) -> EnvSpec:
 
 def _values(algo: str, spec: EnvSpec) -> list[Layer]:
     """The layers of values for this kind of environment, highest first."""
-    from troupe.common.agents.fitting import picture_sides
+    from troupe.common.agents.network import picture_sides
     from troupe.common.nets.torsos import LEAST_SIDE
 
     algorithm, sides = NAMES[algo], picture_sides(spec)

@@ -163,7 +163,7 @@ def _check_unused(run_dir: Path) -> None:
 def _check_device(loaded: Loaded) -> None:
     """Refuse a GPU that is not there, before any directory or process is."""
     if loaded.config.learner.device != "cpu":  # else there is nothing that needs torch
-        from troupe.common.agents.fitting import check_device
+        from troupe.common.agents.tensors import check_device
 
         check_device(loaded.config.learner.device)
 

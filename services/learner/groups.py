@@ -12,7 +12,7 @@ from msgspec import UNSET
 from troupe.common.agents import Act, Agent, Inputs
 from troupe.common.agents.hindsight import Hindsight
 from troupe.common.agents.pace import Pace
-from troupe.common.agents.slot_states import Slots
+from troupe.common.agents.slots import Slots
 from troupe.common.data.schema import Chunk
 from troupe.common.envs import EnvSpec
 from troupe.common.envs.transfer import unpack_start, unpack_step

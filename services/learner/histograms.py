@@ -28,12 +28,12 @@ class Histograms:
         """Values by name, and the norm of each parameter's gradient in the last update.
 
         Gradients are those that the optimiser was given, after clipping; there are none of agents without a
-        `network`, which the protocol does not ask for. `fields` are what was learned from.
+        `net`, which the protocol does not ask for. `fields` are what was learned from.
         """
         params = self._agent.params().items()
         found = {f"weights/{name}": array for name, array in params if array.dtype.kind == "f"}
         norms: dict[str, float] = {}
-        network = getattr(self._agent, "network", None)
+        network = getattr(self._agent, "net", None)
         if isinstance(network, torch.nn.Module):
             for name, parameter in network.named_parameters():
                 if parameter.grad is not None:

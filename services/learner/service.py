@@ -15,7 +15,7 @@ import torch
 import zmq
 
 from troupe.common.agents import Batch, make_agent
-from troupe.common.agents.fitting import check_device
+from troupe.common.agents.tensors import check_device
 from troupe.common.config import Config, structural_hash, to_toml
 from troupe.common.cores import usable_cores
 from troupe.common.data.schema import FieldSpec, compressed_if

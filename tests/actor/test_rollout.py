@@ -7,7 +7,7 @@ import pytest
 
 from troupe.common.agents import Act, Inputs
 from troupe.common.config.schema import EnvConfig
-from troupe.common.data.schema import Chunk, check_chunk
+from troupe.common.data.schema import Chunk, SlotStep, check_chunk
 from troupe.common.envs import Step, VectorEnv, make_spec, make_vector
 from troupe.services.actor.local_inference import Rollout
 from troupe.services.actor.timing import TimingReports
@@ -25,11 +25,9 @@ class RecordingAccumulator:
     def start(self, obs: np.ndarray) -> None:
         self.calls.append(("start", *obs.tolist()))
 
-    def add(
-        self, action: int, reward: float, extras: dict[str, Any], next_obs: np.ndarray, *rest: Any
-    ) -> list:
-        self.calls.append(("add", *next_obs.tolist(), *rest))
-        self.extras.append(extras)
+    def add(self, step: SlotStep) -> list:
+        self.calls.append(("add", *step.next_obs.tolist(), *step[4:]))
+        self.extras.append(step.extras)
         return []
 
     def discard(self) -> list[Chunk]:

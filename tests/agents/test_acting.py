@@ -64,7 +64,7 @@ def learned(config, env):
     agent.update(arguments(agent, chunks))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in agent.network.parameters():
+        for parameter in agent.net.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
     return agent, Rollout(agent, vector, 6, seed=0)
 
@@ -195,7 +195,7 @@ def test_the_command_writes_files_that_say_what_they_are(tmp_path, capsys):
     obs = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     action, _ = torch.jit.load(tmp_path / "policy")(torch.from_numpy(obs))
     with torch.no_grad():
-        assert action.tolist() == agent.network(torch.from_numpy(obs)).argmax(1).tolist()
+        assert action.tolist() == agent.net(torch.from_numpy(obs)).argmax(1).tolist()
     assert export.main([*words, "safetensors"]) == 0
     with safe_open(tmp_path / "policy", "numpy") as file:
         assert json.loads(file.metadata()[export.NAME])["env"]["id"] == "gym:CartPole-v1"
@@ -213,6 +213,6 @@ def test_what_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ConfigError, match=r"needs the package onnx: pip install .*export"):
         export.export(agent, whole, checkpoint, "onnx", tmp_path / "file")
-    agent.decide = super(type(agent).__mro__[1], agent).decide  # one that does not say how
+    agent.decide = super(type(agent), agent).decide  # one that does not say how
     with pytest.raises(ConfigError, match="does not say how it decides"):
         export.export(agent, whole, checkpoint, "torchscript", tmp_path / "file")

@@ -102,7 +102,7 @@ def test_the_learner_sees_the_very_policy_and_memory_that_acted(config, actions)
     )
     torch.manual_seed(3)
     with torch.no_grad():
-        for parameter in agent._net.parameters():
+        for parameter in agent.net.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     rollout, chunks = Rollout(agent, vector, 0, 1), []
     rollout.explore([0, 1, 2], 3)
@@ -113,9 +113,9 @@ def test_the_learner_sees_the_very_policy_and_memory_that_acted(config, actions)
         for spec in agent.fields:
             assert chunk.fields[spec.name].dtype == np.dtype(spec.dtype)
             assert spec.bad_rows(chunk.fields[spec.name]) is None
-    unrolls = agent._unrolls(stacked_fields(chunks))
+    unrolls = agent.stored.read(stacked_fields(chunks))
     with torch.no_grad():
-        params, _, _ = agent._net(
+        params, _, _ = agent.net(
             unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
         )
     assert params.std() > 0.05

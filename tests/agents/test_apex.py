@@ -6,6 +6,7 @@ from troupe.common.agents import Inputs, make_agent
 from troupe.common.agents.apex import ApexConfig
 from troupe.common.agents.base import Batch
 from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.schema import SlotStep
 from troupe.common.envs import EnvSpec
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.rl.importance import importance_weights
@@ -46,7 +47,7 @@ def test_priorities_are_the_td_errors_computed_by_hand(spec, dueling, double):
         probe = make_agent(agent.config, spec, seed=2)
         probe.load_params({k.removeprefix(network): v for k, v in arrays.items() if k.startswith(network)})
         with torch.no_grad():
-            return probe._net(torch.from_numpy(obs)).numpy()
+            return probe.net(torch.from_numpy(obs)).numpy()
 
     width = spec.stack or 1
     now = np.stack([row[:width] if spec.stack else row[0] for row in batch["obs"]])
@@ -78,8 +79,8 @@ def test_munchausen_s_targets_are_of_the_target_network():
         np.stack([row[m] for row, m in zip(batch["obs"], batch["bootstrap_steps"][:, 0], strict=True)])
     )
     with torch.no_grad():
-        q = agent._net(now).numpy()
-        before, after = (agent._start_learning().target(obs).numpy() for obs in (now, then))
+        q = agent.net(now).numpy()
+        before, after = (agent.learner.target(obs).numpy() for obs in (now, then))
     rows, action = np.arange(7), batch["action"][:, 0]
 
     def log_policy(values):
@@ -94,7 +95,7 @@ def test_munchausen_s_targets_are_of_the_target_network():
 
 def test_dueling_advantages_have_mean_zero():
     agent = make_agent(ApexConfig(hidden_units=16, mlp_units=(8,)), VECTOR, seed=0)
-    net = agent._net
+    net = agent.net
     obs = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         hidden = torch.relu(net.hidden(net.torso(obs)))
@@ -207,10 +208,10 @@ def test_learns_a_chain():
             state = min(4, state + 1) if act.action[0] else max(0, state - 1)
             done, cut = state == 4, t == 19
             final = float(agent.values(Inputs.start(eye[state][None], 0, spec.actions))[0])
-            for chunk in accumulator.add(
+            for chunk in accumulator.add(SlotStep(
                 int(act.action[0]), float(done), act.extras_by_slot()[0], eye[state],
                 done, cut and not done, final,
-            ):  # fmt: skip
+            )):  # fmt: skip
                 items += [
                     {k: v[o : o + (2 if k == "obs" else 1)] for k, v in chunk.fields.items()}
                     for o in chunk.offsets
@@ -236,9 +237,9 @@ def test_the_target_takes_statistics_over_with_its_weights_and_not_before():
     agent = make_agent(ApexConfig(hidden_units=16, target_update_period_updates=2), PIXELS, seed=1)
     weights = np.ones(7, np.float32)
     agent.update(Batch(batch_of(rng, PIXELS, 7), weights))
-    target = agent._start_learning().target
-    assert agent._net.inputs.count.item() == 7
+    target = agent.learner.target
+    assert agent.net.inputs.count.item() == 7
     assert target.inputs.count.item() == 0
     agent.update(Batch(batch_of(rng, PIXELS, 7), weights))  # copies what it has learned with
     assert target.inputs.count.item() == 7
-    assert agent._net.inputs.count.item() == 14
+    assert agent.net.inputs.count.item() == 14

@@ -55,9 +55,9 @@ def test_priorities_say_how_near_stored_features_are(distance):
 
 def test_the_head_is_learned():
     agent = make_agent(ImpalaConfig(**SMALL, behaviour_features="head", optimizer="adam"), VECTOR, seed=0)
-    before = agent._net.bottleneck[0].weight.detach().clone()
+    before = agent.net.bottleneck[0].weight.detach().clone()
     agent.update(Batch(random_batch(np.random.default_rng(0), agent, 4), np.ones(4)))
-    moved = (agent._net.bottleneck[0].weight.detach() - before).abs()
+    moved = (agent.net.bottleneck[0].weight.detach() - before).abs()
     assert (moved.amax(dim=1) > 0).float().mean() > 0.5  # all units that are on in any of the steps
 
 
@@ -67,13 +67,13 @@ def test_nothing_is_stored_unless_it_is_wanted():
     batch = unrolls_of(agent, CARTPOLE, 2, 4)
     assert "features" not in batch
     assert agent.update(Batch(batch, np.ones(4))).priorities is None
-    assert agent._net.bottleneck is None
+    assert agent.net.bottleneck is None
 
 
 def test_features_beyond_float16_are_cut():
     agent = make("head")
     with torch.no_grad():
-        agent._net.bottleneck[0].bias.fill_(1e6)
+        agent.net.bottleneck[0].bias.fill_(1e6)
     batch = unrolls_of(agent, CARTPOLE, 1, 1)
     assert (batch["features"] == np.finfo(np.float16).max).all()
     spec = next(field for field in agent.fields if field.name == "features")

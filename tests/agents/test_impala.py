@@ -51,13 +51,13 @@ def test_learner_computes_the_very_policy_that_acted(env_id, lstm):
     agent = make_agent(spec_agent, env.spec, seed=3)
     torch.manual_seed(3)
     with torch.no_grad():
-        for parameter in agent._net.parameters():
+        for parameter in agent.net.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))  # far from the uniform first policy
     batch = unrolls_of(agent, config, 3, 9)
     assert (batch["ended"][:, 1:] != 0).any()
-    unrolls = agent._unrolls(batch)
+    unrolls = agent.stored.read(batch)
     with torch.no_grad():
-        logits, _, _ = agent._net(
+        logits, _, _ = agent.net(
             unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
         )
     assert logits.std() > 0.01
@@ -89,9 +89,9 @@ def test_loss_by_hand(reduction, lstm):
     )  # fmt: skip
     agent = make_agent(config, VECTOR, seed=0)
     batch = random_batch(rng, agent, 6)
-    unrolls = agent._unrolls(batch)
+    unrolls = agent.stored.read(batch)
     with torch.no_grad():
-        logits, values, _ = agent._net(
+        logits, values, _ = agent.net(
             unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
         )
     logits, values = logits.double().numpy()[:-1], values.double().numpy()
@@ -171,7 +171,7 @@ def test_learning_rate_decays_to_zero():
 def test_acting_draws_from_the_policy():
     agent = make_agent(ImpalaConfig(**SMALL), VECTOR, seed=0)
     with torch.no_grad():
-        agent._net.head.policy.bias.copy_(torch.tensor([0.0, 1.0, 2.0, -1.0]))
+        agent.net.head.policy.bias.copy_(torch.tensor([0.0, 1.0, 2.0, -1.0]))
     rng = np.random.default_rng(0)
     inputs = Inputs.start(np.zeros((20_000, 3), np.float32), 0, agent.spec.actions)
     act = agent.act(inputs, agent.slot_epsilons(list(range(20_000)), 20_000), rng)
@@ -239,9 +239,9 @@ def kl(p_logits, q_logits):
 def updated(config, batch, replayed=REPLAYED):
     """The metrics of the first update of an agent, and what its network said of the batch before."""
     agent = make_agent(config, VECTOR, seed=0)
-    unrolls = agent._unrolls(batch)
+    unrolls = agent.stored.read(batch)
     with torch.no_grad():
-        logits, values, _ = agent._net(
+        logits, values, _ = agent.net(
             unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
         )
     metrics = agent.update(Batch(batch, np.ones(6, np.float32), replayed=replayed)).metrics

@@ -96,8 +96,8 @@ def test_gradient_is_that_of_what_was_seen():
     agent = make_agent(config, seen.spec, seed=3)
     torch.manual_seed(3)
     with torch.no_grad():
-        agent._net.head.policy.weight.normal_(0, 0.3)  # far from the uniform first policy
-    agent._net.observe(torch.randint(0, 40, (50, *seen.spec.obs_shape)))  # some statistics
+        agent.net.head.policy.weight.normal_(0, 0.3)  # far from the uniform first policy
+    agent.net.observe(torch.randint(0, 40, (50, *seen.spec.obs_shape)))  # some statistics
     rollout, chunks = Rollout(agent, seen, 0, 5), []
     rollout.explore(list(range(SLOTS)), SLOTS)
     while len(chunks) < UNROLLS * SLOTS:
@@ -117,7 +117,7 @@ def test_gradient_is_that_of_what_was_seen():
     loss.backward()
     metrics = agent.update(Batch(stacked_fields(chunks), np.ones(len(chunks), np.float32))).metrics
     assert metrics["learner/loss"] == pytest.approx(loss.item(), rel=1e-4)
-    for name, parameter in agent._net.named_parameters():
+    for name, parameter in agent.net.named_parameters():
         want = params[name].grad.numpy()
         assert np.abs(want).max() > 0, name
         np.testing.assert_allclose(

@@ -117,7 +117,7 @@ def test_an_exported_policy_takes_the_bytes(load):
 
 def test_a_torso_is_found_by_what_is_seen_and_not_by_what_is_sent():
     agent = make_agent(PolicyGradientConfig(), PACKED, seed=1)
-    assert isinstance(agent.network.inputs.pixels, NormalizedPixels)
-    assert agent.network.inputs.pixels.shape == (2, 40, 40)
+    assert isinstance(agent.net.inputs.pixels, NormalizedPixels)
+    assert agent.net.inputs.pixels.shape == (2, 40, 40)
     with pytest.raises(ConfigError, match="9,600 unrelated numbers"):
         make_agent(PolicyGradientConfig(torso="mlp"), PACKED, seed=1)

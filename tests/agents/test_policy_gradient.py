@@ -13,8 +13,8 @@ from tests.rl import oracles
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaConfig
-from troupe.common.agents.learning_rate import LearningRate
-from troupe.common.agents.passes import faster_dtype, has_bfloat16_units
+from troupe.common.agents.learners.learning_rate import LearningRate
+from troupe.common.agents.learners.passes import faster_dtype, has_bfloat16_units
 from troupe.common.agents.policy_gradient import PolicyGradientConfig
 from troupe.common.agents.pqn import PqnConfig
 from troupe.common.config import load_config
@@ -35,7 +35,7 @@ def updated(agent, batch, **arguments):
 
 def measured_kl(agent, kl):
     """A loss that moves nothing, and a divergence as if it had moved the policy."""
-    return 0.0 * agent._net.head.policy.bias.sum(), {"behaviour_kl": torch.tensor(kl)}
+    return 0.0 * agent.net.head.policy.bias.sum(), {"behaviour_kl": torch.tensor(kl)}
 
 
 def log_softmax(x):
@@ -46,9 +46,9 @@ class ByHand:
     """What one batch holds and what the network says of it, in float64."""
 
     def __init__(self, agent, batch, gamma=0.9):
-        unrolls = agent._unrolls(batch)
+        unrolls = agent.stored.read(batch)
         with torch.no_grad():
-            logits, values, _ = agent._net(
+            logits, values, _ = agent.net(
                 unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
             )
         self.logits, values = logits.double().numpy()[:-1], values.double().numpy()
@@ -181,7 +181,7 @@ def test_each_pass_takes_every_step_once(mode, memory):
     batch = random_batch(np.random.default_rng(0), agent, 12)
     batch["behaviour"][...] = np.arange(12 * 5 * 4).reshape(12, 5, 4)  # names each step
     seen = []
-    agent._loss = lambda steps, learning: seen.append(steps) or measured_kl(agent, 0.0)
+    agent._loss = lambda steps: seen.append(steps) or measured_kl(agent, 0.0)
     updated(agent, batch)
     names = [set(steps.behaviour[..., 0].flatten().tolist()) for steps in seen]
     parts = 1 if mode == "repeat" else 4
@@ -200,7 +200,7 @@ def test_each_pass_takes_every_step_once(mode, memory):
 def test_the_learning_rate_follows_the_divergence_of_a_pass(tmp_path):
     agent = agent_of(learning_rate_schedule="kl", kl_target=0.01, learning_rate=1e-3, epochs=1)
     for kl, rate in ((0.03, 1e-3 / 1.5), (0.015, 1e-3 / 1.5), (0.001, 1e-3), (0.5, 1e-3 / 1.5)):
-        agent._loss = lambda steps, learning, kl=kl: measured_kl(agent, kl)
+        agent._loss = lambda steps, kl=kl: measured_kl(agent, kl)
         got = updated(agent, random_batch(np.random.default_rng(0), agent, 2))
         assert got["learner/learning_rate"] == pytest.approx(rate)
     arrays, meta = agent.state()
@@ -210,7 +210,7 @@ def test_the_learning_rate_follows_the_divergence_of_a_pass(tmp_path):
     for saved in (arrays, read, as_a_row):
         again = agent_of(seed=1, learning_rate_schedule="kl", kl_target=0.01, learning_rate=1e-3)
         again.load_state(saved, meta)
-        assert again._learning.rate.value == pytest.approx(1e-3 / 1.5)
+        assert again.learner.rate.value == pytest.approx(1e-3 / 1.5)
 
 
 def test_schedules():

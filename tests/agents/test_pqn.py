@@ -22,9 +22,9 @@ def agent_of(seed=0, **fields):
 
 def q_of(agent, batch):
     """Q `[T + 1, B, A]` float64 of a batch's observations."""
-    unrolls = agent._unrolls(batch)
+    unrolls = agent.stored.read(batch)
     with torch.no_grad():
-        q, _ = agent._net(
+        q, _ = agent.net(
             unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory
         )
     return q.double().numpy()
@@ -58,7 +58,7 @@ def test_targets_are_those_of_the_network_before_all_passes():
     batch = random_batch(np.random.default_rng(0), agent, 6)
     targets, _ = targets_of(q_of(agent, batch), batch, 0.9, 0.7, 1.0)
     seen, loss = [], agent._loss
-    agent._loss = lambda steps, learning: seen.append(steps.target.flatten()) or loss(steps, learning)
+    agent._loss = lambda steps: seen.append(steps.target.flatten()) or loss(steps)
     agent.update(Batch(batch, np.ones(6, np.float32)))
     assert len(seen) == 6
     for first in (0, 2, 4):
@@ -85,13 +85,13 @@ def test_actors_explore_as_the_schedule_of_the_learner_says():
         assert others == pytest.approx(0.75 * epsilon, abs=0.02)  # a random action may be the best of four
     again = agent_of(seed=2)
     again.load_state(*learner.state())
-    assert again._net.exploration.item() == pytest.approx(0.1)
+    assert again.net.exploration.item() == pytest.approx(0.1)
 
 
 def test_layer_norm_is_where_the_paper_has_it():
-    names = [type(module).__name__ for module in agent_of()._net.modules()]
+    names = [type(module).__name__ for module in agent_of().net.modules()]
     assert "LayerNorm" in names
-    assert "LayerNorm" not in [type(module).__name__ for module in agent_of(layer_norm=False)._net.modules()]
+    assert "LayerNorm" not in [type(module).__name__ for module in agent_of(layer_norm=False).net.modules()]
 
 
 @pytest.mark.slow

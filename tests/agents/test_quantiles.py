@@ -24,12 +24,12 @@ def test_targets_and_losses_by_hand(spec, double):
     generator = torch.Generator().manual_seed(4)
     for _ in range(4):
         shares = torch.rand((2, 7, 5), generator=generator)
-    transitions = agent._transitions(batch)
-    target = agent._start_learning().target
+    transitions = agent.stored.read(batch)
+    target = agent.learner.target
     with torch.no_grad():
-        values = agent._net.quantiles(transitions.obs, shares[0]).numpy()
+        values = agent.net.quantiles(transitions.obs, shares[0]).numpy()
         following = target.quantiles(transitions.next_obs, shares[1]).numpy()
-        chooses = agent._net(transitions.next_obs).numpy() if double else following.mean(1)
+        chooses = agent.net(transitions.next_obs).numpy() if double else following.mean(1)
     losses, errors = np.zeros(7), np.zeros(7)
     for b in range(7):
         goals = batch["reward"][b, 0] + batch["discount"][b, 0] * following[b, :, chooses[b].argmax()]
@@ -71,8 +71,8 @@ def test_quantiles_are_those_of_what_comes():
         agent.update(Batch(batch, np.ones(64, np.float32), measure=False))
     obs = torch.ones(1, 3)
     with torch.no_grad():
-        low, high = agent._net.quantiles(obs, torch.tensor([[0.25, 0.75]]))[0].numpy()
-        means = agent._net(obs)[0].numpy()
+        low, high = agent.net.quantiles(obs, torch.tensor([[0.25, 0.75]]))[0].numpy()
+        means = agent.net(obs)[0].numpy()
     np.testing.assert_allclose(low[:3], [2, 0, 0], atol=0.3)
     np.testing.assert_allclose(high[:3], [2, 0, 2], atol=0.3)
     np.testing.assert_allclose(means[:3], [2, 0, 1], atol=0.25)

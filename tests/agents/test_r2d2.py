@@ -185,11 +185,11 @@ def test_learner_computes_the_very_values_that_acted(env_id, burn_in, across):
     agent = make_agent(R2d2Config(**options, torso=torso), env.spec, seed=3)
     torch.manual_seed(3)
     with torch.no_grad():
-        for parameter in agent._net.parameters():
+        for parameter in agent.net.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     taken = []
-    initial = agent._initial_priority
-    agent._initial_priority = lambda r, t, b, e: (taken.append(t[e != BETWEEN]), initial(r, t, b, e))[1]
+    initial = agent.stored.initial_priority
+    agent.stored.initial_priority = lambda r, t, b, e: (taken.append(t[e != BETWEEN]), initial(r, t, b, e))[1]
     rollout, chunks = Rollout(agent, env, 12, 0), []
     rollout.explore(list(range(slots)), slots)
     while len(taken) < 40:
@@ -207,9 +207,9 @@ def test_learner_computes_the_very_values_that_acted(env_id, burn_in, across):
         assert len(set(lengths.tolist())) > 2
 
     def values(fields):
-        sequences = agent._sequences(fields, lengths)
+        sequences = agent.stored.read(fields, lengths)
         with torch.no_grad():
-            q, _ = agent._errors(sequences, agent._start_learning().target)
+            q, _ = agent._errors(sequences)
         return [q[counts].numpy() for q, counts in zip(q.T, sequences.counts.T, strict=True)]
 
     for got, want in zip(values(fields), taken, strict=True):
@@ -225,13 +225,13 @@ def test_a_state_from_another_step_would_show():
     agent = make_agent(R2d2Config(**SMALL), VECTOR, seed=0)
     (cut, length, _), begin = (part[3] for part in hand_made(rng, agent))
     batch = {name: array[None] for name, array in cut.items()}
-    sequences = agent._sequences(batch, np.array([length]))
-    _, late = agent._net.remember(
+    sequences = agent.stored.read(batch, np.array([length]))
+    _, late = agent.net.remember(
         sequences.obs[:begin], sequences.last_action[:begin], sequences.last_reward[:begin],
         sequences.first[:begin], sequences.memory,
     )  # fmt: skip
-    right = agent._unroll(agent._net, sequences)
-    wrong = agent._unroll(agent._net, sequences._replace(memory=late))
+    right = agent._unroll(agent.net, sequences)
+    wrong = agent._unroll(agent.net, sequences._replace(memory=late))
     assert (right - wrong).abs().max() > 1e-3
 
 
@@ -239,9 +239,9 @@ def test_no_gradient_flows_through_the_burn_in():
     agent = make_agent(R2d2Config(**SMALL), VECTOR, seed=0)
     items, _ = hand_made(np.random.default_rng(0), agent)
     fields, lengths = batch_of(items)
-    sequences = agent._sequences(fields, lengths)
+    sequences = agent.stored.read(fields, lengths)
     obs, memory = sequences.obs.clone().requires_grad_(), sequences.memory.clone().requires_grad_()
-    q = agent._unroll(agent._net, sequences._replace(obs=obs, memory=memory))
+    q = agent._unroll(agent.net, sequences._replace(obs=obs, memory=memory))
     q.square().sum().backward()
     assert obs.grad[:4].abs().max() == 0
     assert (obs.grad[4:].abs().amax(dim=2) > 0).all()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from troupe.common.agents.rmsprop import RMSProp
+from troupe.common.agents.learners.rmsprop import RMSProp
 from troupe.common.agents.tensors import load_optimizer, optimizer_arrays
 
 EPSILON = 1.5e-7  # of the Ape-X paper

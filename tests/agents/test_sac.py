@@ -153,9 +153,9 @@ def test_losses_of_several_actions_are_expectations():
 @pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE, SEVERAL], ids=["reals", "choice", "several"])
 def test_no_part_is_taught_by_the_loss_of_another(spec):
     agent = make_agent(SacConfig(mlp_units=(8,), bootstrap="v"), spec, seed=1)
-    rng, net = np.random.default_rng(1), agent._net
-    transitions = agent._transitions(replayed(spec, rng))
-    loss, measured, _ = agent._judged(transitions, torch.ones(SIZE), agent._start_learning())
+    rng, net = np.random.default_rng(1), agent.net
+    transitions = agent.stored.read(replayed(spec, rng))
+    loss, measured, _ = agent._judged(transitions, torch.ones(SIZE))
     for part, name in ((net.policy, "policy_loss"), (net.critics, "critic_loss")):
         own = list(part.parameters())
         alone = torch.autograd.grad(measured[name], own, retain_graph=True)
@@ -167,7 +167,7 @@ def test_no_part_is_taught_by_the_loss_of_another(spec):
 def test_the_target_follows_by_a_share():
     rng = np.random.default_rng(0)
     agent = make_agent(SacConfig(mlp_units=(8,), tau=0.25, target_update_period_updates=2), DISCRETE, seed=0)
-    target, name = agent._start_learning().target, "critics.1.1.weight"
+    target, name = agent.learner.target, "critics.1.1.weight"
     before = target.state_dict()[name].numpy().copy()
     agent.update(Batch(replayed(DISCRETE, rng), np.ones(SIZE, np.float32)))
     np.testing.assert_array_equal(target.state_dict()[name].numpy(), before)
@@ -245,8 +245,8 @@ def test_values_of_a_chain_are_those_of_soft_iteration():
         }
         agent.update(Batch(batch, np.ones(64, np.float32), measure=False))
     with torch.no_grad():
-        learned = agent._net.q(torch.from_numpy(eye)).mean(0).numpy()
-        policy = agent._net.policy(torch.from_numpy(eye)).softmax(1).numpy()
+        learned = agent.net.q(torch.from_numpy(eye)).mean(0).numpy()
+        policy = agent.net.policy(torch.from_numpy(eye)).softmax(1).numpy()
     np.testing.assert_allclose(learned, q, atol=0.06)
     wanted = np.exp((q - q.max(1, keepdims=True)) / cost)
     np.testing.assert_allclose(policy, wanted / wanted.sum(1, keepdims=True), atol=0.06)

@@ -12,7 +12,7 @@ from tests.agents.test_contract import PIXELS
 from tests.agents.test_sac import CONTINUOUS, DISCRETE, drawn, perceptron
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
-from troupe.common.agents.sac import RecurrentSacAgent, SacConfig
+from troupe.common.agents.sac import SacConfig
 from troupe.common.config import EnvConfig, load_config
 from troupe.common.data.accumulator import PRIORITY_FLOOR
 from troupe.common.data.schema import check_chunk
@@ -88,7 +88,7 @@ def test_losses_and_priorities_by_hand(spec, bootstrap):
         **SMALL, bootstrap=bootstrap, deviation_start=0.6, adjust_entropy_cost=False, entropy_cost=0.4
     )
     agent, rng = make_agent(config, spec, seed=7), np.random.default_rng(0)
-    assert isinstance(agent, RecurrentSacAgent)
+    assert agent.memory_size
     items = hand_made(agent, rng)
     fields, lengths = batch_of(items)
     for _ in range(3):  # the target network stays behind
@@ -159,17 +159,17 @@ def test_losses_and_priorities_by_hand(spec, bootstrap):
 def test_the_policy_teaches_neither_memory_nor_critics():
     agent = make_agent(SacConfig(**SMALL, bootstrap="v"), CONTINUOUS, seed=1)
     fields, lengths = batch_of(hand_made(agent, np.random.default_rng(1)))
-    sequences = agent._sequences(fields, lengths)
-    features, _ = agent._net.remember(*sequences.burned_in(agent._net, 2))
+    sequences = agent.stored.read(fields, lengths)
+    features, _ = agent.net.remember(*sequences.burned_in(agent.net, 2))
     features = features[:-1][sequences.counts]
     count = len(features)
     actions, noise = torch.zeros(count, 2), torch.randn(count, 2)
     _, measured, _ = agent._loss(features, actions, torch.ones(count), torch.ones(count), noise)
     taught = {}
     for name in ("policy_loss", "critic_loss"):
-        agent._net.zero_grad()
+        agent.net.zero_grad()
         measured[name].backward(retain_graph=True)
-        taught[name] = {k.partition(".")[0] for k, p in agent._net.named_parameters() if p.grad is not None}
+        taught[name] = {k.partition(".")[0] for k, p in agent.net.named_parameters() if p.grad is not None}
     assert taught == {"policy_loss": {"policy"}, "critic_loss": {"core", "critics"}}
 
 
@@ -184,10 +184,10 @@ def test_learner_values_what_was_done_as_it_was_valued_then(env, across):
     agent = make_agent(SacConfig(**options, torso="auto", normalize_pixels=False), vector.spec, seed=3)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in agent.network.parameters():
+        for parameter in agent.net.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    taken, initial = [], agent._initial_priority
-    agent._initial_priority = lambda r, t, b, e: (taken.append(t[e != BETWEEN]), initial(r, t, b, e))[1]
+    taken, initial = [], agent.stored.initial_priority
+    agent.stored.initial_priority = lambda r, t, b, e: (taken.append(t[e != BETWEEN]), initial(r, t, b, e))[1]
     rollout, chunks = Rollout(agent, vector, 6, seed=0), []
     rollout.explore([0, 1, 2], 3)
     while len(taken) < 24:
@@ -197,9 +197,9 @@ def test_learner_values_what_was_done_as_it_was_valued_then(env, across):
         check_chunk(chunk, agent.fields)
     fields, lengths = batch_of(windows(chunks, agent.fields))
     assert (fields["ended"][:, 1:-1] == BETWEEN).any() == across
-    sequences = agent._sequences(fields, lengths)
+    sequences = agent.stored.read(fields, lengths)
     with torch.no_grad():
-        features, _ = agent._net.remember(*sequences.burned_in(agent._net, 2))
+        features, _ = agent.net.remember(*sequences.burned_in(agent.net, 2))
         features, done = features[:-1].flatten(0, 1), sequences.last_action[3:].flatten(0, 1)
         found = agent._q_taken(features, done).amin(0).unflatten(0, sequences.counts.shape)
     for got, counts, wanted in zip(found.T, sequences.counts.T, taken, strict=True):

@@ -71,7 +71,7 @@ def test_losses_of_several_choices_are_expectations_of_each_beside_a_draw_of_the
 def test_the_policy_of_several_choices_follows_the_gradient_of_the_mean_over_all_actions():
     """The mean of many draws' gradients is that of the sum over all six actions."""
     agent = make_agent(SacConfig(mlp_units=(8,)), SEVERAL, seed=3)
-    net, rng, draws = agent._net, np.random.default_rng(3), 40_000
+    net, rng, draws = agent.net, np.random.default_rng(3), 40_000
     features = torch.from_numpy(rng.normal(size=(1, 3)).astype(np.float32))
     params = torch.from_numpy(rng.normal(size=(1, 5)).astype(np.float32)).requires_grad_()
     every = torch.cartesian_prod(torch.arange(2), torch.arange(3))

@@ -11,7 +11,7 @@ from troupe.common.agents import Act, Agent, Inputs, make_agent
 from troupe.common.agents.apex import ApexConfig
 from troupe.common.agents.impala import ImpalaConfig
 from troupe.common.agents.r2d2 import R2d2Config
-from troupe.common.agents.slot_states import Slots
+from troupe.common.agents.slots import Slots
 from troupe.common.config.schema import EnvConfig
 from troupe.common.data.schema import Chunk
 from troupe.common.envs import make_vector

@@ -49,7 +49,7 @@ def written_down(agent, spread=0.3):
     """Chunks of an agent's play, and its steps by slot, each in its order. Weights are far from the first."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in agent.network.parameters():
+        for parameter in agent.net.parameters():
             parameter.add_(spread * torch.randn(parameter.shape, generator=generator))
     vector = make_vector(ENV, SLOTS, 0)
     rollout, seen, chunks = Rollout(agent, vector, 5, seed=0), [[] for _ in range(SLOTS)], []

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from troupe.common.data.accumulator import PRIORITY_FLOOR, NStepAccumulator, n_step_fields
-from troupe.common.data.schema import check_chunk
+from troupe.common.data.schema import SlotStep, check_chunk
 
 STACK = 4
 ZEROS = {"value_taken": 0.0, "value_max": 0.0}
@@ -29,10 +29,10 @@ def collect(accumulator, lengths, endings, rng, stack):
         chunks = []
         for t in range(length):
             last = t == length - 1
-            chunks += accumulator.add(
+            chunks += accumulator.add(SlotStep(
                 int(actions[t]), rewards[t], {"value_taken": taken[t], "value_max": best[t]}, observe(t + 1),
                 terminated=last and terminated, truncated=last and not terminated, final_value=final_value,
-            )  # fmt: skip
+            ))  # fmt: skip
         got.append(chunks)
         episodes.append((observe, actions, rewards, taken, best, terminated, final_value))
     return got, episodes
@@ -94,11 +94,11 @@ def test_flush_keeps_the_running_window():
     accumulator = NStepAccumulator(3, 0.9, 10, 0)
     accumulator.start(np.zeros(1, np.float32))
     for t in range(5):
-        assert accumulator.add(0, 1.0, ZEROS, np.full(1, t + 1, np.float32), False, False) == []
+        assert accumulator.add(SlotStep(0, 1.0, ZEROS, np.full(1, t + 1, np.float32), False, False)) == []
     (chunk,) = accumulator.flush()
     assert chunk.steps == 2
     assert accumulator.flush() == []
-    (rest,) = accumulator.add(0, 1.0, ZEROS, np.full(1, 6, np.float32), True, False)
+    (rest,) = accumulator.add(SlotStep(0, 1.0, ZEROS, np.full(1, 6, np.float32), True, False))
     assert rest.steps == 4
     np.testing.assert_allclose(rest.fields["reward"], [2.71, 2.71, 1.9, 1.0], rtol=1e-6)
 
@@ -108,7 +108,7 @@ def test_observations_are_copied():
     buffer = np.zeros(1, np.float32)
     accumulator.start(buffer)
     buffer[0] = 7.0
-    (chunk,) = accumulator.add(0, 0.0, ZEROS, buffer, True, False)
+    (chunk,) = accumulator.add(SlotStep(0, 0.0, ZEROS, buffer, True, False))
     assert chunk.fields["obs"][:, 0].tolist() == [0.0, 7.0]
 
 
@@ -117,7 +117,9 @@ def test_a_chunk_has_the_version_of_its_first_step_and_no_zero_priority():
     accumulator.start(np.zeros(1, np.float32))
     versions = []
     for t in range(7):
-        for chunk in accumulator.add(0, 0.0, ZEROS, np.zeros(1, np.float32), False, False, version=10 + t):
+        for chunk in accumulator.add(
+            SlotStep(0, 0.0, ZEROS, np.zeros(1, np.float32), False, False, version=10 + t)
+        ):
             versions.append(chunk.version)
             assert (chunk.priorities > 0).all()
     assert versions == [10, 12, 14]

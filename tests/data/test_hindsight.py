@@ -7,7 +7,7 @@ import pytest
 
 from troupe.common.data.accumulator import NStepAccumulator, n_step_fields
 from troupe.common.data.hindsight import HindsightAccumulator
-from troupe.common.data.schema import check_chunk
+from troupe.common.data.schema import SlotStep, check_chunk
 from troupe.common.spaces import ActionSpec
 
 GAMMA = 0.5
@@ -39,10 +39,10 @@ def episode(accumulator, places, *, terminated=True, end=True):
     chunks = []
     for time, place in enumerate(places[1:]):
         last = end and time == len(places) - 2
-        chunks += accumulator.add(
+        chunks += accumulator.add(SlotStep(
             time, -1.0, {"value_taken": 0.0, "value_max": 7.0}, np.array([place, 99, time + 1], np.int32),
             last and terminated, last and not terminated, 3.0, 4,
-        )  # fmt: skip
+        ))  # fmt: skip
     return chunks
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from troupe.common.data.schema import check_chunk
+from troupe.common.data.schema import SlotStep, check_chunk
 from troupe.common.data.sequences import BETWEEN, Layout, SequenceAccumulator, sequence_fields
 from troupe.common.data.unrolls import join_memory
 from troupe.common.spaces import ActionSpec
@@ -56,7 +56,16 @@ def play(accumulator, lengths, stack, truncated=False, running=0):
         for t in range(running if running and number == len(lengths) - 1 else length):
             action, reward, ended = episode.row(t)
             new = accumulator.add(
-                action, reward, episode.extras(t), episode.obs(t + 1), ended == 1, ended == 2, 0.5, version=t
+                SlotStep(
+                    action,
+                    reward,
+                    episode.extras(t),
+                    episode.obs(t + 1),
+                    ended == 1,
+                    ended == 2,
+                    0.5,
+                    version=t,
+                )
             )
             chunks += [(episode, chunk) for chunk in new]
     return chunks
@@ -155,7 +164,7 @@ def test_across_episodes_sequences_are_windows_of_the_stream(layout, plan, stack
         for t in range(episode.length):
             action, reward, ended = episode.row(t)
             new = accumulator.add(
-                action, reward, episode.extras(t), episode.obs(t + 1), ended == 1, ended == 2, 0.5
+                SlotStep(action, reward, episode.extras(t), episode.obs(t + 1), ended == 1, ended == 2, 0.5)
             )
             new += accumulator.flush() if flushes else []
             chunks += [(episode, chunk) for chunk in new]
@@ -219,7 +228,7 @@ def test_flush_gives_what_is_complete_and_the_episode_goes_on():
         for t in range(15):
             action, reward, ended = episode.row(t)
             chunks += accumulator.add(
-                action, reward, episode.extras(t), episode.obs(t + 1), ended == 1, False
+                SlotStep(action, reward, episode.extras(t), episode.obs(t + 1), ended == 1, False)
             )
             if flushes and t < 14:
                 chunks += accumulator.flush()

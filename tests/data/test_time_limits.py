@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from troupe.common.data.accumulator import NStepAccumulator
+from troupe.common.data.schema import SlotStep
 from troupe.common.data.sequences import BETWEEN
 from troupe.common.data.unrolls import TERMINATED, TRUNCATED, UnrollAccumulator
 from troupe.common.rl.sequences import generalized_advantages, lambda_returns, n_step_returns, next_values
@@ -30,11 +31,11 @@ def played(accumulator, table, seed, steps=60, terminates=False):
             accumulator.start(np.array([place], np.float32))
         follows = 1 - place
         left -= 1
-        chunks += accumulator.add(
+        chunks += accumulator.add(SlotStep(
             0, REWARDS[place], {"value_taken": table[place], "value_max": table[place], "behaviour": [0.0]},
             np.array([follows], np.float32), terminates and not left, not terminates and not left,
             table[follows],
-        )  # fmt: skip
+        ))  # fmt: skip
         place = follows
     return chunks + accumulator.flush()
 

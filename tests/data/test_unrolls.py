@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from troupe.common.data.schema import check_chunk
+from troupe.common.data.schema import SlotStep, check_chunk
 from troupe.common.data.unrolls import UnrollAccumulator, join_memory, split_memory, unroll_fields
 from troupe.common.spaces import ActionSpec
 
@@ -51,7 +51,9 @@ def play(rng, accumulator, stack, steps, end=0.3, discard_at=()):
             accumulator.start(game.obs)
             seen, before = [], (0, 0.0, 1)
             continue
-        chunks += accumulator.add(action, reward, extras, last, ending == 1, ending == 2, final, version=t)
+        chunks += accumulator.add(
+            SlotStep(action, reward, extras, last, ending == 1, ending == 2, final, version=t)
+        )
         before = (action, reward, ending)
         if ending:
             game.reset(pad=bool(rng.integers(2)))
@@ -125,7 +127,7 @@ def test_buffers_of_the_environment_are_copied():
     obs = np.zeros(2, np.float32)
     accumulator.start(obs)
     obs[:] = 5
-    accumulator.add(0, 0.0, {"behaviour": np.zeros(2)}, obs, False, False)
+    accumulator.add(SlotStep(0, 0.0, {"behaviour": np.zeros(2)}, obs, False, False))
     obs[:] = 9
     (chunk,) = accumulator.flush()
     assert chunk.fields["obs"][:, 0].tolist() == [0.0, 5.0]

@@ -20,17 +20,17 @@ def agent():
 
 def test_weights_gradients_and_actions_are_taken(agent):
     rng = np.random.default_rng(1)
-    for parameter in agent.network.parameters():
+    for parameter in agent.net.parameters():
         parameter.grad = torch.from_numpy(rng.normal(size=parameter.shape).astype(np.float32))
     actions = rng.integers(0, 2, (8, 4))
     found, norms = Histograms(agent, 1).take({"action": actions, "reward": np.zeros(8)})
     params = agent.params()
     assert found.keys() == (
         {f"weights/{name}" for name in params}
-        | {f"gradients/{name}" for name, _ in agent.network.named_parameters()}
+        | {f"gradients/{name}" for name, _ in agent.net.named_parameters()}
         | {"learner/actions"}
     )
-    for name, parameter in agent.network.named_parameters():
+    for name, parameter in agent.net.named_parameters():
         np.testing.assert_array_equal(found[f"weights/{name}"], params[name])
         gradient = parameter.grad.numpy()
         np.testing.assert_array_equal(found[f"gradients/{name}"], gradient)

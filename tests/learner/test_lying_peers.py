@@ -63,8 +63,8 @@ def inserts(agent):
         fields[name][:] = value
         return encoded(Chunk(fields, STEPS, good.offsets, good.lengths, np.ones(1)))
 
-    wide = {**specs, "features": FieldSpec("features", "float16", (agent.feature_size + 1,))}
-    wider = {**good.fields, "features": np.zeros((STEPS, agent.feature_size + 1), np.float16)}
+    wide = {**specs, "features": FieldSpec("features", "float16", (agent.net.head_features + 1,))}
+    wider = {**good.fields, "features": np.zeros((STEPS, agent.net.head_features + 1), np.float16)}
     priorities = lambda value: encoded(priorities=np.full(2, value))  # noqa: E731
     return {
         "another table": (encoded(tables=("again", "mine")), "no_table"),

@@ -77,7 +77,7 @@ def test_every_algorithm_begins_as_it_is_told(name, env):
     usual, other, again = (make_agent(config_of(name, initializer=each), spec, seed=0) for each in kinds)
     layers = [
         f"{path}.weight"
-        for path, module in usual.network.named_modules()
+        for path, module in usual.net.named_modules()
         if isinstance(module, nn.Linear | nn.Conv2d)
     ]
     assert layers

@@ -5,10 +5,9 @@ from torch import nn
 
 from troupe.common.data.instructions import word_ids
 from troupe.common.nets.actor_critic import ActorCritic
-from troupe.common.nets.heads import DuelingHead
 from troupe.common.nets.initializers import lecun_normal
 from troupe.common.nets.language import InstructionEncoder
-from troupe.common.nets.q_network import QNetwork
+from troupe.common.nets.q_network import DuelingHead, QNetwork
 from troupe.common.nets.recurrent import LstmCore, last_step
 from troupe.common.nets.torsos import PIXEL_TORSOS, make_torso
 from troupe.common.rl.normalizers import Normalizer

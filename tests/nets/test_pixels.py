@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from troupe.common.nets.frames import interleaved, unpacked
-from troupe.common.nets.pixels import NormalizedPixels, ScaledPixels
+from troupe.common.nets.pixels import NormalizedPixels, ScaledPixels, interleaved, unpacked
 from troupe.common.nets.q_network import QNetwork
 
 GREY, COLOUR, PLAIN = (20, 18), (3, 20, 18), (3, 20, 18)

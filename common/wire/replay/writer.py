@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from troupe.common.data.accumulator import NStepAccumulator
-from troupe.common.data.schema import Chunk, FieldSpec, Items, as_array
+from troupe.common.data.schema import Chunk, FieldSpec, Items, SlotStep, as_array
 from troupe.common.errors import ConfigError, PeerError
 from troupe.common.wire.replay.client import ReplayClient
 from troupe.common.wire.replay.outbox import Outbox
@@ -297,7 +297,9 @@ class NStepWriter(_Sender):
         action, next_obs = self._form.checked("action", action), self._form.checked("obs", next_obs)
         self._started = not (terminated or truncated)
         values = {"value_taken": 0.0, "value_max": 0.0}  # priorities are given otherwise
-        chunks = self._steps.add(action, reward, values, next_obs, terminated, truncated, version=version)
+        chunks = self._steps.add(
+            SlotStep(action, reward, values, next_obs, terminated, truncated, version=version)
+        )
         self._send(self._with_priority(chunks))
 
     def _complete(self) -> list[Chunk]:

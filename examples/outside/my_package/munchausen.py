@@ -1,21 +1,27 @@
-"""Munchausen DQN (Vieillard, Pietquin and Geist 2020) as an algorithm: a configuration and targets.
+"""Munchausen DQN (Vieillard, Pietquin and Geist 2020): an algorithm of one's own in one file, top to bottom.
 
 Ape-X has the same targets as an option, `agent.munchausen_alpha`; here it is what an algorithm outside this
-tree looks like that learns from transitions as Troupe's do.
+tree looks like that learns from transitions: a configuration, a network, what is stored, and a learner.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from troupe import PixelAgentConfig, register_algorithm, structural, tunable
-from troupe.common.agents.q_learning import TransitionAgent
-from troupe.common.agents.transitions import Transitions
+from troupe.common.agents import Act, Batch, Inputs, Update
+from troupe.common.agents.learners.target import TargetLearner
+from troupe.common.agents.network import NetworkAgent, Step, network_inputs, suited
+from troupe.common.agents.stored.transitions import StoredTransitions
+from troupe.common.data.accumulator import PRIORITY_FLOOR
 from troupe.common.nets.q_network import QNetwork
-from troupe.common.rl.returns import munchausen_target
+from troupe.common.rl.exploration import epsilon_greedy, epsilon_ladder
+from troupe.common.rl.returns import huber, munchausen_target
 
 
 @register_algorithm
@@ -41,20 +47,78 @@ class MunchausenConfig(PixelAgentConfig):
     eval_epsilon: float = tunable(0.001, "Exploration of the evaluator.", ge=0, le=1)
 
 
-class MunchausenAgent(TransitionAgent[MunchausenConfig]):
+class MunchausenAgent(NetworkAgent):
     """Learns from single transitions; `troupe.common.agents.base.Agent` says what each method has to do."""
 
-    def _targets(self, transitions: Transitions, target: QNetwork) -> Tensor:
-        q, next_q = target(torch.cat([transitions.obs, transitions.next_obs])).chunk(2)
-        outcome = transitions.reward, transitions.discount, transitions.action
-        config = self.config
-        return munchausen_target(
-            *outcome, q, next_q, alpha=config.alpha, tau=config.tau, least=config.log_policy_min
-        )
+    config: MunchausenConfig
+    net: QNetwork
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        rate, epsilon = self.config.learning_rate, self.config.adam_epsilon
-        return torch.optim.Adam(self._net.parameters(), lr=rate, eps=epsilon, fused=True)
+    def _network(self) -> QNetwork:
+        config, spec = self.config, self.spec
+
+        def make(torso: str) -> QNetwork:
+            units = config.hidden_units, config.mlp_units
+            return QNetwork(
+                spec.seen_shape, spec.actions.count, torso, *units, False, network_inputs(config, spec)
+            )
+
+        return suited(config, spec, make)
+
+    @cached_property
+    def stored(self) -> StoredTransitions:
+        """What an actor sends to replay, and how a batch of it is read."""
+        return StoredTransitions(self.spec, 1, self.config.gamma, self.device)
+
+    @cached_property
+    def learner(self) -> TargetLearner[QNetwork]:
+        """The optimiser and the target network."""
+        config = self.config
+        optimizer = torch.optim.Adam(
+            self.net.parameters(), lr=config.learning_rate, eps=config.adam_epsilon, fused=True
+        )
+        period = config.target_update_period_updates
+        return TargetLearner(self.net, optimizer, config.max_grad_norm, period_updates=period)
+
+    def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
+        """Each slot explores by an epsilon of its own."""
+        return epsilon_ladder(self.config.epsilon_base, self.config.epsilon_alpha, indices, total_slots)
+
+    @torch.inference_mode()
+    def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
+        """Epsilon-greedy; the extras are what the first priority of a transition is made of."""
+        q = self.net(self._to_device(inputs.obs)).cpu().numpy()
+        action = epsilon_greedy(q, epsilon, rng)
+        return Act(action, {"value_taken": q[np.arange(len(q)), action], "value_max": q.max(axis=1)})
+
+    def decide(self, step: Step) -> dict[str, Tensor]:
+        """The best action as a function of tensors: what `troupe export` writes."""
+        q = self.net(step.obs)
+        return {"action": q.argmax(1), "q": q}
+
+    @torch.inference_mode()
+    def values(self, inputs: Inputs) -> np.ndarray:
+        """The largest Q, for episodes that a time limit cuts off."""
+        return self.net(self._to_device(inputs.obs)).amax(dim=1).cpu().numpy()
+
+    def update(self, batch: Batch) -> Update:
+        """One step of the chosen actions' Q towards Munchausen's targets (equation 2 of the paper)."""
+        config, learner = self.config, self.learner
+        transitions = self.stored.read(batch.fields)
+        with torch.no_grad():
+            q, next_q = learner.target(torch.cat([transitions.obs, transitions.next_obs])).chunk(2)
+            targets = munchausen_target(
+                *(transitions.reward, transitions.discount, transitions.action, q, next_q),
+                alpha=config.alpha,
+                tau=config.tau,
+                least=config.log_policy_min,
+            )
+        taken = self.net(transitions.obs).gather(1, transitions.action[:, None]).squeeze(1)
+        error = targets - taken
+        loss = (self._to_device(batch.weights) * huber(error, config.huber_delta)).mean()
+        learner.step(loss)
+        self.net.observe(transitions.obs)
+        priorities = error.detach().abs().double().cpu().numpy() + PRIORITY_FLOOR
+        return Update(priorities, {"learner/loss": loss.item()} if batch.measure else {})
 
 
 make = MunchausenAgent

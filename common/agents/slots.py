@@ -11,7 +11,7 @@ import numpy as np
 
 from troupe.common.agents.base import Act, Agent, Inputs
 from troupe.common.agents.hindsight import Hindsight
-from troupe.common.data.schema import Chunk
+from troupe.common.data.schema import Chunk, SlotStep
 from troupe.common.envs import Step
 
 
@@ -73,14 +73,16 @@ class Slots:
                 continue
             ended = terminated[slot] or truncated[slot]
             chunks += accumulator.add(
-                actions[slot],
-                rewards[slot],
-                extras[slot],
-                step.final_obs[slot] if ended else step.obs[slot],
-                terminated[slot],
-                truncated[slot],
-                final_values.get(slot, 0.0),
-                version,
+                SlotStep(
+                    actions[slot],
+                    rewards[slot],
+                    extras[slot],
+                    step.final_obs[slot] if ended else step.obs[slot],
+                    terminated[slot],
+                    truncated[slot],
+                    final_values.get(slot, 0.0),
+                    version,
+                )
             )
             if ended:
                 accumulator.start(step.obs[slot])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from troupe.common.nets.frames import as_images, interleaved, stacked
+from troupe.common.nets.pixels import as_images, interleaved, stacked
 
 
 @pytest.mark.parametrize("stack", [1, 2, 4])

@@ -7,27 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from troupe.common.agents.fitting import body_options, network_inputs
-from troupe.common.agents.learning_rate import LearningRate, LearningRateConfig
-from troupe.common.agents.network import descend
+from troupe.common.agents.learners.learning_rate import LearningRate, LearningRateConfig
+from troupe.common.agents.network import Learner, body_options, network_inputs
+from troupe.common.agents.stored.unrolls import Unrolls
 from troupe.common.agents.tensors import below, module_arrays, prefixed, tensors
-from troupe.common.agents.unroll_agent import Unrolls
-from troupe.common.config.fields import (
-    Layers,
-    PixelAgentConfig,
-    TableNeeds,
-    Units,
-    UnitsOrNone,
-    Widths,
-    structural,
-    tunable,
-)
+from troupe.common.config.fields import RecurrentAgentConfig, TableNeeds, structural, tunable
 from troupe.common.nets.recurrent import SequenceBody
 from troupe.common.nets.torsos import Activation, Style
 from troupe.common.rl import policy
@@ -45,21 +35,17 @@ _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 """What /proc/cpuinfo says of processors with units for bfloat16: of Intel's and AMD's the first two."""
 
 
-class PassesConfig(LearningRateConfig, PixelAgentConfig):
+class PassesConfig(LearningRateConfig, RecurrentAgentConfig):
     """Fields of agents that learn in passes."""
 
     table = TableNeeds("queue")
 
-    hidden_units: Units = structural(256, "Width of the layer on top of a pixel torso.")
-    mlp_units: Widths = structural((64, 64), "Widths of the `mlp` torso.")
     activation: Activation = structural("auto", "Of the torso: auto is relu for pixels, tanh for vectors.")
     layer_norm: bool = structural(False, "Normalise what layers of the torso bring forth.")
     residual: bool = structural(False, "Layers of the `mlp` torso add to what goes into them.")
     normalize_vectors: bool = structural(
         False, "The network sees vectors minus their running mean, divided by their deviation, clipped at 10."
     )
-    lstm_units: UnitsOrNone = structural(0, "Width of the LSTM; 0: no memory.")
-    lstm_layers: Layers = structural(1, "Layers of the LSTM.")
     see_last_step: bool = structural(
         False, "Feed the last action and the clipped last reward to the network."
     )
@@ -236,18 +222,17 @@ def faster_dtype(
     return chosen
 
 
-Own = TypeVar("Own", bound=nn.Module)
 OwnSteps = TypeVar("OwnSteps", bound=Steps)
 
 
-class PassesLearning(Generic[Own]):
-    """A `LearningState` that goes over a batch of unrolls several times.
+class PassesLearner(Learner):
+    """A learner that goes over a batch of unrolls several times.
 
     Args:
       config: see there.
       net: the network that learns.
       optimizer: of its parameters, and of those of `own`.
-      own: what an agent holds besides to learn; part of the checkpoint.
+      own: what else an agent needs to learn; part of the checkpoint.
       seed: of the minibatches.
       pixels: observations are pixels, which are made to images once for all passes.
     """
@@ -257,17 +242,16 @@ class PassesLearning(Generic[Own]):
         config: PassesConfig,
         net: SequenceBody,
         optimizer: torch.optim.Optimizer,
-        own: Own,
+        own: nn.Module | None = None,
         *,
         seed: int,
         pixels: bool,
     ) -> None:
-        self.optimizer = optimizer
-        self.own = own
-        self.updates = 0
+        super().__init__(net, optimizer, config.max_grad_norm)
         self.rate = LearningRate(config, optimizer)
         self._config = config
         self._net = net
+        self._own = own or nn.Module()
         self._pixels = pixels
         self._minibatches = Minibatches(config, seed)
         self._dtype: torch.dtype | None = None  # found out at the first update
@@ -335,23 +319,23 @@ class PassesLearning(Generic[Own]):
         return tuple(torch.cat(each, dim=1) for each in zip(*parts, strict=True))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What the agent holds, the learning rate, the generator of minibatches."""
+        """See `Learner`: what the agent holds, the learning rate, the generator of minibatches."""
         return {
-            **prefixed("learning/", module_arrays(self.own)),
+            **prefixed("learning/", module_arrays(self._own)),
             "learning_rate": np.array(self.rate.value),
             "generator": self._minibatches.generator.get_state().numpy().copy(),
         }
 
     def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Takes over what `arrays` gave."""
-        self.own.load_state_dict(tensors(below("learning/", arrays)))
+        """See `Learner`."""
+        self._own.load_state_dict(tensors(below("learning/", arrays)))
         self._minibatches.generator.set_state(torch.from_numpy(arrays["generator"].copy()))
         if self.rate.follows_kl:  # else it is what the configuration says now
             self.rate.value = float(arrays["learning_rate"].reshape(()))  # a file may hold it as [1]
 
     def _step(self, loss: Tensor, measured: dict[str, Tensor]) -> dict[str, Tensor]:
         """One step of the optimiser; returns what was measured, without gradients."""
-        norm = descend(loss, self._net, self.optimizer, self._config.max_grad_norm)
+        norm = self.descend(loss)
         return {
             name: value.detach() for name, value in (measured | {"loss": loss, "grad_norm": norm}).items()
         }

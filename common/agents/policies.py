@@ -1,0 +1,47 @@
+"""What agents with a policy share: its distribution, the network that goes with it, and drawing from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from troupe.common.config.fields import PolicyConfig
+from troupe.common.errors import ConfigError
+from troupe.common.rl.distributions import Distribution, distribution_of
+
+if TYPE_CHECKING:
+    from troupe.common.envs import EnvSpec
+
+
+def policy_distribution(config: PolicyConfig, spec: EnvSpec) -> Distribution:
+    """The distribution over actions; ConfigError where the configured one is not for them."""
+    try:
+        return distribution_of(
+            *(spec.actions, config.action_distribution, config.deviation),
+            *(config.deviation_floor, config.deviation_start),
+        )
+    except ValueError as error:
+        message = f"agent.action_distribution does not suit {spec.id}: {error}; take normal"
+        raise ConfigError(message) from None
+
+
+def policy_options(config: PolicyConfig, policy: Distribution, spec: EnvSpec) -> dict[str, Any]:
+    """Arguments of an `ActorCritic` that follow from its distribution."""
+    chance = config.action_distribution != "tanh"
+    free = spec.actions.reals if chance and not config.deviation_of_input else 0
+    return {"policy_size": policy.size, "free": free}
+
+
+def drawn(
+    policy: Distribution, params: np.ndarray, epsilon: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Actions `[S, ...]` drawn from policies with `params` `[S, P]`.
+
+    That is with chance `epsilon` `[S]`; otherwise the most likely action is taken.
+    """
+    action = policy.sample(params, rng)
+    best = rng.random(len(params)) >= epsilon
+    if best.any():
+        action[best] = policy.mode(params[best])
+    return action

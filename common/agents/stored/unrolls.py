@@ -1,0 +1,128 @@
+"""Unrolls: as many steps in a row as are learned from together, without gaps, across episodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from troupe.common.agents.tensors import on_device
+from troupe.common.data.schema import FieldSpec
+from troupe.common.data.unrolls import TERMINATED, TRUNCATED, UnrollAccumulator, join_memory, unroll_fields
+from troupe.common.nets.pixels import stacked
+from troupe.common.rl.sequences import next_values
+
+if TYPE_CHECKING:
+    from troupe.common.envs import EnvSpec
+
+_NOT_READ = ("memory", "features", "value")
+"""Fields that the network is not given, or not as they are stored."""
+
+
+class Unrolls(NamedTuple):
+    """A batch, time-major, on the device. Entry t of `[T + 1]` belongs to observation t, or led to it."""
+
+    obs: Tensor
+    """`[T + 1, B, *obs_shape]`."""
+    last_action: Tensor
+    """`[T + 1, B, *actions.shape]`, int64 or float."""
+    last_reward: Tensor
+    """`[T + 1, B]` float."""
+    ended: Tensor
+    """`[T + 1, B]` uint8: how the step that led to the observation ended the episode, if it did."""
+    behaviour: Tensor
+    """`[T, B, P]`, parameters of the policy that acted; P is 0 where there is none."""
+    final_value: Tensor
+    """`[T, B]`."""
+    memory: Tensor
+    """`[B, memory_size]` before the first step."""
+
+    def outcomes(self, values: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
+        """What `troupe.common.rl.sequences` wants to know of the steps, given values `[T + 1, B]` of
+        observations.
+
+        Returns:
+          discounts, values of the observations that truly followed, and continues, `[T, B]` each.
+        """
+        ended = self.ended[1:]
+        discounts = gamma * (ended != TERMINATED).to(values.dtype)
+        following = next_values(values, ended == TRUNCATED, self.final_value)
+        return discounts, following, (ended == 0).to(values.dtype)
+
+
+class StoredUnrolls:
+    """Stores unrolls and reads batches of them. `act` gives the extras that `UnrollAccumulator` asks for.
+
+    Args:
+      spec: of the environments.
+      unroll_steps: T.
+      memory_size: width of the recurrent state; 0 without one.
+      staggered: slots that step together complete their unrolls one after the other, and not all at once.
+      behaviour_size: P, how many parameters of a policy `act` gives as `behaviour` of a step.
+      feature_size: F, how many numbers `act` gives as `features` of a step.
+      values: whether `act` gives the `value` of a step.
+      device: where batches are read to.
+
+    Attributes:
+      fields, item_steps, memory_size: see `troupe.common.agents.base.Agent`.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        unroll_steps: int,
+        memory_size: int,
+        *,
+        staggered: bool,
+        behaviour_size: int = 0,
+        feature_size: int = 0,
+        values: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.memory_size = memory_size
+        self.fields: tuple[FieldSpec, ...] = unroll_fields(
+            spec.obs_shape,
+            spec.obs_dtype,
+            spec.stack,
+            spec.actions,
+            behaviour_size,
+            unroll_steps,
+            memory_size,
+            feature_size,
+            values,
+        )
+        self.item_steps = (unroll_steps, unroll_steps)
+        self._spec = spec
+        self._staggered = staggered
+        self._behaviour_size = behaviour_size
+        self._device = device
+
+    def accumulator(self, chunk_steps: int, phase: float = 0.0) -> UnrollAccumulator:
+        """An accumulator of unrolls for one slot; `chunk_steps` has no say in their length."""
+        steps = self.item_steps[0]
+        skipped = int(phase * steps) if self._staggered else 0
+        return UnrollAccumulator(steps, self._spec.stack, self.memory_size, skipped, self._spec.actions)
+
+    def read(self, fields: dict[str, np.ndarray]) -> Unrolls:
+        """The unrolls of items `[B, T, ...]`, ready for the network."""
+        data = {
+            name: on_device(array, self._device) for name, array in fields.items() if name not in _NOT_READ
+        }
+        memory = torch.zeros(len(fields["action"]), 0, device=self._device)
+        if self.memory_size:
+            memory = on_device(join_memory(fields["memory"], self.memory_size), self._device)
+        behaviour = data["reward"].T[1:, :, None][..., :0]
+        if self._behaviour_size:
+            behaviour = data["behaviour"].transpose(0, 1)
+        actions, obs = data["action"].transpose(0, 1), data["obs"].transpose(0, 1)
+        return Unrolls(
+            stacked(obs, data["frames"].T, self._spec.stack) if self._spec.stack else obs,
+            actions if self._spec.actions.reals else actions.long(),
+            data["reward"].T,
+            data["ended"].T,
+            behaviour,
+            data["final_value"].T,
+            memory,
+        )
