@@ -23,6 +23,7 @@ from troupe.common.config.loading import (
     load_config,
     load_layers,
     read_config,
+    section_from_dict,
     with_overrides,
 )
 from troupe.common.config.presets import preset_names, preset_summary
@@ -63,6 +64,7 @@ __all__ = [
     "preset_names",
     "preset_summary",
     "read_config",
+    "section_from_dict",
     "structural",
     "structural_fields",
     "structural_hash",

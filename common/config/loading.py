@@ -428,6 +428,24 @@ def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def section_from_dict(name: str, values: Any, *, source: str = "configuration") -> Any:
+    """Return one section of a configuration from plain values, such as a peer's WELCOME carries.
+
+    Args:
+      name: of the section.
+      values: by field.
+      source: who says so, for the error.
+
+    Raises ConfigError where they are not valid.
+    """
+    try:
+        return SECTIONS[name].model_validate(values)
+    except ValidationError as error:
+        fields = values if isinstance(values, Mapping) else {}
+        origins = {f"{name}.{field}": source for field in fields}
+        raise ConfigError(_explain(error, origins, name)) from None
+
+
 def _validated(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
     tables: dict[str, dict[str, Any]] = {}
     for path, value in values.items():

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
+import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -18,7 +21,9 @@ from troupe.common.runtime import health
 Probe = Callable[[], tuple[bool, str]]
 
 CLIENT_S = 10.0
-"""Who connects and says nothing holds a thread for this long."""
+"""A client that connects and says nothing holds a thread for this long at most."""
+MOST_CLIENTS = 32
+"""Connections at a time. Beyond them the oldest is closed: it has been silent the longest."""
 
 
 class StatusServer:
@@ -79,14 +84,13 @@ class StatusServer:
                 """Keep probes out of the log."""
 
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = _Server((host, port), Handler)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise ConfigError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
             raise ConfigError(
                 f"port {port} for metrics is in use; choose another net.metrics_port, or 0 to turn it off"
             ) from error
-        self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="status-http", daemon=True).start()
 
@@ -94,6 +98,34 @@ class StatusServer:
         """Stop serving and free the port."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """Serves each connection from a thread, and a new one at once however many silent ones there are."""
+
+    daemon_threads = True
+    request_queue_size = 128  # the default of 5 makes the kernel drop what comes while a thread starts
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: deque[socket.socket] = deque()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Make room for the connection, and serve it."""
+        self._open.append(request)
+        while len(self._open) > MOST_CLIENTS:
+            with contextlib.suppress(OSError, IndexError):  # its thread was faster
+                self._open.popleft().shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection that has been served."""
+        with contextlib.suppress(ValueError):
+            self._open.remove(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: a client that goes away in the middle is no news."""
 
 
 class _Collector:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import logging
 import os
@@ -22,6 +23,10 @@ _log = logging.getLogger(__name__)
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+_NO_MEMORY = (
+    "no memory is left for this process: lower replay.capacity_items, replay.batch_size or the number of "
+    "actor processes, or give the machine or container more"
+)
 # Packages that only some installations have, and the extra that brings each.
 _EXTRAS = {
     "torch": "learner,actor",
@@ -216,7 +221,21 @@ def _exit_code(body: Callable[[], int | None]) -> int:
         _say(line)
         return ConfigError.exit_code
     except Exception as error:
+        if _wants_memory(error):
+            _log.info("out of memory", exc_info=error)
+            _say(_NO_MEMORY)
+            return INTERNAL_ERROR  # not a mistake of the configuration: a supervisor may try again
         return _report_defect(error)
+
+
+def _wants_memory(error: Exception) -> bool:
+    """Whether an error means that the machine, or this process's limit, has no memory left."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    words = ("can't allocate memory", "not enough memory", "out of memory", "can't start new thread")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+    )
 
 
 def _report_defect(error: Exception) -> int:

@@ -43,7 +43,12 @@ Slots = Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_RUN_SLOTS)]], Meta(max_l
 """Of one process."""
 Name = Annotated[str, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
-Endpoints = Annotated[list[Text], Meta(max_length=4096)]
+MAX_SHARDS = 128
+"""Live shards of a run: twice as many as it may have, as each may be replaced by one elsewhere."""
+Endpoint = Annotated[str, Meta(max_length=270)]
+"""`tcp://HOST:PORT`, where a host has at most 253 characters, or `ipc://PATH`."""
+Endpoints = Annotated[list[Endpoint], Meta(max_length=MAX_SHARDS)]
+"""All of the longest fit into a header, beside a configuration."""
 
 FieldName = Annotated[str, Meta(pattern=rf"^{FIELD_NAME.pattern}\Z")]
 Shape = Annotated[list[Size], Meta(max_length=7)]

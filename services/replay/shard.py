@@ -107,9 +107,10 @@ def _host_towards(host: str, port: str) -> str:
 def with_run(options: ShardOptions, config: dict[str, Any], seed: int) -> ShardOptions:
     """Return the options with what the run's configuration decides; `seed` is the run's for this shard."""
     # Only these sections: to read that of the agent would import its algorithm, and torch with it.
-    from troupe.common.config import ReplayConfig  # takes a second to import, so not for a shard by itself
+    # It takes a second to import, so not for a shard by itself.
+    from troupe.common.config import section_from_dict
 
-    replay = ReplayConfig.model_validate(config["replay"])
+    replay = section_from_dict("replay", config.get("replay"), source="the run")
     return replace(
         options,
         tables=tuple(replay.shard_tables(replay.shards)),

@@ -26,7 +26,7 @@ def learner(context, tmp_path):
     """A function that has a learner of a run at the same address as the former one."""
     servers = []
 
-    def begin(run):
+    def begin(run, config=CONFIG):
         if servers:
             servers[-1].stop()
         addresses = f"ipc://{tmp_path}/control", f"ipc://{tmp_path}/announce"
@@ -34,7 +34,7 @@ def learner(context, tmp_path):
             ControlServer(
                 context,
                 *addresses,
-                config_dict=CONFIG,
+                config_dict=config,
                 structural_hash="abc",
                 total_slots=4,
                 heartbeat_s=0.2,
@@ -120,6 +120,22 @@ def test_items_of_an_old_run_stay_out_of_a_new_one(learner, member, server, clie
     learner("second")
     status = client(member("--volatile")).status(60)
     assert (status["restored_items"], status["run"]) == (0, "second")
+
+
+@pytest.mark.parametrize(
+    ("replay", "problem"),
+    [
+        ({"capacity_items": 10**12}, "replay.capacity_items = 1000000000000 (the run)"),
+        ({"tables": [{"name": "../../pwn"}]}, "replay.tables"),
+        ("nonsense", "replay"),
+        (None, "replay"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_in_one_line(learner, tmp_path, replay, problem):
+    learner("first", {**CONFIG, "replay": replay})
+    line = refusal(tmp_path, "--learner", f"ipc://{tmp_path}/control", "--data-dir", tmp_path / "data")
+    assert problem in line
+    assert "Traceback" not in line
 
 
 def test_a_shard_does_not_follow_its_address_into_another_run(learner, member, server, client):

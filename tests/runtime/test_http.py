@@ -1,6 +1,7 @@
 """Health and metrics over HTTP."""
 
 import socket
+import threading
 import urllib.error
 import urllib.request
 
@@ -9,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import health
-from troupe.common.runtime.http import StatusServer
+from troupe.common.runtime.http import MOST_CLIENTS, StatusServer
 
 
 def get(server, path):
@@ -85,6 +86,23 @@ def test_labels_and_histograms(monkeypatch):
     assert "# TYPE troupe_lost_total counter" in lines
     assert "# TYPE troupe_free_count gauge" in lines
     assert 'troupe_lost_total{kind="x",service="replay"} 7.0' in later
+
+
+def test_silent_clients_keep_nobody_from_an_answer():
+    server = StatusServer("replay", 0)
+    silent = []
+    try:
+        for _ in range(300):
+            silent.append(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+        for _ in range(3):
+            assert get(server, "/healthz")[0] == 200  # has a deadline of its own, see `get`
+        threads = [thread for thread in threading.enumerate() if "process_request" in thread.name]
+        assert len(threads) <= MOST_CLIENTS + 1
+        assert silent[0].recv(1) == b"", "the oldest was closed"
+    finally:
+        for each in silent:
+            each.close()
+        server.close()
 
 
 def test_health_follows_the_reports(monkeypatch):

@@ -1,5 +1,6 @@
 """Signals, deadlines, exit codes, logs: mostly in real processes."""
 
+import errno
 import logging
 import os
 import signal
@@ -147,6 +148,25 @@ def test_defects_keep_their_traceback(capsys):
     assert any("Traceback" in line for line in lines)
     assert lines[-1] == "troupe: error: internal error, ZeroDivisionError: integer division or modulo by zero"
     logging.getLogger().handlers.clear()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_no_memory_is_one_line_that_says_what_to_lower(capsys, error):
+    def body():
+        raise error
+
+    assert run_main(body) == 70
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no memory is left" in line
+    assert "lower replay.capacity_items" in line
 
 
 def test_exit_codes_of_a_body():

@@ -422,6 +422,10 @@ def test_a_role_does_not_fill_the_record_with_names(serve, connect, secured, mon
     assert server.rejected() == {"too_many": 2}
     actor = connect(server, "actor-0", security=secured("actor"))  # another role has names of its own
     actor.join(60)
+    names = claims.MetricNames()  # and so has another key
+    crowd = {f"actor/{i}": 1.0 for i in range(9)}
+    assert len(names.known("actor", "one", crowd)) == 5
+    assert names.known("actor", "two", {"actor/steps": 4.0}) == {"actor/steps": 4.0}
     actor.send_telemetry({"actor/steps": 1.0})
     assert server.telemetry.get(timeout=60).metrics == {"actor/steps": 1.0}
 

@@ -1,6 +1,10 @@
 import pytest
 
+from troupe.common.config import load_config
+from troupe.common.wire.codec import decode, encode
+from troupe.common.wire.control import messages
 from troupe.common.wire.control.roster import Peer, RefusedError, Roster, ranges
+from troupe.common.wire.types import MAX_SHARDS
 
 
 def peer(name: str, incarnation: int = 1, role: str = "actor", **more) -> Peer:
@@ -32,6 +36,24 @@ def test_slots_may_be_spread_over_all_that_are_free():
     roster.leave(b"actor-0.1")
     assert join(roster, peer("actor-3"), 20) == [0, 3, 4, 8, 10, 11]
     assert join(roster, peer("evaluator"), 0) == []
+
+
+def test_all_shards_of_a_run_fit_into_one_header(roster):
+    """Each address is listed once, and a shard too many is told so: no WELCOME is too long to be read."""
+    longest = [f"tcp://{'h' * 245}{number:03}:65535" for number in range(MAX_SHARDS)]
+    for number, endpoint in enumerate(longest):
+        join(roster, peer(f"replay-{number}", role="replay", endpoint=endpoint), 0)
+    join(roster, peer("replay-1000", role="replay", endpoint=longest[0]), 0)
+    assert sorted(roster.shards()) == sorted(longest)
+    with pytest.raises(RefusedError, match=f"more than {MAX_SHARDS} replay shards"):
+        join(roster, peer("replay-1001", role="replay", endpoint="tcp://one.more:1"), 0)
+    config = load_config("atari57-r2d2-paper").model_dump(mode="json")
+    welcome = messages.Welcome(
+        config=config, slots=list(range(1024)), total_slots=1024, announce="a", shards=roster.shards(),
+        heartbeat_s=1.0, liveness_s=10.0, session=1, version=1, steps=1, updates=1, stopping=False,
+    )  # fmt: skip
+    read = messages.Welcome.of(decode(encode(welcome.message())))
+    assert len(read.shards) == MAX_SHARDS
 
 
 def test_a_lease_lives_on_any_message_and_dies_of_silence(roster):

@@ -57,7 +57,7 @@ class Hello(Body, kw_only=True):
     hash: Annotated[str, Meta(max_length=256)] = ""
     slots_wanted: Annotated[int, Meta(ge=0, le=types.MAX_PROCESS_SLOTS)] = 0
     slots_held: types.Slots = msgspec.field(default_factory=list)
-    replay_endpoint: types.Text = ""
+    replay_endpoint: types.Endpoint = ""
     host: Annotated[str, Meta(max_length=255)] = ""
     pid: types.U64 = 0
     software: types.Text = ""

@@ -11,6 +11,7 @@ from troupe.common.errors import RefusedError
 from troupe.common.wire import messages
 from troupe.common.wire.security import claims
 from troupe.common.wire.security.claims import Allowance
+from troupe.common.wire.types import MAX_SHARDS
 
 _REMEMBERED_NAMES = 4096
 _REMEMBERED_INCARNATIONS = 64
@@ -100,6 +101,8 @@ class Roster:
         previous = self._by_name.get(peer.name)
         if previous is not None:
             self._check_owner(previous, peer)
+        if peer.endpoint and len({*self.shards(), peer.endpoint}) > MAX_SHARDS:
+            raise RefusedError(messages.TOO_MANY, f"more than {MAX_SHARDS} replay shards; stop one first")
         past = self._remember(peer)
         if peer.incarnation in past.incarnations[:-1]:
             raise RefusedError(
@@ -159,8 +162,9 @@ class Roster:
         return {peer.incarnation: len(peer.slots) for peer in self._by_name.values() if peer.slots}
 
     def shards(self) -> list[str]:
-        """Endpoints of the replay shards, in the natural order of their names."""
-        return [self._by_name[name].endpoint for name in self.names() if self._by_name[name].endpoint]
+        """Endpoints of the replay shards, each once, in the natural order of their names."""
+        endpoints = (self._by_name[name].endpoint for name in self.names())
+        return list(dict.fromkeys(filter(None, endpoints)))
 
     def snapshot(self, now_s: float) -> list[dict[str, Any]]:
         """All peers as plain values, for logs and status files."""

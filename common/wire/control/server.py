@@ -418,7 +418,7 @@ class ControlServer:
         claims.check_telemetry(peer.role, body.metrics, body.fields, body.blobs)
         if body.blobs and not self._videos.take():
             raise RefusedError(messages.TOO_MANY, "more films than a run may make")
-        metrics = self._metric_names.known(peer.role, body.metrics)
+        metrics = self._metric_names.known(peer.role, peer.key, body.metrics)
         if self._evaluations is not None:
             claims.check_evaluation(body.metrics, body.fields)
             if "part" in body.fields and not self.telemetry.full():  # else it is to be played once more
@@ -427,9 +427,8 @@ class ControlServer:
                 # Whatever names came before: the version is how the parts find each other.
                 metrics = metrics | {"eval/version": body.metrics["eval/version"]}
         if self._server and (more := len(body.metrics) - len(metrics)):
-            detail = (
-                f"{more} metrics with names beyond {claims.MAX_METRIC_NAMES} of the role {peer.role} dropped"
-            )
+            most = claims.MAX_METRIC_NAMES
+            detail = f"{more} metrics dropped: more than {most} names of the role {peer.role} and its key"
             self._server.rejections.count(peer.identity, messages.TOO_MANY, detail)
         played = self._evaluated if peer.role == "evaluator" else None
         report = Telemetry(peer.name, peer.role, peer.incarnation, metrics, body.fields, body.blobs, played)

@@ -61,7 +61,7 @@ class Claim:
 
 _METRICS_RULE = (
     f"{MAX_METRICS} metrics a report, whose values are within 10^30; names of letters, digits, `_`, `-`, and "
-    f"`/` or `.` between them; {MAX_METRIC_NAMES} names of all with the role, others are dropped"
+    f"`/` or `.` between them; {MAX_METRIC_NAMES} names of all with the role and key, others are dropped"
 )
 
 CLAIMS: dict[str, Claim] = {
@@ -247,15 +247,18 @@ def check_telemetry(
 
 
 class MetricNames:
-    """The names of metrics that the services of each role report: what is kept by name keeps its size."""
+    """The names of metrics that each role and key reports: what is kept by name keeps its size.
+
+    By key as well, or one key could use up the names of all others with its role.
+    """
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._of: dict[str, set[str]] = {}
+        self._of: dict[tuple[str, str], set[str]] = {}
 
-    def known(self, role: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    def known(self, role: str, key: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """Those of a report whose names are known, or for which there is room."""
-        names = self._of.setdefault(role, set())
+        names = self._of.setdefault((role, key), set())
         for name in metrics:
             if len(names) < MAX_METRIC_NAMES:
                 names.add(name)
