@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from troupe.common.envs import VectorEnv
+from troupe.common.envs.calls import RESET
 from troupe.common.runtime.lifecycle import INTERNAL_ERROR
 
 _log = logging.getLogger(__name__)
@@ -20,6 +21,8 @@ PERIOD_S = 0.5
 ENDS_AFTER = 6
 """Times `actor.env_stall_s` after which a hanging environment ends the process."""
 MAX_TEXT = 400
+SLOTS_AT_A_TIME = 8
+"""An engine that resets all its slots in one call may take `env_stall_s` for every so many of them."""
 
 Report = Callable[[dict[str, float], dict[str, str]], object]
 
@@ -37,7 +40,9 @@ class EnvWatch:
         self._report = report
         self._stall_s = stall_s
         self._failures = self._hangs = 0
-        self._seen: dict[tuple[int, int | None, int], tuple[float, str]] = {}  # how long, and which call
+        self._seen: dict[
+            tuple[int, int | None, int], tuple[float, str, float]
+        ] = {}  # how long, which call, patience
         self._for_good = ""
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -92,17 +97,21 @@ class EnvWatch:
                 key = index, call.slot, call.number
                 before_s = before[key][0] if key in before else -passed_s
                 now_s = before_s + passed_s
-                self._seen[key] = now_s, f"{env.spec.id} hung {call}"
+
+                stall_s = self._stall_s
+                if call.slot is None and call.call == RESET:
+                    stall_s *= max(1.0, env.num_slots / SLOTS_AT_A_TIME)
+                self._seen[key] = now_s, f"{env.spec.id} hung {call}", stall_s
                 text = f"{env.spec.id} hangs {call}, for {now_s:.0f} s"
-                if before_s < self._stall_s <= now_s:
+                if before_s < stall_s <= now_s:
                     self._hangs += 1
-                    _log.warning("%s; after %.0f s the actor ends", text, ENDS_AFTER * self._stall_s)
-                if max(0.0, before_s) // self._stall_s < now_s // self._stall_s:
+                    _log.warning("%s; after %.0f s the actor ends", text, ENDS_AFTER * stall_s)
+                if max(0.0, before_s) // stall_s < now_s // stall_s:
                     found.append(text)
-                if now_s >= ENDS_AFTER * self._stall_s:
+                if now_s >= ENDS_AFTER * stall_s:
                     self._for_good = text
         over = [before[key] for key in before.keys() - self._seen.keys()]
-        found += [f"{words}, for {seconds:.0f} s" for seconds, words in over if seconds >= self._stall_s]
+        found += [f"{words}, for {seconds:.0f} s" for seconds, words, stall_s in over if seconds >= stall_s]
         return found
 
 

@@ -14,6 +14,7 @@ _RATE_WINDOW_S = 60.0
 _RATES = ("speed/", "gpu/")
 """Metrics that say nothing once the learner is silent."""
 _STARVED_SHARE = 0.3  # of the demand; the scheduler alone causes less where cores are free
+_SLOW_STEP_MS = 5.0
 _SETTLED_S = 30.0  # before, starting processes take the processor and caches are cold
 
 
@@ -49,6 +50,9 @@ class RunView:
     elapsed_s: float = 0.0
     eta_s: float | None = None
     min_items: int = 0
+    env_rounds: float = (
+        1.0  # steps that a thread of an actor takes one after the other for a step of all slots
+    )
     capacity_items: int = 0
     cores: int = 1
 
@@ -164,6 +168,12 @@ def verdict(view: RunView) -> tuple[str, str]:
     if busy > 0.9 * view.cores:
         shares = f"learner {learner:.1f}, actors {actors:.1f} of {view.cores} cores"
         return f"bottleneck: CPU ({shares}; {waits})", "more cores, or actors on other machines, would help"
+    step_ms = view.metrics.get("actor/env_ms", 0.0) / max(1.0, view.env_rounds)
+    actor_count = sum(service.name.startswith("actor-") for service in view.services)
+    if wait_share >= 0.3 and step_ms >= _SLOW_STEP_MS and actors < 0.5 * actor_count:
+        # Actors that wait for their environments use no processor, whatever else is busy on the machine.
+        slow = f"bottleneck: the environment takes {step_ms:,.0f} ms a step"
+        return slow, "--actor.env_threads (or --env.processes) steps several at a time"
     starved = sum(service.starved for service in view.services)
     if starved > _STARVED_SHARE * (busy + starved):
         wanted = min(busy + starved, view.cores)  # every thread that waits counts, more than there are cores

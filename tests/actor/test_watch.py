@@ -14,6 +14,7 @@ import pytest
 from tests.harness import until
 from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import VectorEnv, make_vector
+from troupe.common.envs.calls import RESET, STEP, Calls
 from troupe.services.actor.watch import EnvWatch
 
 BROKEN = "tests.envs.broken:Broken-v0"
@@ -72,6 +73,26 @@ def test_how_long_a_hang_was_is_told_when_it_is_over(
     watched.look()
     assert reports[-1][0]["actor/env_hangs_total"] == 1.0
     assert reports[-1][1]["trouble"].startswith(f"{BROKEN} hung at step 1, slot 0, for 19")
+
+
+def test_a_reset_of_many_slots_in_one_call_is_no_hang_of_one(
+    watch: Callable[[VectorEnv, float], tuple[EnvWatch, Reports]],
+) -> None:
+    env = make("", at=0)
+    env.num_slots, env.calls = 48, Calls(48, whole=True)
+    watched, reports = watch(env, 1000.0)
+    env.calls.enter(0, RESET)
+    watched.look()
+    watched.look(5900.0)
+    assert not reports, "48 slots have six times as long"
+    watched.look(200.0)
+    assert reports[-1][1]["trouble"].startswith(f"{BROKEN} hangs in reset(), all slots, for 6")
+    env.calls.leave(0)
+    env.calls.enter(0, STEP, 1)
+    watched.look()
+    watched.look(1000.0)
+    assert reports[-1][0]["actor/env_hangs_total"] == 2.0, "a step has no longer than that of one slot"
+    env.calls.leave(0)
 
 
 def test_a_hang_is_counted_once_while_it_lasts(

@@ -120,6 +120,18 @@ def changed(**metrics):
             "bottleneck: this machine, busy with other programs (the run gets 0.7 of the 2.0 cores",
             "fewer of them",
         ),
+        (
+            view(
+                {
+                    **STATUS,
+                    "metrics": {**STATUS["metrics"], "actor/env_ms": 400.0, "learner/wait_share": 0.9},
+                },
+                [ServiceView("learner", "running", 0.1, starved=0.5), ServiceView("actor-0", "running", 0.1)],
+                env_rounds=8,
+            ),
+            "bottleneck: the environment takes 50 ms a step",
+            "--actor.env_threads",
+        ),
         (view(cores=1), "bottleneck: CPU (learner 0.6, actors 0.5 of 1 cores", "more cores"),
     ],
 )
