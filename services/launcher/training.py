@@ -99,6 +99,12 @@ def resume(
 def _launch(
     config: Config, run_dir: Path, resume: bool, progress: bool | None, stop: StopSignal | None
 ) -> None:
+    if not config.actor.processes:
+        # Possible: actors of one's own may join through the sockets in the run directory.
+        print(
+            "troupe: warning: actor.processes is 0: this run waits until an actor joins it from elsewhere",
+            file=sys.stderr,
+        )
     from troupe.services.launcher import launcher  # takes a while, and what is wrong is told before
 
     launcher.run(config, run_dir, resume=resume, progress=progress, stop=stop)

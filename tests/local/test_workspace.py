@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from troupe.common.config import load_config
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.runtime.checkpoint import save_checkpoint
-from troupe.services.launcher import workspace
+from troupe.services.launcher import launcher, training, workspace
 from troupe.services.launcher.workspace import (
     claimed_run_dir,
     damage,
@@ -176,3 +177,15 @@ def test_the_command_is_one_that_the_users_shell_finds(tmp_path, monkeypatch):
     assert own_command() == "venv/troupe"
     monkeypatch.setenv("PATH", str(tmp_path / "venv"))
     assert own_command() == "troupe"
+
+
+def test_a_run_without_actors_of_its_own_is_warned_of(monkeypatch, capsys, tmp_path):
+    launched = []
+    monkeypatch.setattr(launcher, "run", lambda *arguments, **named: launched.append(arguments))
+    for count in ("0", "1"):
+        training._launch(
+            load_config("cartpole-apex", None, {"actor.processes": count}, {}), tmp_path, False, None, None
+        )
+        warned = "actor.processes is 0: this run waits until an actor joins" in capsys.readouterr().err
+        assert warned == (count == "0")
+    assert len(launched) == 2, "it may be meant"
