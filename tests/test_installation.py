@@ -5,6 +5,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from troupe.common import installation
 
 ROOT = Path(__file__).parents[1]
@@ -58,3 +60,40 @@ def test_a_clone_s_folder_does_not_hide_the_package(tmp_path):
     code = "import troupe; print(troupe.train.__name__)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert told.stdout == "train\n", told.stderr
+
+
+def _extras() -> dict[str, list[str]]:
+    """What each extra needs, other extras resolved."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+    def needs(name: str) -> list[str]:
+        own = []
+        for need in extras[name]:
+            inner = re.fullmatch(rf"{installation.DISTRIBUTION}\[(.+)\]", need)
+            own += [each for other in inner[1].split(",") for each in needs(other)] if inner else [need]
+        return own
+
+    return {name: needs(name) for name in extras}
+
+
+EXTRAS = _extras()
+APART = sorted(name for name, needs in EXTRAS.items() if not set(needs) <= set(EXTRAS["dev"]))
+
+
+def test_the_extras_that_no_other_test_installs_are_known():
+    assert APART == ["gpu", "mlflow", "s3", "trackio", "wandb"]
+
+
+@pytest.mark.parametrize("extra", APART)
+def test_every_extra_can_be_installed_with_the_pins(extra):
+    """The other extras are those of `dev`, which these tests run with."""
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
+    done = subprocess.run(
+        [*pip, "-c", str(ROOT / "constraints.txt"), *EXTRAS[extra]],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    if "No matching distribution" in done.stderr and "conflict" not in done.stderr:
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, done.stderr[-2000:]
