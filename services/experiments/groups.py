@@ -16,7 +16,7 @@ from troupe.common.runtime.metrics import EVALUATION_AGE, EVALUATION_RETURN, TRA
 from troupe.services.experiments.runs import Run, Series
 
 _NEVER = {"run.seed", "run.name"}
-ENV, PRESET = "env.id", "run.preset"
+ENV, PRESET, ALGORITHM = "env.id", "run.preset", "agent.algorithm"
 
 
 @dataclass(frozen=True)
@@ -142,22 +142,33 @@ def differing_fields(runs: Sequence[Run]) -> list[str]:
     """Fields in which runs differ, without seeds, names, the environment, and what belongs to a machine.
 
     Runs of several presets differ in too much to list: the preset stands for it, and besides only what
-    differs among runs of one preset.
+    differs among runs of one preset. Without a preset, as `troupe train --algo` begins, the algorithm and the
+    environment have chosen the values: the algorithm stands for them, and what differs among its runs of
+    one environment.
     """
-    presets = {str(run.fields.get(PRESET, "")) for run in runs}
-    if len(presets) == 1:
+    kinds: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for run in runs:
+        fields = run.fields
+        preset = str(fields.get(PRESET, ""))
+        kind: tuple[str, ...] = (preset,) if preset else ("", str(fields.get(ALGORITHM, "")), run.env_id)
+        kinds.setdefault(kind, []).append(fields)
+    if len(kinds) == 1:
         return _differing([run.fields for run in runs])
-    within: dict[str, None] = {PRESET: None}
-    for preset in sorted(presets):
-        same = [run.fields for run in runs if str(run.fields.get(PRESET, "")) == preset]
-        within.update(dict.fromkeys(_differing(same)))
+    within: dict[str, None] = {}
+    if len({kind[0] for kind in kinds}) > 1:
+        within[PRESET] = None
+    if len({kind[1] for kind in kinds if len(kind) > 1}) > 1:
+        within[ALGORITHM] = None
+    for kind in sorted(kinds):
+        within.update(dict.fromkeys(_differing(kinds[kind])))
     return list(within)
 
 
 def labelled(runs: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> list[str]:
     """What names each run: `learning_rate=0.001 gamma=0.9`; whole names where short ones are ambiguous."""
     short = short_names(fields)
-    return [" ".join(_said(field, short[field], run.get(field)) for field in fields) for run in runs]
+    said = ([_said(field, short[field], run.get(field)) for field in fields] for run in runs)
+    return [" ".join(filter(None, words)) for words in said]
 
 
 def short_names(fields: Collection[str]) -> dict[str, str]:

@@ -123,6 +123,22 @@ def test_runs_of_several_presets_are_told_apart_by_them(tmp_path):
     assert found.labels == [f"cartpole-ppo gamma={g}" for g in ("0.99", "0.9")] + ["cartpole-pqn gamma=0.99"]
 
 
+def test_runs_without_a_preset_are_told_apart_by_their_algorithms(tmp_path):
+    """`troupe train --algo` writes no preset, and its values differ in all that the environments do."""
+    own = {"run__preset": ""}
+    make_run(tmp_path / "a", env__id="gym:CartPole-v1", **own)
+    make_run(tmp_path / "b", env__id="gym:Acrobot-v1", agent__learning_rate="0.1", **own)
+    make_run(tmp_path / "c", "cartpole-pqn", **own)
+    runs = [read_run(path) for path in find_runs([tmp_path])]
+    assert groups.compare(runs[:2]).labels == [""]
+    found = groups.compare(runs)
+    assert found.by == ["agent.algorithm"]
+    assert found.labels == ["algorithm=policy_gradient", "algorithm=pqn"]
+    make_run(tmp_path / "d", "cartpole-pqn")
+    mixed = groups.compare([*runs, read_run(tmp_path / "d")])
+    assert mixed.labels == ["algorithm=policy_gradient", "algorithm=pqn", "cartpole-pqn algorithm=pqn"]
+
+
 def test_compare_by_a_field_and_in_json(tmp_path, capsys):
     for seed, value in ((1, 3.0), (2, 5.0), (3, 10.0)):
         make_run(tmp_path / "r" / str(seed), returns=[(10, 20.0), (50, value)], run__seed=str(seed))
