@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+_TOGETHER_S = 0.1  # nobody presses Ctrl-C twice in that time
 _NO_MEMORY = (
     "no memory is left for this process: lower replay.capacity_items, replay.batch_size or the number of "
     "actor processes, or give the machine or container more"
@@ -78,7 +79,8 @@ class StopSignal:
 
     The first signal asks for a clean stop. A second one, or `force_after_s` seconds spent stopping, ends the
     process at once: a service that hangs while it stops must never become a process that nobody can stop.
-    With `force_after_s=None` neither happens, and the caller looks at `signals` himself.
+    With `force_after_s=None` neither happens, and the caller looks at `signals` himself. Signals that come
+    together are one: `timeout` sends its signal to the process, and then to the group that it is in.
 
     A pipe carries the news rather than a `threading.Event`, whose lock the interrupted code may hold.
     """
@@ -87,6 +89,7 @@ class StopSignal:
         """Create the flag; `install` connects it to the signals."""
         self._requested = False
         self._signals = 0
+        self._counted_s = -_TOGETHER_S
         self._force_after_s = force_after_s
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
@@ -107,6 +110,10 @@ class StopSignal:
         self._former = {}
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if now_s - self._counted_s < _TOGETHER_S:
+            return
+        self._counted_s = now_s
         self._signals += 1
         if self._force_after_s is not None:
             if self._signals > 1:

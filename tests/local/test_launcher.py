@@ -206,6 +206,7 @@ def test_ctrl_c_twice_does_not_wait_for_the_deaf(launch):
     run.wait_all_up()
     run.process.send_signal(signal.SIGINT)
     run.wait_until(lambda: "stopping on request" in run.output.read_text())
+    time.sleep(0.2)  # else both are taken for one
     run.process.send_signal(signal.SIGINT)
     code, output = run.wait(30.0)  # not the forty seconds that a learner has for its checkpoint
     assert code == 130, "killed before its first checkpoint"

@@ -79,8 +79,16 @@ def test_a_second_signal_ends_a_process_that_hangs_while_it_stops(python):
     process = started(python(STOPPABLE.format(force=60, then="print('ready', flush=True); time.sleep(60)")))
     process.send_signal(signal.SIGINT)
     started(process)
+    time.sleep(0.2)  # else both are taken for one
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
+
+
+def test_signals_that_come_together_are_one(python):
+    process = started(python(STOPPABLE.format(force=60, then="time.sleep(1)")))
+    for number in (signal.SIGTERM, signal.SIGINT):  # two alike may arrive as one anyway
+        process.send_signal(number)
+    assert process.wait(60) == 0, "`timeout` signals a process and its group"
 
 
 def test_a_process_that_hangs_while_it_stops_ends_itself_and_says_where(python):
