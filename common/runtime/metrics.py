@@ -283,6 +283,42 @@ class MetricsWriter:
             self._events.close()
 
 
+class ClosedRecord(MetricsWriter):
+    """The record of a run that is complete: it has its time and takes nothing more."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        """Read how long the run has run."""
+        self._run_dir = Path(run_dir)
+        self.last: dict[str, float] = {}
+        self.failed_writes_total = 0
+        self._throttle = Throttle(60.0)
+        self._started = time.monotonic() - _repair_and_last_wall_s(self._run_dir / CSV_FILE)
+
+    def add(self, source: str, metrics: Mapping[str, float], **moment: Any) -> None:
+        """Nothing, as with all methods below."""
+
+    def add_evaluation(self, version: int, games: Sequence[Sequence[float]], **moment: Any) -> None:
+        """See `add`."""
+
+    def add_histograms(self, values: Mapping[str, np.ndarray], *, steps: int) -> None:
+        """See `add`."""
+
+    def add_video(
+        self, source: str, name: str, video: np.ndarray | bytes, mp4: np.ndarray | None = None, *, steps: int
+    ) -> Path | None:
+        """See `add`."""
+        return None
+
+    def add_text(self, name: str, text: str) -> None:
+        """See `add`."""
+
+    def flush(self) -> None:
+        """See `add`."""
+
+    def close(self) -> None:
+        """See `add`."""
+
+
 def tensorboard_tag(source: str, name: str) -> str:
     """Name a curve: services of one kind share `train/...`, but each has its own `actor/...` or `replay/...`.
 

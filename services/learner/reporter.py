@@ -19,6 +19,7 @@ from troupe.common.runtime.metrics import (
     EVALUATION_AGE,
     EVALUATION_RETURN,
     TRAINING_RETURN,
+    ClosedRecord,
     MetricsWriter,
     read_rows,
 )
@@ -83,7 +84,12 @@ class Reporter:
         self._actor_returns = ActorReturns(explores)
         self._leases: dict[int, set[int]] = {}
         track = None if trackers is None else trackers.add
-        self.writer = MetricsWriter(run_dir, resumed_steps=resumed_steps, track=track)
+        self._closed = resumed_steps is not None and resumed_steps >= total_steps  # complete before
+        self.writer: MetricsWriter = (
+            ClosedRecord(run_dir)
+            if self._closed
+            else MetricsWriter(run_dir, resumed_steps=resumed_steps, track=track)
+        )
         self.films = FilmWriter(self.writer)
         self._games = EpisodesFile(run_dir, self.writer)
         self._run_dir = run_dir
@@ -126,6 +132,8 @@ class Reporter:
 
     def collect(self, telemetry: Telemetry) -> None:
         """Take in one message of a service, which the control server has checked."""
+        if self._closed:  # an evaluator that comes late would play, and keep, another evaluation
+            return
         if self._gathered is not None and "part" in telemetry.fields:
             complete = self._counters.steps >= self._total_steps
             self._collect_all(self._gathered.add(telemetry, complete=complete))

@@ -213,12 +213,14 @@ class Learner:
                     _log.info("learner waits for batches: %s", self.prefetch.wait_reason)
                 self._housekeeping()
             if self._complete():
-                self._learn_the_rest()
+                if not self._complete_before:
+                    self._learn_the_rest()
                 self._finish()
             # Last of all, so that what is resumed later has every step that the status shows.
             self._collect(LAST_COLLECT_S)
             self.counters.budget.close()
-            self.checkpoints.save()
+            if not self._complete_before:  # else everything is in the run directory already
+                self.checkpoints.save()
         finally:
             self._close()
 

@@ -49,21 +49,22 @@ def evaluated(client, config, score):
     return games.params
 
 
-def report(config, metrics, fields=None, steps=0):
-    """An actor comes, has made so many steps, reports, and leaves."""
+def report(config, metrics, fields=None, steps=0, role="actor"):
+    """An actor, or another service, comes, has made so many steps, reports, and leaves."""
     context = Context()
     client = ControlClient(
         context,
         config.net.control,
-        role="actor",
-        name="actor-0",
+        role=role,
+        name=f"{role}-0",
         incarnation=new_incarnation(),
-        slots_wanted=4,
+        slots_wanted=4 if role == "actor" else 0,
     )
     try:
         client.join(60.0)
         params = client.wait_params(60.0)
-        make_steps(client, steps, at_once=4)
+        if steps:
+            make_steps(client, steps, at_once=4)
         assert client.send_telemetry(metrics, fields=fields or {})
         time.sleep(0.5)
     finally:
@@ -174,6 +175,26 @@ def test_a_run_that_is_complete_already_says_so_to_whoever_comes(tmp_path):
     again.end()  # does not wait for the rest of the time
     at_once = run_learner(config, tmp_path, resume=True)
     at_once.join()
+
+
+def test_nothing_is_added_to_the_record_of_a_run_that_is_complete(tmp_path):
+    config = make_config(tmp_path, **{"run.total_steps": "50"})
+    first = run_learner(config, tmp_path)
+    report(config, {}, steps=50)
+    first.end()
+
+    def record():
+        files = (path for path in tmp_path.rglob("*") if path.is_file() and path.name != "status.json")
+        return {path.relative_to(tmp_path): path.read_bytes() for path in files}
+
+    before = record()
+    assert {"metrics.csv", "episodes.csv"} <= {path.name for path in before}
+    again = run_learner(config, tmp_path, resume=True, linger_s=600.0)
+    report(config, {"actor/steps": 1.0}, steps=0)
+    evaluation = {"eval/episode_return": 9.0, "eval/version": 1.0}
+    report(config, evaluation, role="evaluator", fields={"episodes": [[9.0, 3]]})
+    again.end()
+    assert record() == before
 
 
 def test_nonsense_from_a_service_does_not_stop_the_learner(tmp_path):
