@@ -271,7 +271,9 @@ class EvaluatorConfig(Section):
         ge=1,
         le=MAX_PROCESSES,
     )
-    episodes: int = tunable(5, "Games per evaluation.", ge=1, le=1 << 16)
+    episodes: int = tunable(
+        5, "Games per evaluation; fewer than an environment's levels leave some out.", ge=1, le=1 << 16
+    )
     period_s: float = tunable(60.0, "Least seconds between the starts of two evaluations.", ge=0)
     timeout_s: float = tunable(
         3600.0, "Seconds after which an evaluation is over, with the games that have come.", gt=0

@@ -60,6 +60,7 @@ class EnvSpec:
         (`troupe.common.data.instructions`).
         packed_bits: pixels are 0 or 255, and a byte of an observation is eight of a row, as `numpy.packbits`
             packs them: so they are sent and stored, and only networks unpack them.
+        tasks: names of the levels that the id stands for, see `Episode.task`; empty where it is but one.
     """
 
     id: str
@@ -72,6 +73,7 @@ class EnvSpec:
     instruction_words: int = 0
     obs_leaves: tuple[Leaf, ...] = ()
     packed_bits: bool = False
+    tasks: tuple[str, ...] = ()
 
     @property
     def seen_shape(self) -> tuple[int, ...]:

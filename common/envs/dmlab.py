@@ -106,6 +106,7 @@ def make_spec(config: EnvConfig) -> EnvSpec:
     if chosen["width"] < 2 * MAX_WORDS:
         raise ConfigError(f"env.kwargs width of {config.id} should be at least {2 * MAX_WORDS}")
     words = MAX_WORDS if chosen["instructions"] else 0
+    levels = levels_of(config.id, evaluation=False)
     return EnvSpec(
         id=config.id,
         obs_shape=(3, chosen["height"] + bool(words), chosen["width"]),
@@ -115,6 +116,7 @@ def make_spec(config: EnvConfig) -> EnvSpec:
         frames_per_step=config.frame_skip,
         pixels=True,
         instruction_words=words,
+        tasks=tuple(map(task_of, levels)) if len(levels) > 1 else (),
     )
 
 

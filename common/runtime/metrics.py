@@ -171,6 +171,8 @@ class MetricsWriter:
         frames: int,
         updates: int,
         ago_s: float = 0.0,
+        tasks: Sequence[str] = (),
+        levels: int = 0,
     ) -> None:
         """Append the games of one evaluation to `RUN/evaluations.jsonl`, a JSON object a line.
 
@@ -184,11 +186,15 @@ class MetricsWriter:
             frames: emulator frames of the run then.
             updates: learner updates of the run then.
             ago_s: how long ago that was.
+            tasks: which level of several each game was.
+            levels: how many levels there are.
         """
         row: dict[str, Any] = {"wall_s": round(self._wall_s(ago_s), 3), "steps": steps, "frames": frames}
         row |= {"updates": updates, "version": version, "age_s": round(ago_s, 3)}
         row |= {"returns": [float(game[0]) for game in games]}
         row |= {"lengths": [int(game[1]) for game in games]}
+        if tasks:
+            row |= {"levels_played": len(set(tasks)), "levels": levels, "level_of_game": list(tasks)}
         path = self._run_dir / EVALUATIONS_FILE
         with self.tolerant():
             cut_half_line(path)  # of a row for which the disk had no room

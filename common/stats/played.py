@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from troupe.common.stats.scores import human_normalized
+
+LEVELS_PLAYED, LEVELS = "eval/levels_played", "eval/levels"
+"""Metrics of an evaluation: how many of an environment's levels had a game, of how many that it has."""
+
+
+def levels_missed(metrics: Mapping[str, float]) -> str:
+    """`12 of 30 levels` where the evaluation in `metrics` played some only; else empty."""
+    played, levels = metrics.get(LEVELS_PLAYED), metrics.get(LEVELS)
+    if played is None or levels is None or played >= levels:
+        return ""
+    return f"{played:.0f} of {levels:.0f} levels"
 
 
 @dataclass(frozen=True)
@@ -19,6 +31,8 @@ class Result:
     """Which of several each was; empty where an environment is but one."""
     told: dict[str, float] = field(default_factory=dict)
     """Means of what the environment says of its episodes, such as `is_success`."""
+    levels: int = 0
+    """Tasks that the environment has; 0 where it is but one. Not all of them need have been played."""
 
     @property
     def mean_return(self) -> float:
@@ -40,15 +54,26 @@ class Result:
         if not self.tasks:
             one = human_normalized(env_id, self.mean_return)
             return {} if one is None else {"human_normalized": one}
-        family = env_id.partition(":")[0]
-        each = [human_normalized(f"{family}:{task}", score) for task, score in self.by_task().items()]
-        known = [score for score in each if score is not None]
+        known = list(self.human_normalized_by_task(env_id).values())
         if not known:
             return {}
         capped = [min(1.0, score) for score in known]
         return {
             "human_normalized": float(np.mean(known)),
             "human_normalized_capped": float(np.mean(capped)),
+        }
+
+    def human_normalized_by_task(self, env_id: str) -> dict[str, float]:
+        """The score of each task that was played, as far as those of humans are known."""
+        family = env_id.partition(":")[0]
+        each = {task: human_normalized(f"{family}:{task}", mean) for task, mean in self.by_task().items()}
+        return {task: score for task, score in each.items() if score is not None}
+
+    def task_metrics(self, env_id: str, prefix: str) -> dict[str, float]:
+        """Mean return and score of each task: `PREFIX/return/TASK`, `PREFIX/human_normalized/TASK`."""
+        scores = self.human_normalized_by_task(env_id)
+        return {f"{prefix}/return/{task}": mean for task, mean in self.by_task().items()} | {
+            f"{prefix}/human_normalized/{task}": score for task, score in scores.items()
         }
 
     @property
@@ -75,4 +100,6 @@ class Result:
         }
         metrics |= {f"eval/{name}": value for name, value in self.human_normalized(env_id).items()}
         metrics |= {f"eval/env/{name}": value for name, value in self.told.items()}
-        return metrics | {f"eval/return/{task}": mean for task, mean in self.by_task().items()}
+        if self.tasks:
+            metrics |= {LEVELS_PLAYED: float(len(self.by_task())), LEVELS: float(self.levels)}
+        return metrics | self.task_metrics(env_id, "eval")

@@ -22,8 +22,8 @@ from troupe.services.actor.watch import EnvWatch
 _log = logging.getLogger(__name__)
 
 STALL_LIMIT_S = 60.0
-MAX_GAMES = 2000
-"""Of one report: all have to fit in the header of a message."""
+MAX_GAMES, MAX_NAMED_GAMES = 2000, 500
+"""Of one report, without and with the names of their tasks: all have to fit in the header of a message."""
 
 
 class Stopped(Exception):
@@ -188,10 +188,11 @@ class ActorService:
         metrics, fields = self._reports.report(self._acting.timing, staleness)
         metrics |= self._watch.metrics()
         health.report(metrics)
-        games = fields.get("episodes", [])
-        for first in range(0, max(1, len(games)), MAX_GAMES):
-            part = games[first : first + MAX_GAMES]
-            self._control.send_telemetry(metrics, fields={"episodes": part} if part else {})
+        games = len(fields.get("episodes", []))
+        at_once = MAX_NAMED_GAMES if "tasks" in fields else MAX_GAMES
+        for first in range(0, max(1, games), at_once):
+            part = {name: each[first : first + at_once] for name, each in fields.items()}
+            self._control.send_telemetry(metrics, fields=part)
             metrics = {}
 
     def _tell(self, metrics: dict[str, float], fields: dict[str, str]) -> None:

@@ -83,13 +83,9 @@ class TimingReports:
             + ([] if episode.score is None else [episode.score])
             for episode in timing.episodes
         ]
-        by_task: dict[str, list[float]] = {}
-        for episode in timing.episodes:
-            if episode.task:
-                by_task.setdefault(episode.task, []).append(episode.return_raw)
-        for task, returns in by_task.items():
-            metrics[f"actor/return/{task}"] = sum(returns) / len(returns)
+        tasks = [episode.task for episode in timing.episodes]
         metrics |= {f"env/{name}": value for name, value in means_told(timing.episodes).items()}
         timing.episodes.clear()
         self._last_s, self._last = now, replace(timing)
-        return metrics, {"episodes": episodes} if episodes else {}
+        fields: dict[str, Any] = {"episodes": episodes} if episodes else {}
+        return metrics, fields | ({"tasks": tasks} if any(tasks) else {})

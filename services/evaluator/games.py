@@ -32,6 +32,8 @@ def play(
     on_game: Callable[[Episode], None] = lambda game: None,
     should_stop: Callable[[], bool] = lambda: False,
     steady: bool = False,
+    first_game: int = 0,
+    all_games: int = 0,
 ) -> Result | None:
     """Play `episodes` full games without reward clipping.
 
@@ -53,6 +55,8 @@ def play(
         should_stop: looked at before every step.
         steady: slots that have played their share go on as long as others do. Every forward pass is then of
             all slots, and what happens in one does not depend on `episodes`: the first games are the same.
+        first_game: number of the first one in an evaluation of which these are a part; each slot plays one.
+        all_games: of that evaluation; 0: these are all. They play the levels of an environment in turn.
 
     Returns:
         The games, or None if stopped early.
@@ -62,6 +66,7 @@ def play(
     rng = np.random.default_rng(action_seed)
     env = env.model_copy(update={"max_episode_frames": max_episode_frames})
     vector = make_vector(env, slots, int(game_seed) >> 1, threads, evaluation=True)
+    vector.assign(range(first_game, first_game + slots), all_games or slots)
     quotas = [episodes // slots + (slot < episodes % slots) for slot in range(slots)]
     games: list[list[Episode]] = [[] for _ in range(slots)]
     watching: list[Recorder | Window] = [each for each in (recorder, window) if each is not None]
@@ -99,7 +104,7 @@ def play(
                     on_game(game)
     finally:
         vector.close()
-    return _result(games)
+    return _result(games, levels=len(vector.spec.tasks))
 
 
 def _show(vector: VectorEnv, watching: list[Recorder | Window]) -> None:
@@ -118,9 +123,9 @@ def _show(vector: VectorEnv, watching: list[Recorder | Window]) -> None:
         each.add(frame)
 
 
-def _result(games: Sequence[Sequence[Episode]]) -> Result:
+def _result(games: Sequence[Sequence[Episode]], levels: int) -> Result:
     flat = [game for of_number in itertools.zip_longest(*games) for game in of_number if game is not None]
     tasks = [game.task for game in flat]
     named = tasks if any(tasks) else []
     told = means_told(flat)
-    return Result([game.return_raw for game in flat], [game.steps for game in flat], named, told)
+    return Result([game.return_raw for game in flat], [game.steps for game in flat], named, told, levels)

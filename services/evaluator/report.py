@@ -29,7 +29,11 @@ def summary(
         "ci95": [low, high],
         "human_normalized": None,
         **result.human_normalized(config.env.id),
-        **({"tasks": result.by_task()} if result.tasks else {}),
+        **(
+            {"tasks": result.by_task(), "levels_played": len(result.by_task()), "levels": result.levels}
+            if result.tasks
+            else {}
+        ),
         "returns": result.returns,
         "mean_length": result.mean_steps,
         "episodes": len(result.returns),
@@ -67,10 +71,18 @@ def table(report: Report) -> str:
         ("best, worst", f"{max(report['returns']):g}, {min(report['returns']):g}"),
         ("mean length", f"{report['mean_length']:.0f} steps"),
     ]
+    if missed := _missed(report):
+        rows.insert(2, ("played", f"{missed}: give --episodes {report['levels']} for all"))
     rows += [(task, f"{mean:.2f}") for task, mean in report.get("tasks", {}).items()]
     if "human_normalized_capped" in report:
         rows.append(("capped at 1", f"{report['human_normalized_capped']:.3f}"))
     return "\n".join(f"{label:<17} {value}" for label, value in rows)
+
+
+def _missed(report: Report) -> str:
+    """`12 of 30 levels`, where some had no game."""
+    played, levels = report.get("levels_played", 0), report.get("levels", 0)
+    return f"{played} of {levels} levels" if played < levels else ""
 
 
 _COLUMNS: dict[str, Callable[[Report], str]] = {
@@ -84,6 +96,8 @@ _COLUMNS: dict[str, Callable[[Report], str]] = {
     ),
     "mean_length": lambda report: f"{report['mean_length']:.6g}",
     "episodes": lambda report: str(report["episodes"]),
+    "levels_played": lambda report: str(report.get("levels_played", "")),
+    "levels": lambda report: str(report.get("levels", "")),
     "env": lambda report: report["env"],
     "checkpoint": lambda report: report["checkpoint"],
     "env_fields": lambda report: json.dumps(report["env_fields"]) if report["env_fields"] else "",
@@ -113,10 +127,11 @@ def markdown(reports: Sequence[Report]) -> str:
         normalised = report["human_normalized"]
         shown = "" if normalised is None else f"{normalised:.3f}"
         mean = f"{report['mean_return']:.2f}"
+        games = f"{report['episodes']}" + (f" ({missed})" if (missed := _missed(report)) else "")
         interval = f"{low:.2f} to {high:.2f}" if report["episodes"] > 1 else ""
         lines.append(
             (f"| {report['checkpoint']} " if several else "")
-            + f"| {report['steps']:,} | {mean} | {interval} | {shown} | {report['episodes']} |"
+            + f"| {report['steps']:,} | {mean} | {interval} | {shown} | {games} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -88,6 +88,8 @@ class Evaluator:
             max_episode_frames=section.max_episode_frames,
             recorder=recorder,
             should_stop=should_stop,
+            first_game=part * section.slots,
+            all_games=section.episodes,
         )
         if result is None:
             return

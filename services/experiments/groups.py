@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from troupe.common.config.fields import role_of
@@ -13,6 +13,7 @@ from troupe.common.config.schema import SECTIONS
 from troupe.common.config.text import format_value
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.metrics import EVALUATION_AGE, EVALUATION_RETURN, TRAINING_RETURN
+from troupe.common.stats.played import LEVELS, LEVELS_PLAYED, levels_missed
 from troupe.services.experiments.runs import Run, Series
 
 _NEVER = {"run.seed", "run.name"}
@@ -56,6 +57,8 @@ class Comparison:
         groups: of runs.
         span: steps from and to which each run's values are one mean; None: all values are there.
         dated_late: runs whose evaluations are dated by the end of their games, as Troupe did once.
+        missed: by path, runs with an evaluation that played only some of its environment's levels, and the
+            fewest: `12 of 30 levels`.
     """
 
     metric: str
@@ -63,6 +66,7 @@ class Comparison:
     groups: Sequence[Group]
     span: tuple[int, int] | None = None
     dated_late: int = 0
+    missed: Mapping[str, str] = field(default_factory=dict)
 
     def over(self, first: int, last: int) -> Comparison:
         """The same runs by the mean of what each recorded from `first` to `last` steps.
@@ -106,7 +110,7 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
     """
     fields = [_known(name, runs) for name in by] or differing_fields(runs)
     names = [metric] if metric else [EVALUATION_RETURN, TRAINING_RETURN]
-    read = [run.series([*names, EVALUATION_AGE]) for run in runs]
+    read = [run.series([*names, EVALUATION_AGE, LEVELS_PLAYED, LEVELS]) for run in runs]
     chosen = next((name for name in names if any(series[name] for series in read)), names[0])
     if metric and not any(series[chosen] for series in read):
         raise ConfigError(f"no run has values of {metric!r} in its metrics.csv")
@@ -128,7 +132,20 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
             for series in read
             if chosen.startswith("eval/")
         ),
+        missed={
+            str(run.path): words
+            for run, series in zip(runs, read, strict=True)
+            if chosen.startswith("eval/") and (words := _fewest_levels(series))
+        },
     )
+
+
+def _fewest_levels(series: Mapping[str, Series]) -> str:
+    """What a run's evaluation of the fewest levels missed; empty where all were played."""
+    columns = {name: series[name].values for name in (LEVELS_PLAYED, LEVELS)}
+    if not all(columns.values()):
+        return ""
+    return levels_missed({name: min(values) for name, values in columns.items()})
 
 
 def _names(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:

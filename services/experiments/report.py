@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from troupe.common.stats import bootstrap, iqm, mean, median, normalized, optimality_gap, random_and_human
 from troupe.common.stats.intervals import Statistic
+from troupe.common.stats.played import levels_missed
 from troupe.services.experiments.groups import Comparison, Group
 from troupe.services.experiments.runs import Run, Series
 
@@ -50,11 +52,16 @@ def overview(runs: Sequence[tuple[str, Run | str]]) -> list[str]:
         rows.append(
             [
                 *(name, run.preset, run.env_id, run.state),
-                *(f"{run.steps:,}", share, number(run.last_evaluation), _age(time.time() - run.changed_s)),
+                *(f"{run.steps:,}", share, _evaluation(run), _age(time.time() - run.changed_s)),
             ]
         )
     headers = ["run", "preset", "environment", "state", "steps", "done", "evaluation", "changed"]
     return table(headers, rows, left=4)
+
+
+def _evaluation(run: Run) -> str:
+    missed = levels_missed(run.metrics)
+    return number(run.last_evaluation) + (f" ({missed})" if missed else "")
 
 
 def run_values(run: Run | str) -> dict[str, Any]:
@@ -133,6 +140,7 @@ def as_values(comparison: Comparison, references: References | None = None) -> d
         "metric": comparison.metric,
         "by": list(comparison.by),
         "span": comparison.span,
+        "levels_missed": dict(comparison.missed),
         "groups": groups,
         "normalized": suites,
     }
@@ -154,13 +162,17 @@ def page(comparison: Comparison, references: References | None = None) -> list[s
 
 def notes(comparison: Comparison) -> list[str]:
     """What a reader of these values should know."""
-    if not comparison.dated_late:
-        return []
-    runs = "1 run" if comparison.dated_late == 1 else f"{comparison.dated_late} runs"
-    return [
-        f"{runs} of an older version of Troupe: evaluations are dated there by the end of their games, which "
-        "is later than the parameters that were played"
-    ]
+    found = []
+    if comparison.dated_late:
+        runs = "1 run" if comparison.dated_late == 1 else f"{comparison.dated_late} runs"
+        found.append(
+            f"{runs} of an older version of Troupe: evaluations are dated there by the end of their games, "
+            "which is later than the parameters that were played"
+        )
+    for words, count in sorted(Counter(comparison.missed.values()).items()):
+        runs = "1 run" if count == 1 else f"{count} runs"
+        found.append(f"{runs} with evaluations that played {words}: not comparable with the mean over all")
+    return found
 
 
 def number(value: float | None) -> str:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
+from troupe.common.stats.played import levels_missed
 from troupe.services.launcher.curves import drawable, sparkline
 from troupe.services.launcher.progress import RunView, duration, gpu_line, verdict
 
@@ -99,6 +100,10 @@ def render(view: RunView, title: str, footer: str) -> Panel:
         parts += [returns, Text()]
     if gpu := gpu_line(view.metrics):
         parts += [Text(gpu), Text()]
+    if missed := levels_missed(view.metrics):
+        parts.append(
+            Text(f"the last evaluation played {missed}: raise evaluator.episodes to play all", style="yellow")
+        )
     what, advice = verdict(view)
     parts.append(Text(f"{what}: {advice}" if advice else what, style="yellow"))
     if view.trouble:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from troupe.common.stats.played import levels_missed
 from troupe.services.launcher.curves import Points
 
 _RATE_WINDOW_S = 60.0
@@ -76,6 +77,8 @@ class RunView:
         normalised = self.metrics.get("eval/human_normalized")
         if normalised is not None:
             details.append(f"human-normalised {normalised:.2f}")
+        if missed := levels_missed(self.metrics):
+            details.append(missed)
         if "eval/version" in self.metrics:
             details.append(f"version {self.metrics['eval/version']:.0f}")
         words = f"return {score:.2f}" + (f" ({', '.join(details)})" if details else "")
@@ -204,6 +207,8 @@ def plain_line(view: RunView) -> str:
     ):
         if name in metrics:
             parts.append(f"{label} {metrics[name]:{form}}")
+            if name == "eval/episode_return" and (missed := levels_missed(metrics)):
+                parts[-1] += f" ({missed})"
     if gpu := gpu_line(metrics):
         parts.append(gpu)
     parts.append(f"elapsed {duration(view.elapsed_s)}")

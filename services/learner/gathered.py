@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from troupe.common.config import Config
 from troupe.common.stats.played import Result
@@ -12,20 +13,19 @@ from troupe.common.wire.control.server import Telemetry
 _log = logging.getLogger(__name__)
 
 TOLD = "eval/env/"
-MAX_TASKS = 256
-"""Names of tasks in a run, each of which has a curve."""
 
 
 class Gathered:
     """The parts of the newest evaluation that have come. The control server has checked whose each was."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, tasks: Sequence[str] = ()) -> None:
+        """`tasks` are those of the environment, `EnvSpec.tasks`; other names in reports do not count."""
         self.episodes, self._timeout_s = config.evaluator.episodes, config.evaluator.timeout_s
         self._env_id = config.env.id
         self._version = -1
         self._parts: dict[int, Telemetry] = {}
         self._begun_s = 0.0
-        self._tasks: set[str] = set()
+        self._tasks = frozenset(tasks)
 
     def add(self, telemetry: Telemetry, *, complete: bool = False) -> list[Telemetry]:
         """Take in a part; what is an evaluation now, as if one evaluator had played it.
@@ -58,19 +58,19 @@ class Gathered:
             return []
         games = [game for part in parts for game in part.fields["episodes"]]
         tasks = [task for part in parts for task in part.fields.get("tasks", [])]
-        if len(tasks) < len(games) or len(self._tasks.union(tasks)) > MAX_TASKS:
+        if len(tasks) < len(games) or not self._tasks.issuperset(tasks):
             tasks = []
-        self._tasks.update(tasks)
         if len(games) < self.episodes:
             _log.warning(
                 "the evaluation of version %d has %d of %d games: the others did not come",
                 *(self._version, len(games), self.episodes),
             )
         returns, steps = [float(game[0]) for game in games], [int(game[1]) for game in games]
-        result = Result(returns, steps, tasks, _told(parts))
+        result = Result(returns, steps, tasks, _told(parts), len(self._tasks))
         seconds = sum(part.metrics.get("eval/duration_s", 0.0) for part in parts)
         metrics = result.metrics(self._env_id, self._version, seconds)
-        return [Telemetry("evaluator", "evaluator", 0, metrics, {"episodes": games}, played=parts[0].played)]
+        fields = {"episodes": games, "tasks": tasks}
+        return [Telemetry("evaluator", "evaluator", 0, metrics, fields, played=parts[0].played)]
 
 
 def _told(parts: list[Telemetry]) -> dict[str, float]:

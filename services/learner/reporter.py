@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -23,8 +23,8 @@ from troupe.common.runtime.metrics import (
     MetricsWriter,
     read_rows,
 )
-from troupe.common.stats import human_normalized
 from troupe.common.stats.curve import Curve
+from troupe.common.stats.played import LEVELS, LEVELS_PLAYED, levels_missed
 from troupe.common.wire.control.params import Published
 from troupe.common.wire.control.server import ControlServer, Telemetry
 from troupe.services.learner.actor_returns import ActorReturns, Explores
@@ -34,6 +34,7 @@ from troupe.services.learner.films import FilmWriter
 from troupe.services.learner.gathered import Gathered
 from troupe.services.learner.stored import StoredSteps
 from troupe.services.learner.tracking import Trackers
+from troupe.services.learner.training_returns import TrainingReturns
 from troupe.services.learner.troubles import Troubles
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ SHARDED = ("replay/items", "replay/bytes", "replay/inserts_per_s", "replay/sampl
 """What the status shows as a sum over replay shards."""
 MAX_SHARDS = 1000
 """Shards that are in it: those that have reported last."""
-LAST_EVALUATION = (EVALUATION_RETURN, "eval/human_normalized", "eval/version")
+LAST_EVALUATION = (EVALUATION_RETURN, "eval/human_normalized", LEVELS_PLAYED, LEVELS, "eval/version")
 """What a resumed run shows of the last evaluation before it, until there is a new one."""
 IMMEDIATE = ("eval/",)
 """Metrics that are written when they arrive; others once per `run.log_every_s`, with their newest value."""
@@ -78,6 +79,7 @@ class Reporter:
         trackers: Trackers | None = None,
         explores: Explores | None = None,
         gathered: Gathered | None = None,
+        tasks: Sequence[str] = (),
     ) -> None:
         self._trackers = trackers
         self._gathered = gathered
@@ -93,14 +95,12 @@ class Reporter:
         self.films = FilmWriter(self.writer)
         self._games = EpisodesFile(run_dir, self.writer)
         self._run_dir = run_dir
-        self._env_id = env_id
+        self._training = TrainingReturns(env_id, tasks)
         self._total_steps = total_steps
         self._log_every_s = log_every_s
         self._counters = counters
         self._newest: dict[str, dict[str, float]] = defaultdict(dict)
         self._of_shards: dict[str, dict[str, float]] = defaultdict(dict)
-        self._episodes: list[tuple[float, float]] = []
-        self._scores: list[float] = []
         self._troubles = Troubles()
         self._stored = StoredSteps(counters.steps)
         self._first_updates = counters.updates
@@ -141,8 +141,7 @@ class Reporter:
         metrics = telemetry.metrics
         games = telemetry.fields.get("episodes", [])
         if telemetry.role != "evaluator":
-            self._episodes += [(float(game[0]), float(game[1])) for game in games]
-            self._scores += [float(game[3]) for game in games if len(game) > 3]
+            self._training.take(telemetry.fields)
         self._actor_returns.take(telemetry)
         self._games.take(telemetry, steps=self._counters.steps, version=self._counters.version)
         self._troubles.take(telemetry)
@@ -159,8 +158,16 @@ class Reporter:
             if self._gathered is None or len(games) >= self._gathered.episodes:  # of few games it may be luck
                 self.evaluations.append((version, metrics[EVALUATION_RETURN]))
             if games:
-                self.writer.add_evaluation(version, games, **moment)
-            _log.info("evaluation of version %d: return %.2f", version, metrics[EVALUATION_RETURN])
+                tasks, levels = telemetry.fields.get("tasks", ()), int(metrics.get(LEVELS, 0))
+                self.writer.add_evaluation(version, games, **moment, tasks=tasks, levels=levels)
+            _log.info(
+                "evaluation of version %d: return %.2f%s",
+                *(
+                    version,
+                    metrics[EVALUATION_RETURN],
+                    f", {missed}" if (missed := levels_missed(metrics)) else "",
+                ),
+            )
         self.note(telemetry.source, {k: v for k, v in metrics.items() if k not in immediate})
         video = telemetry.blobs.get("video")
         if video is not None:
@@ -232,22 +239,8 @@ class Reporter:
             self.note("learner", rates)
 
     def _write_rows(self) -> None:
-        if self._episodes:
-            count = len(self._episodes)
-            score = sum(e[0] for e in self._episodes) / count
-            row = {
-                "train/episode_return": score,
-                "train/episode_length": sum(e[1] for e in self._episodes) / count,
-                "train/episodes": float(count),
-            }
-            normalized = human_normalized(self._env_id, score)
-            if normalized is not None:
-                row["train/human_normalized"] = normalized
-            if self._scores:
-                row["train/score"] = sum(self._scores) / len(self._scores)
+        if row := self._training.row():
             self._write("actors", row)
-            self._episodes.clear()
-            self._scores.clear()
         for source, row in self._actor_returns.rows(self._leases).items():
             self._write(source, row)
         for source, metrics in self._newest.items():

@@ -155,7 +155,8 @@ class Learner:
             self.counters.steps if resume else None,
             trackers,
             lambda slots: self.agent.slot_epsilons(slots, config.total_slots),
-            Gathered(config),
+            Gathered(config, self.spec.tasks),
+            self.spec.tasks,
         )
         self.reporter.writer.add_text("config", f"```toml\n{to_toml(config)}\n```")
         self._throttle = Throttle(10.0)

@@ -45,6 +45,9 @@ class FakeVector:
 
     steps_per_s = 15.0
 
+    def assign(self, slots, total_slots):
+        assert list(slots) == list(range(self.num_slots))
+
     def reset(self):
         return np.zeros((self.num_slots, 1), np.float32)
 

@@ -10,7 +10,7 @@ from troupe.common.config import load_config
 from troupe.common.wire.control.budget import StepBudget
 from troupe.common.wire.control.server import Telemetry
 from troupe.services.learner.counters import RunCounters
-from troupe.services.learner.gathered import MAX_TASKS, Gathered
+from troupe.services.learner.gathered import Gathered
 from troupe.services.learner.reporter import Reporter
 
 
@@ -83,11 +83,12 @@ def test_an_evaluation_has_a_deadline():
 
 
 def test_tasks_are_scored_each_by_its_own():
-    gathered = Gathered(config(**{"evaluator.episodes": "4"}))
+    gathered = Gathered(config(**{"evaluator.episodes": "4"}), ("a", "b", "c"))
     gathered.add(part(1, 0, 3.0, 9.0, tasks=["a", "b"]))
     (ended,) = gathered.add(part(0, 0, 1.0, 5.0, tasks=["a", "b"]))
     assert ended.metrics["eval/return/a"] == 2.0
     assert ended.metrics["eval/return/b"] == 7.0
+    assert (ended.metrics["eval/levels_played"], ended.metrics["eval/levels"]) == (2, 3)
 
 
 def test_an_evaluation_that_is_given_up_counts_with_the_games_that_came():
@@ -108,10 +109,8 @@ def test_few_games_choose_no_best_checkpoint(tmp_path):
     reporter.close()
 
 
-def test_names_of_tasks_are_bounded():
-    gathered = Gathered(config(**{"evaluator.episodes": "2"}))
-    names = set()
-    for version in range(MAX_TASKS):
-        (ended,) = gathered.add(part(0, version, 1.0, 1.0, tasks=[f"a{version}", f"b{version}"]))
-        names |= {name for name in ended.metrics if name.startswith("eval/return/")}
-    assert len(names) == MAX_TASKS
+def test_names_of_tasks_are_those_of_the_environment():
+    gathered = Gathered(config(**{"evaluator.episodes": "2"}), ("a", "b"))
+    (ended,) = gathered.add(part(0, 0, 1.0, 3.0, tasks=["a", "x"]))
+    assert ended.metrics["eval/episode_return"] == 2.0
+    assert not any(name.startswith(("eval/return/", "eval/levels")) for name in ended.metrics)

@@ -189,7 +189,8 @@ class Telemetry(Body, kw_only=True):
         fields: what is no number: episodes, list of [return, steps] or, of an actor, [return, steps, slot of
             the run] or [return, steps, slot, score], where games have ended; trouble, str, what went wrong
             last in an environment;
-            part, int, of the evaluation that the episodes are; tasks, list of str, which of several each was
+            part, int, of the evaluation that the episodes are; tasks, list of str, the level of each episode,
+            where the environment has several
         blobs: by name: video, a film as GIF; mp4, the same as MP4; uint8 [bytes]
     """
 

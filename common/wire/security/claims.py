@@ -106,11 +106,14 @@ CLAIMS: dict[str, Claim] = {
         f"{MAX_EPISODES:,} games a report; returns and scores within 10^30, at most 2^53 steps; the slot of "
         "a game counts only where it is leased to the actor",
     ),
-    "TELEMETRY part, tasks": Claim(
+    "TELEMETRY part": Claim(
         ("evaluator",),
         "with `eval/version` and `episodes`: the part of an evaluation that this process was to play, and "
-        "all of its games; `eval/version` comes with nothing else; as many names of tasks as games, which "
-        "are like those of metrics, 256 in a run",
+        "all of its games; `eval/version` comes with nothing else",
+    ),
+    "TELEMETRY tasks": Claim(
+        ("actor", "evaluator"),
+        "a name for each game, from an evaluator with `part`; only names of the environment's levels count",
     ),
     "PARAMS_GET games": Claim(("evaluator",), "one part of an evaluation at a time"),
     "TELEMETRY trouble": Claim(("actor",), f"one line of at most {MAX_TROUBLE} characters"),
@@ -220,8 +223,12 @@ def check_telemetry(
             if not isinstance(text, str) or len(text) > MAX_TROUBLE or not text.isprintable():
                 raise _refusal(f"trouble of environments that is not one line of {MAX_TROUBLE} characters")
             continue
-        if name in ("part", "tasks"):
-            _check(role, "TELEMETRY part, tasks", "a part of an evaluation")
+        if name == "part":
+            _check(role, "TELEMETRY part", "a part of an evaluation")
+            continue
+        if name == "tasks":
+            _check(role, "TELEMETRY tasks", "names of tasks")
+            _check_tasks(fields)
             continue
         if name != "episodes":
             raise _refusal(f"a field {name[:_MAX_NAME]!r} in a report")
@@ -235,7 +242,7 @@ def check_telemetry(
             )
         if len(episodes) > MAX_EPISODES:
             raise _refusal(f"a report of {len(episodes)} episodes; at most {MAX_EPISODES}")
-    if "part" in fields or "tasks" in fields:
+    if "part" in fields or (role == "evaluator" and "tasks" in fields):
         _check_part(metrics, fields)
     for name, blob in blobs.items():
         if name not in ("video", "mp4"):
@@ -284,13 +291,18 @@ class Allowance:
         return True
 
 
-def _check_part(metrics: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-    part, tasks, games = fields.get("part"), fields.get("tasks", []), fields.get("episodes", [])
+def _check_tasks(fields: Mapping[str, Any]) -> None:
+    tasks, games = fields["tasks"], fields.get("episodes", [])
     named = isinstance(tasks, list) and all(
         isinstance(task, str) and len(task) <= _MAX_NAME and _METRIC.fullmatch(task) for task in tasks
     )
-    if not named or (tasks and len(tasks) != len(games)):
+    # Not yet known to be a list: the fields are looked at in the order in which they came.
+    if not named or (tasks and not (isinstance(games, list) and len(tasks) == len(games))):
         raise RefusedError("bad_field", "TELEMETRY.fields: tasks is not a list of a name for each game")
+
+
+def _check_part(metrics: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    part, games = fields.get("part"), fields.get("episodes", [])
     numbered = isinstance(part, int) and 0 <= part < types.MAX_PARTS
     if not numbered or not games or "eval/version" not in metrics:
         raise RefusedError("bad_field", "TELEMETRY.fields: part is not that of an evaluation")

@@ -1,0 +1,192 @@
+"""DMLab-30, one id for thirty levels: which are played, and what the record says of those that are not."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+import troupe.services.__main__ as cli
+from tests.envs.test_engines import EPISODE_STEPS, engines  # noqa: F401 (the stand-in for the engine)
+from tests.experiments.folders import make_run
+from troupe.common.agents import make_agent
+from troupe.common.config import load_config
+from troupe.common.envs import make_spec, make_vector
+from troupe.common.envs.dmlab import DMLAB30
+from troupe.common.runtime import StopSignal
+from troupe.common.stats.scores import random_and_human
+from troupe.common.wire.codec import encode
+from troupe.common.wire.control.budget import StepBudget
+from troupe.common.wire.control.client import RunState
+from troupe.common.wire.control.server import Telemetry
+from troupe.common.wire.messages import Telemetry as Report
+from troupe.services.actor.service import MAX_NAMED_GAMES
+from troupe.services.actor.timing import Timing, TimingReports
+from troupe.services.evaluator.games import play
+from troupe.services.evaluator.report import _COLUMNS, markdown, summary, table
+from troupe.services.evaluator.service import Evaluator
+from troupe.services.launcher.progress import plain_line, run_view
+from troupe.services.learner.counters import RunCounters
+from troupe.services.learner.gathered import Gathered
+from troupe.services.learner.reporter import Reporter
+
+RETURN = 0.5 * 4 * EPISODE_STEPS
+"""Of every game of the stand-in, which pays 0.5 an action, and repeats each four times."""
+
+
+class Learner:
+    """What an evaluator needs of the control client; hands each report to the run's record."""
+
+    def __init__(self, reporter):
+        self.reporter = reporter
+        self.state = RunState(steps=10, version=1, stopping=False)
+
+    def send_telemetry(self, metrics, blobs=None, fields=None):
+        self.reporter.collect(Telemetry("evaluator", "evaluator", 1, metrics, fields, blobs or {}))
+
+
+class NoPeers:
+    def peers(self):
+        return []
+
+    def leases(self):
+        return {}
+
+
+def small(**fields):
+    kwargs = "{width = 32, height = 24, instructions = false}"
+    given = {"agent.torso": "shallow", "env.kwargs": kwargs, "evaluator.video": "false", **fields}
+    return load_config("dmlab-impala-paper", None, given, {})
+
+
+def recorded(path, config):
+    tasks = make_spec(config.env).tasks
+    return Reporter(
+        *(path, config.env.id, 1000, 10.0, RunCounters(4, StepBudget()), None),
+        gathered=Gathered(config, tasks),
+        tasks=tasks,
+    )
+
+
+def evaluated(path, episodes, slots):
+    """Play every part of an evaluation into a run's record."""
+    config = small(**{"evaluator.episodes": str(episodes), "evaluator.slots": str(slots)})
+    reporter = recorded(path, config)
+    evaluator = Evaluator(config, Learner(reporter), StopSignal())
+    for part in range(math.ceil(episodes / slots)):
+        evaluator._evaluate(3, part)
+    reporter.tick(NoPeers(), 0.0, force=True)
+    reporter.close()
+    return json.loads((path / "evaluations.jsonl").read_text())
+
+
+def rows(path):
+    with (path / "metrics.csv").open() as file:
+        return {row["name"]: float(row["value"]) for row in csv.DictReader(file)}
+
+
+def line(path):
+    """What the terminal shows."""
+    return plain_line(run_view(json.loads((path / "status.json").read_text()), total_steps=1000))
+
+
+def human(level):
+    low, high = random_and_human(f"dmlab:{level}")
+    return (RETURN - low) / (high - low)
+
+
+def test_a_live_evaluation_in_rounds_of_slots_plays_all_levels(tmp_path, caplog):
+    caplog.set_level("INFO")
+    row = evaluated(tmp_path, episodes=60, slots=7)
+    assert row["level_of_game"] == [*DMLAB30, *DMLAB30]
+    assert (row["levels_played"], row["levels"]) == (30, 30)
+    found = rows(tmp_path)
+    assert (found["eval/levels_played"], found["eval/levels"]) == (30, 30)
+    assert found["eval/human_normalized"] == pytest.approx(np.mean([human(level) for level in DMLAB30]))
+    assert found["eval/human_normalized/rooms_watermaze"] == pytest.approx(human("rooms_watermaze"))
+    assert found["eval/return/rooms_watermaze"] == RETURN
+    assert " levels" not in line(tmp_path) + caplog.text
+
+
+def test_an_evaluation_of_fewer_games_than_levels_says_so(tmp_path, caplog, capsys):
+    caplog.set_level("INFO")
+    run = make_run(tmp_path / "some", **{"env.id": "dmlab:dmlab30"})
+    (run / "metrics.csv").unlink()
+    row = evaluated(run, episodes=12, slots=5)
+    assert row["level_of_game"] == list(DMLAB30[:12])
+    assert (row["levels_played"], row["levels"]) == (12, 30)
+    found = rows(run)
+    assert (found["eval/levels_played"], found["eval/levels"]) == (12, 30)
+    assert found["eval/human_normalized"] == pytest.approx(np.mean([human(level) for level in DMLAB30[:12]]))
+    assert f"return {RETURN:.2f}, 12 of 30 levels" in caplog.text
+    assert f"eval return {RETURN:.2f} (12 of 30 levels)" in line(run)
+    assert cli.main(["compare", str(run)]) == 0
+    assert "1 run with evaluations that played 12 of 30 levels" in capsys.readouterr().out
+    assert cli.main(["compare", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["levels_missed"] == {str(run): "12 of 30 levels"}
+    assert cli.main(["runs", str(run)]) == 0
+    assert f"{RETURN:.2f} (12 of 30 levels)" in capsys.readouterr().out
+
+
+def test_the_games_of_a_checkpoint_say_which_levels_are_left_out():
+    config = small()
+    agent = make_agent(config.agent, make_spec(config.env), seed=1)
+
+    def reported(episodes):
+        result = play(
+            agent, config.env, episodes=episodes, slots=8, seed=1, epsilon=0.0, max_episode_frames=1000
+        )
+        checkpoint = type("Checkpoint", (), {"meta": {"config": config.to_dict()}, "path": "runs/a/step-1"})
+        return summary(result, config, checkpoint, seed=1, epsilon=0.0, slots=8)
+
+    some, all_of_them = reported(20), reported(30)
+    assert list(some["tasks"]) == sorted(DMLAB30[:20])
+    assert (some["levels_played"], some["levels"]) == (20, 30)
+    assert "20 of 30 levels: give --episodes 30" in table(some)
+    assert "| 20 (20 of 30 levels) |" in markdown([some])
+    assert [_COLUMNS[name](some) for name in ("levels_played", "levels")] == ["20", "30"]
+    assert (all_of_them["levels_played"], all_of_them["levels"]) == (30, 30)
+    assert "of 30 levels" not in table(all_of_them) + markdown([all_of_them])
+
+
+def test_training_has_returns_by_level_and_a_score_once_all_have_ended_a_game(tmp_path):
+    config = small()
+    reporter, reports = recorded(tmp_path, config), TimingReports()
+    env = make_vector(config.env, 10, 1)
+    env.assign(range(10), 10)
+    env.reset()
+    for played in (10, 20, 30):
+        timing = Timing()
+        for _ in range(EPISODE_STEPS):
+            timing.take(env.step(np.zeros(10, np.int64)).episodes, list(range(10)))
+        metrics, fields = reports.report(timing, 0)
+        reporter.collect(Telemetry("actor-0", "actor", 1, metrics, fields))
+        reporter.tick(NoPeers(), 0.0, force=True)
+        found = rows(tmp_path)
+        ended = {name.removeprefix("train/return/") for name in found if name.startswith("train/return/")}
+        assert ended == set(DMLAB30[:played])
+        assert ("train/human_normalized" in found) == (played == 30)
+    reporter.close()
+    assert found["train/return/rooms_watermaze"] == RETURN
+    assert found["train/human_normalized/rooms_watermaze"] == pytest.approx(human("rooms_watermaze"))
+    scores = [human(level) for level in DMLAB30]
+    assert found["train/human_normalized"] == pytest.approx(np.mean(scores))
+    assert found["train/human_normalized_capped"] == pytest.approx(np.mean(np.minimum(1.0, scores)))
+
+
+def test_names_that_are_no_level_of_the_environment_do_not_count(tmp_path):
+    reporter = recorded(tmp_path, small())
+    games = {"episodes": [[1.0, 2, 0], [3.0, 2, 1]], "tasks": ["somebody/elses", DMLAB30[0]]}
+    reporter.collect(Telemetry("actor-0", "actor", 1, {}, games))
+    reporter.close()
+    found = rows(tmp_path)
+    assert found["train/episode_return"] == 2.0
+    assert [name for name in found if name.startswith("train/return/")] == [f"train/return/{DMLAB30[0]}"]
+
+
+def test_a_report_of_named_games_fits_into_a_message():
+    games = [[-1.5e20, 2**53, 65_535, 0.1]] * MAX_NAMED_GAMES
+    names = [max(DMLAB30, key=len)] * MAX_NAMED_GAMES
+    metrics = {f"actor/a_metric_of_an_actor_{number}": 0.1 for number in range(60)}
+    encode(Report(metrics=metrics, fields={"episodes": games, "tasks": names}, blobs={}).message())
