@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -58,6 +59,11 @@ def install_command(extra: str) -> str:
 
     A name without a checkout would bring the published version over the one that is being worked on.
     """
+    image = Path(sys.prefix) / "troupe-image"
+    if image.is_file():  # nothing can be installed there: another image has to be built
+        if image.read_text().strip() == "packer":
+            return f"build the machine image with packer build -var 'extras=[\"{extra}\"]'"
+        return f"build the images with it: TROUPE_EXTRAS={extra} docker compose build"
     checkout = Path(__file__).resolve().parents[1]
     if not (checkout / "pyproject.toml").is_file():
         return f"pip install '{DISTRIBUTION}[{extra}]'"

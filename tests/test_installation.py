@@ -62,6 +62,19 @@ def test_a_clone_s_folder_does_not_hide_the_package(tmp_path):
     assert told.stdout == "train\n", told.stderr
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("docker", "TROUPE_EXTRAS=minatar docker compose build"),
+        ("packer", "packer build -var 'extras=[\"minatar\"]'"),
+    ],
+)
+def test_in_an_image_the_advice_is_to_build_another(tmp_path, monkeypatch, kind, told):
+    (tmp_path / "troupe-image").write_text(f"{kind}\n")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert told in installation.install_command("minatar")
+
+
 def _extras() -> dict[str, list[str]]:
     """What each extra needs, other extras resolved."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -11,6 +11,7 @@ done
 export PIP_FIND_LINKS="/wheels ${PIP_FIND_LINKS:-}"
 # Without packages in the folder this installs the requirements, the command and the metadata.
 bash /src/deploy/scripts/install.sh "$extras" /src
+echo docker >/opt/troupe/venv/troupe-image  # errors say how to build an image with another extra
 # Nothing is installed in a container: pip would only be weight, and one thing more to keep patched.
 useless=(pip)
 [ "$extras" != replay ] || useless+=(setuptools)

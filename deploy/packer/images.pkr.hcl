@@ -115,7 +115,8 @@ build {
     inline = [
       "cloud-init status --wait >/dev/null || true",
       "mkdir -p /tmp/troupe && tar -xzf /tmp/troupe.tar.gz -C /tmp/troupe",
-      "bash /tmp/troupe/deploy/scripts/install.sh all /tmp/troupe",
+      "bash /tmp/troupe/deploy/scripts/install.sh ${join(",", concat(["all"], var.extras))} /tmp/troupe",
+      "echo packer >/opt/troupe/venv/troupe-image",
       "bash /tmp/troupe/deploy/scripts/install-node.sh /tmp/troupe/deploy/packer/systemd /tmp/troupe/deploy/node",
       "bash /tmp/troupe/deploy/scripts/install-agents.sh",
       "install -m 755 /tmp/troupe/deploy/scripts/verify.sh /opt/troupe/bin/troupe-verify",

@@ -16,6 +16,12 @@ variable "source" {
   default     = "../.."
 }
 
+variable "extras" {
+  type        = list(string)
+  description = "Extras of the package that the images have besides `all`: minatar, mujoco, dm-control, s3."
+  default     = []
+}
+
 variable "torch_index" {
   type        = string
   description = "Index of the CPU image's torch: PyPI's own build carries gigabytes of CUDA."
