@@ -153,4 +153,4 @@ class Policy:
             )
         if not shape[0] and shape != spec.obs_shape:
             raise ConfigError("a batch of no observations")
-        return np.array(array, dtype)  # a copy: the caller may write into his
+        return np.array(array, dtype)  # a copy: callers may write into theirs

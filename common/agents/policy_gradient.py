@@ -121,8 +121,8 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
 
 
 MAX_LOG_RATIO = 20.0
-"""Of the policy that learns to the one that acted: no policy has drawn what it calls less probable than that,
-and the exponential of what stands in a stranger's parameters may be infinite."""
+"""Log-ratios of the learning policy to the one that acted are clipped, so that malformed behaviour parameters
+cannot overflow exp."""
 
 
 @dataclass(frozen=True, slots=True)

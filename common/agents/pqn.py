@@ -30,7 +30,7 @@ class PqnConfig(PassesConfig):
 
     algorithm: Literal["pqn"] = structural("pqn", "PQN: Q(lambda) with layer norm, without replay or target.")
     hidden_units: Units = structural(512, "Width of the layer on top of a pixel torso.")
-    layer_norm: bool = structural(True, "Normalise what layers of the torso bring forth: PQN's stability.")
+    layer_norm: bool = structural(True, "Apply layer normalisation to the torso's outputs: PQN's stability.")
     unroll_steps: StepCount = structural(
         32, "Steps of an unroll; these are sent together, whatever actor.chunk_steps says."
     )

@@ -41,7 +41,7 @@ MAX_THREADS = 1024
 """Of one machine, and of one process: beyond what has been built. A peer's configuration is obeyed by whoever
 joins, so a count without a bound would take all of its memory."""
 MAX_COUNT = 2**53
-"""Of any number that has no other bound: larger ones are not exact as floats, or none of the machine's."""
+"""Bound of every number without one of its own: larger integers are not exact as float64."""
 
 Units = Annotated[int, Field(ge=1, le=MAX_UNITS)]
 """Width of a layer."""

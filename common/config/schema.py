@@ -171,8 +171,8 @@ class ActorConfig(Section):
     slots: int = tunable(32, "Environment copies per actor process, stepped together.", ge=1, le=MAX_SLOTS)
     total_slots: int = tunable(
         0,
-        "Slots of the whole run, the N of the exploration ladder; 0 = processes x slots. More than actors "
-        "hold is fine: those that they hold are spread over the ladder.",
+        "Slots of the whole run, the N of the exploration ladder; 0 = processes x slots. May exceed the "
+        "actors' slots; held slots are then spread evenly over the ladder.",
         ge=0,
         le=MAX_SLOTS * MAX_PROCESSES,
     )

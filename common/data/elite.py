@@ -26,10 +26,10 @@ MAX_CANDIDATES = 1 << 16
 """Most of one draw: a shard serves nobody else meanwhile."""
 
 BLOCK = 256
-"""Candidates whose features are in memory at once,"""
+"""Candidates per block: the features of a block are in memory at once."""
 
 BLOCK_NUMBERS = 1 << 23
-"""unless these are more than so many numbers: whoever inserts decides how long an item is, and how wide."""
+"""Upper bound on the numbers of a block; long or wide items get smaller blocks."""
 
 FARTHEST = 1e10
 """No features in float16 are farther apart: what claims more says nothing of others."""

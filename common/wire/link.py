@@ -25,10 +25,10 @@ SILENT_S = 2.0
 """A server from which something is awaited counts as silent after this."""
 
 RETRY_AUTH_S = 10.0
-"""A client that outlasts a wrong key tries again after this."""
+"""A client that tolerates refusals tries a refused key again after this."""
 
 MESSAGES_PER_TURN = 256
-"""So that whoever is sent them faster than it can take them still does everything else."""
+"""Bounds the work of one poll, so that a flood of messages cannot starve the rest of the loop."""
 
 _numbers = itertools.count(1)
 """Of the sockets of this process: no two of them may have one identity."""
@@ -53,7 +53,7 @@ class Link:
         heard_s: monotonic time of the last sign of life, or of the present socket's making.
         connection: number of the present socket, from 1.
         silent: whether the server has not been heard for a while, though something is awaited of it.
-        refusal: why keys are in the way, where the client outlasts that; or empty.
+        refusal: why keys are in the way, where the client tolerates that; or empty.
         bad_messages: how many could not be understood.
         backoff: how much longer than `liveness_s` the next socket is given.
     """
@@ -163,7 +163,7 @@ class Link:
         return message
 
     def receive(self) -> Iterator[Message]:
-        """Every message that has come, as far as it makes a turn; what cannot be understood is counted."""
+        """The messages received, at most MESSAGES_PER_TURN; those that cannot be decoded are counted."""
         for _ in range(MESSAGES_PER_TURN):
             try:
                 message = self.next()
@@ -226,9 +226,9 @@ class Link:
         return lost
 
     def _check_keys(self) -> None:
-        """Raise `AuthError` where keys are in the way; or note it, if this client outlasts that."""
+        """Raise `AuthError` where keys are in the way; or note it, if this client tolerates that."""
         try:
-            # Who outlasts it may have other servers to talk with, so this one may keep it waiting only once.
+            # A client that tolerates this may have other servers to talk to: this one may delay it only once.
             self._watch.check(probe=not self._retry_auth or self.connection == 1)
         except AuthError as error:
             if not self._retry_auth:

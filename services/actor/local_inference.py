@@ -130,7 +130,7 @@ class LocalActing:
             specs=compressed_if(replay.compression == "lz4", self._agent.fields),
             max_outstanding=max(1, actor.max_outstanding_inserts // replay.shards),
             security=self._place.security,
-            outlasts=True,
+            tolerate_refusals=True,
         )
         self._outbox = Outbox(self._replay, *replay.shares())
         self._take_slots(welcome)

@@ -63,7 +63,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         type=integer(0),
         default=0,
         metavar="S",
-        help="seed of the games: with as many slots, the same; few are the first of many (default: 0)",
+        help="seed of the games: the same seed and --slots replay the same games, and fewer episodes are a "
+        "prefix of them (default: 0)",
     )
     add(
         "--slots",

@@ -55,7 +55,7 @@ class Prefetcher:
             name="learner",
             incarnation=incarnation,
             security=security,
-            outlasts=True,  # a shard that cannot prove itself, or misbehaves, must not end the run
+            tolerate_refusals=True,  # a shard that cannot prove itself, or misbehaves, must not end the run
             expected=fields,
         )
         self._ready: queue.Queue[SampleBatch] = queue.Queue()

@@ -186,7 +186,7 @@ class Learner:
                 specs=self._stored_fields(),
                 max_outstanding=max(1, config.actor.max_outstanding_inserts // config.replay.shards),
                 security=security,
-                outlasts=True,
+                tolerate_refusals=True,
             ),
             seed=int(seed),
             security=security,

@@ -26,7 +26,7 @@ PEER_CREDIT = 64
 """Inserts that one peer may have unacknowledged."""
 
 QUEUE_CREDIT = 2
-"""The same for a peer that writes to a queue, or may: what waits for room there is getting old."""
+"""Lower limit for queue writers: a long backlog would make the data stale."""
 
 PARK_S = 0.5
 """How long a request that the limiter blocks is kept before it is answered with WAIT."""
@@ -218,7 +218,7 @@ class RequestHandlers:
         return None
 
     def _draw(self, envelope: Envelope, body: messages.Sample, shares: dict[str, int]) -> str | None:
-        mapped = self._files.proven("" if body.token is UNSET else body.token)
+        mapped = self._files.is_same_host("" if body.token is UNSET else body.token)
         sample = self._replay.draw(shares, plain=body.plain, places=mapped)
         if isinstance(sample, str):
             return sample

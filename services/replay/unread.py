@@ -6,13 +6,13 @@ from collections import deque
 from typing import Protocol
 
 MAX_UNREAD_BYTES = 1 << 28
-"""One peer gets no further batch while so much is on its way to it."""
+"""Limit on the unread batch bytes of one peer."""
 
 MAX_UNREAD_BYTES_OF_ALL = 1 << 31
-"""The same for all peers together, lest one takes many names."""
+"""Limit for all peers together, so that one client cannot evade the other with many identities."""
 
 MANY = 256
-"""Peers with batches on their way, beyond which all of them are looked at."""
+"""With more peers than this, those that have read everything are swept out."""
 
 
 class Tracker(Protocol):

@@ -87,7 +87,7 @@ def actor(config, context):
     control = ControlClient(
         context, config.net.control, role="actor", name="actor-0", incarnation=incarnation, slots_wanted=4
     )
-    replay = ShardedReplayClient(ctx=context, name="actor-0", incarnation=incarnation, outlasts=True)
+    replay = ShardedReplayClient(ctx=context, name="actor-0", incarnation=incarnation, tolerate_refusals=True)
     try:
         control.join(60.0)
         until(lambda: len(control.shards) == config.replay.shards)

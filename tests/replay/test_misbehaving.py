@@ -139,7 +139,7 @@ def test_the_others_are_sampled_on(context, start, connect, misbehave, caplog, m
     monkeypatch.setattr(sharded, "FAULT_S", (0.01, 0.1))  # it is tried many times
     good, bad = start("good"), misbehave(VALUE, ANSWERS[name])
     fill(context, good, np.ones(100), np.ones(100))
-    client = connect(good, bad, outlasts=True, expected=VALUE)
+    client = connect(good, bad, tolerate_refusals=True, expected=VALUE)
     deadline, seen = time.monotonic() + 60, []
     while len(seen) < 50 or bad.asked < 5:
         assert time.monotonic() < deadline, (client.wait_reason, len(seen), bad.asked)
@@ -165,7 +165,7 @@ def test_one_that_takes_requests_and_gives_nothing_is_lost(
     monkeypatch.setattr(sharded, "NO_BATCH_S", 0.5)
     good, bad = start("good"), misbehave(VALUE, None)
     fill(context, good, np.ones(100), np.ones(100))
-    client = connect(good, bad, outlasts=True, expected=VALUE)
+    client = connect(good, bad, tolerate_refusals=True, expected=VALUE)
     deadline, seen = time.monotonic() + 60, 0
     while seen < 50 or not client._shards[bad.endpoint].lost:
         assert time.monotonic() < deadline, client.wait_reason
@@ -181,7 +181,7 @@ def test_alone_it_keeps_the_learner_waiting_and_is_used_when_it_is_right_again(
 ):
     monkeypatch.setattr(sharded, "FAULT_S", (0.01, 0.1))
     bad = misbehave(VALUE, *list(ANSWERS.values())[:7], *[spoilt()] * 100_000)
-    client = connect(bad, outlasts=True, expected=VALUE)
+    client = connect(bad, tolerate_refusals=True, expected=VALUE)
     deadline, seen = time.monotonic() + 60, 0
     while seen < 5:
         assert time.monotonic() < deadline, client.wait_reason

@@ -163,9 +163,9 @@ def test_a_shard_without_the_replay_key_is_left_out_and_ends_nobody(ctx, secured
     false = list(impostors(ctx, tmp_path / "other"))[kind]
     endpoint = sockets.bound_endpoint(false)
     learner = ShardedReplayClient(
-        [endpoint], ctx=ctx, name="learner", security=secured("learner"), outlasts=True
+        [endpoint], ctx=ctx, name="learner", security=secured("learner"), tolerate_refusals=True
     )
-    actor = ReplayClient(endpoint, ctx=ctx, name="actor-0", security=secured("actor"), outlasts=True)
+    actor = ReplayClient(endpoint, ctx=ctx, name="actor-0", security=secured("actor"), tolerate_refusals=True)
     learner.request_sample(8)
 
     def both_say_why():
@@ -183,7 +183,7 @@ def test_a_shard_that_gets_its_key_at_last_is_used(ctx, secured, monkeypatch):
     monkeypatch.setattr("troupe.common.wire.link.RETRY_AUTH_S", 0.2)
     false = sockets.make_router(ctx, LOOPBACK)
     endpoint = sockets.bound_endpoint(false)
-    actor = ReplayClient(endpoint, ctx=ctx, name="actor-0", security=secured("actor"), outlasts=True)
+    actor = ReplayClient(endpoint, ctx=ctx, name="actor-0", security=secured("actor"), tolerate_refusals=True)
 
     def refused():
         actor.poll(10)

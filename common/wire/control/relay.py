@@ -177,7 +177,7 @@ class HostRelay:
             stopping=state.stopping,
         )
         for identity, (request_id, version, had) in list(self._waiting.items()):
-            # Else it knows of a newer one than we do: so shall we, soon.
+            # Otherwise the peer is ahead of us; our own fetch will catch up.
             if known > version and (newest or known > had):
                 sockets.send(self._server, body.message(request_id), identity)
                 del self._waiting[identity]

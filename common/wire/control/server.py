@@ -50,8 +50,8 @@ class Telemetry:
         role: its role.
         incarnation: random number of its process: counters start at zero where it changes.
         metrics: numbers by name.
-        fields: what is no number, and
-        blobs: arrays by name, as in `messages.Telemetry`.
+        fields: values that are not single numbers, by name; see `messages.Telemetry`.
+        blobs: arrays by name; see there.
         played: the parameters that were evaluated when an evaluator sent it.
     """
 

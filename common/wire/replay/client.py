@@ -74,8 +74,8 @@ class ReplayClient(Sampler):
         security: sockets.Security | None = None,
         map_files: bool = True,
         pool: ArrayPool | None = None,
-        insists: bool = True,
-        outlasts: bool = False,
+        retry_samples: bool = True,
+        tolerate_refusals: bool = False,
         expected: Sequence[FieldSpec] | None = None,
     ) -> None:
         """Prepare a connection; nothing has to be there yet.
@@ -91,9 +91,9 @@ class ReplayClient(Sampler):
             security: keys.
             map_files: read the server's files where it is on the same host, instead of having windows sent.
             pool: where batches get their arrays from, if several clients should share them.
-            insists: ask again where there is no batch yet; or else leave that to ``take_turned_down``.
-            outlasts: where keys are in the way, or a sample is refused, say so and try again now and then,
-                instead of an error.
+            retry_samples: ask again where there is no batch yet; or else leave that to ``take_turned_down``.
+            tolerate_refusals: where keys are in the way, or a sample is refused, log it and try again now
+                and then, instead of raising an error.
             expected: the fields that batches have; by default those that the server says.
         """
         self.endpoint = endpoint
@@ -111,9 +111,9 @@ class ReplayClient(Sampler):
         self._credit_reason = ""
         self._session: int | None = None
         self._inserts = Inserts()
-        self._requests = SampleRequests(insists=insists)
+        self._requests = SampleRequests(retry_samples=retry_samples)
         self._batches: deque[tuple[Message, SampleRequest]] = deque()
-        self._outlasts = outlasts
+        self._tolerate_refusals = tolerate_refusals
         self._reader = BatchReader(pool, map_files=map_files, expected=expected)
         self._updates: deque[list[Buffer]] = deque(maxlen=64)
         self._questions = self._question = 0  # those asked, and the one that is not answered
@@ -129,7 +129,7 @@ class ReplayClient(Sampler):
             incarnation=self.incarnation,
             liveness_s=liveness_s,
             security=security,
-            retry_auth=outlasts,
+            retry_auth=tolerate_refusals,
         )
         self._link.connect()
 
@@ -458,7 +458,7 @@ class ReplayClient(Sampler):
         asked = body.about in (messages.STATUS, messages.SNAPSHOT)
         if asked and number != self._question:
             return  # the answer to a question that was sent twice
-        if self._outlasts and not (inserted or asked):
+        if self._tolerate_refusals and not (inserted or asked):
             self.fault = self.wait_reason = str(failure)
             self._requests.turn_down(number, pause_s=REFUSED_PAUSE_S)
             return

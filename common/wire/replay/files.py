@@ -58,7 +58,7 @@ class SharedFiles:
             return
         self.offer = {"folder": str(folder.resolve()), "host": host}
 
-    def proven(self, token: str) -> bool:
+    def is_same_host(self, token: str) -> bool:
         """Whether a peer that says ``token`` has these very files."""
         return bool(self.offer) and secrets.compare_digest(token.encode(), self._token.encode())
 

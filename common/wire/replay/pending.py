@@ -117,7 +117,7 @@ class SampleRequest:
 
     Attributes:
         shares: rows by table.
-        windows: not the places: those that were answered last had gone.
+        windows: request data instead of file offsets, because the last offsets were stale.
         token: that it was sent with.
         sent_at_ping: number of pings before it was sent.
         sent_s: and when.
@@ -137,9 +137,9 @@ class SampleRequest:
 class SampleRequests:
     """Requests for batches by number. None is sent again before it is certain that no answer will come."""
 
-    def __init__(self, *, insists: bool = True) -> None:
-        """``insists``: what was turned down is sent again."""
-        self._insists = insists
+    def __init__(self, *, retry_samples: bool = True) -> None:
+        """``retry_samples``: what was turned down is sent again."""
+        self._retry_samples = retry_samples
         self._made = 0
         self._requests: OrderedDict[int, SampleRequest] = OrderedDict()
 
@@ -168,7 +168,7 @@ class SampleRequests:
         request = request or self._requests.get(number)
         if request is not None:
             request.sent_at_ping, request.not_before_s = NOT_SENT, time.monotonic() + pause_s
-            request.given_up = not self._insists
+            request.given_up = not self._retry_samples
             self._requests[number] = request
 
     def take_turned_down(self) -> list[int]:

@@ -167,7 +167,7 @@ class ShardedReplayClient(Sampler):
         self._assign()
 
     def _connect(self, endpoint: str) -> ReplayClient:
-        return ReplayClient(endpoint, pool=self._pool, insists=False, **self._options)
+        return ReplayClient(endpoint, pool=self._pool, retry_samples=False, **self._options)
 
     def close(self, linger_s: float = 1.0) -> None:
         """Close all connections."""
