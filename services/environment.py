@@ -86,7 +86,7 @@ def _learned(raw: tuple[float, float], learned: tuple[float, float]) -> str:
 
 
 def _range(low: float, high: float) -> str:
-    return f", from {low:g} to {high:g}"
+    return f", from {low + 0.0:g} to {high + 0.0:g}"  # -0.0 + 0.0 is 0.0
 
 
 def _part(leaf: Leaf, low: float, high: float) -> str:

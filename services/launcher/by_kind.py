@@ -121,10 +121,14 @@ def _values(algo: str, spec: EnvSpec) -> list[Layer]:
         kind = "grids" if min(sides) < LEAST_SIDE else "pixels"
         base = (_GRIDS if kind == "grids" else _PIXELS).get(algorithm)
         start = _Start(base) if base else None
-    if not start or (actions == "continuous" and not agent_model(algorithm).takes_any_action):
+    one_choice = actions == "continuous" and not agent_model(algorithm).takes_any_action
+    if not start or one_choice:
+        other = (
+            "--env.action_bins 11 where the action is one number" if one_choice else "a TOML file of your own"
+        )
         raise ConfigError(
             f"there are no values for {algo} with {kind} and {actions} actions, as {spec.id} has them: "
-            "take --algo ppo, or a TOML file of your own"
+            f"take --algo ppo, or {other}"
         )
     fields = dict(start.fields)
     values = {
