@@ -11,7 +11,6 @@ import shutil
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from troupe.common.agents import Batch, make_agent
@@ -28,6 +27,7 @@ from troupe.common.rl.importance import annealed
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.files import CONFIG_FILE, atomic_write, write_status
 from troupe.common.runtime.metrics import MetricsWriter
+from troupe.common.stats.played import levels_missed
 from troupe.common.wire.control.budget import StepBudget
 from troupe.common.wire.replay.codec import (
     SampleBatch,
@@ -37,10 +37,12 @@ from troupe.common.wire.replay.codec import (
     encode_insert,
 )
 from troupe.services.actor.local_inference import Rollout
+from troupe.services.actor.timing import fields_of
 from troupe.services.evaluator.games import play
 from troupe.services.learner.checkpoints import RunCheckpoints
 from troupe.services.learner.counters import RunCounters
 from troupe.services.learner.mixture import Mixture
+from troupe.services.learner.training_returns import TrainingReturns
 from troupe.services.learner.usable import UsableItems
 
 METRICS_PERIOD_UPDATES = 20
@@ -81,6 +83,7 @@ class SerialTraining:
         )
         self.checkpoints.begin_run(resume=False)
         self.metrics = MetricsWriter(run_dir)
+        self.training = TrainingReturns(config.env.id, spec.tasks)
         self.inserts = self.sampled = 0
         self.next_row_s = self.next_evaluation_s = time.monotonic()
 
@@ -164,13 +167,12 @@ class SerialTraining:
         now_s = time.monotonic()
         if now_s >= self.next_row_s and self.rollout.episodes:
             self.next_row_s = now_s + self.config.run.log_every_s
-            returns = [game.return_raw for game in self.rollout.episodes]
+            self.training.take(fields_of(self.rollout.episodes))
             self.rollout.episodes.clear()
-            self.write(
-                "actor-0", {"train/episode_return": float(np.mean(returns)), "train/episodes": len(returns)}
-            )
+            row = self.training.row()
+            self.write("actor-0", row)
             done = f"{self.counters.steps:,} steps, {self.counters.updates:,} updates"
-            print(f"{done}, return {np.mean(returns):.2f}", flush=True)
+            print(f"{done}, return {row['train/episode_return']:.2f}", flush=True)
         if self.config.evaluator.enabled and now_s >= self.next_evaluation_s:
             self.evaluate()
         self.checkpoints.save_if_due()
@@ -189,10 +191,10 @@ class SerialTraining:
             should_stop=lambda: self.stop.requested,
         )
         if result is not None:
-            self.write("evaluator", result.metrics(env.id, version, 0.0))
-            print(
-                f"evaluation after {self.counters.steps:,} steps: return {result.mean_return:.2f}", flush=True
-            )
+            metrics = result.metrics(env.id, version, 0.0)
+            self.write("evaluator", metrics)
+            said = f"evaluation after {self.counters.steps:,} steps: return {result.mean_return:.2f}"
+            print(said + (f", {missed}" if (missed := levels_missed(metrics)) else ""), flush=True)
         self.next_evaluation_s = time.monotonic() + section.period_s
 
     def write(self, source: str, metrics: dict[str, float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +30,20 @@ class Timing:
     def take(self, episodes: list[Episode], slots: list[int]) -> None:
         """Take in games of copies that have these numbers among the slots of the run."""
         self.episodes += [episode._replace(slot=slots[episode.slot]) for episode in episodes]
+
+
+def fields_of(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Finished games as TELEMETRY's `episodes` and, where the environment has several levels, `tasks`."""
+    fields: dict[str, Any] = {}
+    if episodes:
+        fields["episodes"] = [
+            [episode.return_raw, episode.steps, episode.slot]
+            + ([] if episode.score is None else [episode.score])
+            for episode in episodes
+        ]
+    if any(episode.task for episode in episodes):
+        fields["tasks"] = [episode.task for episode in episodes]
+    return fields
 
 
 class Blocked:
@@ -78,14 +93,8 @@ class TimingReports:
             "actor/chunks_total": float(timing.chunks),
             "params/staleness": float(staleness),
         }
-        episodes = [
-            [episode.return_raw, episode.steps, episode.slot]
-            + ([] if episode.score is None else [episode.score])
-            for episode in timing.episodes
-        ]
-        tasks = [episode.task for episode in timing.episodes]
+        fields = fields_of(timing.episodes)
         metrics |= {f"env/{name}": value for name, value in means_told(timing.episodes).items()}
         timing.episodes.clear()
         self._last_s, self._last = now, replace(timing)
-        fields: dict[str, Any] = {"episodes": episodes} if episodes else {}
-        return metrics, fields | ({"tasks": tasks} if any(tasks) else {})
+        return metrics, fields

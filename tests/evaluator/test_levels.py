@@ -1,11 +1,13 @@
 """DMLab-30, one id for thirty levels: which are played, and what the record says of those that are not."""
 
 import csv
+import io
 import json
 import math
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import troupe.services.__main__ as cli
 from tests.envs.test_engines import EPISODE_STEPS, engines  # noqa: F401 (the stand-in for the engine)
@@ -21,11 +23,13 @@ from troupe.common.wire.control.budget import StepBudget
 from troupe.common.wire.control.client import RunState
 from troupe.common.wire.control.server import Telemetry
 from troupe.common.wire.messages import Telemetry as Report
+from troupe.serial import SerialTraining
 from troupe.services.actor.service import MAX_NAMED_GAMES
 from troupe.services.actor.timing import Timing, TimingReports
 from troupe.services.evaluator.games import play
 from troupe.services.evaluator.report import _COLUMNS, markdown, summary, table
 from troupe.services.evaluator.service import Evaluator
+from troupe.services.launcher.panel import render
 from troupe.services.launcher.progress import plain_line, run_view
 from troupe.services.learner.counters import RunCounters
 from troupe.services.learner.gathered import Gathered
@@ -86,9 +90,15 @@ def rows(path):
         return {row["name"]: float(row["value"]) for row in csv.DictReader(file)}
 
 
-def line(path):
-    """What the terminal shows."""
-    return plain_line(run_view(json.loads((path / "status.json").read_text()), total_steps=1000))
+def view(path):
+    """What the terminal shows, in any form."""
+    return run_view(json.loads((path / "status.json").read_text()), total_steps=1000)
+
+
+def panel(path):
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render(view(path), "title", "footer"))
+    return console.export_text()
 
 
 def human(level):
@@ -106,7 +116,7 @@ def test_a_live_evaluation_in_rounds_of_slots_plays_all_levels(tmp_path, caplog)
     assert found["eval/human_normalized"] == pytest.approx(np.mean([human(level) for level in DMLAB30]))
     assert found["eval/human_normalized/rooms_watermaze"] == pytest.approx(human("rooms_watermaze"))
     assert found["eval/return/rooms_watermaze"] == RETURN
-    assert " levels" not in line(tmp_path) + caplog.text
+    assert " levels" not in plain_line(view(tmp_path)) + panel(tmp_path) + caplog.text
 
 
 def test_an_evaluation_of_fewer_games_than_levels_says_so(tmp_path, caplog, capsys):
@@ -120,7 +130,9 @@ def test_an_evaluation_of_fewer_games_than_levels_says_so(tmp_path, caplog, caps
     assert (found["eval/levels_played"], found["eval/levels"]) == (12, 30)
     assert found["eval/human_normalized"] == pytest.approx(np.mean([human(level) for level in DMLAB30[:12]]))
     assert f"return {RETURN:.2f}, 12 of 30 levels" in caplog.text
-    assert f"eval return {RETURN:.2f} (12 of 30 levels)" in line(run)
+    assert f"eval return {RETURN:.2f} (12 of 30 levels)" in plain_line(view(run))
+    assert "12 of 30 levels" in view(run).last_evaluation
+    assert "played 12 of 30 levels: raise evaluator.episodes" in panel(run)
     assert cli.main(["compare", str(run)]) == 0
     assert "1 run with evaluations that played 12 of 30 levels" in capsys.readouterr().out
     assert cli.main(["compare", str(run), "--json"]) == 0
@@ -173,6 +185,20 @@ def test_training_has_returns_by_level_and_a_score_once_all_have_ended_a_game(tm
     scores = [human(level) for level in DMLAB30]
     assert found["train/human_normalized"] == pytest.approx(np.mean(scores))
     assert found["train/human_normalized_capped"] == pytest.approx(np.mean(np.minimum(1.0, scores)))
+
+
+def test_a_serial_training_says_so_too(tmp_path, capsys):
+    fields = {"run.total_steps": "500", "run.log_every_s": "0.001", "agent.unroll_steps": "5"}
+    fields |= {"actor.processes": "1", "actor.slots": "10", "evaluator.episodes": "3"}
+    fields |= {"replay.batch_size": "5", "agent.hidden_units": "8", "agent.lstm_units": "8"}
+    SerialTraining(small(**fields), tmp_path / "run", StopSignal()).run()
+    found = rows(tmp_path / "run")
+    assert {name for name in found if name.startswith("train/return/")} == {
+        f"train/return/{level}" for level in DMLAB30
+    }
+    assert found["train/human_normalized"] == pytest.approx(np.mean([human(level) for level in DMLAB30]))
+    assert (found["eval/levels_played"], found["eval/levels"]) == (3, 30)
+    assert f"return {RETURN:.2f}, 3 of 30 levels" in capsys.readouterr().out
 
 
 def test_names_that_are_no_level_of_the_environment_do_not_count(tmp_path):
