@@ -188,7 +188,7 @@ class ActionSpec:
         return np.concatenate([chosen, reals], axis=1).astype(self.dtype)
 
     def fault(self, rows: np.ndarray, slots: int) -> str:
-        """Say what is wrong with rows that should be actions of so many slots; empty where nothing is."""
+        """Say what is wrong with rows that should be the actions of `slots` slots; empty if nothing is."""
         if rows.shape != (slots, *self.shape) or rows.dtype != self.dtype:
             return f"{rows.dtype}{list(rows.shape)} instead of {self.dtype}{[slots, *self.shape]}"
         chosen = rows if self.count else rows[:, : len(self.choices)]

@@ -33,7 +33,7 @@ def load(
         epsilon: exploration; None: that of evaluation, `agent.eval_epsilon`.
         seed: of the exploration.
         device: where the network runs, as `learner.device`.
-        modules: that the algorithm may be from, besides Troupe's own: importing one runs it.
+        modules: that the algorithm may be from, in addition to Troupe's own: importing one runs it.
 
     Raises:
         ConfigError: there is no checkpoint at `path`, or its algorithm's module is not permitted.

@@ -68,7 +68,7 @@ def evaluate(
         episodes: games.
         seed: of the games: the same seed, the same games, of which few are the first of many.
         epsilon: exploration; None: `agent.eval_epsilon`.
-        modules: that environment and algorithm may be from, besides Troupe's own: importing one runs it.
+        modules: that environment and algorithm may be from, beside Troupe's own: importing one runs it.
 
     Raises:
         TroupeError: says what is wrong.

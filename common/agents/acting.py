@@ -69,7 +69,7 @@ class Acting(nn.Module):
 
 
 def _looked_at(net: nn.Module, memory_size: int) -> list[str]:
-    """Names of what it is given besides observations."""
+    """Names of what it is given apart from observations."""
     last = isinstance(net, SequenceBody | SoftActorCritic) and net.see_last_step
     names = ["last_action", "last_reward"] if last else []
     names += ["first"] if last or memory_size else []

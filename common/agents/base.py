@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the network may look at in `S` slots, to act or to value. Whoever steps the slots keeps it."""
+    """What the network may look at in `S` slots, to act or to value; kept by what steps them."""
 
     obs: np.ndarray
     """`[S, *obs_shape]`."""
@@ -79,7 +79,7 @@ class Act:
     action: np.ndarray
     """`[S, *actions.shape]`: rows of `troupe.common.spaces.ActionSpec`."""
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """What the agent's accumulator wants to know about each slot's step besides: arrays `[S, ...]`."""
+    """What the agent's accumulator also wants to know about each slot's step: arrays `[S, ...]`."""
     memory: np.ndarray | None = None
     """`[S, memory_size]` float32, the recurrent state after the step; None where it has not changed."""
 

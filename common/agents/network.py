@@ -274,7 +274,7 @@ def network_inputs(
 
 
 def body_options(config: RecurrentAgentConfig, spec: EnvSpec) -> dict[str, Any]:
-    """Arguments of a `SequenceBody` besides its shapes and torso."""
+    """Arguments of a `SequenceBody` apart from its shapes and torso."""
     return {
         "hidden_units": config.hidden_units,
         "mlp_units": config.mlp_units,

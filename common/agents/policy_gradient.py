@@ -141,7 +141,7 @@ class JudgedSteps(Steps):
 
 
 class _Adjusted(nn.Module):
-    """What learning holds besides the network: multipliers and temperature, which adjust, and the target."""
+    """What learning holds apart from the network: multipliers, a temperature and the target."""
 
     def __init__(self, config: PolicyGradientConfig, net: nn.Module) -> None:
         super().__init__()

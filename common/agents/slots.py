@@ -1,4 +1,4 @@
-"""What acting keeps of every slot besides its environment: what the network sees of it, and its open chunk.
+"""What acting keeps of a slot apart from its environment: what the network sees of it, and its open chunk.
 
 This half of acting runs where the network is: in the actor, or, with central inference, in the learner.
 """

@@ -51,7 +51,7 @@ def register_algorithm(model: type[Model]) -> type[Model]:
     """Make an algorithm outside this tree known; a decorator of its configuration model.
 
     The name is that of the model's field `algorithm`, a `Literal`: that of its module, or that of its entry
-    point. The module has, besides, the function `make` that `troupe.common.agents.make_agent` calls.
+    point. The module also has the function `make` that `troupe.common.agents.make_agent` calls.
 
     Raises:
         ConfigError: the name is not usable, or taken.

@@ -38,8 +38,8 @@ MAX_BATCH = 1 << 20
 MAX_PROCESSES = 1024
 MAX_SLOTS = 1024
 MAX_THREADS = 1024
-"""Of one machine, and of one process: beyond what has been built. A peer's configuration is obeyed by whoever
-joins, so a count without a bound would take all of its memory."""
+"""Of one machine, and of one process: beyond what has been built. All who join obey a peer's configuration,
+so a count without a bound would take all of their memory."""
 MAX_COUNT = 2**53
 """Bound of every number without one of its own: larger integers are not exact as float64."""
 
@@ -125,7 +125,7 @@ class TableNeeds:
     """`prioritized`: items stay and are drawn again and again, by priority or not. `queue`: passed on in
     the order of arrival."""
     max_times_sampled: int = 0
-    """An item goes after so many samples; 0: it stays."""
+    """An item is removed after this many samples; 0: it stays."""
     replays: bool = False
     """Beside its queue it also learns from tables that give an item more than once. `Agent.update` is then
     told which rows of a batch are from these."""

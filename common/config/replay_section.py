@@ -98,7 +98,7 @@ class ReplayConfig(Section):
         return value
 
     def shard_tables(self, shards: int) -> list[TableConfig]:
-        """Return the tables of each of so many shards."""
+        """Return the tables of each shard, given the number of shards."""
         plain = TableConfig(
             capacity=self.capacity_items,
             min_items=self.min_items,
@@ -118,7 +118,7 @@ class ReplayConfig(Section):
         return shares or {TableConfig.name: self.batch_size}
 
     def sampled_tables(self, shards: int = 1) -> list[TableConfig]:
-        """Return those of each of so many shards that batches come from."""
+        """Return the tables of each shard that batches come from, given the number of shards."""
         shares = self.shares()
         return [table for table in self.shard_tables(shards) if table.name in shares]
 

@@ -73,7 +73,7 @@ class RunConfig(Section):
     log_every_s: float = tunable(10.0, "Seconds between two rows of every metric.", gt=0)
     trackers: tuple[Literal["wandb", "mlflow", "trackio"], ...] = tunable(
         (),
-        "Programs that are given all metrics besides; each needs the extra of its name; its own variables "
+        "Programs that are also given all metrics; each needs the extra of its name; its own variables "
         "name server and key.",
     )
 
@@ -422,10 +422,10 @@ class Config(Section):
         return self.actor.total_slots or max(1, self.actor.processes * self.actor.slots)
 
     def torch_threads(self, role: Literal["actor", "learner"], cores: int) -> int:
-        """Return the threads of torch in a process of this role on a machine of so many `cores`.
+        """Return the threads of torch in a process of this role on a machine with `cores` cores.
 
         `auto` goes by who is at work: strictly on policy, acting waits while the learner works, and the other
-        way round, so each may have every core. Otherwise both work all the time, and environments besides.
+        way round, so each may have every core. Otherwise both work all the time, and so do environments.
         """
         wanted = self.actor.torch_threads if role == "actor" else self.learner.torch_threads
         if wanted != "auto":

@@ -21,7 +21,7 @@ from troupe.common.data.schema import FieldSpec
 from troupe.common.errors import ConfigError
 
 LZ4_INDEX_BYTES = 12
-"""Bytes that a compressed entry takes besides its block: where it starts (int64) and its size (uint32)."""
+"""Bytes that a compressed entry takes apart from its block: where it starts (int64) and its size (uint32)."""
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

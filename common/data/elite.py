@@ -106,7 +106,7 @@ class Candidates(Uniform):
         return max(1.0, most - (most - 1.0) * done)
 
     def _draw(self, wanted: float, least: int, rng: np.random.Generator) -> Slots:
-        """So many different slots in random order, no fewer than ``least``, or all that there are."""
+        """`wanted` different slots in random order, no fewer than ``least``, or all that there are."""
         count = min(max(int(min(wanted, MAX_CANDIDATES)), least), self._size)
         return self._slots[rng.choice(self._size, count, replace=False)]
 
@@ -194,7 +194,7 @@ class Attentive(Candidates):
         block = min(max(BLOCK_NUMBERS // max(longest * now.size, 1), 1), BLOCK)
         for begin in range(0, len(slots), block):
             features = self._table.features(slots[begin : begin + block])
-            with np.errstate(invalid="ignore", over="ignore"):  # whoever inserts may have stored infinity
+            with np.errstate(invalid="ignore", over="ignore"):  # a client may have inserted infinity
                 found[begin : begin + block] = distances(
                     self._config.distance, features, now, self._config.distance_power
                 )

@@ -362,7 +362,7 @@ class Replay:
         return sample
 
     def draw(self, shares: Mapping[str, int], *, plain: bool = False, places: bool = False) -> Sample | str:
-        """A batch with so many rows of each table, in this order, or the reason why there is none now.
+        """A batch with this many rows of each table, in this order, or the reason why there is none now.
 
         Its items may be drawn again until ``take``. Raises RefusedError where there can be none.
 

@@ -22,7 +22,7 @@ TINY_PRIORITY = 1e-12
 
 @dataclass(frozen=True)
 class TableView:
-    """What a selector may look at of its table, besides what it is told.
+    """What a selector may look at of its table, apart from what it is told.
 
     Attributes:
         items: ``[slots]``, the table's records (`troupe.common.data.table.ITEM`), as they are now.

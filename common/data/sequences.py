@@ -37,7 +37,7 @@ class Layout(NamedTuple):
         return max(0, k * self.period - self.burn_in)
 
     def end(self, k: int) -> int:
-        """The step after the last of sequence `k`, if there are so many."""
+        """The step after the last of sequence `k`, if there is such a sequence."""
         return k * self.period + self.steps
 
     def missing_burn_in(self, lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -333,7 +333,7 @@ class ChunkStore:
 
     def _forget(self, row: int) -> None:
         self.commits[row] = 0
-        fence()  # whoever reads the files at the same time has to see this before anything is overwritten
+        fence()  # a concurrent reader of the files has to see this before anything is overwritten
         self.references[row] = self.queued[row] = 0
 
     def gather(

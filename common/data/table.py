@@ -38,7 +38,7 @@ _LONGEST = 2**31 - 1
 
 
 def table_files(name: str, slots: int) -> dict[str, int]:
-    """The files of a table of so many slots, by name, and their bytes."""
+    """The files of a table with this many slots, by name, and their bytes."""
     items, priorities, header = ITEM.itemsize * slots, 8 * slots, 8 * _HEADER
     return {f"{name}.items": items, f"{name}.priorities": priorities, f"{name}.header": header}
 
@@ -222,7 +222,7 @@ class Table:
         self._remember(row, slots)
 
     def admits(self, count: int) -> bool:
-        """Whether so many items that come are taken in; else ``when_full`` of a queue has them dropped."""
+        """Whether this many new items are taken in; else ``when_full`` of a queue has them dropped."""
         if self.size + count <= self.config.capacity:
             return True
         keeps_oldest = self.config.when_full == "keep_oldest"
@@ -240,7 +240,7 @@ class Table:
         return self._shortest if self.size else 1
 
     def count_inserted(self, count: int) -> None:
-        """Count so many items as inserted, whose chunk has been committed."""
+        """Count this many items as inserted, whose chunk has been committed."""
         self.limiter.inserted += count
         self._header[0] = self.limiter.inserted
 

@@ -73,7 +73,7 @@ class TableConfig:
     removal_exponent: float = _field(-0.4, "The same of the prioritized remover, below 0.")
     max_times_sampled: int = _field(
         0,
-        "An item goes after so many samples; 0 = no limit; a queue's default is "
+        "An item is removed after this many samples; 0 = no limit; a queue's default is "
         f"{QUEUE['max_times_sampled']}.",
     )
     min_items: int = _field(1, "Items that must be there before sampling begins.")
@@ -137,7 +137,7 @@ _ONLY_OF: dict[str, tuple[str, tuple[str, ...]]] = {
     "distance_power": ("sampler", ("attentive",)),
     "removal_candidates": ("remover", ("elite",)),
 }
-"""Fields that only these samplers, or removers, heed."""
+"""Fields that only these samplers, or removers, use."""
 
 
 def table_meanings() -> dict[str, tuple[Any, str]]:

@@ -111,7 +111,7 @@ class UnrollAccumulator:
           unroll_steps: T.
           stack: frames per stacked-pixel observation, 0 for whole observations.
           memory_size: width of the agent's recurrent state.
-          skipped_steps: the first unroll begins after so many steps, fewer than T. Slots that step together
+          skipped_steps: the first unroll begins after this many steps, fewer than T. Slots that step together
             and skip different numbers do not complete their unrolls all at once.
           actions: what is chosen; None: one choice of several.
         """
@@ -123,7 +123,7 @@ class UnrollAccumulator:
         self._memory_size = memory_size
         actions = actions or ActionSpec.discrete(1)
         self._action_dtype = actions.stored_dtype
-        # As if an episode had just ended: whoever learns takes the memory before the first step for empty.
+        # As if an episode had just ended: the learner takes the memory before the first step for empty.
         self._none: Row = (actions.zeros(1)[0].tolist(), 0.0, TERMINATED)
         self._before = self._none
         self._frames: list[np.ndarray] = []

@@ -57,7 +57,7 @@ class _Reset:
 
 
 def settings(spec: EnvSpec) -> set[str]:
-    """Fields of `[env]` that mean something here, besides those that all families know."""
+    """Fields of `[env]` that mean something here, in addition to those of all families."""
     return {
         *("frame_skip", "frame_size", "grayscale", "frame_stack", "noop_max", "episodic_life"),
         *("fire_reset", "sticky_actions", "full_action_space"),

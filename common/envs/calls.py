@@ -60,7 +60,7 @@ class Calls:
     """
 
     def __init__(self, slots: int, *, whole: bool = False) -> None:
-        """For so many slots; `whole`: one record for all of them."""
+        """For this many slots; `whole`: one record for all of them."""
         records = 1 if whole else slots
         size = 8 * (_HEAD + _RECORD * records)
         directory, self._path = os.environ.get(VARIABLE), None

@@ -27,7 +27,7 @@ _PICTURE = {"height": 240, "width": 320, "camera_id": 0}
 
 
 def settings(spec: EnvSpec) -> set[str]:
-    """Fields of `[env]` that mean something here, besides those that all families know."""
+    """Fields of `[env]` that mean something here, in addition to those of all families."""
     return {"kwargs", "action_bins", "action_bins_ratio"}
 
 

@@ -95,7 +95,7 @@ HELD_OUT_SEED = str(0x600D5EED)
 
 
 def settings(spec: EnvSpec) -> set[str]:
-    """Fields of `[env]` that mean something here, besides those that all families know."""
+    """Fields of `[env]` that mean something here, in addition to those of all families."""
     return {"frame_skip", "kwargs"}
 
 
@@ -289,7 +289,7 @@ class LevelCache:
         handle, temporary = tempfile.mkstemp(dir=file.parent)
         os.close(handle)
         shutil.copyfile(pk3_path, temporary)
-        os.replace(temporary, file)  # whoever fetches it meanwhile gets all of it or nothing
+        os.replace(temporary, file)  # a reader gets all of it or nothing
 
 
 def _import_lab() -> Any:

@@ -36,7 +36,7 @@ _MAX_SEED = 2_000_000_000
 
 
 def settings(spec: EnvSpec) -> set[str]:
-    """Fields of `[env]` that mean something here, besides those that all families know."""
+    """Fields of `[env]` that mean something here, in addition to those of all families."""
     return {"frame_stack", "kwargs"}
 
 

@@ -53,7 +53,7 @@ _REGISTERED = {"mujoco": "troupe.common.envs.mujoco", "old_gym": "troupe.common.
 
 
 def settings(spec: EnvSpec) -> set[str]:
-    """Fields of `[env]` that mean something here, besides those that all families know."""
+    """Fields of `[env]` that mean something here, in addition to those of all families."""
     return {"kwargs", "flatten", "action_bins", "action_bins_ratio", "wrappers"} | (
         {"frame_size", "grayscale", "frame_stack"} if spec.pixels else set()
     )

@@ -32,7 +32,7 @@ _STEPS_PER_S = 10.0
 
 
 def settings(spec: EnvSpec) -> set[str]:
-    """Fields of `[env]` that mean something here, besides those that all families know."""
+    """Fields of `[env]` that mean something here, in addition to those of all families."""
     return {"sticky_actions", "full_action_space", "kwargs"}
 
 

@@ -34,7 +34,7 @@ def registered(name: str) -> str:
 
 
 def load(env_id: str, extra: str, *modules: str) -> None:
-    """Import MuJoCo, and `modules` besides, for an environment.
+    """Import MuJoCo, and `modules`, for an environment.
 
     Raises:
         MissingEngineError: one of them, or what it imports, is missing; names the `extra` that brings it.

@@ -81,7 +81,7 @@ CLIP = 5.0
 _BLOCK = 16
 """Images that are scaled at a time on a CPU: they stay in its cache between the passes."""
 _PROBE = 8
-"""Every so many rows and columns are looked at before a whole frame is."""
+"""Spacing of the rows and columns that are looked at before a whole frame is."""
 
 
 class ScaledPixels(nn.Module):

@@ -46,7 +46,7 @@ class SoftActorCritic(nn.Module):
       see_last_step: feed the memory with the last action and the clipped last reward too.
       inputs: what is seen of pixels, of numbers or of several parts; None: pixels divided by 255, numbers as
         they are.
-      entropy_cost: what a nat of the policy's entropy is worth; here, for whoever values needs it.
+      entropy_cost: what a nat of the policy's entropy is worth; kept here because valuing needs it.
     """
 
     def __init__(

@@ -185,7 +185,7 @@ def _no_number(word: str) -> float:
 
 
 def newest_meta(directory: Path) -> dict[str, Any]:
-    """Read what the newest checkpoint says besides arrays, unchecked; empty where it cannot be read."""
+    """Read what the newest checkpoint says apart from its arrays, unchecked; empty if unreadable."""
     try:
         meta = json.loads((next(newest_first(directory)) / _META).read_text())
     except (OSError, ValueError, RecursionError, StopIteration):
@@ -252,7 +252,7 @@ def begin_from(
         path: of the run, or of the checkpoint.
         changed: what of the agent's configuration is otherwise in a given one, in words; see
             `troupe.common.config.changed_structure`.
-        optimizer: also what its learner had besides: moments, target network, count of updates.
+        optimizer: also what its learner had: moments, target network, count of updates.
 
     Raises:
         ConfigError: there is none.

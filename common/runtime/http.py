@@ -1,4 +1,4 @@
-"""`/metrics`, `/healthz` and `/readyz` over HTTP, for Prometheus and for whoever runs the containers."""
+"""`/metrics`, `/healthz` and `/readyz` over HTTP, for Prometheus and for those who run the containers."""
 
 from __future__ import annotations
 

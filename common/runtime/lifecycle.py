@@ -104,7 +104,7 @@ class StopSignal:
         return self
 
     def uninstall(self) -> None:
-        """Leave the signals to whoever handled them before `install`."""
+        """Give the signals back to the handlers from before `install`."""
         for number, handler in self._former.items():
             signal.signal(number, handler)
         self._former = {}
@@ -257,5 +257,5 @@ def _say(text: str) -> None:
 
 
 def one_line(text: str) -> str:
-    """Join the lines of `text` into one, fit for a terminal whoever wrote them."""
+    """Join the lines of `text` into one, fit for a terminal, whatever their source."""
     return printable(" ".join(text.split()))

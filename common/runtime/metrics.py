@@ -91,7 +91,7 @@ class MetricsWriter:
             run_dir: the run directory.
             resumed_steps: the checkpoint's step count when a run is resumed.
             keep_videos: how many files of `RUN/videos` to leave, 0 for all.
-            track: is given steps of the run and values by their names in TensorBoard besides.
+            track: is given steps of the run and values by their names in TensorBoard, too.
 
         Raises:
             ConfigError: the directory cannot be written.

@@ -35,7 +35,7 @@ PERIOD_S = 0.1
 """How often connections are looked at; less often where that would take more than a twentieth of the time."""
 
 BEHIND = 4
-"""So many times as much may be kept while messages wait that are whole: then the receiver is behind."""
+"""Factor by which more may be kept while whole messages wait: then the receiver is behind."""
 
 CUT = "connection_cut"
 """The kind by which connections that were cut are counted."""
@@ -44,7 +44,7 @@ SMALL_BYTES = 1 << 24
 AMPLIFICATION = 3
 GROWTH_BYTES = 1 << 29
 """Frames of no bytes arrive as 2 and take 64. So where more than `SMALL_BYTES` is kept, and the process has
-grown by more than `AMPLIFICATION` times as much and `GROWTH_BYTES` besides, who has most of it is cut."""
+grown by more than `AMPLIFICATION` times as much and `GROWTH_BYTES`, the peer that holds the most is cut."""
 
 _FRAME_BYTES = 42
 """What ZMTP adds to a frame at most: 9, and 33 for CURVE. Where it is less, the peer has the advantage."""
@@ -78,7 +78,7 @@ class Intake:
     Only TCP can be measured. Behind `ipc` the file system is the border.
 
     What is kept includes heartbeats, a few bytes a second, so that after months without another message a
-    connection may be cut for nothing: ZeroMQ makes a new one, and whoever waits for an answer asks again.
+    connection may be cut for nothing: ZeroMQ makes a new one, and clients that wait for an answer ask again.
     """
 
     def __init__(self, socket: Socket, message_bytes: int, of_all: int = 2) -> None:

@@ -221,7 +221,7 @@ class Link:
         # A new connection is no sign of life.
         self.silent = waiting and (self.silent or lost or self.silent_s > SILENT_S or bool(self.refusal))
         if self.silent and self._wait_log.due():
-            # Whoever waits says so, and why: this is the same event.
+            # The waiting side says so, and why: this is the same event.
             _log.debug("%s waits for %s since %.0f s", self._name, self, self._wait_log.waited_s)
         return lost
 

@@ -41,7 +41,7 @@ class ActorService:
         slots: environment copies; 0 takes `actor.slots` of the run's config.
         join_timeout_s: how long to wait for the learner at the start.
         security: keys.
-        modules: that the run's environment and algorithm may be from, besides Troupe's own.
+        modules: that the run's environment and algorithm may be from, in addition to Troupe's own.
         relay_directory: shared by the actors of this host, of which one fetches parameters for all.
     """
 
@@ -146,7 +146,7 @@ class ActorService:
         return welcome
 
     def _begin(self, welcome: Welcome) -> None:
-        """Take the slots, and wait for what acting needs besides: the first parameters."""
+        """Take the slots, and wait for what else acting needs: the first parameters."""
         self._joins = self._control.joins
         self._slots = welcome.slots
         self._acting.begin(self._control, welcome)

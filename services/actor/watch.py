@@ -22,7 +22,7 @@ ENDS_AFTER = 6
 """Times `actor.env_stall_s` after which a hanging environment ends the process."""
 MAX_TEXT = 400
 SLOTS_AT_A_TIME = 8
-"""An engine that resets all its slots in one call may take `env_stall_s` for every so many of them."""
+"""An engine that resets all its slots in one call may take `env_stall_s` for each group of this size."""
 
 Report = Callable[[dict[str, float], dict[str, str]], object]
 

@@ -49,7 +49,7 @@ def summary(
 
 
 def env_fields(config: Config, checkpoint: Checkpoint) -> dict[str, Any]:
-    """The fields of `[env]`, besides the id, that are others than in training."""
+    """The fields of `[env]`, apart from the id, that are others than in training."""
     trained = checkpoint.meta["config"].get("env", {})
     default = type(config.env)().model_dump(mode="json")
     return {

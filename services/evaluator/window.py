@@ -206,7 +206,7 @@ def main() -> int:
     """Of the window's process; what it cannot do it says in one line."""
     import pygame
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever plays ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the player ends it
     try:
         show(sys.argv[1], sys.stdin.buffer)
     except pygame.error as error:

@@ -158,7 +158,7 @@ def _names(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
 def differing_fields(runs: Sequence[Run]) -> list[str]:
     """Fields in which runs differ, without seeds, names, the environment, and what belongs to a machine.
 
-    Runs of several presets differ in too much to list: the preset stands for it, and besides only what
+    Runs of several presets differ in too much to list: the preset stands for it, and then only what
     differs among runs of one preset. Without a preset, as `troupe train --algo` begins, the algorithm and the
     environment have chosen the values: the algorithm stands for them, and what differs among its runs of
     one environment.

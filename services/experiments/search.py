@@ -26,7 +26,7 @@ _LEVELS = 20
 that all trials pass, and evaluations come when they come."""
 _WARM_UP_LEVELS = 5
 _STARTUP_TRIALS = 4
-"""No trial ends early before this level, nor before so many have ended by themselves."""
+"""No trial ends early before this level, nor before this many have ended by themselves."""
 _SEED = 0x0A7
 _STATES = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed"}
 """What Optuna calls the end of a trial. One that is `RUNNING` waits to be resumed."""

@@ -95,7 +95,7 @@ class _Builder:
         # Who names environment and algorithm here is who starts them all.
         modules = [*modules_of(config), os.environ.get(VARIABLE, "")]
         self._permits = {VARIABLE: ",".join(filter(None, modules))}
-        # On ipc nothing is encrypted; but whoever gives keys is told at once if they cannot be used.
+        # On ipc nothing is encrypted; but a user who gives keys is told at once if they cannot be used.
         self._keys = ["--keys", config.net.keys_dir] if config.net.keys_dir else []
 
     def service(self, name: str, words: Any, **options: Any) -> ChildSpec:

@@ -28,7 +28,7 @@ class ServiceView:
     cpu: float = 0.0  # cores in use
     memory_bytes: int = 0
     restarts: int = 0
-    starved: float = 0.0  # cores that it could have used besides, but others had them
+    starved: float = 0.0  # cores that it could also have used, but others had them
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class ActorReturns:
         """Metrics by source since the last call; `leases` are the slots of every actor by its incarnation."""
         rows = {source: {"actor/episode_return": float(np.mean(r))} for source, r in self._of_actors.items()}
         least = self._least_exploring(leases)
-        # Whoever says that it was its game may not have the slot, or not any more.
+        # The actor that reports the game may not hold the slot, or not any more.
         scores = [
             r for process, slot, r in self._of_slots if slot == least and slot in leases.get(process, ())
         ]

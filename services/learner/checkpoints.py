@@ -1,4 +1,4 @@
-"""A run's checkpoints: what they say besides arrays, when they are written, how a run goes on from one."""
+"""A run's checkpoints: what they say apart from arrays, when they are written, how a run goes on from one."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class RunCheckpoints:
         self._writer.wait(CHECKPOINT_S)
 
     def meta(self) -> dict[str, Any]:
-        """What a checkpoint says besides arrays: how far the run is, and what it is."""
+        """What a checkpoint says apart from its arrays: how far the run is, and what it is."""
         return {
             **self._counters.to_meta(),
             "agent": self._agent_meta,

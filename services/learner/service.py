@@ -53,7 +53,7 @@ METRICS_PERIOD_UPDATES = 20
 METRICS_PERIOD_S = 2.0
 """Or after so long, where updates are few and large."""
 TOLD_WAIT_S = 10.0
-"""How long there may be no batch before the log says why; who learns and acts by turns waits for seconds."""
+"""How long there may be no batch before the log says why; learning and acting in turn takes seconds."""
 LAST_BATCHES_S = 60.0
 """How long the end of a run learns from what is on its way to a queue."""
 QUIET_S = 1.0
@@ -362,7 +362,7 @@ class Learner:
     def _stay_for_latecomers(self) -> None:
         """Answer for a while: services that start together with this one would wait for a learner."""
         _log.info(
-            "the run is complete at %d steps; telling whoever comes for %.0f s",
+            "the run is complete at %d steps; telling services that join, for %.0f s",
             self.counters.steps,
             self._linger_s,
         )

@@ -64,7 +64,7 @@ class Tracker(Protocol):
         """Opens the run, or goes on with it."""
 
     def add(self, steps: int, values: dict[str, float]) -> None:
-        """Takes finite values by name, measured at so many environment steps of the run."""
+        """Takes finite values by name, measured at this count of environment steps."""
 
     def end(self, summary: dict[str, float], complete: bool) -> None:
         """Closes the run with its last values, `final/...`; `complete`: it has all of its steps."""

@@ -48,7 +48,7 @@ class Trackers:
         self._each = [_TrackerProcess(name, run) for name in dict.fromkeys(names)]
 
     def add(self, steps: int, values: Mapping[str, float]) -> None:
-        """Pass on what was measured at so many steps of the run; what is not finite is left out."""
+        """Pass on what was measured at this step count of the run; what is not finite is left out."""
         finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
         if finite:
             for each in self._each:

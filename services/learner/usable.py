@@ -1,4 +1,4 @@
-"""What an agent can learn from in a sampled batch: whoever has an actor's key may have stored anything."""
+"""What an agent can learn from in a sampled batch: any holder of an actor's key may have stored anything."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Usable:
         return values if self.rows is None else values[self.rows]
 
     def priorities(self, priorities: NDArray | None) -> NDArray | None:
-        """Priorities `[B]` of the whole batch for those `[n]`: 0 for others, lest they are drawn again."""
+        """Priorities `[B]` of the whole batch for those `[n]`: 0 for others, which are not drawn again."""
         if self.rows is None or priorities is None:
             return priorities
         whole = np.zeros(len(self.rows))

@@ -33,7 +33,7 @@ PARK_S = 0.5
 
 MAX_PARKED = 4096
 MAX_PARKED_PER_PEER = 64
-"""So many of one peer's requests may wait for the limiter; one that asks for more harms itself only."""
+"""Requests of one peer that may wait for the limiter; one that asks for more harms itself only."""
 
 MAX_PEERS = 4096
 

@@ -19,7 +19,7 @@ STALENESS_BOUNDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 
 LOOK_AT = 4096
-"""Quantiles are those of so many items, drawn at random."""
+"""Quantiles are those of this many items, drawn at random."""
 
 MAX_TRIES = 1 << 16
 CHEAP_S = 0.005
@@ -107,7 +107,7 @@ class Statistics:
         """Quantiles of the priorities, ages (in seconds) and staleness (in versions) of the items."""
         began_s = time.monotonic()
         until_s, found = self._told.get(name, (0.0, {}))
-        if began_s >= until_s:  # whoever may ask for the status may ask again and again
+        if began_s >= until_s:  # a client may ask for the status again and again
             found = self._look(name)
             took_s = time.monotonic() - began_s
             self._told[name] = (began_s + (20 * took_s if took_s > CHEAP_S else 0.0), found)

@@ -84,7 +84,7 @@ class PassesConfig(LearningRateConfig, RecurrentAgentConfig):
 
 
 def styled_body(config: PassesConfig, spec: EnvSpec) -> dict[str, Any]:
-    """Arguments of a `SequenceBody` besides its shapes and torso."""
+    """Arguments of a `SequenceBody` apart from its shapes and torso."""
     inputs = network_inputs(config, spec, vectors=config.normalize_vectors)
     options = body_options(config, spec) | {"inputs": inputs}
     return options | {"style": Style(config.activation, config.layer_norm, config.residual)}
@@ -209,7 +209,7 @@ def faster_dtype(
     for dtype in seconds:
         step(dtype)  # the first time is slower: kernels are chosen, memory is taken
     for _ in range(_TRIALS):
-        for dtype, times in seconds.items():  # by turns, so that another program disturbs both
+        for dtype, times in seconds.items():  # in alternation, so that another program disturbs both
             began_s = clock()
             step(dtype)
             times.append(clock() - began_s)

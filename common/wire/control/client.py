@@ -195,7 +195,7 @@ class ControlClient:
             self._membership.waker.wake()
 
     def may_step(self, steps: int, timeout_s: float = 0.0) -> bool:
-        """Whether so many steps more fit into the run, as far as the learner has said within `timeout_s`."""
+        """Whether this many more steps fit into the run, as far as the learner says within `timeout_s`."""
         member = self._member
         with self._changed:
             return self._changed.wait_for(lambda: member.steps_made + steps <= member.steps_limit, timeout_s)

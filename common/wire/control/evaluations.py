@@ -18,14 +18,14 @@ class Evaluations:
     """Divides the games of an evaluation into parts, and hands each out until its games have come.
 
     What a part is follows from the configuration alone, and its seed from version and number, so every
-    evaluation has the same games whoever plays them, and however many evaluators there are. A part whose
+    evaluation has the same games, whichever and however many evaluators play them. A part whose
     evaluator has left the run is handed out again.
 
     Args:
         episodes: games of an evaluation.
         part_games: games of a part, but for the last, which may have fewer.
         period_s: least seconds between the beginnings of two evaluations.
-        timeout_s: after which an evaluation is given up, whoever still plays.
+        timeout_s: after which an evaluation is given up, even if some still play.
     """
 
     def __init__(self, episodes: int, part_games: int, period_s: float, timeout_s: float) -> None:

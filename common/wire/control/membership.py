@@ -185,7 +185,7 @@ class Membership:
         if error.kind == messages.REFUSED_KEY:
             return AuthError(line)
         if error.kind == messages.REFUSED_RUN:
-            # As if its own learner had gone for good: whoever looks after the service may start it again.
+            # As if its own learner had gone for good: its supervisor may start it again.
             return PeerError(line)
         return ConfigError(line)
 

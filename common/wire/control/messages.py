@@ -107,7 +107,7 @@ class Welcome(State, kw_only=True):
     def seed(self, incarnation: int, *place: int) -> int:
         """Draw the seed of a generator at `place` (a slot, a shard) of this run.
 
-        It follows from the run's seed while the run is new. Whoever joins later, or again, must not repeat
+        It follows from the run's seed while the run is new. One that joins later, or again, must not repeat
         the games or draws that were there before: then its incarnation counts as well.
         """
         entropy = [int(self.config["run"]["seed"]), *place]

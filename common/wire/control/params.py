@@ -18,7 +18,7 @@ _ALIGN_BYTES = 64
 
 
 BFLOAT16 = "bfloat16"
-"""Dtype of a manifest, besides those of the wire: the upper half of a float32, stored as uint16."""
+"""Dtype of a manifest, in addition to those of the wire: the upper half of a float32, stored as uint16."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ class Roster:
 
     @staticmethod
     def _check_owner(owner: Peer, peer: Peer) -> None:
-        """Refuse a name to whoever is not the restarted process of its owner."""
+        """Refuse a name to any process but its owner, restarted."""
         gives_way = owner.role == "viewer" != peer.role
         if (owner.role, owner.key) != (peer.role, peer.key) and not gives_way:
             whose = f"role {owner.role}" if owner.role != peer.role else "another key"

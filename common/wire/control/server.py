@@ -71,7 +71,7 @@ class ControlServer:
         telemetry: reports in the order of arrival; the learner drains it.
         session: random number of this learner process.
         params_sent: how many times parameters have been sent to a peer.
-        inference_endpoint: told to whoever joins; empty where there is no central inference.
+        inference_endpoint: told to all who join; empty where there is no central inference.
     """
 
     def __init__(
@@ -446,7 +446,7 @@ class ControlServer:
         self._changed.notify_all()
 
     def _tell(self, peer: Peer, level: int, line: str, *words: object) -> None:
-        """Log what a peer does, up to so many lines of all with its key."""
+        """Log what a peer does, within the line limit of its key."""
         if not _log.isEnabledFor(level):
             return
         news = self._news.setdefault(peer.key, claims.Allowance(NEWS_AT_ONCE, NEWS_PER_S))

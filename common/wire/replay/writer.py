@@ -178,7 +178,7 @@ class Writer(_Sender):
         return {name: self._form.checked(name, value) for name, value in step.items()}
 
     def _cut(self, after_steps: int, *, ended: bool = False) -> list[Chunk]:
-        """A chunk of the items that are complete, once the first of them is longer ago than so many steps."""
+        """A chunk of the items that are complete, once the first of them is older than this many steps."""
         margin = 0 if ended else max((spec.after for spec in self._specs), default=0)
         ready = [item for item in self._items if item.end + margin <= self.steps]
         if not ready:

@@ -1,7 +1,7 @@
 """What each role may claim, beyond which messages it may send: the one table, and the checks that follow it.
 
 `docs/security.md` shows `CLAIMS`, by `make docs`. With keys a role is that of a key, so a claim is as good as
-the key of who makes it; without, whoever reaches a port may say any role, and the rules only keep members
+the key of who makes it; without, all who reach a port may claim any role, and the rules only keep members
 from accidents.
 """
 
@@ -147,7 +147,7 @@ def check_role(role: str, name: str, key_role: str) -> None:
 
 
 def check_slots(role: str, name: str, wanted: int, held: Sequence[int]) -> None:
-    """Refuse exploration slots to whoever is no actor."""
+    """Refuse exploration slots to anything but an actor."""
     if wanted or held:
         _check(role, "HELLO slots_wanted, slots_held", f"{name} asks for exploration slots")
 
@@ -273,7 +273,7 @@ class MetricNames:
 
 
 class Allowance:
-    """So many at once, and after that so many a second (a token bucket)."""
+    """A token bucket: a burst at once, and after that a rate per second."""
 
     def __init__(self, at_once: int, per_s: float) -> None:
         """Begin with all that may come at once."""
@@ -315,7 +315,7 @@ def check_evaluation(metrics: Mapping[str, Any], fields: Mapping[str, Any]) -> N
 
 
 def check_games(role: str) -> None:
-    """Refuse games of an evaluation to whoever is no evaluator."""
+    """Refuse games of an evaluation from anything but an evaluator."""
     _check(role, "PARAMS_GET games", "a wish for games of an evaluation")
 
 
