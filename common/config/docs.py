@@ -1,7 +1,7 @@
 """Writes what is generated from the schema: `python -m troupe.common.config.docs > docs/configuration.md`.
 
-`python -m troupe.common.config.docs compose > deploy/docker/fields.yml` writes the list of variables that
-Docker Compose, which knows no wildcard, hands on to the learner.
+With `presets`, it writes docs/presets.md; with `compose`, deploy/docker/fields.yml: the list of variables
+that Docker Compose, which knows no wildcard, hands on to the learner.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from troupe.common.config.explain import FieldText, sections
-from troupe.common.config.presets import preset_names, preset_summary
+from troupe.common.config.presets import preset_names, preset_summary, read_preset
 
 _HEAD = """\
 # Configuration
@@ -50,15 +50,12 @@ one line that names the nearest valid one.
 | tunable | comes from the run and may be changed; every change is printed |
 | operational | never comes from the run: it belongs to the machine |
 
-## Presets
 """
 
 
 def markdown() -> str:
     """Return the page."""
-    lines = [_HEAD, "| preset | what for |", "|---|---|"]
-    lines += [f"| `{name}` | {_cell(preset_summary(name))} |" for name in preset_names()]
-    lines += ["", "## Fields"]
+    lines = [_HEAD + "## Fields"]
     for section in sections():
         lines += ["", f"### `[{section.name}]` {section.summary}", ""]
         lines += ["| field | type | default | role | meaning |", "|---|---|---|---|---|"]
@@ -68,6 +65,62 @@ def markdown() -> str:
             lines += ["| field | type | default | meaning |", "|---|---|---|---|"]
             lines += [_part_row(part) for part in field.parts]
     return "\n".join(lines) + "\n"
+
+
+_PRESETS_HEAD = """\
+# Presets
+
+<!-- Written by `make docs` from the first lines of configs/*.toml: edit those, not this page. -->
+
+A preset is a complete, tested configuration: `troupe train PRESET`. `troupe presets` lists them,
+`troupe config show PRESET` prints one with every value. [Recorded trainings](results.md) has the curves of
+many.
+"""
+
+# Presets by the family of their environments, which names the heading.
+_FAMILIES = {
+    "atari": "Atari",
+    "gym": "Classic control",
+    "mujoco": "MuJoCo: `pip install -c constraints.txt -e '.[mujoco]'`",
+    "minatar": "MinAtar: `pip install -c constraints.txt -e '.[minatar]'`",
+    "troupe.common.envs.recall": "Memory",
+    "troupe.common.envs.bit_flip": "Goals: [hindsight](hindsight.md)",
+    "dmlab": "DeepMind Lab: [its engine](environments.md)",
+    "football": "Google Research Football: [its engine](environments.md)",
+}
+
+_PRESETS_TAIL = """\
+
+## Your own
+
+Without a preset, `troupe train --algo ppo --env gym:Acrobot-v1` chooses values that suit the algorithm
+(`ppo`, `dqn`, `impala`, `pqn`, `r2d2`, `sac`) and the environment's observations and actions. `troupe
+config show --algo ppo --env gym:Acrobot-v1` prints them. They are a place to start from; nobody has
+tuned them for that environment.
+
+A preset is a TOML file in [configs/](../configs/). `troupe train my.toml` takes one of yours. Begin it
+with `preset = "cartpole-ppo"`, and it needs only what differs from that preset.
+
+To train the same algorithm on another game, change `env.id`: `troupe train pong-apex --env.id
+atari:breakout`. Where observations are vectors, start from a CartPole preset: `troupe train
+cartpole-apex --env.id gym:Acrobot-v1`, or `--env.id your.module:YourEnv-v0` for an environment that your
+module registers with Gymnasium. Python must find the module: `PYTHONPATH=. troupe ...` does for one in
+the current folder.
+"""
+
+
+def presets_page() -> str:
+    """Return docs/presets.md: the presets, grouped by environment."""
+    rows: dict[str, list[str]] = {heading: [] for heading in _FAMILIES.values()}
+    for name in preset_names():
+        tables = read_preset(name)
+        family = tables["env"]["id"].partition(":")[0]
+        cells = (f"`{name}`", f"`{tables['agent']['algorithm']}`", preset_summary(name))
+        rows[_FAMILIES[family]].append("| " + " | ".join(map(_cell, cells)) + " |")
+    lines = [_PRESETS_HEAD.rstrip("\n")]
+    for heading, presets in rows.items():
+        lines += ["", f"## {heading}", "", "| preset | algorithm | what for |", "|---|---|---|", *presets]
+    return "\n".join(lines) + "\n" + _PRESETS_TAIL
 
 
 _COMPOSE_HEAD = """\
@@ -106,4 +159,5 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(compose_fields() if "compose" in sys.argv[1:] else markdown(), end="")
+    pages = {"presets": presets_page, "compose": compose_fields, "configuration": markdown}
+    print(pages[(*sys.argv[1:], "configuration")[0]](), end="")

@@ -22,7 +22,7 @@ from troupe.common.config import (
     structural_hash,
     to_toml,
 )
-from troupe.common.config.docs import compose_fields, markdown
+from troupe.common.config.docs import compose_fields, markdown, presets_page
 from troupe.common.config.fields import role_of
 from troupe.common.config.schema import DEFAULT_ENV, SECTIONS, EnvConfig
 from troupe.common.errors import ConfigError
@@ -339,6 +339,10 @@ def test_without_torch_the_agent_section_is_kept_as_it_is() -> None:
 
 def test_the_page_of_all_fields_is_up_to_date() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text("utf-8") == markdown(), "run `make docs`"
+
+
+def test_the_page_of_presets_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "presets.md").read_text("utf-8") == presets_page(), "run `make docs`"
 
 
 def test_the_list_of_variables_for_containers_is_up_to_date() -> None:
