@@ -52,3 +52,11 @@ class CheckpointError(TroupeError):
 
 class MisfitError(CheckpointError):
     """A checkpoint is of the same algorithm, but of another network."""
+
+
+class TornStateError(Exception):
+    """A change failed in its midst, which only a defect can cause: memory no longer says what the files do.
+
+    Nothing may be served after this. The files are those of a process that was killed at this instruction, so
+    the next one starts from them with nothing half done.
+    """

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from troupe.common.data.columns import Column, MappedFile, make_column
 from troupe.common.data.fence import fence
+from troupe.common.data.format import RECORDS_FILE, load_signature, record_dtype
 from troupe.common.data.packing import unpack_frame
 from troupe.common.data.schema import FieldSpec
-from troupe.common.data.store import load_signature, record_dtype
 
 Allocate = Callable[[tuple[int, ...], str], NDArray]
 """Makes an array to write to, from its shape and the name of its dtype."""
@@ -45,7 +45,7 @@ class Arena:
             for spec in self.specs
         ]
         dtype = record_dtype(1 + sum(len(column.lanes) for column in self._columns))
-        path = folder / "chunks.records"
+        path = folder / RECORDS_FILE
         records = MappedFile(path, dtype, (path.stat().st_size // dtype.itemsize,), read_only=True).array
         self._commits: NDArray[np.uint64] = records["commit"]
         self._starts: NDArray[np.int64] = records["starts"]

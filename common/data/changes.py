@@ -6,13 +6,7 @@ from types import TracebackType
 
 import numpy as np
 
-
-class TornStateError(Exception):
-    """A change failed in its midst, which only a defect can cause: memory no longer says what the files do.
-
-    Nothing may be served after this. The files are those of a process that was killed at this instruction, so
-    the next one starts from them with nothing half done.
-    """
+from troupe.common.errors import TornStateError
 
 
 class _Change:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from troupe.common.data.columns import column_files, damaged
+from troupe.common.data.format import HEADER_FILE, RECORDS_FILE, SIGNATURE_FILE, record_dtype
 from troupe.common.data.producers import (
     PRODUCERS_FILE,
     UNSTORED_FILE,
@@ -19,7 +20,6 @@ from troupe.common.data.producers import (
     unstored_file_bytes,
 )
 from troupe.common.data.schema import FieldSpec
-from troupe.common.data.store import HEADER_FILE, RECORDS_FILE, SIGNATURE_FILE, record_dtype
 from troupe.common.data.table import table_files
 
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from troupe.common.data.distances import distances
 from troupe.common.data.selectors import NO_SLOTS, Chosen, Slots, TableView, Uniform
-
-if TYPE_CHECKING:
-    from troupe.common.data.table_config import TableConfig
+from troupe.common.data.table_config import TableConfig
 
 Floats = NDArray[np.float64]
 

@@ -7,13 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from troupe.common.data.columns import Payload
 from troupe.common.data.distances import FEATURES
 from troupe.common.data.packing import MAX_ENTRY_BYTES, PackingError, check_blocks
 from troupe.common.data.schema import MAX_FIELD_BYTES, FieldSpec, Items
-from troupe.common.data.table import TableConfig, valid_priorities
+from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import RefusedError
+
+MAX_PRIORITY = 1e30
+"""Larger priorities are refused: sums of them could become infinite."""
+
+
+def valid_priorities(priorities: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which of ``priorities [n]`` are from 0 to ``MAX_PRIORITY``; NaN is not."""
+    return (priorities >= 0) & (priorities <= MAX_PRIORITY)
 
 
 class GapError(Exception):

@@ -16,7 +16,7 @@ class Limiter:
     Attributes:
         min_items: items that must be there before anything is sampled.
         samples_per_insert: times an item is sampled on average, 0 for no limit.
-        error: samples by which the ratio may be off, either way (see ``auto_error``).
+        error: samples by which the ratio may be off, either way (see `TableConfig.limiter_error`).
         inserted: items inserted so far.
         sampled: items sampled so far.
         base: surplus that is forgiven, because the limits were others when it came about.
@@ -81,8 +81,3 @@ class Limiter:
         """
         forgiven = 0 if self.queue_capacity else self.min_items
         return self.sampled / max(self.inserted - forgiven, 1)
-
-
-def auto_error(samples_per_insert: float, min_items: int, batch_size: int) -> float:
-    """An error that neither deadlocks nor lets the ratio wander: a tenth of the minimum, or a few batches."""
-    return max(0.1 * samples_per_insert * min_items, 8.0 * batch_size, 200.0 * samples_per_insert)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from troupe.common.data.table import TableConfig
+from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
 from troupe.common.memory import memory_limit_bytes
 

@@ -17,6 +17,7 @@ from troupe.common.data.changes import CHANGE, check_memory
 from troupe.common.data.columns import DiskFullError, Payload
 from troupe.common.data.damage import check_files, check_none
 from troupe.common.data.distances import FEATURES
+from troupe.common.data.format import HEADER_FILE, check_run, load_signature, save_signature
 from troupe.common.data.inserts import (
     GapError,
     HeldError,
@@ -30,17 +31,9 @@ from troupe.common.data.leases import Leases
 from troupe.common.data.producers import Producers
 from troupe.common.data.sample import Sample, Share
 from troupe.common.data.schema import MAX_FIELD_BYTES, FieldSpec, Items
-from troupe.common.data.store import (
-    HEADER_FILE,
-    ChunkStore,
-    NoRoomError,
-    StoreFullError,
-    check_run,
-    load_signature,
-    save_signature,
-)
-from troupe.common.data.table import Table, TableConfig
-from troupe.common.data.table_config import check_tables
+from troupe.common.data.store import ChunkStore, NoRoomError, StoreFullError
+from troupe.common.data.table import Table
+from troupe.common.data.table_config import TableConfig, check_tables
 from troupe.common.errors import ConfigError, RefusedError
 
 SPARE = 8

@@ -1,17 +1,14 @@
-"""What may choose the items of a batch, and those that go: by name."""
+"""Selectors by the names of `troupe.common.data.table_config`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from troupe.common.data.elite import Attentive, Elite
 from troupe.common.data.selectors import Fifo, Heap, Lifo, Prioritized, Selector, TableView, Uniform
+from troupe.common.data.table_config import TableConfig
 
-if TYPE_CHECKING:
-    from troupe.common.data.table_config import TableConfig
-
-Make = Callable[["TableConfig", TableView], Selector]
+Make = Callable[[TableConfig, TableView], Selector]
 """Makes a selector for the slots of a table."""
 
 SAMPLERS: Mapping[str, Make] = {

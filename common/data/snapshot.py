@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from troupe.common.data.destinations import Destination, open_destination
 from troupe.common.data.fence import fence
+from troupe.common.data.format import RECORDS_FILE, SIGNATURE_FILE, check_run
 from troupe.common.data.replay import Replay, check_capacities
-from troupe.common.data.store import RECORDS_FILE, SIGNATURE_FILE, check_run
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import CheckpointError, ConfigError, TroupeError
 

@@ -7,14 +7,10 @@ the chunk (the entries and the items in every table), and cleared before anythin
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,19 +22,12 @@ from troupe.common.data.columns import (
     MappedFile,
     Payload,
     damaged,
-    file_error,
     make_column,
 )
-from troupe.common.data.counting import add_counts
 from troupe.common.data.fence import fence
-from troupe.common.data.schema import FIELD_NAME, MAX_FIELD_BYTES, FieldSpec
+from troupe.common.data.format import HEADER_FILE, RECORDS_FILE, record_dtype
+from troupe.common.data.schema import FieldSpec
 from troupe.common.data.space import Space
-from troupe.common.errors import ConfigError
-
-SIGNATURE_FILE = "signature.json"
-RECORDS_FILE = "chunks.records"
-HEADER_FILE = "chunks.header"
-FORMAT = 1
 
 RESERVE_BYTES = 1 << 16
 MAX_RESERVE_BYTES = 1 << 24
@@ -50,11 +39,13 @@ DISK_RETRY_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-def record_dtype(lanes: int) -> np.dtype:
-    """What is noted about one chunk: where it starts in each lane, and how much of it it takes."""
-    numbers = [("commit", "u8"), ("incarnation", "u8"), ("sequence", "u8"), ("version", "i8")]
-    rest = [("time_s", "f8"), ("steps", "i8"), ("starts", "i8", (lanes,)), ("counts", "i8", (lanes,))]
-    return np.dtype([*numbers, *rest])
+def add_counts(totals: NDArray[np.int32], places: NDArray[np.int64], step: int = 1) -> None:
+    """Add ``step`` to ``totals`` at each of ``places [n]``, repeats included.
+
+    As ``np.add.at``, at a quarter of its cost.
+    """
+    distinct, counts = np.unique(places, return_counts=True)
+    totals[distinct] += (step * counts).astype(np.int32)
 
 
 class StoreFullError(ValueError):
@@ -369,64 +360,3 @@ class ChunkStore:
     def _bytes(self, payloads: Mapping[str, Payload]) -> int:
         counts = self._counts(payloads)
         return sum(n * lane.unit_bytes for n, lane in zip(counts, self._lanes, strict=True))
-
-
-def save_signature(folder: Path, specs: Sequence[FieldSpec], layout: Mapping[str, Any]) -> None:
-    """Write what the files in ``folder`` mean, atomically."""
-    fields = [asdict(spec) for spec in specs]
-    for each in fields:
-        del each["bounds"]  # of those who learn, not of what is stored
-    text = json.dumps({"format": FORMAT, "fields": fields, "layout": dict(layout)})
-    temporary = folder / (SIGNATURE_FILE + ".tmp")
-    try:
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())  # a power cut must not leave an empty one for all that was stored since
-        os.replace(temporary, folder / SIGNATURE_FILE)
-        directory = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise file_error(f"cannot write {folder / SIGNATURE_FILE}", error) from None
-
-
-def check_run(place: object, layout: Mapping[str, Any], run: str, remedy: str) -> None:
-    """Raise ConfigError where the files in ``place`` are of another run than ``run`` (empty: of none)."""
-    theirs = str(layout.get("run", ""))
-    if theirs != run:
-        raise ConfigError(f"{place} holds items of {_named(theirs)}, and this is {_named(run)}: {remedy}")
-
-
-def _named(run: str) -> str:
-    return f"run {run}" if run else "no run"
-
-
-def load_signature(folder: Path) -> tuple[tuple[FieldSpec, ...], dict[str, Any]] | None:
-    """What the files in ``folder`` mean; None if there are none."""
-    path = folder / SIGNATURE_FILE
-    if not path.exists():
-        return None
-    try:
-        if not path.is_file():  # a pipe would be waited for
-            raise ValueError("no ordinary file")
-        content = json.loads(path.read_text())
-        if content["format"] != FORMAT:
-            raise ConfigError(f"{path} has format {content['format']}, this version reads {FORMAT}")
-        specs = tuple(FieldSpec(**{**entry, "shape": tuple(entry["shape"])}) for entry in content["fields"])
-        for spec in specs:  # the folder may be somebody's snapshot, and a name is part of a file's
-            if not FIELD_NAME.fullmatch(spec.name):
-                raise ValueError(f"no field is called {spec.name[:64]!r}")
-            if np.dtype(spec.dtype).kind not in "biuf" or not 0 <= spec.entry_bytes <= MAX_FIELD_BYTES:
-                raise ValueError(f"field {spec.name} has no possible dtype or shape")
-        layout = content["layout"]
-        if not isinstance(layout, dict) or not isinstance(layout["tables"], dict):
-            raise ValueError("no layout")
-        layout["budget_bytes"] = int(layout["budget_bytes"])
-        layout["entries"] = {spec.name: int(layout["entries"][spec.name]) for spec in specs}
-        return specs, layout
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged ({error}): restore it or remove the folder") from None

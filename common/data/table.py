@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from troupe.common.data.changes import CHANGE
 from troupe.common.data.columns import MappedFile
-from troupe.common.data.counting import add_counts
+from troupe.common.data.inserts import valid_priorities
 from troupe.common.data.limiter import Limiter
 from troupe.common.data.samplers import REMOVERS, SAMPLERS
 from troupe.common.data.selectors import NO_SLOTS, Chosen, Selector, Slots, TableView
+from troupe.common.data.store import add_counts
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
-
-__all__ = ["ITEM", "MAX_PRIORITY", "Table", "TableConfig", "valid_priorities"]
 
 ITEM = np.dtype(
     [("commit", "u8"), ("id", "u8"), ("row", "i4"), ("offset", "i4"), ("length", "i4"), ("sampled", "i4")]
@@ -27,9 +26,6 @@ ITEM = np.dtype(
 
 MAX_FIRST_ID = 1 << 52
 """The first id of a table is drawn below this, so that the others stay exact as float64, and in JSON."""
-
-MAX_PRIORITY = 1e30
-"""Larger priorities are refused: sums of them could become infinite."""
 
 _HEADER = 8
 """Numbers in the header of a table."""
@@ -41,11 +37,6 @@ def table_files(name: str, slots: int) -> dict[str, int]:
     """The files of a table with this many slots, by name, and their bytes."""
     items, priorities, header = ITEM.itemsize * slots, 8 * slots, 8 * _HEADER
     return {f"{name}.items": items, f"{name}.priorities": priorities, f"{name}.header": header}
-
-
-def valid_priorities(priorities: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which of ``priorities [n]`` are finite, not negative and not absurdly large (NaN is none of them)."""
-    return (priorities >= 0) & (priorities <= MAX_PRIORITY)
 
 
 class Table:

@@ -14,10 +14,16 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from troupe.common.data.distances import DISTANCES
-from troupe.common.data.elite import STRATEGIES
-from troupe.common.data.limiter import auto_error
-from troupe.common.data.samplers import REMOVERS, SAMPLERS
 from troupe.common.errors import ConfigError
+
+SAMPLER_NAMES = ("prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap", "elite", "attentive")
+"""What may choose the items of a batch."""
+
+REMOVER_NAMES = ("fifo", "lifo", "uniform", "lowest", "soft", "prioritized", "elite")
+"""What may choose the items that go when the table is full."""
+
+STRATEGY_NAMES = ("nearest", "spread", "least_sampled", "spread_least_sampled")
+"""How `elite` and `attentive` choose among their candidates."""
 
 LIMITERS = ("rate", "queue")
 
@@ -56,9 +62,10 @@ class TableConfig:
     name: str = _field("default", "At most 64 letters, digits, `-` and `_`.")
     capacity: int = _field(1_000_000, "Most items.")
     sampler: str = _field(
-        "prioritized", f"What is sampled: {', '.join(SAMPLERS)}; a queue's default is {QUEUE['sampler']}."
+        "prioritized",
+        f"What is sampled: {', '.join(SAMPLER_NAMES)}; a queue's default is {QUEUE['sampler']}.",
     )
-    remover: str = _field("fifo", f"What goes where the table is full: {', '.join(REMOVERS)}.")
+    remover: str = _field("fifo", f"What goes where the table is full: {', '.join(REMOVER_NAMES)}.")
     limiter: str = _field(
         "rate",
         "`rate` holds to `min_items` and `samples_per_insert`; with `queue` nothing is removed but by being "
@@ -94,7 +101,7 @@ class TableConfig:
     candidates_anneal_samples: int = _field(
         0, "Samples over which those become one, which is uniform sampling; 0 = they do not."
     )
-    strategy: str = _field("nearest", f"Which of the candidates are taken: {', '.join(STRATEGIES)}.")
+    strategy: str = _field("nearest", f"Which of the candidates are taken: {', '.join(STRATEGY_NAMES)}.")
     distance: str = _field("norm", f"How `attentive` measures: {', '.join(DISTANCES)}.")
     distance_power: float = _field(2.0, "Exponent of the distance `norm`.")
     removal_candidates: int = _field(20, "Items of which the `elite` remover takes out the most off policy.")
@@ -118,7 +125,9 @@ class TableConfig:
         """Return ``samples_per_insert_error``; where it is none, the one that suits batches of this size."""
         if self.samples_per_insert_error is not None:
             return self.samples_per_insert_error
-        return auto_error(self.samples_per_insert, self.min_items, batch_size)
+        # Neither a deadlock nor a ratio that wanders: a tenth of the minimum, or a few batches.
+        ratio = self.samples_per_insert
+        return max(0.1 * ratio * self.min_items, 8.0 * batch_size, 200.0 * ratio)
 
 
 _DISTANCE_BOUNDS = {
@@ -253,8 +262,8 @@ def _check(where: str, table: TableConfig) -> None:
         raise ConfigError(f"{where}: a name is up to 64 letters, digits, - and _")
     if table.name in RESERVED:
         raise ConfigError(f"{where}: replay's own files have this name, choose another")
-    _check_choice(where, "sampler", table.sampler, SAMPLERS)
-    _check_choice(where, "remover", table.remover, REMOVERS)
+    _check_choice(where, "sampler", table.sampler, SAMPLER_NAMES)
+    _check_choice(where, "remover", table.remover, REMOVER_NAMES)
     _check_choice(where, "limiter", table.limiter, LIMITERS)
     _check_choice(where, "when_full", table.when_full, WHEN_FULL)
     if not 0 < table.capacity < 2**31:
@@ -277,7 +286,7 @@ def _check(where: str, table: TableConfig) -> None:
         )
     if table.soft_period_batches < 1:
         raise ConfigError(f"{where}: soft_period_batches should be at least 1")
-    _check_choice(where, "strategy", table.strategy, STRATEGIES)
+    _check_choice(where, "strategy", table.strategy, STRATEGY_NAMES)
     _check_choice(where, "distance", table.distance, DISTANCES)
     for key, (least, most) in _DISTANCE_BOUNDS.items():
         if not least <= getattr(table, key) <= most:

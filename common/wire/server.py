@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from troupe.common.data.changes import TornStateError
-from troupe.common.errors import RefusedError
+from troupe.common.errors import RefusedError, TornStateError
 from troupe.common.runtime.logging import Throttle
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.body import Body

@@ -7,8 +7,8 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from troupe.common.data.format import SIGNATURE_FILE, load_signature
 from troupe.common.data.snapshot import RESTORED_FILE
-from troupe.common.data.store import SIGNATURE_FILE, load_signature
 from troupe.common.errors import ConfigError
 from troupe.common.wire.replay.files import TOKEN_FILE
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.data.replays import open_replay, simple
+from troupe.common.data.format import SIGNATURE_FILE
 from troupe.common.data.snapshot import MANIFEST_FILE, restore_snapshot
-from troupe.common.data.store import SIGNATURE_FILE
 from troupe.common.errors import CheckpointError, ConfigError
 
 DEEP = "[" * 100_000

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.data.replays import make_insert, open_tables
-from troupe.common.data.store import RECORDS_FILE, record_dtype
-from troupe.common.data.table import ITEM, TableConfig
+from troupe.common.data.format import RECORDS_FILE, record_dtype
+from troupe.common.data.table import ITEM
+from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
 
 TABLES = (

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from troupe.common.data.limiter import Limiter, auto_error
+from troupe.common.data.limiter import Limiter
+from troupe.common.data.table_config import TableConfig
 
 
 def test_minimum_size():
@@ -23,7 +24,7 @@ def test_minimum_size():
 )
 @settings(max_examples=150, deadline=None)
 def test_ratio_holds_and_one_side_can_always_move(ratio, min_items, batch, chunk, moves):
-    error = auto_error(ratio, min_items, batch)
+    error = TableConfig(samples_per_insert=ratio, min_items=min_items).limiter_error(batch)
     limiter = Limiter(min_items, ratio, error)
     items = 0
     for sampling in moves:
@@ -71,7 +72,7 @@ def test_change_of_limits_starts_to_count_anew():
 
 @pytest.mark.parametrize("ratio", [0.25, 8.0])
 def test_automatic_error_admits_the_batch(ratio):
-    assert Limiter(1, ratio, auto_error(ratio, 1, 512)).impossible(512) is None
+    assert Limiter(1, ratio, TableConfig(samples_per_insert=ratio).limiter_error(512)).impossible(512) is None
 
 
 class Oracle:

@@ -24,7 +24,7 @@ from troupe.common.data.columns import Payload
 from troupe.common.data.inserts import GapError, RefusedError
 from troupe.common.data.producers import MAX_PRODUCERS
 from troupe.common.data.schema import FieldSpec
-from troupe.common.data.table import TableConfig
+from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
 
 CHUNK = st.tuples(st.integers(1, 12), st.integers(1, 8), st.floats(0, 10))

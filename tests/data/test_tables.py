@@ -16,11 +16,18 @@ from tests.data.replays import (
     simple,
 )
 from troupe.common.data import inserts
-from troupe.common.data.inserts import HeldError, RefusedError
+from troupe.common.data.elite import STRATEGIES
+from troupe.common.data.inserts import MAX_PRIORITY, HeldError, RefusedError
 from troupe.common.data.samplers import REMOVERS, SAMPLERS
 from troupe.common.data.schema import Items
-from troupe.common.data.table import MAX_PRIORITY
-from troupe.common.data.table_config import STEEPEST, TableConfig, parse_table
+from troupe.common.data.table_config import (
+    REMOVER_NAMES,
+    SAMPLER_NAMES,
+    STEEPEST,
+    STRATEGY_NAMES,
+    TableConfig,
+    parse_table,
+)
 from troupe.common.errors import ConfigError
 
 
@@ -391,3 +398,9 @@ def test_what_could_never_fit_is_refused_at_the_first_insert(tmp_path):
     assert error.value.kind == "plan"
     assert "signature.json" not in {path.name for path in (tmp_path / "b").iterdir()}
     assert first("c", 10**6, must_fit=False), "the oldest leave early, as was asked for"
+
+
+def test_what_a_table_may_name_is_what_there_is():
+    assert tuple(SAMPLERS) == SAMPLER_NAMES
+    assert tuple(REMOVERS) == REMOVER_NAMES
+    assert tuple(STRATEGIES) == STRATEGY_NAMES

@@ -15,9 +15,9 @@ import pytest
 import troupe.common.data
 from tests.data.replays import make_insert, open_tables
 from troupe.common.data import producers
-from troupe.common.data.changes import TornStateError
 from troupe.common.data.schema import Items
-from troupe.common.data.table import TableConfig
+from troupe.common.data.table_config import TableConfig
+from troupe.common.errors import TornStateError
 
 TABLES = (
     TableConfig(capacity=12),

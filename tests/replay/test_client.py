@@ -8,8 +8,7 @@ import pytest
 from tests.harness import PATIENCE_S
 from tests.replay import processes
 from tests.replay.stepped import SteppedShard
-from troupe.common.data.changes import TornStateError
-from troupe.common.errors import AuthError, ConfigError
+from troupe.common.errors import AuthError, ConfigError, TornStateError
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message
 from troupe.common.wire.replay.client import ReplayRefusedError

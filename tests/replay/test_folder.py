@@ -9,7 +9,7 @@ from troupe.common.data.columns import Payload
 from troupe.common.data.inserts import Insert
 from troupe.common.data.replay import Replay
 from troupe.common.data.schema import FieldSpec, Items
-from troupe.common.data.table import TableConfig
+from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
 from troupe.common.wire.replay.files import SharedFiles
 from troupe.services.replay.folder import clear

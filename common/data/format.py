@@ -1,0 +1,89 @@
+"""What a reader of replay's files must know: their names, their records, and their signature."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from troupe.common.data.columns import file_error
+from troupe.common.data.schema import FIELD_NAME, MAX_FIELD_BYTES, FieldSpec
+from troupe.common.errors import ConfigError
+
+SIGNATURE_FILE = "signature.json"
+RECORDS_FILE = "chunks.records"
+HEADER_FILE = "chunks.header"
+FORMAT = 1
+
+
+def record_dtype(lanes: int) -> np.dtype:
+    """What is noted about one chunk: where it starts in each lane, and how much of it it takes."""
+    numbers = [("commit", "u8"), ("incarnation", "u8"), ("sequence", "u8"), ("version", "i8")]
+    rest = [("time_s", "f8"), ("steps", "i8"), ("starts", "i8", (lanes,)), ("counts", "i8", (lanes,))]
+    return np.dtype([*numbers, *rest])
+
+
+def save_signature(folder: Path, specs: Sequence[FieldSpec], layout: Mapping[str, Any]) -> None:
+    """Write what the files in ``folder`` mean, atomically."""
+    fields = [asdict(spec) for spec in specs]
+    for each in fields:
+        del each["bounds"]  # of those who learn, not of what is stored
+    text = json.dumps({"format": FORMAT, "fields": fields, "layout": dict(layout)})
+    temporary = folder / (SIGNATURE_FILE + ".tmp")
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # a power cut must not leave an empty one for all that was stored since
+        os.replace(temporary, folder / SIGNATURE_FILE)
+        directory = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise file_error(f"cannot write {folder / SIGNATURE_FILE}", error) from None
+
+
+def load_signature(folder: Path) -> tuple[tuple[FieldSpec, ...], dict[str, Any]] | None:
+    """What the files in ``folder`` mean; None if there are none."""
+    path = folder / SIGNATURE_FILE
+    if not path.exists():
+        return None
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            raise ValueError("no ordinary file")
+        content = json.loads(path.read_text())
+        if content["format"] != FORMAT:
+            raise ConfigError(f"{path} has format {content['format']}, this version reads {FORMAT}")
+        specs = tuple(FieldSpec(**{**entry, "shape": tuple(entry["shape"])}) for entry in content["fields"])
+        for spec in specs:  # the folder may be somebody's snapshot, and a name is part of a file's
+            if not FIELD_NAME.fullmatch(spec.name):
+                raise ValueError(f"no field is called {spec.name[:64]!r}")
+            if np.dtype(spec.dtype).kind not in "biuf" or not 0 <= spec.entry_bytes <= MAX_FIELD_BYTES:
+                raise ValueError(f"field {spec.name} has no possible dtype or shape")
+        layout = content["layout"]
+        if not isinstance(layout, dict) or not isinstance(layout["tables"], dict):
+            raise ValueError("no layout")
+        layout["budget_bytes"] = int(layout["budget_bytes"])
+        layout["entries"] = {spec.name: int(layout["entries"][spec.name]) for spec in specs}
+        return specs, layout
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged ({error}): restore it or remove the folder") from None
+
+
+def check_run(place: object, layout: Mapping[str, Any], run: str, remedy: str) -> None:
+    """Raise ConfigError where the files in ``place`` are of another run than ``run`` (empty: of none)."""
+    theirs = str(layout.get("run", ""))
+    if theirs != run:
+        raise ConfigError(f"{place} holds items of {_named(theirs)}, and this is {_named(run)}: {remedy}")
+
+
+def _named(run: str) -> str:
+    return f"run {run}" if run else "no run"
