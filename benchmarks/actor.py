@@ -27,7 +27,7 @@ from benchmarks import common
 from troupe.common.agents import make_agent
 from troupe.common.config import Config, load_config, structural_hash
 from troupe.common.envs import make_spec
-from troupe.common.wire.control.server import ControlServer, Telemetry
+from troupe.services.learner.control.server import ControlServer, Telemetry
 
 WARM_UP_S = 4.0
 PUBLISH_PERIOD_S = 10.0

@@ -28,16 +28,16 @@ from troupe.common.agents.impala import ImpalaAgent, ImpalaConfig
 from troupe.common.config.schema import EnvConfig
 from troupe.common.data.columns import Payload
 from troupe.common.data.distances import distances
-from troupe.common.data.elite import STRATEGIES, Elite
 from troupe.common.data.inserts import Insert
-from troupe.common.data.replay import Replay
 from troupe.common.data.schema import Chunk, FieldSpec, Items, compressed_if
-from troupe.common.data.selectors import TableView
-from troupe.common.data.table import ITEM
 from troupe.common.data.table_config import TableConfig
 from troupe.common.envs import EnvSpec, make_vector
 from troupe.common.spaces import ActionSpec
 from troupe.services.actor.local_inference import Rollout
+from troupe.services.replay.storage.elite import STRATEGIES, Elite
+from troupe.services.replay.storage.replay import Replay
+from troupe.services.replay.storage.selectors import TableView
+from troupe.services.replay.storage.table import ITEM
 
 cpu_ms = partial(median_ms, clock=time.thread_time)
 STEPS, FEATURES, ROWS, LAMBDA = 20, 64, 16, 6

@@ -23,12 +23,12 @@ from benchmarks.common import report
 from troupe.common.agents import Agent, make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.config import Config, EnvConfig, load_config
-from troupe.common.data.replay import Replay
 from troupe.common.data.schema import Chunk
 from troupe.common.envs import make_spec, make_vector
 from troupe.common.wire.replay.codec import decode_insert, encode_insert
 from troupe.services.actor.local_inference import Rollout
 from troupe.services.evaluator.games import play
+from troupe.services.replay.storage.replay import Replay
 
 CELLS = 7
 GAMES = (False, True)

@@ -32,7 +32,7 @@ from troupe.common.envs import EnvSpec, Step, VectorEnv, make_spec
 from troupe.common.envs.transfer import pack_start, pack_step
 from troupe.common.wire.inference.client import InferenceClient
 from troupe.services.actor.local_inference import Rollout
-from troupe.services.learner.inference import CentralInference
+from troupe.services.learner.inference.service import CentralInference
 
 ACTORS = (1, 4, 16)
 GROUPS = 2

@@ -20,8 +20,8 @@ import zmq
 from benchmarks.common import parser, report
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.params import encode_params
-from troupe.common.wire.control.server import ControlServer
 from troupe.common.wire.link import new_incarnation
+from troupe.services.learner.control.server import ControlServer
 
 MAX_PER_PROCESS = 64
 LIMIT_S = 120.0

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.data import replays
 from tests.harness import Context
+from tests.replay.storage import replays
 
 SECOND_TRY = {
     *("actor", "cli", "evaluator", "examples", "front_door"),

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import zmq
 
-from troupe.common.data.replay import Replay
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError, PeerError
 from troupe.common.runtime.lifecycle import StopSignal
 from troupe.common.wire import sockets
 from troupe.common.wire.control.client import ControlClient
 from troupe.services.replay.service import ReplayService
+from troupe.services.replay.storage.replay import Replay
 
 LOOPBACK = "tcp://127.0.0.1:*"
 CONFIG = {"env": {"id": "atari:pong"}, "agent": {"n_steps": 3}, "net": {"control": "here"}}

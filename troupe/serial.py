@@ -19,7 +19,6 @@ from troupe.common.config import Config, to_toml
 from troupe.common.cores import usable_cores
 from troupe.common.data.inserts import HeldError
 from troupe.common.data.plan import make_plan
-from troupe.common.data.replay import Replay
 from troupe.common.data.schema import Chunk, compressed_if
 from troupe.common.envs import make_vector
 from troupe.common.errors import ConfigError
@@ -28,7 +27,6 @@ from troupe.common.runtime import StopSignal
 from troupe.common.runtime.files import CONFIG_FILE, atomic_write, write_status
 from troupe.common.runtime.metrics import MetricsWriter
 from troupe.common.stats.played import levels_missed
-from troupe.common.wire.control.budget import StepBudget
 from troupe.common.wire.replay.codec import (
     SampleBatch,
     decode_batch,
@@ -39,11 +37,13 @@ from troupe.common.wire.replay.codec import (
 from troupe.services.actor.local_inference import Rollout
 from troupe.services.actor.timing import fields_of
 from troupe.services.evaluator.games import play
-from troupe.services.learner.checkpoints import RunCheckpoints
-from troupe.services.learner.counters import RunCounters
-from troupe.services.learner.mixture import Mixture
-from troupe.services.learner.training_returns import TrainingReturns
-from troupe.services.learner.usable import UsableItems
+from troupe.services.learner.batches.mixture import Mixture
+from troupe.services.learner.batches.usable import UsableItems
+from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.record.training_returns import TrainingReturns
+from troupe.services.learner.saving.checkpoints import RunCheckpoints
+from troupe.services.learner.saving.counters import RunCounters
+from troupe.services.replay.storage.replay import Replay
 
 METRICS_PERIOD_UPDATES = 20
 ACTOR = 1

@@ -16,7 +16,7 @@ from troupe.common.agents.learners.target import TargetLearner
 from troupe.common.agents.network import NetworkAgent, Step, network_inputs, suited
 from troupe.common.agents.stored.transitions import StoredTransitions, Transitions
 from troupe.common.config.fields import QLearningConfig, Units, Widths, structural, tunable
-from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.nets.q_network import QNetwork, QuantileNetwork
 from troupe.common.rl import returns
 from troupe.common.rl.exploration import epsilon_greedy, epsilon_ladder

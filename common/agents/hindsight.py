@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from troupe.common.agents.base import Accumulator
-from troupe.common.data.accumulator import NStepAccumulator
-from troupe.common.data.hindsight import HindsightAccumulator
+from troupe.common.data.accumulators.hindsight import HindsightAccumulator
+from troupe.common.data.accumulators.n_step import NStepAccumulator
 from troupe.common.envs.base import EnvSpec
 from troupe.common.envs.goals import EnvGoals
 from troupe.common.errors import ConfigError

@@ -22,7 +22,7 @@ from troupe.common.config.fields import (
     structural,
     tunable,
 )
-from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.nets.recurrent_q import RecurrentQNetwork
 from troupe.common.rl.exploration import epsilon_greedy, epsilon_ladder
 from troupe.common.rl.sequences import mixed_priorities, n_step_q_targets

@@ -33,7 +33,7 @@ from troupe.common.config.fields import (
     structural,
     tunable,
 )
-from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.errors import ConfigError
 from troupe.common.nets.soft_actor_critic import SoftActorCritic
 from troupe.common.rl import policy

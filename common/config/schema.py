@@ -291,7 +291,7 @@ class EvaluatorConfig(Section):
     video_max_steps: int = tunable(2000, "Steps after which a recording stops.", ge=1, le=100_000)
 
     def division(self) -> tuple[int, int, float, float]:
-        """Arguments of `troupe.common.wire.control.evaluations.Evaluations`."""
+        """Arguments of `troupe.services.learner.control.evaluations.Evaluations`."""
         return self.episodes, self.slots, self.period_s, self.timeout_s
 
 

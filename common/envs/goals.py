@@ -20,7 +20,7 @@ ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 
 
 class EnvGoals:
-    """`troupe.common.data.hindsight.Goals` of packed observations, by one copy of the environment.
+    """`accumulators.hindsight.Goals` of packed observations, by one copy of the environment.
 
     `info` is empty: what depends on it cannot be worked out later.
     """

@@ -24,27 +24,27 @@ from troupe.common.errors import TroupeError
 from troupe.common.rl.importance import annealed
 from troupe.common.runtime import Deadline, StopSignal
 from troupe.common.runtime.logging import Throttle
-from troupe.common.wire.control.budget import StepBudget
-from troupe.common.wire.control.evaluations import Evaluations
-from troupe.common.wire.control.server import ControlServer
 from troupe.common.wire.link import new_incarnation
 from troupe.common.wire.replay.codec import SampleBatch, specs_to_wire
 from troupe.common.wire.replay.sharded import ShardedReplayClient
 from troupe.common.wire.security.key_options import make_security
 from troupe.common.wire.sockets import Security
-from troupe.services.learner.checkpoints import CHECKPOINT_S, RunCheckpoints
-from troupe.services.learner.counters import RunCounters
-from troupe.services.learner.gathered import Gathered
+from troupe.services.learner.batches.mixture import Mixture
+from troupe.services.learner.batches.prefetch import Prefetcher
+from troupe.services.learner.batches.usable import UsableItems
+from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.control.evaluations import Evaluations
+from troupe.services.learner.control.server import ControlServer
 from troupe.services.learner.gpu import GpuMeter
-from troupe.services.learner.histograms import Histograms
-from troupe.services.learner.inference import CentralInference
-from troupe.services.learner.kept import Best
-from troupe.services.learner.mixture import Mixture
-from troupe.services.learner.prefetch import Prefetcher
-from troupe.services.learner.reporter import Reporter
-from troupe.services.learner.trackers import Run
-from troupe.services.learner.tracking import Trackers
-from troupe.services.learner.usable import UsableItems
+from troupe.services.learner.inference.service import CentralInference
+from troupe.services.learner.record.gathered import Gathered
+from troupe.services.learner.record.histograms import Histograms
+from troupe.services.learner.record.reporter import Reporter
+from troupe.services.learner.record.trackers import Run
+from troupe.services.learner.record.tracking import Trackers
+from troupe.services.learner.saving.checkpoints import CHECKPOINT_S, RunCheckpoints
+from troupe.services.learner.saving.counters import RunCounters
+from troupe.services.learner.saving.kept import Best
 
 _log = logging.getLogger(__name__)
 

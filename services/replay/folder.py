@@ -8,9 +8,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from troupe.common.data.format import SIGNATURE_FILE, load_signature
-from troupe.common.data.snapshot import RESTORED_FILE
 from troupe.common.errors import ConfigError
 from troupe.common.wire.replay.files import TOKEN_FILE
+from troupe.services.replay.storage.snapshot import RESTORED_FILE
 
 _FIXED = {
     *("producers", "unstored", "chunks.records", "chunks.header"),

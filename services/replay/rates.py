@@ -8,11 +8,11 @@ from typing import Any
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from troupe.common.data.replay import Replay
-from troupe.common.data.table import Table
 from troupe.common.wire import messages
 from troupe.common.wire.codec import WireError, encode
 from troupe.services.replay.requests import RequestHandlers
+from troupe.services.replay.storage.replay import Replay
+from troupe.services.replay.storage.table import Table
 
 PERIOD_S = 1.0
 

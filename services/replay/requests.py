@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from troupe.common.data.inserts import GapError, HeldError, Insert
-from troupe.common.data.replay import Replay
 from troupe.common.errors import RefusedError
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message
@@ -20,6 +19,7 @@ from troupe.common.wire.server import Envelope, Server
 from troupe.services.replay.held import HeldInserts
 from troupe.services.replay.snapshots import Snapshots
 from troupe.services.replay.statistics import Statistics
+from troupe.services.replay.storage.replay import Replay
 from troupe.services.replay.unread import UnreadBatches
 
 PEER_CREDIT = 64

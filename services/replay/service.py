@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from troupe.common.data.replay import Replay
 from troupe.common.runtime import health
 from troupe.common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from troupe.common.wire import sockets
@@ -13,6 +12,7 @@ from troupe.common.wire.link import new_incarnation
 from troupe.services.replay.rates import Rates, fitting
 from troupe.services.replay.requests import RequestHandlers
 from troupe.services.replay.snapshots import Snapshots
+from troupe.services.replay.storage.replay import Replay
 
 _log = logging.getLogger(__name__)
 

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from troupe.common.data.plan import make_plan
-from troupe.common.data.replay import Replay
 from troupe.common.data.schema import FieldSpec
-from troupe.common.data.snapshot import restore_snapshot
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.lifecycle import StopSignal
@@ -28,6 +26,8 @@ from troupe.common.wire.sockets import Context, bound_endpoint, make_router
 from troupe.services.replay.folder import clear
 from troupe.services.replay.options import ShardOptions
 from troupe.services.replay.service import ReplayService
+from troupe.services.replay.storage.replay import Replay
+from troupe.services.replay.storage.snapshot import restore_snapshot
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import posixpath
 from dataclasses import asdict
 from typing import Any
 
-from troupe.common.data.replay import Replay
-from troupe.common.data.snapshot import Progress, Snapshot
 from troupe.common.errors import RefusedError, TroupeError
+from troupe.services.replay.storage.replay import Replay
+from troupe.services.replay.storage.snapshot import Progress, Snapshot
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 
-from troupe.common.data.replay import Replay
 from troupe.common.data.sample import Sample
-from troupe.common.data.table import Table
+from troupe.services.replay.storage.replay import Replay
+from troupe.services.replay.storage.table import Table
 
 AGE_BOUNDS_S = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0, 30_000.0)
 STALENESS_BOUNDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)

@@ -19,10 +19,10 @@ from troupe.common.data.schema import Chunk, check_chunk
 from troupe.common.envs import make_spec
 from troupe.common.errors import PeerError
 from troupe.common.runtime.lifecycle import StopSignal
-from troupe.common.wire.control.server import ControlServer
 from troupe.services.actor.service import ActorService
-from troupe.services.learner import inference as module
-from troupe.services.learner.inference import CentralInference
+from troupe.services.learner.control.server import ControlServer
+from troupe.services.learner.inference import service as module
+from troupe.services.learner.inference.service import CentralInference
 
 OVERRIDES = {
     "env.id": "tests.envs.counting:Counting-v0",

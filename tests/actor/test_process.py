@@ -16,8 +16,8 @@ from tests.harness import Context
 from troupe.common.agents import make_agent
 from troupe.common.config import load_config, structural_hash
 from troupe.common.envs import make_spec
-from troupe.common.wire.control.server import ControlServer
 from troupe.common.wire.replay.client import ReplayClient
+from troupe.services.learner.control.server import ControlServer
 
 OVERRIDES = {
     "env.id": "gym:CartPole-v1",

@@ -21,11 +21,11 @@ from troupe.common.runtime.lifecycle import StopSignal
 from troupe.common.wire import messages
 from troupe.common.wire.codec import Message, encode
 from troupe.common.wire.control.member import RunState
-from troupe.common.wire.control.server import ControlServer, Telemetry
 from troupe.common.wire.replay import sharded
 from troupe.services.actor import service as module
 from troupe.services.actor.service import ActorService
 from troupe.services.actor.timing import Timing
+from troupe.services.learner.control.server import ControlServer, Telemetry
 
 OVERRIDES = {
     "env.id": "gym:CartPole-v1",

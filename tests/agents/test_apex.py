@@ -5,7 +5,7 @@ import torch
 from troupe.common.agents import Inputs, make_agent
 from troupe.common.agents.apex import ApexConfig
 from troupe.common.agents.base import Batch
-from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.data.schema import SlotStep
 from troupe.common.envs import EnvSpec
 from troupe.common.errors import CheckpointError, ConfigError

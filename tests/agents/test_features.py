@@ -9,8 +9,8 @@ from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaConfig
 from troupe.common.config.schema import EnvConfig
+from troupe.common.data.accumulators.unrolls import TERMINATED
 from troupe.common.data.distances import distances
-from troupe.common.data.unrolls import TERMINATED
 from troupe.common.envs import EnvSpec, make_vector
 from troupe.common.spaces import ActionSpec
 

@@ -4,8 +4,8 @@ import numpy as np
 
 from benchmarks.forgetting import learned, make_config, mean_return
 from troupe.common.agents import make_agent
-from troupe.common.data.replay import Replay
 from troupe.common.envs import make_spec
+from troupe.services.replay.storage.replay import Replay
 
 STEPS = 6000
 

@@ -8,7 +8,7 @@ from tests.agents.test_apex import PIXELS, VECTOR, batch_of
 from troupe.common.agents import make_agent
 from troupe.common.agents.apex import ApexConfig
 from troupe.common.agents.base import Batch
-from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 
 SMALL = {"hidden_units": 16, "mlp_units": (8,), "quantiles": 5}
 

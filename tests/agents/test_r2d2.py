@@ -13,9 +13,9 @@ from troupe.common.agents.base import Batch
 from troupe.common.agents.r2d2 import R2d2Config
 from troupe.common.config import load_config
 from troupe.common.config.schema import EnvConfig
-from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
+from troupe.common.data.accumulators.sequences import BETWEEN
 from troupe.common.data.schema import check_chunk
-from troupe.common.data.sequences import BETWEEN
 from troupe.common.envs import EnvSpec, make_vector
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.spaces import ActionSpec

@@ -11,7 +11,7 @@ from troupe.common.agents import Inputs, make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.sac import SacConfig
 from troupe.common.config import EnvConfig
-from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.data.schema import check_chunk
 from troupe.common.envs import EnvSpec, make_spec, make_vector
 from troupe.common.errors import ConfigError

@@ -14,9 +14,9 @@ from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.sac import SacConfig
 from troupe.common.config import EnvConfig, load_config
-from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
+from troupe.common.data.accumulators.sequences import BETWEEN
 from troupe.common.data.schema import check_chunk
-from troupe.common.data.sequences import BETWEEN
 from troupe.common.envs import make_vector
 from troupe.common.errors import ConfigError
 from troupe.services.actor.local_inference import Rollout

@@ -17,8 +17,8 @@ from troupe.common.agents.policy_gradient import PolicyGradientConfig
 from troupe.common.agents.pqn import PqnConfig
 from troupe.common.agents.sac import SacConfig
 from troupe.common.config import EnvConfig
-from troupe.common.data.accumulator import PRIORITY_FLOOR
-from troupe.common.data.unrolls import RUNNING, TERMINATED, TRUNCATED, join_memory
+from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
+from troupe.common.data.accumulators.unrolls import RUNNING, TERMINATED, TRUNCATED, join_memory
 from troupe.common.envs import make_vector
 from troupe.services.actor.local_inference import Rollout
 

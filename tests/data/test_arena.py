@@ -8,14 +8,14 @@ import time
 import numpy as np
 import pytest
 
-from tests.data.replays import open_replay
-from troupe.common.data import leases
+from tests.replay.storage.replays import open_replay
 from troupe.common.data.arena import Arena
 from troupe.common.data.columns import Payload
 from troupe.common.data.inserts import Insert
 from troupe.common.data.packing import pack_entries, unpack_frame
 from troupe.common.data.schema import FieldSpec, Items
 from troupe.common.errors import ConfigError
+from troupe.services.replay.storage import leases
 
 FRAME = (24, 24)
 SPECS = (

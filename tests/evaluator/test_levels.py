@@ -19,9 +19,7 @@ from troupe.common.envs.dmlab import DMLAB30
 from troupe.common.runtime import StopSignal
 from troupe.common.stats.scores import random_and_human
 from troupe.common.wire.codec import encode
-from troupe.common.wire.control.budget import StepBudget
 from troupe.common.wire.control.client import RunState
-from troupe.common.wire.control.server import Telemetry
 from troupe.common.wire.messages import Telemetry as Report
 from troupe.serial import SerialTraining
 from troupe.services.actor.service import MAX_NAMED_GAMES
@@ -31,9 +29,11 @@ from troupe.services.evaluator.report import _COLUMNS, markdown, summary, table
 from troupe.services.evaluator.service import Evaluator
 from troupe.services.launcher.panel import render
 from troupe.services.launcher.progress import plain_line, run_view
-from troupe.services.learner.counters import RunCounters
-from troupe.services.learner.gathered import Gathered
-from troupe.services.learner.reporter import Reporter
+from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.control.server import Telemetry
+from troupe.services.learner.record.gathered import Gathered
+from troupe.services.learner.record.reporter import Reporter
+from troupe.services.learner.saving.counters import RunCounters
 
 RETURN = 0.5 * 4 * EPISODE_STEPS
 """Of every game of the stand-in, which pays 0.5 an action, and repeats each four times."""

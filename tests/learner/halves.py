@@ -12,13 +12,13 @@ from tests.harness import until
 from troupe.common.agents import Act, Inputs
 from troupe.common.config import load_config
 from troupe.common.config.schema import EnvConfig
-from troupe.common.data.accumulator import NStepAccumulator, n_step_fields
+from troupe.common.data.accumulators.n_step import NStepAccumulator, n_step_fields
 from troupe.common.data.schema import Chunk
 from troupe.common.envs import VectorEnv, make_spec, make_vector
 from troupe.common.envs.transfer import pack_start, pack_step
 from troupe.common.wire.inference.client import Answer, InferenceClient
 from troupe.common.wire.sockets import Security
-from troupe.services.learner.inference import CentralInference
+from troupe.services.learner.inference.service import CentralInference
 
 ENV = EnvConfig(
     id="tests.envs.counting:Counting-v0", kwargs={"length": 7, "signed": True}, reward_clip="sign"

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from tests.harness import PATIENCE_S, until
-from tests.learner.test_mixture import STEPS, actor, context, make_config, running, unroll  # noqa: F401
+from tests.learner.batches.test_mixture import STEPS, actor, context, make_config, running, unroll  # noqa: F401
 from tests.replay.test_misbehaving import Misbehaving
 from troupe.common.data.schema import Chunk, FieldSpec
 from troupe.common.wire import messages, sockets

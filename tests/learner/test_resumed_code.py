@@ -8,9 +8,9 @@ from troupe.common.agents import make_agent
 from troupe.common.config import Config, load_config
 from troupe.common.envs import make_spec
 from troupe.common.runtime.checkpoint import save_checkpoint
-from troupe.common.wire.control.budget import StepBudget
-from troupe.services.learner.checkpoints import RunCheckpoints
-from troupe.services.learner.counters import RunCounters
+from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.saving.checkpoints import RunCheckpoints
+from troupe.services.learner.saving.counters import RunCounters
 
 
 def checkpoints(directory):

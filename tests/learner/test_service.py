@@ -13,9 +13,10 @@ from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.runtime import StopSignal, checkpoint
 from troupe.common.runtime.checkpoint import load_checkpoint, load_newest, newest_first
 from troupe.common.wire.control.client import ControlClient
-from troupe.common.wire.control.server import Telemetry
 from troupe.common.wire.link import new_incarnation
-from troupe.services.learner import checkpoints, service
+from troupe.services.learner import service
+from troupe.services.learner.control.server import Telemetry
+from troupe.services.learner.saving import checkpoints
 from troupe.services.learner.service import DivergedError, Learner
 
 OVERRIDES = {

@@ -2,8 +2,8 @@
 
 import time
 
-from tests.data.replays import make_insert, open_tables
 from tests.harness import PATIENCE_S
+from tests.replay.storage.replays import make_insert, open_tables
 from troupe.common.wire import sockets
 from troupe.common.wire.codec import decode
 from troupe.services.replay.requests import RequestHandlers

@@ -7,7 +7,6 @@ import pytest
 
 from troupe.common.data.columns import Payload
 from troupe.common.data.inserts import Insert
-from troupe.common.data.replay import Replay
 from troupe.common.data.schema import FieldSpec, Items
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
@@ -15,6 +14,7 @@ from troupe.common.wire.replay.files import SharedFiles
 from troupe.services.replay.folder import clear
 from troupe.services.replay.options import parse_serve
 from troupe.services.replay.shard import open_replay
+from troupe.services.replay.storage.replay import Replay
 
 
 def fill(folder):

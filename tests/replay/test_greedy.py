@@ -5,14 +5,14 @@ import time
 import numpy as np
 import pytest
 
-from tests.data.replays import make_insert, open_replay
 from tests.harness import PATIENCE_S
 from tests.replay.stepped import SteppedShard
-from troupe.common.data import producers
+from tests.replay.storage.replays import make_insert, open_replay
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message
 from troupe.common.wire.server import Envelope
 from troupe.services.replay import requests, unread
+from troupe.services.replay.storage import producers
 from troupe.services.replay.unread import UnreadBatches
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.data.replays import make_insert, open_replay, simple
+from tests.replay.storage.replays import make_insert, open_replay, simple
 from troupe.common.data.columns import Payload
 from troupe.common.data.inserts import Insert, RefusedError
 from troupe.common.data.schema import FieldSpec, Items

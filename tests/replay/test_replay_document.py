@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.data.replays import open_replay
-from troupe.common.data.samplers import REMOVERS, SAMPLERS
+from tests.replay.storage.replays import open_replay
 from troupe.common.data.table_config import LIMITERS, TableConfig
 from troupe.services.replay.rates import Rates
 from troupe.services.replay.requests import RequestHandlers
 from troupe.services.replay.status_page import print_page
+from troupe.services.replay.storage.samplers import REMOVERS, SAMPLERS
 
 DOCS = Path(__file__).parents[2] / "docs"
 REPLAY = (DOCS / "replay.md").read_text()

@@ -14,8 +14,8 @@ from troupe.common.config import load_config
 from troupe.common.data.schema import Chunk
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
-from troupe.common.wire.control.server import ControlServer
 from troupe.common.wire.replay.client import ReplayRefusedError
+from troupe.services.learner.control.server import ControlServer
 from troupe.services.learner.service import Learner
 
 CONFIG = {"replay": {"capacity_items": 1000, "min_items": 10}, "run": {"seed": 1}}

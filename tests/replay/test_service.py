@@ -16,8 +16,8 @@ from troupe.common.data.schema import Chunk, FieldSpec
 from troupe.common.errors import ConfigError, PeerError
 from troupe.common.wire import messages
 from troupe.common.wire.codec import Message, decode, encode
-from troupe.common.wire.control.server import ControlServer
 from troupe.common.wire.replay.client import ReplayRefusedError
+from troupe.services.learner.control.server import ControlServer
 from troupe.services.replay import shard
 from troupe.services.replay.shard import address_towards
 

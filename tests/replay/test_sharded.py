@@ -16,7 +16,7 @@ from troupe.common.wire.replay import batch_reader, sharded
 from troupe.common.wire.replay.client import ReplayClient
 from troupe.common.wire.replay.codec import encode_insert, infer_specs
 from troupe.common.wire.replay.sharded import ShardedReplayClient
-from troupe.services.learner.prefetch import Prefetcher
+from troupe.services.learner.batches.prefetch import Prefetcher
 
 TABLE = {"capacity": 10_000, "priority_exponent": 0.7}
 
@@ -409,7 +409,7 @@ def test_the_learner_prefetches_from_all_shards(context, start):
 
 
 def test_many_processes_of_one_connection_are_refused_and_others_are_not(context, start, monkeypatch):
-    monkeypatch.setattr("troupe.common.data.producers.MAX_SHARE", 2)
+    monkeypatch.setattr("troupe.services.replay.storage.producers.MAX_SHARE", 2)
     shard = start("a")
     greedy = sockets.make_dealer(context, shard.endpoint, b"greedy")
     data = chunk([1.0], [1.0])

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from tests.data.replays import BUDGET, simple
 from tests.replay import processes
+from tests.replay.storage.replays import BUDGET, simple
 from troupe.common.data.inserts import RefusedError
-from troupe.common.data.replay import Replay
-from troupe.common.data.snapshot import Snapshot
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
 from troupe.services.replay.snapshots import Snapshots
+from troupe.services.replay.storage.replay import Replay
+from troupe.services.replay.storage.snapshot import Snapshot
 
 RUN = [sys.executable, "-m", "troupe.services.replay"]
 

@@ -10,8 +10,8 @@ import pytest
 import zmq
 from rich.console import Console
 
-from tests.data.replays import Items, make_insert, open_tables
 from tests.replay import processes
+from tests.replay.storage.replays import Items, make_insert, open_tables
 from troupe.common.data.table_config import MAX_TABLES, check_tables, parse_table
 from troupe.common.errors import ConfigError
 from troupe.common.wire import messages

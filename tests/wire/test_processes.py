@@ -20,7 +20,7 @@ time.sleep(60)
 """
 LEARNER = """
 import sys, time, zmq
-from troupe.common.wire.control.server import ControlServer
+from troupe.services.learner.control.server import ControlServer
 server = ControlServer(zmq.Context(), sys.argv[1], "tcp://127.0.0.1:*", config_dict={}, structural_hash="",
                        total_slots=8, heartbeat_s=0.05, liveness_s=1.0)
 server.start()

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from troupe.common.agents.tensors import on_device
-from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
+from troupe.common.data.accumulators.sequences import BETWEEN, Layout, SequenceAccumulator, sequence_fields
+from troupe.common.data.accumulators.unrolls import RUNNING, TERMINATED, join_memory
 from troupe.common.data.schema import FieldSpec
-from troupe.common.data.sequences import BETWEEN, Layout, SequenceAccumulator, sequence_fields
-from troupe.common.data.unrolls import RUNNING, TERMINATED, join_memory
 from troupe.common.nets.pixels import stacked
 from troupe.common.rl.sequences import mixed_priorities
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from troupe.common.agents.tensors import on_device
-from troupe.common.data.accumulator import NStepAccumulator, n_step_fields
+from troupe.common.data.accumulators.n_step import NStepAccumulator, n_step_fields
 from troupe.common.data.schema import FieldSpec
 
 if TYPE_CHECKING:

@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 
 from troupe.common.agents.tensors import on_device
+from troupe.common.data.accumulators.unrolls import (
+    TERMINATED,
+    TRUNCATED,
+    UnrollAccumulator,
+    join_memory,
+    unroll_fields,
+)
 from troupe.common.data.schema import FieldSpec
-from troupe.common.data.unrolls import TERMINATED, TRUNCATED, UnrollAccumulator, join_memory, unroll_fields
 from troupe.common.nets.pixels import stacked
 from troupe.common.rl.sequences import next_values
 

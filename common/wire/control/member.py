@@ -49,6 +49,11 @@ class Params:
     encoded: tuple[list[Tensor], np.ndarray] | None = field(default=None, repr=False)
 
 
+def games_of_part(part: int, episodes: int, part_games: int) -> int:
+    """Games of a part of an evaluation of `episodes`: learner and evaluator divide them alike."""
+    return min(part_games, episodes - part * part_games)
+
+
 @dataclass(frozen=True, slots=True)
 class Games:
     """What an evaluator shall play: this part of an evaluation, with these parameters."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from troupe.common.data.accumulator import NStepAccumulator
+from troupe.common.data.accumulators.n_step import NStepAccumulator
 from troupe.common.data.schema import Chunk, FieldSpec, Items, SlotStep, as_array
 from troupe.common.errors import ConfigError, PeerError
 from troupe.common.wire.replay.client import ReplayClient

@@ -18,7 +18,7 @@ from troupe.common.agents import Act, Batch, Inputs, Update
 from troupe.common.agents.learners.target import TargetLearner
 from troupe.common.agents.network import NetworkAgent, Step, network_inputs, suited
 from troupe.common.agents.stored.transitions import StoredTransitions
-from troupe.common.data.accumulator import PRIORITY_FLOOR
+from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.nets.q_network import QNetwork
 from troupe.common.rl.exploration import epsilon_greedy, epsilon_ladder
 from troupe.common.rl.returns import huber, munchausen_target

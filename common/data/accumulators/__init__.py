@@ -1,0 +1,1 @@
+"""From steps to chunks: what an actor collects before it inserts."""

@@ -1,0 +1,1 @@
+"""From sampled batches to what the agent learns from."""

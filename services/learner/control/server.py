@@ -1,0 +1,461 @@
+"""The learner's end of the control connection: who is in the run, parameters out, metrics in.
+
+One thread owns the sockets. Everything public may be called from any other thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import zmq
+
+from troupe.common.errors import RefusedError
+from troupe.common.runtime.logging import Throttle
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.body import Body
+from troupe.common.wire.codec import encode
+from troupe.common.wire.control.params import Published, decode_params, encode_params
+from troupe.common.wire.intake import Intake
+from troupe.common.wire.rejections import GARBAGE_LOG_PERIOD_S
+from troupe.common.wire.security import claims
+from troupe.common.wire.server import Envelope, Handler, Server
+from troupe.common.wire.types import FieldEntry
+from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.control.evaluations import Evaluations
+from troupe.services.learner.control.roster import Peer, Roster, ranges
+
+_log = logging.getLogger(__name__)
+
+NEWS_AT_ONCE, NEWS_PER_S = 512, 0.2
+"""Lines about who comes and goes, for each key."""
+_TELEMETRY_QUEUE = 10_000
+_FETCHED = 4
+"""Versions of which the parameters are kept for `params_fetched`."""
+
+
+@dataclass(slots=True)
+class Telemetry:
+    """One report of a service.
+
+    Attributes:
+        source: name of the service.
+        role: its role.
+        incarnation: random number of its process: counters start at zero where it changes.
+        metrics: numbers by name.
+        fields: values that are not single numbers, by name; see `messages.Telemetry`.
+        blobs: arrays by name; see there.
+        played: the parameters that were evaluated when an evaluator sent it.
+    """
+
+    source: str
+    role: str
+    incarnation: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+    blobs: dict[str, np.ndarray] = field(default_factory=dict)
+    played: Published | None = None
+
+
+class ControlServer:
+    """The ROUTER that every service joins, and the PUB that announces parameter versions.
+
+    Attributes:
+        telemetry: reports in the order of arrival; the learner drains it.
+        session: random number of this learner process.
+        params_sent: how many times parameters have been sent to a peer.
+        inference_endpoint: told to all who join; empty where there is no central inference.
+    """
+
+    def __init__(
+        self,
+        ctx: sockets.Context,
+        control_endpoint: str,
+        announce_endpoint: str,
+        *,
+        config_dict: dict[str, Any],
+        structural_hash: str,
+        total_slots: int,
+        spread_slots: bool = False,
+        max_slots_per_key: int = 0,
+        shard_sockets: str = "",
+        heartbeat_s: float = 1.0,
+        liveness_s: float = 15.0,
+        bfloat16: bool = False,
+        security: sockets.Security | None = None,
+        run: str = "",
+        budget: StepBudget | None = None,
+        fields: Sequence[FieldEntry] = (),
+        item_steps: tuple[int, int] = (0, 0),
+        evaluations: Evaluations | None = None,
+    ) -> None:
+        self.telemetry: queue.Queue[Telemetry] = queue.Queue(_TELEMETRY_QUEUE)
+        self.params_sent = 0
+        self.session = int.from_bytes(os.urandom(8), "little") >> 1
+        self.inference_endpoint = ""
+        self._ctx = ctx
+        self._endpoints = (control_endpoint, announce_endpoint)
+        self._config = config_dict
+        self._hash = structural_hash
+        self._run = run
+        self._items = list(fields), *item_steps
+        self._heartbeat_s = heartbeat_s
+        self._liveness_s = liveness_s
+        self._bfloat16 = bfloat16
+        self._security = security
+        # Where a shard may have an ipc socket: beside our own, or where this run is told to look for one.
+        self._shard_directories = claims.ipc_directories((*self._endpoints, shard_sockets))
+        self._budget = budget or StepBudget()
+        self._roster = Roster(
+            total_slots, heartbeat_s, liveness_s, spread=spread_slots, most_per_key=max_slots_per_key
+        )
+        self._changed = threading.Condition()  # guards everything below, and the roster
+        self._state: dict[str, Any] = {
+            "session": self.session,
+            "version": -1,
+            "updates": 0,
+            "stopping": False,
+        }
+        self._videos = claims.Allowance(claims.VIDEOS_AT_ONCE, claims.VIDEOS_PER_S)
+        self._metric_names = claims.MetricNames()
+        self._news: dict[str, claims.Allowance] = {}
+        self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
+        self._params: Published | None = None
+        self._evaluations = evaluations
+        self._evaluated: Published | None = None
+        self._fetched: dict[int, Published] = {}
+        self._server: Server | None = None
+        self._announce_due = True
+        self._stop = threading.Event()
+        self._waker = sockets.Waker()
+        self._thread: threading.Thread | None = None
+
+    # -- for the learner's threads --
+
+    @property
+    def control_endpoint(self) -> str:
+        """The bound control address, after `start` with the real port."""
+        return self._endpoints[0]
+
+    @property
+    def announce_endpoint(self) -> str:
+        """The bound announce address, after `start` with the real port."""
+        return self._endpoints[1]
+
+    def start(self) -> None:
+        """Bind both sockets and serve. Raises `ConfigError` where an address cannot be bound."""
+        router = sockets.make_router(
+            self._ctx,
+            self._endpoints[0],
+            self._security,
+            max_message_bytes=messages.CONTROL_LIMITS.array_bytes,
+            hwm=256,
+        )
+        try:
+            pub = sockets.make_pub(self._ctx, self._endpoints[1], self._security)
+        except BaseException:
+            router.close(linger=0)
+            raise
+        self._endpoints = (sockets.bound_endpoint(router), sockets.bound_endpoint(pub))
+        server = self._server = Server(
+            "learner",
+            router,
+            {
+                messages.Hello: self._on_hello,
+                messages.Heartbeat: self._from_member(self._on_heartbeat),
+                messages.ParamsGet: self._from_member(self._on_params_get),
+                messages.Telemetry: self._from_member(self._on_telemetry),
+                messages.Bye: self._from_member(self._on_bye),
+            },
+            limits=messages.CONTROL_LIMITS,
+            lock=self._changed,
+            heard=self._heard,
+        )
+        # Before anybody hears of the address: whom a key keeps out comes once, and is to be told in the log.
+        server.open(self._waker.fd)
+        self._thread = threading.Thread(
+            target=self._serve, args=(server, pub), name="control-server", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Stop serving and close the sockets. May be called twice."""
+        self._stop.set()
+        self._waker.wake()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                _log.error("the control thread did not stop within %.0f s", timeout_s)
+                return
+        self._waker.close()
+
+    def publish(self, version: int, params: dict[str, np.ndarray]) -> None:
+        """Encode `params` once, offer them to everyone, and announce `version` (not negative)."""
+        manifest, blob = encode_params(params, bfloat16=self._bfloat16)
+        with self._changed:
+            steps, updates = self._budget.steps, self._state["updates"]
+            self._params = Published(version, manifest, blob, steps, updates, time.monotonic())
+            self._state["version"] = version
+            self._announce_due = True
+        self._waker.wake()
+
+    def params_fetched(self, version: int) -> tuple[dict[str, np.ndarray], Published] | None:
+        """The parameters that an evaluator was given as this version, and how they were published.
+
+        None where none was, or it is long ago. What is older is let go.
+        """
+        with self._changed:
+            found = self._fetched.get(version)
+            self._fetched = {each: kept for each, kept in self._fetched.items() if each >= version}
+        return None if found is None else (decode_params(found.manifest, found.blob), found)
+
+    def set_state(self, *, updates: int | None = None, stopping: bool | None = None) -> None:
+        """Change what every heartbeat answer carries beside the steps. `stopping` is announced at once."""
+        changes = {"updates": updates, "stopping": stopping}
+        with self._changed:
+            self._state.update({name: value for name, value in changes.items() if value is not None})
+            self._announce_due |= stopping is not None
+        if stopping is not None:
+            self._waker.wake()
+
+    def shards(self) -> list[str]:
+        """Endpoints of the live replay shards, in the order of their names."""
+        with self._changed:
+            return self._roster.shards()
+
+    def leases(self) -> dict[int, set[int]]:
+        """The slots of every live actor process, by its incarnation."""
+        with self._changed:
+            return self._roster.leases()
+
+    def peers(self) -> list[dict[str, Any]]:
+        """A snapshot of all peers: role, name, slots, seen_s_ago, version, error, endpoint, host, pid, ..."""
+        with self._changed:
+            peers = self._roster.snapshot(time.monotonic())
+            for peer in peers:
+                identity = peer.pop("identity")
+                peer["rejected"] = self._server.rejections.of(identity) if self._server else 0
+            return peers
+
+    def rejected(self) -> dict[str, int]:
+        """How many messages could not be served, by kind. What a port scanner sends counts as a handshake."""
+        with self._changed:
+            if self._server is None:
+                return {}
+            return dict(self._server.rejections.by_kind + self._server.handshakes)
+
+    # -- the thread --
+
+    def _serve(self, server: Server, pub: sockets.Socket) -> None:
+        subscriptions = Intake(pub, messages.SUBSCRIPTION_BYTES, of_all=16)
+        announce_s = 0.0
+        try:
+            while not self._stop.is_set():
+                now_s = time.monotonic()
+                if self._announce_due or now_s >= announce_s:
+                    # Repeated although nothing is new: a PUB may have lost the newest for a slow peer.
+                    self._announce(pub)
+                    announce_s = now_s + self._heartbeat_s
+                try:
+                    server.turn(min(announce_s - now_s, subscriptions.period_ms / 1000))
+                    self._waker.clear()
+                    with self._changed:
+                        subscriptions.look(server.rejections.by_kind)
+                    self._expire()
+                except zmq.ContextTerminated:
+                    return
+                except Exception:
+                    _log.exception("the control thread carries on after an error of its own")
+                    self._stop.wait(0.1)
+            self._announce(pub)
+        finally:
+            server.close()
+            server.socket.close()
+            pub.close()
+
+    def _announce(self, pub: sockets.Socket) -> None:
+        with self._changed:
+            self._announce_due = False
+            frames = encode(messages.Announce(**self._run_state()).message())
+        sockets.send_frames(pub, frames)
+
+    def _expire(self) -> None:
+        with self._changed:
+            for peer in self._roster.expire(time.monotonic()):
+                line = "%s is silent for %.0f s: given up, slots %s are free"
+                self._tell(peer, logging.WARNING, line, peer.name, self._liveness_s, ranges(peer.slots))
+                self._changed.notify_all()
+
+    def _heard(self, envelope: Envelope) -> None:
+        self._roster.seen(envelope.peer, time.monotonic(), envelope.key.public)
+
+    # -- one method per message, all called under the lock --
+
+    def _from_member(self, serve: Callable[[Peer, Any], Body | None]) -> Handler:
+        """A handler that serves those who have said HELLO."""
+
+        def handler(envelope: Envelope, body: Body) -> Body | None:
+            peer = self._roster.seen(envelope.peer, time.monotonic(), envelope.key.public)
+            if peer is None:
+                raise RefusedError(messages.UNKNOWN_PEER, "say HELLO first")
+            return serve(peer, body)
+
+        return handler
+
+    def _on_hello(self, envelope: Envelope, body: messages.Hello) -> messages.Welcome:
+        role, name, key = body.role, body.name, envelope.key
+        if role not in messages.ROLES or not name or not name.isprintable():
+            detail = f"no service called {name!r} of the role {role!r}; roles are {', '.join(messages.ROLES)}"
+            raise RefusedError(messages.REFUSED_BAD_HELLO, detail)
+        claims.check_role(role, name, key.role)
+        claims.check_slots(role, name, body.slots_wanted, body.slots_held)
+        claims.check_progress(role, body.steps_made, body.steps_limit)
+        claims.check_replay_endpoint(body.replay_endpoint, role, name, self._shard_directories)
+        if body.hash and body.hash != self._hash:
+            ours = f"the run (hash {self._hash})"
+            detail = f"{name} has another structural config (hash {body.hash}) than {ours}"
+            raise RefusedError(messages.REFUSED_HASH, detail, config=self._config)
+        if body.run and body.run != self._run:
+            raise RefusedError(
+                messages.REFUSED_RUN,
+                f"{name} is in run {body.run}, and this learner has begun run {self._run}: start it again",
+            )
+        peer = Peer(
+            envelope.peer,
+            role,
+            name,
+            body.incarnation,
+            key=key.public,
+            endpoint=body.replay_endpoint,
+            host=body.host,
+            pid=body.pid,
+        )
+        previous = self._roster.join(peer, body.slots_wanted, body.slots_held, time.monotonic())
+        fields, least, most = self._items if role == "replay" else ([], 0, 0)
+        again = previous is not None and previous.incarnation == peer.incarnation
+        how = " again" if again else ""
+        self._tell(peer, _level(peer), "%s joins%s (%s, slots %s)", name, how, peer.host, ranges(peer.slots))
+        self._changed.notify_all()
+        return messages.Welcome(
+            config=self._config,
+            run=self._run,
+            slots=peer.slots,
+            total_slots=self._roster.total_slots,
+            announce=self.announce_endpoint,
+            inference=self.inference_endpoint,
+            shards=self._roster.shards(),
+            heartbeat_s=self._heartbeat_s,
+            liveness_s=self._liveness_s,
+            steps_limit=self._step_limit(peer, body),
+            fields=fields,
+            least_item_steps=least,
+            most_item_steps=most,
+            **self._run_state(),
+        )
+
+    def _on_heartbeat(self, peer: Peer, body: messages.Heartbeat) -> messages.HeartbeatOk:
+        peer.version, peer.error = body.version, body.error
+        limit = self._step_limit(peer, body)
+        return messages.HeartbeatOk(shards=self._roster.shards(), steps_limit=limit, **self._run_state())
+
+    def _run_state(self) -> dict[str, Any]:
+        return {**self._state, "steps": self._budget.steps}
+
+    def _step_limit(self, peer: Peer, body: messages.Hello | messages.Heartbeat) -> int:
+        """Count the steps of an actor, and say how far it may go; 0 for others."""
+        claims.check_progress(peer.role, body.steps_made, body.steps_limit)
+        claims.check_steps(peer.name, body.steps_made, self._budget.permitted(peer.incarnation))
+        slots = self._roster.slot_counts()
+        return self._budget.extend(peer.incarnation, body.steps_made, body.steps_limit, slots)
+
+    def _on_params_get(self, peer: Peer, body: messages.ParamsGet) -> messages.Params:
+        if body.games:
+            return self._on_games_wanted(peer, body)
+        if self._params is None or body.version == self._state["version"]:
+            return messages.Params(manifest=[], **self._run_state())
+        if peer.role == "evaluator":
+            self._keep_fetched(self._params)
+        self.params_sent += 1
+        return messages.Params(manifest=self._params.manifest, blob=self._params.blob, **self._run_state())
+
+    def _on_games_wanted(self, peer: Peer, body: messages.ParamsGet) -> messages.Params:
+        """The part of an evaluation that is next, with the parameters that it is of."""
+        claims.check_games(peer.role)
+        state, evaluations, now_s = self._run_state(), self._evaluations, time.monotonic()
+        if evaluations is None or self._params is None:
+            return messages.Params(manifest=[], **state)
+        live, newest, stopping = self._roster.processes("evaluator"), state["version"], state["stopping"]
+        part = evaluations.next(peer.incarnation, live, newest, stopping, now_s)
+        version = evaluations.version
+        if self._evaluated is None or self._evaluated.version != version:  # it has begun just now
+            self._evaluated = self._params
+            self._keep_fetched(self._params)
+        if part is None:
+            return messages.Params(manifest=[], over=evaluations.over(newest, stopping, now_s), **state)
+        if body.version == version:
+            return messages.Params(manifest=[], part=part, evaluated=version, **state)
+        played = self._evaluated
+        self.params_sent += 1
+        return messages.Params(
+            manifest=played.manifest, blob=played.blob, part=part, evaluated=version, **state
+        )
+
+    def _keep_fetched(self, params: Published) -> None:
+        self._fetched[params.version] = params
+        if len(self._fetched) > _FETCHED:
+            del self._fetched[min(self._fetched)]
+
+    def _on_telemetry(self, peer: Peer, body: messages.Telemetry) -> None:
+        if not peer.reports.take():
+            raise RefusedError(messages.TOO_MANY, "more reports than a service may make")
+        claims.check_telemetry(peer.role, body.metrics, body.fields, body.blobs)
+        if body.blobs and not self._videos.take():
+            raise RefusedError(messages.TOO_MANY, "more films than a run may make")
+        metrics = self._metric_names.known(peer.role, peer.key, body.metrics)
+        if self._evaluations is not None:
+            claims.check_evaluation(body.metrics, body.fields)
+            if "part" in body.fields and not self.telemetry.full():  # else it is to be played once more
+                version, games = int(body.metrics["eval/version"]), len(body.fields["episodes"])
+                self._evaluations.hand_in(peer.incarnation, version, body.fields["part"], games)
+                # Whatever names came before: the version is how the parts find each other.
+                metrics = metrics | {"eval/version": body.metrics["eval/version"]}
+        if self._server and (more := len(body.metrics) - len(metrics)):
+            most = claims.MAX_METRIC_NAMES
+            detail = f"{more} metrics dropped: more than {most} names of the role {peer.role} and its key"
+            self._server.rejections.count(peer.identity, messages.TOO_MANY, detail)
+        played = self._evaluated if peer.role == "evaluator" else None
+        report = Telemetry(peer.name, peer.role, peer.incarnation, metrics, body.fields, body.blobs, played)
+        try:
+            self.telemetry.put_nowait(report)
+        except queue.Full:
+            raise RefusedError("telemetry_full", "the learner does not drain its telemetry") from None
+
+    def _on_bye(self, peer: Peer, body: messages.Bye) -> None:
+        claims.check_progress(peer.role, body.steps_made, 0)
+        claims.check_steps(peer.name, body.steps_made, self._budget.permitted(peer.incarnation))
+        self._budget.report(peer.incarnation, body.steps_made, len(peer.slots))
+        self._roster.leave(peer.identity)
+        self._tell(peer, _level(peer), "%s leaves (%s)", peer.name, body.reason or "no reason given")
+        self._changed.notify_all()
+
+    def _tell(self, peer: Peer, level: int, line: str, *words: object) -> None:
+        """Log what a peer does, within the line limit of its key."""
+        if not _log.isEnabledFor(level):
+            return
+        news = self._news.setdefault(peer.key, claims.Allowance(NEWS_AT_ONCE, NEWS_PER_S))
+        if news.take():
+            _log.log(level, line, *words)
+        elif self._throttle(peer.key):
+            _log.warning("services with the key of %s come and go too often to tell of each", peer.name)
+
+
+def _level(peer: Peer) -> int:
+    """How much the log cares about a peer: one that only looks is no part of the run."""
+    return logging.DEBUG if peer.role == "viewer" else logging.INFO

@@ -1,0 +1,1 @@
+"""Central inference: the learner chooses the actions."""

@@ -1,0 +1,63 @@
+"""A line for every training episode, `RUN/episodes.csv`: a short run has few rows of means and many games."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from troupe.common.runtime.metrics import MetricsWriter, cut_half_line
+from troupe.services.learner.control.server import Telemetry
+
+_log = logging.getLogger(__name__)
+
+EPISODES_FILE = "episodes.csv"
+EPISODES_HEADER = ("wall_s", "steps", "actor", "slot", "version", "return", "length")
+MAX_BYTES = 1 << 28
+"""Some five million games. Cheap environments end thousands a second, and an actor may claim as many."""
+
+
+class EpisodesFile:
+    """Appends the games that actors report, in the order of their arrival.
+
+    `steps` is where the run was then, `version` the parameters that the actor had, and `return` is unclipped.
+    """
+
+    def __init__(self, run_dir: Path, writer: MetricsWriter) -> None:
+        """Go on with the file of a run that has one; `writer` says the time, and takes note of what fails."""
+        self._path = run_dir / EPISODES_FILE
+        self._writer = writer
+        self._full = False
+        with writer.tolerant():
+            cut_half_line(self._path)
+            if not self._path.exists():
+                self._append([EPISODES_HEADER])
+
+    def take(self, telemetry: Telemetry, *, steps: int, version: int) -> None:
+        """Write the games of an actor's report; `version` is the newest of the run."""
+        games = telemetry.fields.get("episodes", [])
+        if telemetry.role != "actor" or not games or self._full:
+            return
+        acted = version - int(max(0.0, telemetry.metrics.get("params/staleness", 0.0)))
+        wall_s, source = f"{self._writer.wall_s:.3f}", telemetry.source
+        rows = [
+            (wall_s, steps, source, game[2] if len(game) > 2 else "", acted, f"{game[0]:.9g}", int(game[1]))
+            for game in games
+        ]
+        with self._writer.tolerant():
+            self._append(rows)
+            if self._path.stat().st_size > MAX_BYTES:
+                self._full = True
+                _log.warning("%s is as large as it may be: no further games are added", self._path)
+
+    def _append(self, rows: Sequence[Sequence[object]]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        try:
+            with self._path.open("a", encoding="utf-8", newline="") as file:
+                file.write(text.getvalue())
+        except OSError:
+            cut_half_line(self._path)  # of a row for which the disk had no room
+            raise

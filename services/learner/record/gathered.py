@@ -1,0 +1,85 @@
+"""Puts the parts of an evaluation together, which several evaluators may have played."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from troupe.common.config import Config
+from troupe.common.stats.played import Result
+from troupe.services.learner.control.server import Telemetry
+
+_log = logging.getLogger(__name__)
+
+TOLD = "eval/env/"
+
+
+class Gathered:
+    """The parts of the newest evaluation that have come. The control server has checked whose each was."""
+
+    def __init__(self, config: Config, tasks: Sequence[str] = ()) -> None:
+        """`tasks` are those of the environment, `EnvSpec.tasks`; other names in reports do not count."""
+        self.episodes, self._timeout_s = config.evaluator.episodes, config.evaluator.timeout_s
+        self._env_id = config.env.id
+        self._version = -1
+        self._parts: dict[int, Telemetry] = {}
+        self._begun_s = 0.0
+        self._tasks = frozenset(tasks)
+
+    def add(self, telemetry: Telemetry, *, complete: bool = False) -> list[Telemetry]:
+        """Take in a part; what is an evaluation now, as if one evaluator had played it.
+
+        With `complete`, the run has all of its steps, which cuts the evaluation of an older version short:
+        what has come of it is let go, and else returned, for its time is over.
+        """
+        version = int(telemetry.metrics["eval/version"])
+        if version < self._version or (version == self._version and not self._parts):
+            return []  # it was given up
+        before: list[Telemetry] = []
+        if version > self._version:
+            before = [] if complete else self.end()
+            self._parts = {}
+            self._version, self._begun_s = version, time.monotonic()
+        self._parts[telemetry.fields["part"]] = telemetry
+        played = sum(len(each.fields["episodes"]) for each in self._parts.values())
+        return before + (self.end() if played >= self.episodes else [])
+
+    def expired(self) -> list[Telemetry]:
+        """What has come of an evaluation whose time is over."""
+        late = bool(self._parts) and time.monotonic() - self._begun_s > self._timeout_s
+        return self.end() if late else []
+
+    def end(self) -> list[Telemetry]:
+        """What has come of the newest evaluation: none, or all of one; later parts of it count no more."""
+        parts = [part for _, part in sorted(self._parts.items())]
+        self._parts = {}
+        if not parts:
+            return []
+        games = [game for part in parts for game in part.fields["episodes"]]
+        tasks = [task for part in parts for task in part.fields.get("tasks", [])]
+        if len(tasks) < len(games) or not self._tasks.issuperset(tasks):
+            tasks = []
+        if len(games) < self.episodes:
+            _log.warning(
+                "the evaluation of version %d has %d of %d games: the others did not come",
+                *(self._version, len(games), self.episodes),
+            )
+        returns, steps = [float(game[0]) for game in games], [int(game[1]) for game in games]
+        result = Result(returns, steps, tasks, _told(parts), len(self._tasks))
+        seconds = sum(part.metrics.get("eval/duration_s", 0.0) for part in parts)
+        metrics = result.metrics(self._env_id, self._version, seconds)
+        fields = {"episodes": games, "tasks": tasks}
+        return [Telemetry("evaluator", "evaluator", 0, metrics, fields, played=parts[0].played)]
+
+
+def _told(parts: list[Telemetry]) -> dict[str, float]:
+    """What the environment says of its episodes, over all parts that say it: each weighs as its games."""
+    sums: dict[str, tuple[float, int]] = {}
+    for part in parts:
+        games = len(part.fields["episodes"])
+        for name, value in part.metrics.items():
+            if name.startswith(TOLD):
+                total, count = sums.get(name, (0.0, 0))
+                sums[name] = total + value * games, count + games
+    return {name.removeprefix(TOLD): total / count for name, (total, count) in sums.items()}

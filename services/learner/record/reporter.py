@@ -1,0 +1,297 @@
+"""Collects what every service measured and writes it: CSV, TensorBoard, the status file for the panel."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+
+from troupe.common.runtime import health
+from troupe.common.runtime.files import write_status
+from troupe.common.runtime.metrics import (
+    CSV_FILE,
+    EVALUATION_AGE,
+    EVALUATION_RETURN,
+    TRAINING_RETURN,
+    ClosedRecord,
+    MetricsWriter,
+    read_rows,
+)
+from troupe.common.stats.played import LEVELS, LEVELS_PLAYED, levels_missed
+from troupe.common.wire.control.params import Published
+from troupe.services.learner.control.server import ControlServer, Telemetry
+from troupe.services.learner.record.actor_returns import ActorReturns, Explores
+from troupe.services.learner.record.curve import Curve
+from troupe.services.learner.record.episodes import EpisodesFile
+from troupe.services.learner.record.films import FilmWriter
+from troupe.services.learner.record.gathered import Gathered
+from troupe.services.learner.record.stored import StoredSteps
+from troupe.services.learner.record.tracking import Trackers
+from troupe.services.learner.record.training_returns import TrainingReturns
+from troupe.services.learner.record.troubles import Troubles
+from troupe.services.learner.saving.counters import RunCounters
+
+_log = logging.getLogger(__name__)
+
+STATUS_PERIOD_S = 1.0
+RATE_WINDOW_S = 30.0
+SHARDED = ("replay/items", "replay/bytes", "replay/inserts_per_s", "replay/samples_per_s")
+"""What the status shows as a sum over replay shards."""
+MAX_SHARDS = 1000
+"""Shards that are in it: those that have reported last."""
+LAST_EVALUATION = (EVALUATION_RETURN, "eval/human_normalized", LEVELS_PLAYED, LEVELS, "eval/version")
+"""What a resumed run shows of the last evaluation before it, until there is a new one."""
+IMMEDIATE = ("eval/",)
+"""Metrics that are written when they arrive; others once per `run.log_every_s`, with their newest value."""
+
+
+class Moment(TypedDict):
+    """What a row of the record is dated by, see `MetricsWriter.add`."""
+
+    steps: int
+    frames: int
+    updates: int
+    ago_s: float
+
+
+class Reporter:
+    """The run's record. Called from the learner's loop; does something only a few times a second.
+
+    Attributes:
+        evaluated_version: the newest version that was evaluated.
+        evaluations: version and mean return of each, until the learner takes them out.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        env_id: str,
+        total_steps: int,
+        log_every_s: float,
+        counters: RunCounters,
+        resumed_steps: int | None,
+        trackers: Trackers | None = None,
+        explores: Explores | None = None,
+        gathered: Gathered | None = None,
+        tasks: Sequence[str] = (),
+    ) -> None:
+        self._trackers = trackers
+        self._gathered = gathered
+        self._actor_returns = ActorReturns(explores)
+        self._leases: dict[int, set[int]] = {}
+        track = None if trackers is None else trackers.add
+        self._closed = resumed_steps is not None and resumed_steps >= total_steps  # complete before
+        self.writer: MetricsWriter = (
+            ClosedRecord(run_dir)
+            if self._closed
+            else MetricsWriter(run_dir, resumed_steps=resumed_steps, track=track)
+        )
+        self.films = FilmWriter(self.writer)
+        self._games = EpisodesFile(run_dir, self.writer)
+        self._run_dir = run_dir
+        self._training = TrainingReturns(env_id, tasks)
+        self._total_steps = total_steps
+        self._log_every_s = log_every_s
+        self._counters = counters
+        self._newest: dict[str, dict[str, float]] = defaultdict(dict)
+        self._of_shards: dict[str, dict[str, float]] = defaultdict(dict)
+        self._troubles = Troubles()
+        self._stored = StoredSteps(counters.steps)
+        self._first_updates = counters.updates
+        self._returns = {EVALUATION_RETURN: Curve(), TRAINING_RETURN: Curve()}
+        if resumed_steps is not None:
+            for row in read_rows(run_dir / CSV_FILE):
+                if row.steps > resumed_steps:
+                    continue
+                if row.name in self._returns:
+                    self._returns[row.name].add(row.steps, row.value)
+                if row.name in LAST_EVALUATION:
+                    self.writer.last[row.name] = row.value
+        self._history: deque[tuple[float, int, int, float]] = deque()
+        self._next_rows = time.monotonic() + log_every_s
+        self._next_status = 0.0
+        self.evaluated_version = -1
+        self.evaluations: deque[tuple[int, float]] = deque(maxlen=16)
+
+    def note(self, source: str, metrics: dict[str, float]) -> None:
+        """Keep values until the next row is due."""
+        self._newest[source].update(metrics)
+        for name, value in metrics.items():
+            if name in SHARDED:
+                values = self._of_shards[name]
+                values.pop(source, None)
+                values[source] = value
+                if len(values) > MAX_SHARDS:
+                    del values[next(iter(values))]
+
+    def collect(self, telemetry: Telemetry) -> None:
+        """Take in one message of a service, which the control server has checked."""
+        if self._closed:  # an evaluator that comes late would play, and keep, another evaluation
+            return
+        if self._gathered is not None and "part" in telemetry.fields:
+            complete = self._counters.steps >= self._total_steps
+            self._collect_all(self._gathered.add(telemetry, complete=complete))
+            return
+        metrics = telemetry.metrics
+        games = telemetry.fields.get("episodes", [])
+        if telemetry.role != "evaluator":
+            self._training.take(telemetry.fields)
+        self._actor_returns.take(telemetry)
+        self._games.take(telemetry, steps=self._counters.steps, version=self._counters.version)
+        self._troubles.take(telemetry)
+        self._stored.take(telemetry, self._counters.steps)
+        immediate = {k: v for k, v in metrics.items() if k.startswith(IMMEDIATE)}
+        moment = self._moment(telemetry.played)
+        if telemetry.played is not None and EVALUATION_RETURN in immediate:
+            immediate[EVALUATION_AGE] = moment["ago_s"]
+        if immediate:
+            self._write(telemetry.source, immediate, moment)
+        if "eval/version" in metrics and EVALUATION_RETURN in metrics:  # others are no evaluation
+            version = int(metrics["eval/version"])
+            self.evaluated_version = max(self.evaluated_version, version)
+            if self._gathered is None or len(games) >= self._gathered.episodes:  # of few games it may be luck
+                self.evaluations.append((version, metrics[EVALUATION_RETURN]))
+            if games:
+                tasks, levels = telemetry.fields.get("tasks", ()), int(metrics.get(LEVELS, 0))
+                self.writer.add_evaluation(version, games, **moment, tasks=tasks, levels=levels)
+            _log.info(
+                "evaluation of version %d: return %.2f%s",
+                *(
+                    version,
+                    metrics[EVALUATION_RETURN],
+                    f", {missed}" if (missed := levels_missed(metrics)) else "",
+                ),
+            )
+        self.note(telemetry.source, {k: v for k, v in metrics.items() if k not in immediate})
+        video = telemetry.blobs.get("video")
+        if video is not None:
+            self.films.put(telemetry.source, video, telemetry.blobs.get("mp4"), moment["steps"])
+
+    def end_evaluation(self) -> None:
+        """Take in what has come of an evaluation, if there will be no more of it."""
+        if self._gathered is not None:
+            self._collect_all(self._gathered.end())
+
+    def _collect_all(self, evaluations: list[Telemetry]) -> None:
+        for evaluation in evaluations:
+            self.collect(evaluation)
+
+    def look(self, values: Mapping[str, np.ndarray], metrics: dict[str, float]) -> None:
+        """Show histograms of values in TensorBoard, and write metrics, at once."""
+        self.writer.add_histograms(values, steps=self._counters.steps)
+        self._write("learner", metrics)
+
+    def tick(self, control: ControlServer, waited_s: float, note: str = "", force: bool = False) -> None:
+        """Write what is due. `waited_s` is how long the learner has waited for batches in all."""
+        now = time.monotonic()
+        if force or now >= self._next_status:
+            self._next_status = now + STATUS_PERIOD_S
+            if self._gathered is not None:
+                self._collect_all(self._gathered.expired())
+            self._measure_rates(now, waited_s)
+            self._write_status(control, note)
+        if force or now >= self._next_rows:
+            self._next_rows = now + self._log_every_s
+            self._leases = control.leases()
+            self._write_rows()
+
+    def close(self) -> None:
+        """Write the rest and close the files."""
+        self._write_rows()
+        self.films.close()
+        self.writer.close()
+        if self._trackers is not None:
+            complete = self._counters.steps >= self._total_steps
+            with self.writer.tolerant("end the trackers of"):
+                self._trackers.close(self._summary(), complete=complete)
+
+    def _summary(self) -> dict[str, float]:
+        """How far the run has come, and its newest returns."""
+        returns = {"final/evaluation_return": EVALUATION_RETURN, "final/training_return": TRAINING_RETURN}
+        last = self.writer.last
+        summary = {"final/steps": float(self._counters.steps), "final/updates": float(self._counters.updates)}
+        summary |= {name: last[metric] for name, metric in returns.items() if metric in last}
+        return summary | {"final/wall_s": self.writer.wall_s}
+
+    def _measure_rates(self, now: float, waited_s: float) -> None:
+        counters = self._counters
+        self._history.append((now, counters.steps, counters.updates, waited_s))
+        while now - self._history[0][0] > RATE_WINDOW_S:
+            self._history.popleft()
+        then, steps, updates, waited = self._history[0]
+        if now > then:
+            span = now - then
+            rates = {
+                "speed/steps_per_s": (counters.steps - steps) / span,
+                "speed/frames_per_s": (counters.steps - steps) / span * counters.frames_per_step,
+                "speed/updates_per_s": (counters.updates - updates) / span,
+                "learner/wait_share": min(1.0, (waited_s - waited) / span),
+                "params/version": float(counters.version),
+            }
+            if self.writer.failed_writes_total:
+                rates["learner/failed_writes_total"] = float(self.writer.failed_writes_total)
+            self.note("learner", rates)
+
+    def _write_rows(self) -> None:
+        if row := self._training.row():
+            self._write("actors", row)
+        for source, row in self._actor_returns.rows(self._leases).items():
+            self._write(source, row)
+        for source, metrics in self._newest.items():
+            self._write(source, metrics)
+        self._newest.clear()
+        self.writer.flush()
+
+    def _write(self, source: str, metrics: dict[str, float], moment: Moment | None = None) -> None:
+        moment = moment or self._moment()
+        self.writer.add(source, metrics, **moment)
+        for name in self._returns.keys() & metrics.keys():
+            if math.isfinite(metrics[name]):
+                self._returns[name].add(moment["steps"], metrics[name])
+
+    def _moment(self, played: Published | None = None) -> Moment:
+        """Where the run is; or where it was when these parameters were published, which tell of no later."""
+        counters = self._counters
+        if played is None:
+            return {
+                "steps": counters.steps,
+                "frames": counters.frames,
+                "updates": counters.updates,
+                "ago_s": 0.0,
+            }
+        frames = played.steps * counters.frames_per_step
+        ago_s = time.monotonic() - played.at_s
+        return {"steps": played.steps, "frames": frames, "updates": played.updates, "ago_s": ago_s}
+
+    def _write_status(self, control: ControlServer, note: str) -> None:
+        with self.writer.tolerant("write the status into"):
+            write_status(self._run_dir, self._status(control, note))
+
+    def _status(self, control: ControlServer, note: str) -> dict[str, Any]:
+        metrics = dict(self.writer.last)
+        for newest in self._newest.values():
+            metrics.update(newest)
+        metrics.update({name: sum(values.values()) for name, values in self._of_shards.items()})
+        counters = self._counters
+        health.report({"run/steps_total": counters.steps, "run/updates_total": counters.updates})
+        health.report(self._newest["learner"])
+        return {
+            "wall_s": self.writer.wall_s,
+            "steps": counters.steps,
+            "frames": counters.frames,
+            "updates": counters.updates,
+            "updates_since_start": counters.updates - self._first_updates,
+            "version": counters.version,
+            "total_steps": self._total_steps,
+            "note": note,
+            "metrics": metrics,
+            "returns": {name: curve.points() for name, curve in self._returns.items()},
+            "environments": self._troubles.status(),
+            "peers": control.peers(),
+        }

@@ -1,0 +1,1 @@
+"""Checkpoints: written, counted, and kept."""

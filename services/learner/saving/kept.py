@@ -1,0 +1,90 @@
+"""Which checkpoints outlast the newest ones: one every so often, and the best by evaluation."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from troupe.common.errors import CheckpointError
+from troupe.common.runtime.checkpoint import (
+    ARCHIVE,
+    BEST,
+    CheckpointWriter,
+    keep_checkpoint,
+    load_newest,
+    newest_first,
+)
+from troupe.common.wire.control.params import Published
+
+_log = logging.getLogger(__name__)
+
+Fetched = Callable[[int], tuple[dict[str, np.ndarray], Published] | None]
+"""See `troupe.services.learner.control.server.ControlServer.params_fetched`."""
+
+
+class Archive:
+    """Keeps a checkpoint for good every `period_s` seconds; 0: none. For the thread that writes them."""
+
+    def __init__(self, checkpoints: Path, period_s: float) -> None:
+        self._directory = checkpoints / ARCHIVE
+        self._period_s = period_s
+        last = next(newest_first(self._directory), None)
+        self._since_s = time.time() if last is None else last.stat().st_mtime
+
+    def take(self, path: Path) -> None:
+        """Keep what has just been written, if it is time to."""
+        if not self._period_s or time.time() - self._since_s < self._period_s:
+            return
+        try:
+            keep_checkpoint(path, self._directory)
+        except OSError as error:  # training goes on, and the next one is tried
+            _log.error("cannot keep %s in %s: %s", path.name, self._directory, error)
+            return
+        self._since_s = time.time()
+
+
+class Best:
+    """Keeps the network with the best evaluation so far, in a checkpoint of its own that only acts."""
+
+    def __init__(self, checkpoints: Path, fetched: Fetched, meta: Callable[[], dict[str, Any]]) -> None:
+        """`fetched` gives the parameters of a version, and how far the run was; `meta` is of checkpoints."""
+        self._fetched, self._meta = fetched, meta
+        self._directory = checkpoints / BEST
+        self._writer = CheckpointWriter(self._directory, keep=1)
+        self._return = -math.inf
+        self._next: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None
+        if next(newest_first(self._directory), None) is not None:
+            try:
+                self._return = float(load_newest(self._directory).meta["evaluation"]["mean_return"])
+            except (CheckpointError, KeyError, TypeError, ValueError) as error:
+                _log.warning("the best checkpoint so far is not readable, another takes its place: %s", error)
+
+    def evaluated(self, version: int, mean_return: float) -> None:
+        """Keep the network of an evaluation that no other surpasses; of equals the newest."""
+        fetched = self._fetched(version)
+        if fetched is None or mean_return < self._return:
+            return
+        self._return = mean_return
+        params, then = fetched
+        evaluation = {"version": version, "mean_return": mean_return}
+        meta = self._meta() | {"steps": then.steps, "updates": then.updates, "evaluation": evaluation}
+        self._next = {f"net/{name}": array for name, array in params.items()}, meta
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Begin to write what waits, once the one before is on the disk."""
+        if self._next is not None and self._writer.wait(0.0):
+            (arrays, meta), self._next = self._next, None
+            self._writer.begin(arrays, meta, lambda path: _log.info("best checkpoint so far: %s", path.name))
+
+    def wait(self, timeout_s: float) -> None:
+        """Write the rest, within a limit for each."""
+        if self._writer.wait(timeout_s):
+            self.go_on()
+            self._writer.wait(timeout_s)

@@ -1,0 +1,1 @@
+"""Replay's storage: tables over one store of chunks, in one folder. No network, no torch."""

@@ -1,0 +1,522 @@
+"""The whole of replay without a network: tables over one store of chunks, in one folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from troupe.common.data.columns import DiskFullError, Payload
+from troupe.common.data.distances import FEATURES
+from troupe.common.data.format import HEADER_FILE, check_run, load_signature, save_signature
+from troupe.common.data.inserts import (
+    GapError,
+    HeldError,
+    Insert,
+    check_insert,
+    has_features,
+    no_table,
+    same_fields,
+)
+from troupe.common.data.sample import Sample, Share
+from troupe.common.data.schema import MAX_FIELD_BYTES, FieldSpec, Items
+from troupe.common.data.table_config import TableConfig, check_tables
+from troupe.common.errors import ConfigError, RefusedError
+from troupe.services.replay.storage.changes import CHANGE, check_memory
+from troupe.services.replay.storage.damage import check_files, check_none
+from troupe.services.replay.storage.leases import Leases
+from troupe.services.replay.storage.producers import Producers
+from troupe.services.replay.storage.store import ChunkStore, NoRoomError, StoreFullError
+from troupe.services.replay.storage.table import Table
+
+SPARE = 8
+"""Files have room for this many times the entries that the first chunk lets one expect."""
+
+
+@dataclass
+class Counters:
+    """What has happened since this process started."""
+
+    inserted_chunks: int = 0
+    inserted_items: int = 0
+    inserted_steps: int = 0
+    duplicate_inserts: int = 0
+    sampled_batches: int = 0
+    sampled_items: int = 0
+    updated_priorities: int = 0
+    invalid_priorities: int = 0
+    unknown_priorities: int = 0
+    evicted_early_items: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+
+
+class Replay:
+    """Chunks and tables in ``folder``, which belongs to one process at a time.
+
+    Attributes:
+        tables: by name.
+        store: None until the first insert has said what the fields are.
+        counters: since the start of the process.
+        stuck: why no insert finds room in the files now, whatever its table; empty while they do.
+        restored_items: items that a former process has left.
+        run: name of the run that the items are of; empty where they are of none.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tables: Sequence[TableConfig],
+        *,
+        budget_bytes: int,
+        must_fit: bool = False,
+        seed: int | None = None,
+        run: str = "",
+        adopt: bool = False,
+        specs: Sequence[FieldSpec] | None = None,
+        item_steps: tuple[int, int] | None = None,
+    ) -> None:
+        """Open ``folder``, whatever a former process has left there.
+
+        Args:
+            folder: made if it is not there.
+            tables: those that it was made for, or any if it is new.
+            budget_bytes: what chunks may take.
+            must_fit: refuse the first insert where full tables of the like would take more than that.
+            seed: of sampling.
+            run: see the attribute; what is there of another run is refused.
+            adopt: make what is there of another run part of this one instead.
+            specs: the fields that chunks must have; by default those of the first one.
+            item_steps: steps of the shortest and of the longest item to take; by default any.
+        """
+        check_tables(tables)
+        self._must_fit = must_fit
+        self._wanted, self._item_steps = specs, item_steps
+        self.folder = folder
+        self.budget_bytes = budget_bytes
+        self.run = run
+        self.rng = np.random.default_rng(seed)
+        self.counters = Counters()
+        self.store: ChunkStore | None = None
+        self.stuck = ""
+        self.restored_items = 0
+        self._leases = Leases()
+        self._lock = _lock_folder(folder)
+        try:
+            self._open(tables, adopt=adopt)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, tables: Sequence[TableConfig], *, adopt: bool) -> None:
+        saved = load_signature(self.folder)
+        if saved is None:
+            check_none(self.folder)
+        if saved is not None and not adopt:
+            remedy = "use another --data-dir, --volatile to start empty, or --adopt to take them over"
+            check_run(self.folder, saved[1], self.run, remedy)
+        if saved is not None:
+            check_capacities(self.folder, saved[1], tables)
+            check_files(self.folder, saved[0], saved[1]["tables"])
+        self._slots = sum(table.slots for table in tables)
+        self._max_chunks = self._slots + 1024
+        self._configs = {table.name: table for table in tables}
+        self.layout: dict[str, Any] = {"tables": {table.name: table.slots for table in tables}}
+        self.tables = {
+            table.name: Table(
+                table,
+                self.folder,
+                self._release_queued if table.holds_writers else self._release,
+                self._features,
+            )
+            for table in tables
+        }
+        self._producers = Producers(self.folder)
+        if saved is not None:
+            self._restore(*saved)
+
+    @property
+    def specs(self) -> tuple[FieldSpec, ...] | None:
+        """The fields; None before the first insert."""
+        return self.store.specs if self.store else None
+
+    def _restore(self, specs: tuple[FieldSpec, ...], layout: dict[str, Any]) -> None:
+        if self._wanted is not None and not same_fields(specs, self._wanted):
+            theirs, ours = ([spec.name for spec in each] for each in (specs, self._wanted))
+            raise ConfigError(
+                f"{self.folder} holds items with other fields ({theirs}) than the agent of this run stores "
+                f"({ours}): start with another --data-dir, or with --volatile"
+            )
+        for config in self._configs.values():
+            if config.sampler == "attentive" and not has_features(specs):
+                raise ConfigError(
+                    f"table {config.name!r} is sampled by the field `{FEATURES}`: {self.folder} has none, "
+                    "take another sampler, start with another --data-dir, or with --volatile"
+                )
+        if layout.get("run", "") != self.run:
+            layout["run"] = self.run
+            save_signature(self.folder, specs, layout)
+        self.layout = layout
+        store = ChunkStore(self.folder, specs, layout["budget_bytes"], self._max_chunks, layout["entries"])
+        # What is there stays; it may only not grow beyond the budget of today.
+        store.space.budget_bytes = self.budget_bytes = min(self.budget_bytes, layout["budget_bytes"])
+        self.store = store
+        for table in self.tables.values():
+            rows = table.restore(store.commits, store.steps)
+            np.add.at(store.references, rows, 1)
+            if table.config.holds_writers:
+                store.keep(rows)
+            self.restored_items += table.size
+        live = store.live()
+        self._producers.restore(live["incarnation"], live["sequence"])
+        store.free_unused()
+
+    # ---------------------------------------------------------------- insert
+
+    def insert(self, insert: Insert) -> bool:
+        """Store a chunk and its items; False if that has happened before.
+
+        Raises RefusedError, also for a number that was refused before, GapError where an earlier insert of
+        the same incarnation is missing, or HeldError while there is no room for it. MemoryError means that
+        nothing of it is there, TornStateError that this object is of no more use.
+        """
+        expected = max(self._producers.newest(insert.incarnation) + 1, insert.oldest)
+        if insert.sequence < expected:
+            if not self._producers.is_stored(insert.incarnation, insert.sequence):
+                raise self._counted(
+                    RefusedError("not_stored", f"insert {insert.sequence} was refused before, or left out")
+                )
+            self._producers.heard(insert.incarnation)
+            self.counters.duplicate_inserts += 1
+            return False
+        if insert.sequence > expected:
+            raise GapError(expected)
+        try:
+            self._producers.admit(insert.incarnation, insert.owner)
+        except RefusedError as error:
+            raise self._counted(error) from None
+        try:
+            if not insert.checked:
+                check_insert(insert, self.specs or self._wanted, self._configs, self._item_steps)
+                insert.checked = True
+            self._hold(insert)
+            store = self._create(insert) if self.store is None else self.store
+            admitted = self._admitted(insert)
+            check_memory(sum(len(items.offsets) for items in admitted.values()), self._slots)
+            starts = self._make_room(store, insert.payloads) if admitted else []
+        except RefusedError as error:
+            # The producer gives it up: its next insert must not look like a gap.
+            self.stuck = ""
+            self._producers.settle(insert.incarnation, insert.sequence, stored=False)
+            raise self._counted(error) from None
+        except (NoRoomError, DiskFullError) as error:
+            self.stuck = str(error)
+            raise HeldError(self.stuck) from None
+        self.stuck = ""
+        with CHANGE:
+            for name in insert.items.keys() - admitted.keys():
+                self.tables[name].count_dropped(len(insert.items[name].offsets))
+            if admitted:
+                self._store(store, starts, insert, admitted)
+            self._producers.settle(insert.incarnation, insert.sequence, stored=True)
+        return True
+
+    def _admitted(self, insert: Insert) -> dict[str, Items]:
+        """The items of ``insert`` by table, without those that a full queue drops."""
+        return {
+            name: items
+            for name, items in insert.items.items()
+            if self.tables[name].admits(len(items.offsets))
+        }
+
+    def _store(
+        self, store: ChunkStore, starts: list[int], insert: Insert, admitted: Mapping[str, Items]
+    ) -> None:
+        """Write what is checked and has a place, whole."""
+        # In this order, for a process may die anywhere: entries, items, the commit that makes both exist, and
+        # the producer's number at last, by the caller. Killed before the commit, nothing is there and the
+        # insert comes again; killed after it, `Producers.restore` finds the chunk, and the repeated insert is
+        # known for one.
+        counts = {name: len(items.offsets) for name, items in admitted.items()}
+        count = sum(counts.values())
+        kept = sum(n for name, n in counts.items() if self._configs[name].holds_writers)
+        row, commit = store.write(starts, insert.payloads, count, kept)
+        for name, items in admitted.items():
+            table = self.tables[name]
+            table.insert(row, commit, items.offsets, items.lengths, items.priorities, self.rng)
+        store.commit(
+            row,
+            commit,
+            steps=insert.steps,
+            version=insert.version,
+            time_s=time.time(),
+            incarnation=insert.incarnation,
+            sequence=insert.sequence,
+        )
+        for name, inserted in counts.items():
+            self.tables[name].count_inserted(inserted)
+        self.counters.inserted_chunks += 1
+        self.counters.inserted_items += count
+        self.counters.inserted_steps += insert.steps
+
+    def _hold(self, insert: Insert) -> None:
+        for name, items in insert.items.items():
+            table = self.tables[name]
+            if table.limiter.insert_held(table.size, len(items.offsets)):
+                table.held_items = len(items.offsets)
+                raise HeldError(f"queue {name!r} is full")
+
+    def _create(self, insert: Insert) -> ChunkStore:
+        """Make the store for the fields of the first insert."""
+        if self._must_fit:
+            self._check_fit(insert)
+        items = sum(len(items.offsets) for items in insert.items.values())
+        # The files are sparse, so this costs nothing but address space: lanes find their sizes themselves.
+        entries = {
+            spec.name: max(SPARE * self._slots * spec.entries(insert.steps) // items, 1 << 16)
+            for spec in insert.specs
+        }
+        self.layout |= {"entries": entries, "budget_bytes": self.budget_bytes, "run": self.run}
+        before, store = set(self.folder.iterdir()), None
+        try:
+            store = ChunkStore(self.folder, insert.specs, self.budget_bytes, self._max_chunks, entries)
+            self._make_room(store, insert.payloads)
+            for table in self.tables.values():
+                table.restore(store.commits, store.steps)
+            save_signature(self.folder, insert.specs, self.layout)
+            self.store = store
+        except BaseException:
+            if store is not None:
+                store.close()
+            for path in set(self.folder.iterdir()) - before:  # the next insert may have other fields
+                path.unlink()
+            raise
+        return store
+
+    def _check_fit(self, insert: Insert) -> None:
+        """Raise RefusedError where full tables could not have their items. What is compressed counts as 0."""
+        chunk_bytes = sum(s.entries(insert.steps) * s.entry_bytes for s in insert.specs if not s.compress)
+        for name, items in insert.items.items():
+            capacity = self._configs[name].capacity
+            wanted = capacity * chunk_bytes // len(items.offsets)
+            if wanted > self.budget_bytes:
+                amount = f"{wanted / 2**30:.1f} GiB of {self.budget_bytes / 2**30:.1f} GiB"
+                raise RefusedError(
+                    "plan",
+                    f"{capacity:,} items of table {name!r} would take {amount} that there are: lower "
+                    "the capacity, compress, or give max_bytes to have the oldest leave early",
+                )
+
+    def _make_room(self, store: ChunkStore, payloads: Mapping[str, Payload]) -> list[int]:
+        try:
+            while (starts := store.prepare(payloads)) is None:
+                row = store.oldest()
+                with CHANGE:
+                    commit = store.evict(row)
+                    for table in self.tables.values():
+                        self.counters.evicted_early_items += table.drop_chunk(row, commit)
+        except StoreFullError as error:
+            raise RefusedError("too_large", str(error)) from None
+        return starts
+
+    def _release(self, rows: NDArray[np.int64]) -> None:
+        assert self.store is not None
+        self.store.release(rows)
+
+    def _release_queued(self, rows: NDArray[np.int64]) -> None:
+        assert self.store is not None
+        self.store.release(rows)
+        self.store.let_go(rows)  # those that have items in other tables may go from now on
+
+    def _features(self, items: NDArray) -> NDArray:
+        """The field that distances are measured by, of records of items ``[n]``."""
+        assert self.store is not None
+        rows, offsets, lengths = (items[name].astype(np.int64) for name in ("row", "offset", "length"))
+        return self.store.gather(rows, offsets, lengths, only=(FEATURES,))[FEATURES]
+
+    def _counted(self, error: RefusedError) -> RefusedError:
+        self.counters.refused[error.kind] = self.counters.refused.get(error.kind, 0) + 1
+        return error
+
+    # ---------------------------------------------------------------- sample and update
+
+    def sample(self, shares: Mapping[str, int], *, plain: bool = False, places: bool = False) -> Sample | str:
+        """``draw`` a batch, and count it as sampled."""
+        sample = self.draw(shares, plain=plain, places=places)
+        if not isinstance(sample, str):
+            self.take(sample)
+            self.count_sampled(sample)
+        return sample
+
+    def draw(self, shares: Mapping[str, int], *, plain: bool = False, places: bool = False) -> Sample | str:
+        """A batch with this many rows of each table, in this order, or the reason why there is none now.
+
+        Its items may be drawn again until ``take``. Raises RefusedError where there can be none.
+
+        Args:
+            shares: rows by table.
+            plain: return what did not compress as it is (see ``Column.gather``).
+            places: leave ``arrays`` empty, for a reader that has mapped the files (see `Arena`). Not done
+                where items go by being sampled, for then their room may be used before it is read.
+        """
+        for name, count in shares.items():
+            impossible = self._table(name).impossible(count)
+            if impossible:
+                raise RefusedError("batch_size", impossible)
+        # Before any work: drawing alone takes seconds for what could never be sent.
+        self._check_size(sum(shares.values()), max(self.tables[name].shortest for name in shares))
+        check_memory(sum(shares.values()), self._slots)
+        for name, count in shares.items():
+            reason = self.tables[name].sample_blocked(count)
+            if reason:
+                return f"{reason}, and inserts wait: {self.stuck}" if self.stuck else reason
+        sample = self._choose(shares)
+        if sample is None:
+            return "every priority is zero"
+        assert self.store is not None
+        self._check_size(len(sample.ids), int(sample.lengths.max()))
+        if places and not any(self._configs[name].max_times_sampled for name in shares):
+            with CHANGE:
+                self._leases.hold(self.store, sample.rows, sample.commits, time.monotonic())
+        else:
+            offsets, lengths = sample.offsets.astype(np.int64), sample.lengths.astype(np.int64)
+            sample.arrays = self.store.gather(sample.rows, offsets, lengths, plain=plain)
+        return sample
+
+    def _check_size(self, count: int, steps: int) -> None:
+        """Raise RefusedError for a batch that is too large for a message, or for memory."""
+        for spec in self.specs or ():
+            if count * spec.entries(steps) * spec.entry_bytes > MAX_FIELD_BYTES:
+                raise RefusedError("batch_size", f"{count} rows of field {spec.name} are more than 1 GiB")
+
+    def take(self, sample: Sample) -> None:
+        """Note, in the files, that what was drawn is given away, to be done before it is: at most once.
+
+        Then comes ``count_sampled``, or ``put_back`` where it could not be given.
+        """
+        check_memory(len(sample.ids), self._slots)  # also for what follows
+        with CHANGE:
+            for share, slots in zip(sample.shares, sample.slots, strict=True):
+                self.tables[share.table].take(slots)
+
+    def put_back(self, sample: Sample) -> None:
+        """Undo ``take``."""
+        with CHANGE:
+            for share, slots in zip(sample.shares, sample.slots, strict=True):
+                self.tables[share.table].take(slots, -1)
+
+    def count_sampled(self, sample: Sample) -> None:
+        """Count what was taken as sampled: items that have been sampled often enough go."""
+        with CHANGE:
+            for share, slots in zip(sample.shares, sample.slots, strict=True):
+                self.tables[share.table].count_sampled(slots, self.rng)
+        self.counters.sampled_batches += 1
+        self.counters.sampled_items += len(sample.ids)
+
+    def _choose(self, shares: Mapping[str, int]) -> Sample | None:
+        """A batch without its data, and without counting it as sampled."""
+        chosen = []
+        for name, count in shares.items():
+            drawn = self.tables[name].draw(count, self.rng)
+            if drawn is None:
+                return None
+            chosen.append(drawn)
+        slots = [each for each, _ in chosen]
+        items = np.concatenate(
+            [self.tables[name].items(each) for name, each in zip(shares, slots, strict=True)]
+        )
+        assert self.store is not None
+        rows = items["row"].astype(np.int64)
+        return Sample(
+            shares=[self._share(name, count) for name, count in shares.items()],
+            slots=slots,
+            ids=np.ascontiguousarray(items["id"]),
+            probabilities=np.concatenate([probabilities for _, probabilities in chosen]),
+            versions=self.store.versions[rows],
+            times_s=self.store.times_s[rows],
+            lengths=np.ascontiguousarray(items["length"]),
+            rows=rows,
+            commits=np.ascontiguousarray(items["commit"]),
+            offsets=np.ascontiguousarray(items["offset"]),
+        )
+
+    def _share(self, name: str, count: int) -> Share:
+        table = self.tables[name]
+        return Share(name, count, table.size, table.sampler.total)
+
+    def _table(self, name: str) -> Table:
+        table = self.tables.get(name)
+        if table is None:
+            raise no_table(name, self.tables)
+        return table
+
+    def update(self, table_name: str, ids: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+        """Set raw priorities by item id; invalid ones and unknown ids are counted and skipped."""
+        table = self._table(table_name)
+        check_memory(len(ids), self._slots)
+        with CHANGE:
+            invalid, unknown = table.update(ids, priorities)
+        self.counters.invalid_priorities += invalid
+        self.counters.unknown_priorities += unknown
+        self.counters.updated_priorities += len(ids) - invalid - unknown
+
+    def expire_leases(self) -> None:
+        """Let go of chunks that were kept for readers of the files; to be called now and then."""
+        if self.store is not None:
+            with CHANGE:
+                self._leases.expire(self.store, time.monotonic())
+
+    def insert_blocked(self) -> dict[str, str]:
+        """By table, why writers should pause; only the tables that want them to."""
+        reasons = {
+            name: table.limiter.insert_blocked(table.size) or self.stuck
+            for name, table in self.tables.items()
+        }
+        return {name: reason for name, reason in reasons.items() if reason}
+
+    def small_files(self) -> dict[str, NDArray]:
+        """Copies of all files but those of the chunks, by name."""
+        assert self.store is not None
+        files = {name: array.copy() for name, array in self._producers.files().items()}
+        files[HEADER_FILE] = self.store.header().copy()
+        for name, table in self.tables.items():
+            files |= {f"{name}.{ending}": array.copy() for ending, array in table.files().items()}
+        return files
+
+    def close(self) -> None:
+        """Let another process have the folder. Everything is in its files already."""
+        if self.store is not None:
+            self.store.close()
+        self._lock.close()
+
+
+def check_capacities(place: object, layout: Mapping[str, Any], tables: Iterable[TableConfig]) -> None:
+    """Raise ConfigError where the files in ``place``, with this ``layout``, are of other ``tables``."""
+    wanted = {table.name: table.slots for table in tables}
+    if layout.get("tables") != wanted:
+        raise ConfigError(
+            f"{place} was made for the capacities {layout.get('tables')}, not {wanted}: "
+            "use those, or another folder"
+        )
+
+
+def _lock_folder(folder: Path) -> IO[str]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"cannot write in {folder}: {os.strerror(error.errno or 0)}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ConfigError(
+            f"{folder} is in use by another replay process; choose another --data-dir"
+        ) from None
+    return file

@@ -1,0 +1,205 @@
+"""A real learner and real shards: batches from a queue and from a table that gives unrolls again."""
+
+import contextlib
+import csv
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.harness import Context, InThread, make_steps, until
+from troupe.common.config import load_config
+from troupe.common.data.schema import Chunk
+from troupe.common.runtime import StopSignal
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
+from troupe.common.wire.replay.outbox import Outbox
+from troupe.common.wire.replay.sharded import ShardedReplayClient
+from troupe.services.learner.batches.mixture import Mixture
+from troupe.services.learner.service import Learner
+from troupe.services.replay.options import parse_serve
+from troupe.services.replay.shard import serve
+
+UNROLLS, STEPS = 43, 20
+AGAIN = '{name = "again", sampler = "uniform", capacity = 40, min_items = 4, share = 3}'
+FRESH = '{name = "fresh", limiter = "queue", capacity = 8, share = 2}'
+
+
+class Serving:
+    """A shard of a run, for `InThread`."""
+
+    def __init__(self, config, folder: Path, index: int, context, stop):
+        words = ["--bind", f"{config.net.replay}-{index}", "--data-dir", str(folder / f"shard-{index}")]
+        words += ["--learner", config.net.control, "--index", str(index)]
+        options, _ = parse_serve(words)
+        self.run = lambda: serve(options, context, stop)
+
+
+def make_config(tmp_path, **more):
+    addresses = {f"net.{name}": f"ipc://{tmp_path}/{name}" for name in ("control", "announce", "replay")}
+    fields = {
+        "replay.tables": f"[{AGAIN}, {FRESH}]",
+        "replay.batch_size": "5",
+        "run.total_steps": str(UNROLLS * STEPS),
+        "run.log_every_s": "0.01",
+        "agent.mlp_units": "[4]",
+        "evaluator.enabled": "false",
+        "net.heartbeat_s": "0.2",
+    }
+    return load_config("cartpole-impala", None, {**fields, **addresses, **more}, {})
+
+
+@contextlib.contextmanager
+def running(config, tmp_path, context, resume=False):
+    """A learner with its shards; gives the learner, and a list of what it learns from."""
+    stop = StopSignal()
+    learner, seen = Learner(config, tmp_path, resume=resume, stop=stop), []
+    update = learner.agent.update
+
+    def noted(batch):
+        seen.append((batch.fields["reward"][:, 1].astype(int), batch.replayed))
+        return update(batch)
+
+    learner.agent.update = noted
+    threads = [InThread(learner, stop)]
+    for index in range(config.replay.shards):
+        one = StopSignal()
+        threads.append(InThread(Serving(config, tmp_path, index, context, one), one))
+    try:
+        yield threads[0], seen
+    finally:
+        for thread in threads:
+            thread.end()
+
+
+def unroll(agent, number):
+    """An unroll whose rewards are its number."""
+    fields = {spec.name: np.zeros((spec.entries(STEPS), *spec.shape), spec.dtype) for spec in agent.fields}
+    fields["reward"][:] = number
+    return Chunk(fields, STEPS, np.zeros(1, int), np.full(1, STEPS), np.ones(1), version=number)
+
+
+@contextlib.contextmanager
+def actor(config, context):
+    """A client of the learner, and an outbox as actors have."""
+    incarnation = new_incarnation()
+    control = ControlClient(
+        context, config.net.control, role="actor", name="actor-0", incarnation=incarnation, slots_wanted=4
+    )
+    replay = ShardedReplayClient(ctx=context, name="actor-0", incarnation=incarnation, tolerate_refusals=True)
+    try:
+        control.join(60.0)
+        until(lambda: len(control.shards) == config.replay.shards)
+        replay.set_shards(control.shards)
+        yield control, Outbox(replay, *config.replay.shares())
+    finally:
+        control.close()
+        replay.close()
+
+
+@pytest.fixture
+def context():
+    context = Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_every_unroll_is_fresh_once_and_then_replayed(tmp_path, context, shards):
+    config = make_config(tmp_path, **{"replay.shards": str(shards), "replay.durable": "false"})
+    with running(config, tmp_path, context) as (learning, seen):
+        with actor(config, context) as (control, outbox):
+            deadline_s = time.monotonic() + 60
+            for number in range(1, UNROLLS + 1):
+                outbox.put([unroll(learning.service.agent, number)])
+                while outbox.waiting:
+                    assert time.monotonic() < deadline_s, outbox.reason
+                    outbox.pump(50)
+            make_steps(control, UNROLLS * STEPS)
+            assert outbox.finish(30) == 0
+            until(lambda: control.state.steps >= UNROLLS * STEPS)
+        learning.join()
+    fresh = np.concatenate([numbers[~replayed] for numbers, replayed in seen])
+    assert len(fresh) == len(set(fresh)), "an unroll came from the queue twice"
+    # All but what fills no batch of a shard.
+    assert UNROLLS - 2 * shards < len(fresh) <= UNROLLS
+    assert all(replayed.tolist() == [True] * 3 + [False] * 2 for _, replayed in seen)
+    again = np.concatenate([numbers[replayed] for numbers, replayed in seen])
+    assert len(set(again)) > 5
+    with (tmp_path / "metrics.csv").open() as file:
+        names = {row["name"] for row in csv.DictReader(file)}
+    assert {"replay/sampled_staleness_again", "replay/sampled_staleness_fresh"} <= names
+
+
+def test_a_resumed_run_finds_both_tables_as_they_were(tmp_path, context):
+    config = make_config(tmp_path, **{"replay.durable": "true"})
+    with running(config, tmp_path, context) as (learning, seen), actor(config, context) as (_, outbox):
+        agent = learning.service.agent
+        assert outbox.put([unroll(agent, number) for number in range(1, 8)], 30)
+        assert outbox.finish(30) == 0
+        until(lambda: len(seen) == 3)
+    with (
+        running(config, tmp_path, context, resume=True) as (learning, later),
+        actor(config, context) as (_, outbox),
+    ):
+        assert not later, "one fresh unroll is left, and fills no batch"
+        assert outbox.put([unroll(learning.service.agent, 8)], 30)
+        until(lambda: later)
+    numbers, replayed = later[0]
+    assert sorted(numbers[~replayed]) == [7, 8]
+    assert set(numbers[replayed]) <= set(range(1, 9))
+
+
+def put_and_learn(learning, outbox, numbers):
+    """The progress that the agent is told with each batch of two fresh unrolls."""
+    agent, told = learning.service.agent, []
+    update = agent.update
+
+    def noted(batch):
+        result = update(batch)
+        told.append(batch.progress)
+        return result
+
+    agent.update = noted
+    assert outbox.put([unroll(agent, number) for number in numbers], 30)
+    assert outbox.finish(30) == 0
+    until(lambda: len(told) == len(numbers) // 2)
+    agent.update = update
+    return told
+
+
+@pytest.mark.parametrize("steps", [0, UNROLLS * STEPS // 2])
+def test_progress_is_what_was_learned_whatever_was_reported_by_then(tmp_path, context, steps):
+    config = make_config(tmp_path, **{"replay.durable": "true"})
+    batch = 2 * STEPS / (UNROLLS * STEPS)
+    with running(config, tmp_path, context) as (learning, _), actor(config, context) as (control, outbox):
+        make_steps(control, steps)
+        until(lambda: learning.service.counters.steps == steps)
+        told = put_and_learn(learning, outbox, range(1, 9))
+        assert told == pytest.approx([0, batch, 2 * batch, 3 * batch])
+    with (
+        running(config, tmp_path, context, resume=True) as (learning, _),
+        actor(config, context) as (_, outbox),
+    ):
+        told = put_and_learn(learning, outbox, range(9, 13))
+    assert told == pytest.approx([4 * batch, 5 * batch])
+
+
+@pytest.mark.parametrize(
+    ("preset", "tables", "name", "times"),
+    [
+        ("cartpole-impala", f"[{AGAIN}, {FRESH}]", "fresh", 1),
+        ("cartpole-impala", f"[{AGAIN}, {FRESH[:-1]}, when_full = 'keep_latest'}}]", None, 0),
+        ("cartpole-ppo", None, "default", 1),
+        ("cartpole-pqn", None, "default", 1),
+        ("cartpole-apex", None, None, 0),
+    ],
+)
+def test_what_passes_through_a_queue_once_tells_the_progress(preset, tables, name, times):
+    config = load_config(
+        preset, None, {"replay.tables": tables, "replay.batch_size": "5"} if tables else {}, {}
+    )
+    once = Mixture(config).once
+    assert (once and once.name) == name
+    assert not once or once.max_times_sampled == times

@@ -1,0 +1,188 @@
+"""The book-keeping of steps: no order of messages takes a run beyond its total and one round of the slots."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from troupe.services.learner.control.budget import MAX_STEPS_PER_SLOT_S, NO_TOTAL, StepBudget
+
+
+def test_reports_are_running_totals_of_each_process():
+    budget = StepBudget()
+    budget.report(7, 100, 4)
+    budget.report(7, 100, 4)  # repeated
+    budget.report(8, 50, 4)
+    budget.report(7, 90, 4)  # late
+    budget.report(7, 160, 4)
+    assert budget.steps == 210
+
+
+def test_without_a_total_nobody_waits():
+    budget = StepBudget()
+    assert budget.extend(1, 0, 0, {1: 8}) > NO_TOTAL // 4
+
+
+def test_alone_it_gets_half_of_the_rest_and_then_round_by_round():
+    budget, made, obeyed, asked = StepBudget(1000), 0, 0, 0
+    while budget.steps < 1000:
+        obeyed = budget.extend(1, made, obeyed, {1: 7})
+        made, asked = obeyed, asked + 1
+        assert asked < 30, "it has to ask too often"
+        budget.report(1, made, 7)
+    assert 1000 <= budget.steps < 1007
+    assert budget.extend(1, made, obeyed, {1: 7}) == made, "and then no more"
+
+
+def test_one_that_hangs_does_not_hold_up_the_others():
+    budget, slots = StepBudget(10_000), {1: 4, 2: 4}
+    told = budget.extend(1, 0, 0, slots)  # and now it hangs, but for the thread of its heartbeats
+    assert told > 1000
+    made = obeyed = 0
+    for _ in range(200):
+        told = budget.extend(1, 0, told, slots)
+        obeyed = budget.extend(2, made, obeyed, slots)
+        made = obeyed
+    budget.report(2, made, 4)
+    assert 10_000 <= budget.steps < 10_008
+
+
+def test_one_that_is_gone_gives_back_what_it_did_not_use():
+    budget = StepBudget(1000)
+    budget.extend(1, 0, 0, {1: 4})
+    made = obeyed = 0
+    for _ in range(30):
+        obeyed = budget.extend(2, made, obeyed, {2: 4})
+        made = obeyed
+    budget.report(2, made, 4)
+    assert 1000 <= budget.steps < 1004
+
+
+def test_a_limit_that_was_lowered_counts_until_it_is_obeyed():
+    budget, slots = StepBudget(400), {1: 4, 2: 4}
+    high = budget.extend(1, 0, 0, slots)
+    made = obeyed = 0
+    for _ in range(100):  # the second one takes all that is not the first one's
+        obeyed = budget.extend(2, made, obeyed, slots)
+        made = obeyed
+    assert budget.steps + high < 408
+    low = budget.extend(1, 0, high, slots)
+    assert low < high
+    assert budget.extend(2, made, obeyed, slots) == made, "the first one may not have heard of it yet"
+    for _ in range(5):
+        low = budget.extend(1, 0, low, slots)
+    assert budget.extend(2, made, obeyed, slots) > made
+
+
+def test_the_count_and_its_processes_survive_in_a_checkpoint():
+    before = StepBudget(1000)
+    before.extend(7, 100, 0, {7: 4})
+    after = StepBudget(1000)
+    after.load_meta(before.to_meta())
+    after.extend(7, 130, 400, {7: 4})
+    assert after.steps == 130
+
+
+class Actor:
+    """Makes steps as far as it may, and talks to the learner through two lines that keep the order."""
+
+    def __init__(self, name: int, slots: int) -> None:
+        self.name, self.slots = name, slots
+        self.made = self.limit = 0
+        self.up: deque[tuple[int, int]] = deque()
+        self.down: deque[int] = deque()
+
+    def step(self) -> None:
+        if self.made + self.slots <= self.limit:
+            self.made += self.slots
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    total=st.integers(1, 500),
+    moves=st.lists(st.tuples(st.integers(0, 3), st.sampled_from("sssswwhhlr")), max_size=400),
+)
+def test_whatever_is_late_the_total_is_kept(sizes, total, moves):
+    budget = StepBudget(total)
+    actors = [Actor(name, slots) for name, slots in enumerate(sizes)]
+    slots = {actor.name: actor.slots for actor in actors}
+
+    def deliver(actor: Actor) -> None:
+        if actor.up:
+            actor.down.append(budget.extend(actor.name, *actor.up.popleft(), slots))
+
+    for which, move in moves:
+        actor = actors[which % len(actors)]
+        if move == "s":
+            actor.step()
+        elif move == "w":
+            actor.up.append((actor.made, actor.limit))
+        elif move == "h":
+            deliver(actor)
+        elif actor.down:
+            actor.limit = actor.down.popleft()
+        assert sum(one.made for one in actors) < total + sum(sizes)
+    for _ in range(2000):  # and with the lines open again it ends
+        if budget.steps >= total:
+            break
+        for actor in actors:
+            actor.up.append((actor.made, actor.limit))
+            while actor.up:
+                deliver(actor)
+            while actor.down:
+                actor.limit = actor.down.popleft()
+            actor.step()
+    assert total <= budget.steps < total + sum(sizes)
+
+
+def test_nobody_can_claim_more_than_was_permitted():
+    budget = StepBudget(1000)
+    limit = budget.extend(7, 0, 0, {7: 4})
+    budget.extend(7, 1 << 53, limit, {7: 4})
+    assert budget.steps == limit < 1000
+    # One that this learner does not know: the one before had no more than half to give to it.
+    budget.report(8, 1 << 53, 4)
+    assert limit < budget.steps <= limit + (1000 - limit) // 2
+
+
+def test_a_false_claim_gets_no_further_limit_than_an_honest_one():
+    """Two heartbeats of one actor once ended any run: the second limit stood on the first claim."""
+    budget = StepBudget(100_000_000, clock=lambda: 0.0)
+    for _ in range(5):
+        limit = budget.extend(7, 1 << 53, 0, {7: 1})
+        assert limit <= 100_000_000
+    assert budget.steps <= MAX_STEPS_PER_SLOT_S
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    total=st.integers(1, 10**9),
+    messages=st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.sampled_from(["extend", "report"]),
+            st.integers(0, 1 << 53) | st.integers(0, 2000),
+            st.integers(0, 1 << 53) | st.integers(0, 2000),
+            st.floats(0.0, 10.0),
+        ),
+        max_size=60,
+    ),
+)
+def test_no_sequence_of_claims_counts_or_grants_more_than_the_total_and_a_round(total, messages):
+    now_s = [0.0]
+    budget = StepBudget(total, clock=lambda: now_s[0])
+    slots = {0: 1, 1: 3, 2: 8, 3: 2}
+    limits = dict.fromkeys(slots, 0)
+    for which, kind, made, obeyed, pause_s in messages:
+        now_s[0] += pause_s
+        before = budget.steps
+        if kind == "extend":
+            limits[which] = max(limits[which], budget.extend(which, made, obeyed, slots))
+        else:
+            budget.report(which, made, slots[which])
+        assert budget.steps - before <= slots[which] * MAX_STEPS_PER_SLOT_S * (now_s[0] + 1.0)
+        assert budget.steps <= total + sum(slots.values()) - 1
+        assert max(limits.values()) <= total + sum(slots.values()) - 1

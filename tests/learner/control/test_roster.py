@@ -1,0 +1,131 @@
+import pytest
+
+from troupe.common.config import load_config
+from troupe.common.wire.codec import decode, encode
+from troupe.common.wire.control import messages
+from troupe.common.wire.types import MAX_SHARDS
+from troupe.services.learner.control.roster import Peer, RefusedError, Roster, ranges
+
+
+def peer(name: str, incarnation: int = 1, role: str = "actor", **more) -> Peer:
+    return Peer(f"{name}.{incarnation}".encode(), role, name, incarnation, **more)
+
+
+def join(roster: Roster, who: Peer, wanted: int, now_s: float = 0.0, held: tuple[int, ...] = ()) -> list[int]:
+    roster.join(who, wanted, list(held), now_s)
+    return who.slots
+
+
+@pytest.fixture
+def roster() -> Roster:
+    return Roster(8, heartbeat_s=1.0, liveness_s=10.0)
+
+
+def test_the_lowest_free_slots_are_leased(roster):
+    assert join(roster, peer("actor-0"), 3) == [0, 1, 2]
+    assert join(roster, peer("actor-1"), 3) == [3, 4, 5]
+    roster.leave(b"actor-0.1")
+    assert join(roster, peer("actor-2"), 4) == [0, 1, 2, 6]
+
+
+def test_slots_may_be_spread_over_all_that_are_free():
+    roster = Roster(12, heartbeat_s=1.0, liveness_s=10.0, spread=True)
+    assert join(roster, peer("actor-0"), 3) == [0, 4, 8]
+    assert join(roster, peer("actor-1"), 3) == [1, 5, 9]
+    assert join(roster, peer("actor-2"), 3, held=(7,)) == [2, 6, 7]
+    roster.leave(b"actor-0.1")
+    assert join(roster, peer("actor-3"), 20) == [0, 3, 4, 8, 10, 11]
+    assert join(roster, peer("evaluator"), 0) == []
+
+
+def test_all_shards_of_a_run_fit_into_one_header(roster):
+    """Each address is listed once, and a shard too many is told so: no WELCOME is too long to be read."""
+    longest = [f"tcp://{'h' * 245}{number:03}:65535" for number in range(MAX_SHARDS)]
+    for number, endpoint in enumerate(longest):
+        join(roster, peer(f"replay-{number}", role="replay", endpoint=endpoint), 0)
+    join(roster, peer("replay-1000", role="replay", endpoint=longest[0]), 0)
+    assert sorted(roster.shards()) == sorted(longest)
+    with pytest.raises(RefusedError, match=f"more than {MAX_SHARDS} replay shards"):
+        join(roster, peer("replay-1001", role="replay", endpoint="tcp://one.more:1"), 0)
+    config = load_config("atari57-r2d2-paper").model_dump(mode="json")
+    welcome = messages.Welcome(
+        config=config, slots=list(range(1024)), total_slots=1024, announce="a", shards=roster.shards(),
+        heartbeat_s=1.0, liveness_s=10.0, session=1, version=1, steps=1, updates=1, stopping=False,
+    )  # fmt: skip
+    read = messages.Welcome.of(decode(encode(welcome.message())))
+    assert len(read.shards) == MAX_SHARDS
+
+
+def test_a_lease_lives_on_any_message_and_dies_of_silence(roster):
+    join(roster, peer("actor-0"), 3, now_s=0)
+    join(roster, peer("actor-1"), 3, now_s=0)
+    assert roster.seen(b"actor-0.1", 9.0).name == "actor-0"
+    assert [gone.name for gone in roster.expire(10.5)] == ["actor-1"]
+    assert roster.names() == ["actor-0"]
+    assert roster.seen(b"actor-1.1", 10.6) is None
+    assert join(roster, peer("actor-2"), 5, now_s=10.6) == [3, 4, 5, 6, 7]
+
+
+def test_a_name_gets_its_own_slots_back(roster):
+    join(roster, peer("actor-0"), 2)
+    assert join(roster, peer("actor-1"), 2) == [2, 3]
+    roster.leave(b"actor-0.1")
+    roster.leave(b"actor-1.1")
+    assert join(roster, peer("actor-1", 2), 2) == [2, 3]
+
+
+def test_slots_held_before_the_learner_restarted_are_granted_again(roster):
+    assert join(roster, peer("actor-1"), 3, held=(5, 6, 7)) == [5, 6, 7]
+    assert join(roster, peer("actor-0"), 3, held=(4, 5, 99, -1)) == [0, 1, 4]
+
+
+def test_a_restarted_process_takes_over_at_once_and_the_old_one_cannot_return(roster):
+    assert join(roster, peer("actor-0", 1), 8) == list(range(8))
+    assert join(roster, peer("actor-0", 2), 8) == list(range(8))
+    assert roster.seen(b"actor-0.1", 1.0) is None
+    with pytest.raises(RefusedError, match="unique") as caught:
+        join(roster, peer("actor-0", 1), 8)
+    assert caught.value.kind == "superseded"
+    assert roster.names() == ["actor-0"]
+
+
+def test_the_same_process_may_join_again_through_a_new_socket(roster):
+    join(roster, peer("actor-0", 1), 4)
+    again = peer("actor-0", 1)
+    again.identity = b"actor-0.1.second"
+    assert join(roster, again, 4) == [0, 1, 2, 3]
+    assert roster.seen(b"actor-0.1", 1.0) is None
+    assert roster.seen(b"actor-0.1.second", 1.0) is again
+
+
+def test_without_a_free_slot_an_actor_has_to_wait(roster):
+    join(roster, peer("actor-0"), 8)
+    with pytest.raises(RefusedError) as caught:
+        join(roster, peer("actor-1"), 1)
+    assert caught.value.kind == "no_slots"
+    assert roster.names() == ["actor-0"]
+    join(roster, peer("evaluator"), 0)
+
+
+def test_fewer_slots_than_wanted_only_while_every_holder_is_well(roster):
+    join(roster, peer("actor-0"), 6, now_s=0.0)
+    with pytest.raises(RefusedError):
+        join(roster, peer("actor-1"), 4, now_s=5.0)
+    roster.seen(b"actor-0.1", 5.0)
+    assert join(roster, peer("actor-1"), 4, now_s=5.1) == [6, 7]
+
+
+def test_more_slots_than_there_are_is_all_of_them(roster):
+    assert join(roster, peer("actor-0"), 100) == list(range(8))
+
+
+def test_shards_are_in_the_order_of_their_numbers(roster):
+    for index in (10, 2, 0):
+        join(roster, peer(f"replay-{index}", role="replay", endpoint=f"tcp://h:{index}"), 0)
+    assert roster.shards() == ["tcp://h:0", "tcp://h:2", "tcp://h:10"]
+    assert [entry["name"] for entry in roster.snapshot(1.5)] == ["replay-0", "replay-2", "replay-10"]
+    assert roster.snapshot(1.5)[0]["seen_s_ago"] == 1.5
+
+
+def test_ranges_are_short():
+    assert [ranges(s) for s in ([], [4], [0, 1, 2], [0, 1, 3, 5, 6])] == ["none", "4", "0-2", "0-1,3,5-6"]

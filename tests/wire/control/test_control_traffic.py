@@ -1,0 +1,280 @@
+"""What goes over a control connection: parameters, reports, the state of the run."""
+
+import time
+
+import numpy as np
+import pytest
+
+from tests.harness import make_steps, until
+from troupe.common.errors import PeerError
+from troupe.common.runtime.video import encode_gif
+from troupe.services.learner.control.budget import StepBudget
+
+WEIGHTS = {"w": np.arange(300_000, dtype=np.float32).reshape(300, 1000), "n": np.array(3, np.int64)}
+
+
+def scaled(factor: float) -> dict[str, np.ndarray]:
+    return {"w": WEIGHTS["w"] * np.float32(factor), "n": WEIGHTS["n"]}
+
+
+# -- parameters --
+
+
+def test_the_newest_parameters_are_fetched(serve, connect):
+    server = serve()
+    client = connect(server, "actor-0")
+    client.join(60)
+    for version in range(1, 6):
+        server.publish(version, scaled(version))
+    until(lambda: client.state.version == 5)
+    params = client.wait_params(60)
+    assert params.version == 5
+    np.testing.assert_array_equal(params.params["w"], WEIGHTS["w"] * 5)
+    assert params.params["n"].shape == ()
+    assert not params.params["w"].flags.writeable
+
+
+def test_parameters_may_travel_in_bfloat16(serve, connect):
+    server = serve(bfloat16=True)
+    client = connect(server, "actor-0")
+    client.join(60)
+    server.publish(1, scaled(0.3))
+    params = client.wait_params(60).params
+    assert params["w"].dtype == np.float32
+    np.testing.assert_allclose(params["w"], scaled(0.3)["w"], rtol=2.0**-8)
+    assert not np.array_equal(params["w"], scaled(0.3)["w"])
+    assert params["n"] == 3
+
+
+def test_newer_parameters_come_without_waiting(serve, connect):
+    server = serve()
+    client = connect(server, "actor-0")
+    client.join(60)
+    server.publish(1, scaled(1))
+    assert client.wait_params(60).version == 1
+    assert client.params_if_newer(1) is None
+    server.publish(2, scaled(2))
+    params = until(lambda: client.params_if_newer(1))
+    assert params.version == 2
+    assert params.params["w"][0, 1] == 2
+    assert client.params_if_newer(2) is None
+    until(lambda: server.peers()[0]["version"] == 2)
+
+
+def test_a_late_joiner_gets_the_newest_parameters(serve, connect):
+    server = serve()
+    server.publish(41, scaled(1))
+    server.publish(42, scaled(2))
+    client = connect(server, "actor-0")
+    assert client.join(60).version == 42
+    assert client.wait_params(60).version == 42
+
+
+def test_many_askers_share_one_encoding(serve, connect, monkeypatch):
+    server = serve()
+    calls = []
+    import troupe.services.learner.control.server as control
+
+    encode_params = control.encode_params
+    monkeypatch.setattr(
+        control, "encode_params", lambda params, **how: calls.append(1) or encode_params(params, **how)
+    )
+    clients = [connect(server, f"actor-{index}") for index in range(5)]
+    for client in clients:
+        client.join(60)
+    server.publish(1, WEIGHTS)
+    for client in clients:
+        np.testing.assert_array_equal(client.wait_params(60).params["w"], WEIGHTS["w"])
+    assert len(calls) == 1
+
+
+def test_published_parameters_are_a_snapshot(serve, connect):
+    server = serve()
+    client = connect(server, "actor-0")
+    client.join(60)
+    weights = np.zeros(1000, np.float32)
+    server.publish(1, {"w": weights})
+    weights += 1  # the optimiser goes on
+    assert client.wait_params(60).params["w"].sum() == 0
+
+
+def test_nobody_waits_for_parameters_for_ever(serve, connect):
+    client = connect(serve(), "actor-0")
+    client.join(60)
+    with pytest.raises(PeerError, match=r"actor-0 got no parameters from the learner .* published none"):
+        client.wait_params(0.3)
+
+
+def test_waiting_for_parameters_does_not_burn_the_processor(serve, connect):
+    server = serve()
+    client = connect(server, "actor-0")
+    client.join(60)
+    server.publish(1, {"w": np.zeros(3)})
+    client.wait_params(60)
+    start = time.process_time()
+    with pytest.raises(PeerError):
+        client.wait_params(1.0, newer_than=1)
+    assert time.process_time() - start < 0.6
+
+
+def test_an_idle_membership_costs_next_to_nothing(serve, connect):
+    connect(serve(heartbeat_s=1.0, liveness_s=15.0), "actor-0").join(60)
+    start = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - start < 0.5
+
+
+@pytest.mark.parametrize("version", [80, 100])
+def test_parameters_of_a_restarted_learner_are_newer_whatever_their_number(serve, connect, version):
+    server = serve()
+    client = connect(server, "actor-0")
+    client.join(60)
+    server.publish(100, scaled(1))
+    assert client.wait_params(60).version == 100
+    server.stop()
+    server = serve(server.control_endpoint)
+    server.publish(version, scaled(2))
+    params = until(lambda: client.params_if_newer(100))
+    assert params.version == version
+    assert params.params["w"][0, 1] == 2
+    assert client.params_if_newer(version) is None
+
+
+# -- telemetry, state, shards --
+
+
+def test_reports_arrive_whole_and_in_order(serve, connect):
+    server = serve()
+    client, actor = connect(server, "evaluator"), connect(server, "actor-0")
+    for each in (client, actor):
+        each.join(60)
+    video = encode_gif(np.random.default_rng(1).integers(0, 255, (20, 84, 84, 3), np.uint8))
+    client.send_telemetry({"eval/episode_return": np.float32(21.0), "eval/version": 3}, {"video": video})
+    client.send_telemetry({"eval/second": 2})
+    report = server.telemetry.get(timeout=60)
+    assert (report.source, report.role, report.incarnation) == ("evaluator", "evaluator", client.incarnation)
+    assert report.metrics == {"eval/episode_return": 21.0, "eval/version": 3.0}
+    assert report.blobs["video"].tobytes() == video
+    assert server.telemetry.get(timeout=60).metrics == {"eval/second": 2.0}
+    actor.send_telemetry({}, fields={"episodes": [[21.0, 900], [-21.0, 800]]})
+    assert server.telemetry.get(timeout=60).fields == {"episodes": [[21.0, 900], [-21.0, 800]]}
+
+
+def test_a_report_that_is_too_large_is_dropped_and_counted(serve, connect):
+    client = connect(serve(), "actor-0")
+    client.join(60)
+    assert not client.send_telemetry({}, fields={"text": "x" * 70_000})
+    assert client.telemetry_dropped == 1
+
+
+def test_reports_made_just_before_the_end_arrive(serve, connect):
+    server = serve()
+    client = connect(server, "actor-0")
+    client.join(60)
+    for number in range(50):
+        client.send_telemetry({"actor/n": number})
+    client.close()
+    assert [server.telemetry.get(timeout=60).metrics["actor/n"] for _ in range(50)] == list(range(50))
+
+
+def test_the_counters_and_the_end_of_the_run_reach_everyone(serve, connect):
+    server = serve()
+    client = connect(server, "actor-0")
+    client.join(60)
+    client.report_steps(12)
+    server.set_state(updates=3)
+    until(lambda: (client.state.steps, client.state.updates) == (12, 3))
+    assert not client.state.stopping
+    server.set_state(stopping=True)
+    until(lambda: client.state.stopping)
+    assert [peer["name"] for peer in server.peers()] == ["actor-0"]
+    client.close()
+    until(lambda: not server.peers())
+
+
+def test_shards_come_and_go(serve, connect):
+    server = serve()
+    actor = connect(server, "actor-0")
+    assert actor.join(60).shards == []
+    shards = [connect(server, f"replay-{i}", replay_endpoint=f"tcp://127.0.0.1:{5560 + i}") for i in (1, 0)]
+    for shard in shards:
+        shard.join(60)
+    assert server.shards() == ["tcp://127.0.0.1:5560", "tcp://127.0.0.1:5561"]
+    until(lambda: actor.shards == ["tcp://127.0.0.1:5560", "tcp://127.0.0.1:5561"])
+    shards[1].close()
+    until(lambda: actor.shards == ["tcp://127.0.0.1:5561"])
+
+
+def test_an_actor_hears_at_once_how_far_it_may_go(serve, connect):
+    """And the learner how far it has come: not only with the next heartbeat."""
+    budget = StepBudget(100)
+    server = serve(budget=budget, heartbeat_s=60.0, liveness_s=120.0)
+    actor = connect(server, "actor-0", slots_wanted=4)
+    actor.join(60)
+    made = 0
+    while made < 100:
+        assert actor.may_step(4, timeout_s=60.0), made
+        made += 4
+        actor.report_steps(made)
+    until(lambda: budget.steps == 100)
+    assert not actor.may_step(4)
+    assert actor.state.steps <= 100
+
+
+def test_steps_reported_last_are_counted(serve, connect):
+    budget = StepBudget()
+    server = serve(budget=budget)
+    actor = connect(server, "actor-0", slots_wanted=4)
+    actor.join(60)
+    actor.report_steps(40)
+    actor.close()
+    until(lambda: not server.peers())
+    assert budget.steps == 40
+
+
+def test_an_actor_that_claims_more_than_it_was_permitted_is_refused_and_the_others_go_on(serve, connect):
+    budget = StepBudget(100_000_000)
+    server = serve(budget=budget)
+    liar, honest = (connect(server, f"actor-{i}", slots_wanted=4) for i in range(2))
+    liar.join(60)
+    honest.join(60)
+    for claim in (1 << 53, (1 << 53) - 1):
+        before = server.rejected().get("claim", 0)
+        liar.report_steps(claim)
+        until(lambda before=before: server.rejected().get("claim", 0) > before)
+    make_steps(honest, 2000, at_once=4)
+    until(lambda: budget.steps == 2000)
+    assert honest.may_step(4)
+
+
+def test_only_actors_make_steps(serve, connect):
+    budget = StepBudget()
+    server = serve(budget=budget, liveness_s=1.0)  # their BYE is refused as well
+    for name in ("viewer-0", "evaluator-0", "replay-0"):
+        peer = connect(server, name)
+        peer.join(60)
+        peer.report_steps(1000)
+        assert not peer.may_step(1)
+        peer.close()
+    until(lambda: not server.peers())
+    assert budget.steps == 0
+
+
+def test_a_rejoining_actor_goes_on_counting_where_it_was(serve, connect):
+    """The learner has been restarted from a checkpoint that does not know of its last steps."""
+    budget = StepBudget(1000)
+    server = serve(budget=budget)
+    actor = connect(server, "actor-0", slots_wanted=4)
+    actor.join(60)
+    actor.report_steps(300)
+    until(lambda: budget.steps == 300)
+    endpoint, joins = server.control_endpoint, actor.joins
+    server.stop()
+    actor.report_steps(320)
+    restored = StepBudget(1000)
+    restored.load_meta({"steps": 250, "reported": {str(actor.incarnation): 250}})
+    serve(endpoint, budget=restored)
+    until(lambda: actor.joins > joins)
+    until(lambda: restored.steps == 320)
+    assert actor.may_step(4)
+    assert actor._member.steps_limit <= 320 + 340
