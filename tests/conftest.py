@@ -9,8 +9,8 @@ from tests.harness import Context
 from tests.replay.storage import replays
 
 SECOND_TRY = {
-    *("actor", "cli", "evaluator", "examples", "front_door"),
-    *("fuzz", "learner", "local", "replay", "wire"),
+    *("actor", "cli", "evaluator", "examples", "troupe"),
+    *("fuzz", "learner", "launcher", "replay", "wire"),
 }
 """Folders whose tests depend on what else the machine does. Arithmetic is right the first time."""
 

@@ -79,9 +79,10 @@ class BrokenEnv(gymnasium.Env):
         return how
 
     def _turn(self) -> str:
-        with open(self._record, "ab") as file:
-            before = file.tell()
+        # Unbuffered, to append and to know where is one step: two processes may break at the same moment.
+        with open(self._record, "ab", buffering=0) as file:
             file.write(b".")
+            before = file.tell() - 1
         words = self._how.split()
         return words[min(before, len(words) - 1)]
 
