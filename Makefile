@@ -108,6 +108,8 @@ docs: setup ## write the generated pages and lists
 	mv docs/configuration.md.new docs/configuration.md
 	$(BIN)/python -m troupe.common.config.docs presets > docs/presets.md.new
 	mv docs/presets.md.new docs/presets.md
+	$(BIN)/python -m troupe.services.commands > docs/commands.md.new
+	mv docs/commands.md.new docs/commands.md
 	$(BIN)/python -m troupe.common.config.docs compose > deploy/docker/fields.yml.new
 	mv deploy/docker/fields.yml.new deploy/docker/fields.yml
 	$(BIN)/python -m troupe.common.wire.document

@@ -12,80 +12,54 @@ from typing import Any
 import argcomplete
 
 from troupe.common.config import preset_names
+from troupe.common.config.loading import SHORT_NAMES
 from troupe.common.config.schema import SECTIONS
-
-_FIELDS = ("train", "resume", "sweep", "learner", "env check")
-_OPTIONS = {
-    "train": ("--run-dir", "--seed", "--total-steps", "--no-progress", "--sweep", "--keys", "--init-from"),
-    "resume": ("--total-steps", "--no-progress", "--sweep", "--keys"),
-    "sweep": (
-        *("--seeds", "--suite", "--parallel", "--trials", "--dir", "--resume", "--retry", "--dry-run"),
-        *("--seed", "--total-steps"),
-    ),
-    "runs": ("--json",),
-    "compare": ("--by", "--metric", "--suite", "--out", "--json"),
-    "plot": ("--by", "--metric", "--out", "--x", "--title"),
-    "export": ("--format", "--out", "--slots", "--json", "--modules"),
-    "eval": (
-        *("--episodes", "--seed", "--slots", "--device", "--epsilon", "--greedy", "--sampled", "--all"),
-        *("--video", "--render", "--output", "--json", "--modules"),
-    ),
-    "env check": ("--steps", "--json", "--sweep"),
-    "learner": ("--run-dir", "--resume", "--keys", "--insecure"),
-    "actor": ("--learner", "--name", "--slots", "--relay", "--keys", "--modules"),
-    "replay serve": ("--learner", "--bind", "--data-dir", "--table", "--restore", "--keys"),
-    "replay status": ("--json", "--keys"),
-    "replay snapshot": ("--keys",),
-    "evaluator": ("--learner", "--keys", "--modules"),
-}
+from troupe.services.commands import COMMANDS
 
 
-_WORDS = {"config": ("show", "validate", "explain"), "keys": ("new", "check")}
+def complete() -> None:
+    """Answer the shell and end the process.
 
-
-def complete(commands: dict[str, str]) -> None:
-    """Answer the shell and end the process, where it asks; `commands` and what they do.
-
-    Fields of `[agent]` are left out: to know them means to import torch, for which nobody waits at a key.
+    Only the parser of the command on the line is made. Fields of `[agent]` are left out, for they need torch,
+    and nobody waits for that at the Tab key.
     """
+    typed = os.environ.get("COMP_LINE", "").split()[1:]
     parser = argparse.ArgumentParser(prog="troupe")
-    chosen = parser.add_subparsers()
-    for name, does in commands.items():
-        command = chosen.add_parser(name, help=does)
-        inner = [path for path in _OPTIONS if path.startswith(f"{name} ")]
-        if inner:
-            below = command.add_subparsers()
-            for path in inner:
-                _add_words(below.add_parser(path.partition(" ")[2]), path)
+    words: dict[str, Any] = {"": parser.add_subparsers()}
+    for name, command in COMMANDS.items():
+        group, _, word = name.rpartition(" ")
+        if group not in words:
+            words[group] = words[""].add_parser(group).add_subparsers()
+        if typed[: len(name.split())] == name.split():
+            own = _with_completers(command.make_parser())
+            words[group].add_parser(word, parents=[own], add_help=False, help=command.summary)
         else:
-            _add_words(command, name)
+            words[group].add_parser(word, help=command.summary)
     argcomplete.autocomplete(parser)
 
 
-def _add_words(command: argparse.ArgumentParser, path: str) -> None:
-    """What may stand behind one command."""
-    if path in ("train", "learner", "sweep"):
-        command.add_argument("preset", choices=preset_names())
-    elif path in _WORDS:
-        command.add_argument("word", choices=_WORDS[path])
-    elif path in ("resume", "eval", "export", "runs", "compare", "plot"):
-        command.add_argument("run", nargs="*")
-    elif path == "env check":
-        _complete_by(command.add_argument("id"), _environments)
-    for option in _OPTIONS.get(path, ()):
-        action = command.add_argument(option)
-        if option == "--modules":
-            _complete_by(action, _modules)
-        if option == "--suite":
-            _complete_by(action, _suites)
-    if path in _FIELDS:
+def _with_completers(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    completers = {
+        "preset": _presets,
+        "source": _presets,
+        "id": _environments,
+        "modules": _modules,
+        "suite": _suites,
+    }
+    for action in parser._actions:
+        if action.dest in completers:
+            action.completer = completers[action.dest]  # type: ignore[attr-defined]
+    if getattr(parser, "takes_fields", False):
+        for name in SHORT_NAMES:
+            parser.add_argument(f"--{name.replace('_', '-')}")
         for section, model in SECTIONS.items():
             for name in model.model_fields:
-                command.add_argument(f"--{section}.{name}")
+                parser.add_argument(f"--{section}.{name}")
+    return parser
 
 
-def _complete_by(action: argparse.Action, completer: Any) -> None:
-    action.completer = completer  # type: ignore[attr-defined]
+def _presets(**_: Any) -> list[str]:
+    return preset_names()
 
 
 def _environments(**_: Any) -> list[str]:

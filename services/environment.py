@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from troupe.common.config import Config, Loaded
+from troupe.common.config import Config, Loaded, load_layers
+from troupe.common.config.field_options import field_parser, parse_with_fields
+from troupe.common.envs import check as checking
 from troupe.common.envs import check_settings
 from troupe.common.envs.base import clip_rewards
-from troupe.common.envs.check import Findings, check
+from troupe.common.runtime.parser import integer
 from troupe.common.spaces import Leaf
 
 SECONDS = 20.0
 """Of playing at most, where somebody asks."""
 
 
+def check_parser() -> argparse.ArgumentParser:
+    """Return the parser of `troupe env check`."""
+    parser = field_parser(
+        "env check",
+        "ID [OPTION ...]",
+        "Play an environment at random, in a process of its own: what the network gets, what ended\n"
+        "episodes, how fast it is, what Gymnasium's own checker says. One that fails, hangs or crashes is\n"
+        "exit code 2 and one line that names step, slot and cause; what that checker says is only told.",
+    )
+    parser.add_argument("id", metavar="ID", help="such as gym:CartPole-v1; see env.id")
+    parser.add_argument("--steps", type=integer(1), default=100, metavar="N", help="to play (default: 100)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def check(words: Sequence[str]) -> int:
+    """Play an environment for a moment, and say what it shows."""
+    options, overrides = parse_with_fields(check_parser(), words)
+    loaded = load_layers(None, options.sweep, {**overrides, "env.id": options.id}, os.environ)
+    check_and_print(loaded, options.steps, options.json)
+    return 0
+
+
 def check_and_print(loaded: Loaded, steps: int, as_json: bool) -> None:
     """Play, ask Gymnasium's own checker, and print what was found; ConfigError where it is broken."""
     began_s, config = time.monotonic(), loaded.config.env
     timeout_s = config.check_timeout_s or 60.0
-    findings = check(config, steps=steps, seconds=SECONDS, timeout_s=timeout_s, thorough=True)
+    findings = checking.check(config, steps=steps, seconds=SECONDS, timeout_s=timeout_s, thorough=True)
     check_settings(config, findings.spec, loaded.chosen("env"))
     if as_json:
         learned = learned_range(findings.reward_range, loaded.config)
@@ -48,7 +76,7 @@ def learned_range(raw: tuple[float, float], config: Config) -> tuple[float, floa
     return low * scale, high * scale
 
 
-def _rows(found: Findings, learned: tuple[float, float]) -> list[tuple[str, str]]:
+def _rows(found: checking.Findings, learned: tuple[float, float]) -> list[tuple[str, str]]:
     spec = found.spec
     frames = f", of {spec.frames_per_step} frames each" if spec.frames_per_step > 1 else ""
     if spec.obs_leaves:
@@ -101,7 +129,7 @@ def _part(leaf: Leaf, low: float, high: float) -> str:
     return f"{name}: {what}" if name else what
 
 
-def failures_of(found: Findings) -> str:
+def failures_of(found: checking.Findings) -> str:
     """Return in one line how often an environment failed that is trained on all the same."""
     times = "once" if found.failures == 1 else f"{found.failures} times"
     return f"it failed {times} in {found.steps} steps, first: {found.first_failure}"

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import io
 import json
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from troupe.common.agents import Agent
-from troupe.common.agents.acting import Acting
 from troupe.common.config import Config
 from troupe.common.errors import ConfigError
 from troupe.common.installation import install_command
@@ -23,18 +16,21 @@ from troupe.common.runtime.checkpoint import Checkpoint, open_checkpoint, save_c
 from troupe.common.runtime.files import atomic_write, readable
 from troupe.common.runtime.logging import warnings_shown
 from troupe.common.runtime.parser import Parser, integer
-from troupe.services.evaluator.evaluate import agent_of, config_of, spec_of
 
-OPSET = 17
-"""Of ONNX: the newest that the exporter knows whole."""
-NAME = "troupe.json"
-"""Under which the description is in the file."""
+if TYPE_CHECKING:
+    import torch
+
+    from troupe.common.agents import Agent
+    from troupe.common.agents.acting import Acting
+
+FORMATS = ("onnx", "safetensors", "torchscript")
+"""Those of `troupe.common.agents.formats`, which needs torch."""
 CHECKPOINT = "checkpoint"
 """The format that is no file for other programs: a checkpoint that only acts."""
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
+def main_parser() -> Parser:
+    """Return the parser of `troupe export`."""
     parser = Parser(
         prog="troupe export",
         description="Write the policy of a run's newest, or a given, checkpoint into a file for other "
@@ -45,7 +41,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--format",
         required=True,
-        choices=sorted([*WRITERS, CHECKPOINT]),
+        choices=sorted([*FORMATS, CHECKPOINT]),
         help="safetensors: weights alone; checkpoint: a directory of what `troupe eval` needs, and no more",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="written anew")
@@ -58,12 +54,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     add_module_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the file's description as one JSON line")
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Write the file; returns the exit code."""
-    arguments = parse(argv)
+    import torch
+
+    from troupe.common.policies import agent_of, config_of, spec_of
+
+    arguments = main_parser().parse_args(argv)
     with warnings_shown("troupe.common.runtime.checkpoint"):
         checkpoint = open_checkpoint(arguments.path)
     torch.set_num_threads(1)
@@ -82,6 +82,11 @@ def export(
     Raises:
         ConfigError: its network cannot be written so, a package is missing, or the file cannot be written.
     """
+    from torch.onnx.errors import OnnxExporterError
+
+    from troupe.common.agents.acting import Acting
+    from troupe.common.agents.formats import WRITERS
+
     acting = Acting(agent, slots).eval()
     description = describe(acting, agent, config, checkpoint)
     if form == CHECKPOINT:
@@ -92,7 +97,7 @@ def export(
     except ImportError as error:
         message = f"--format {form} needs the package {error.name}: {install_command('export')}"
         raise ConfigError(message) from None
-    except (RuntimeError, ValueError, torch.onnx.errors.OnnxExporterError) as error:
+    except (RuntimeError, ValueError, OnnxExporterError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"this network cannot be written as {form}: {reason}") from error
     try:
@@ -115,6 +120,8 @@ def _write_checkpoint(agent: Agent, config: Config, checkpoint: Checkpoint, out:
 
 def describe(acting: Acting, agent: Agent, config: Config, checkpoint: Checkpoint) -> dict[str, Any]:
     """What somebody needs to know to use the file: JSON values."""
+    import torch
+
     with torch.inference_mode():
         results = dict(zip(acting.outputs, acting(*acting.inputs.values()), strict=True))
     meta = checkpoint.meta
@@ -143,48 +150,3 @@ def table(description: dict[str, Any], out: Path) -> str:
 
 def _shape(tensor: torch.Tensor) -> dict[str, Any]:
     return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
-
-
-def _torchscript(acting: Acting, agent: Agent, description: str) -> bytes:
-    buffer = io.BytesIO()
-    with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")  # of shapes that become constants, as they should
-        traced = torch.jit.trace(acting, tuple(acting.inputs.values()), check_trace=False)
-        torch.jit.save(torch.jit.freeze(traced), buffer, _extra_files={NAME: description})
-    return buffer.getvalue()
-
-
-def _onnx(acting: Acting, agent: Agent, description: str) -> bytes:
-    import onnx
-
-    buffer = io.BytesIO()
-    with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            *(acting, tuple(acting.inputs.values()), buffer),  # type: ignore[arg-type]
-            input_names=list(acting.inputs),
-            output_names=list(acting.outputs),
-            opset_version=OPSET,
-            dynamo=False,  # the other exporter needs a package more, and refuses what depends on data
-        )
-    model = onnx.load_from_string(buffer.getvalue())
-    onnx.checker.check_model(model)
-    model.producer_name = "troupe"
-    onnx.helper.set_model_props(model, {NAME: description})
-    written: bytes = model.SerializeToString()
-    return written
-
-
-def _safetensors(acting: Acting, agent: Agent, description: str) -> bytes:
-    from safetensors.numpy import save
-
-    written: bytes = save(agent.params(), metadata={NAME: description})
-    return written
-
-
-WRITERS: dict[str, Callable[[Acting, Agent, str], bytes]] = {
-    "onnx": _onnx,
-    "safetensors": _safetensors,
-    "torchscript": _torchscript,
-}
-"""By format: the bytes of a file."""

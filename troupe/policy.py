@@ -13,9 +13,9 @@ from troupe.common.config import Config
 from troupe.common.envs import EnvSpec
 from troupe.common.envs.base import clip_rewards
 from troupe.common.errors import ConfigError
+from troupe.common.policies import agent_of, config_of, spec_of
 from troupe.common.runtime.checkpoint import open_checkpoint
 from troupe.common.spaces import packed
-from troupe.services.evaluator.evaluate import agent_of, config_of, spec_of
 
 
 def load(

@@ -73,12 +73,13 @@ def evaluate(
     Raises:
         TroupeError: says what is wrong.
     """
+    from troupe.common.policies import restore
     from troupe.services.evaluator import evaluate as playing
 
     if episodes < 1:
         raise ConfigError(f"episodes should be at least 1, not {episodes}")
     checkpoint = open_checkpoint(Path(path))
-    config, agent = playing.restore(checkpoint, modules)
+    config, agent = restore(checkpoint, modules)
     epsilon = agent.eval_epsilon if epsilon is None else epsilon
     return playing.evaluate(checkpoint, config, agent, episodes=episodes, seed=seed, epsilon=epsilon)
 

@@ -3,9 +3,65 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from troupe.common.errors import ConfigError
+from troupe.common.runtime.parser import Parser
+
+FIELDS_HELP = """\
+Every field of the configuration is an option, --section.field VALUE or --section.field=VALUE, with booleans,
+lists and tables as in TOML (true, [256, 256], {a = 1}) and `none` for no value. --env, --seed, --total-steps,
+--keys and --init-from are short for --env.id, --run.seed, --run.total_steps, --net.keys_dir and
+--learner.init_from.
+`troupe config explain SECTION` describes fields.
+A value comes from the first of: command line, --sweep file, environment (TROUPE_SECTION__FIELD), the resumed
+run, preset, defaults. `troupe config show PRESET` says which."""
+
+EXIT_CODES = """\
+exit codes: 0 done, 2 usage or configuration, 3 cannot reach a peer, 4 authentication, 5 checkpoint,
+6 runs of a sweep failed, 70 internal, 130 interrupted"""
+
+
+def field_parser(command: str, usage: str, description: str) -> Parser:
+    """Return the parser of a command that takes every field of the configuration; see `parse_with_fields`."""
+    parser = Parser(
+        takes_fields=True,
+        prog=f"troupe {command}",
+        usage=f"troupe {command} {usage} [--SECTION.FIELD VALUE ...]",
+        description=description,
+        epilog=f"{FIELDS_HELP}\n\n{EXIT_CODES}",
+        add_help=False,
+    )
+    parser.add_argument(
+        "-h",
+        "--help",
+        action=_HelpWithFields,
+        nargs=0,
+        help="print this and every field",
+    )
+    parser.add_argument(
+        "--sweep", metavar="FILE", type=Path, help="TOML file over preset and environment variables"
+    )
+    return parser
+
+
+class _HelpWithFields(argparse.Action):
+    """Prints the help, then every field."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from troupe.common.config.explain import help_text
+
+        print(f"{parser.format_help()}\nfields of the configuration:\n{_wrapped(help_text())}")
+        parser.exit()
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(
+        textwrap.fill(line, 110, subsequent_indent=" " * (len(line) - len(line.lstrip()))) if line else ""
+        for line in text.split("\n")
+    )
 
 
 def parse_with_fields(

@@ -14,12 +14,16 @@ from troupe.common.errors import ConfigError
 class Parser(argparse.ArgumentParser):
     """Reports a wrong command line as one line, like every other error."""
 
-    def __init__(self, *, fields: str = "", **options: Any) -> None:
+    def __init__(self, *, fields: str = "", takes_fields: bool = False, **options: Any) -> None:
         """Create; option names may not be shortened, for `--section.field` may stand beside them.
 
-        `fields` says where a field of the configuration is to be set, for a command that takes none.
+        Args:
+            fields: where a field of the configuration is to be set, for a command that takes none.
+            takes_fields: the command takes fields.
+            options: of `argparse.ArgumentParser`.
         """
         self._fields = fields
+        self.takes_fields = takes_fields
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
 

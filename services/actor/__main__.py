@@ -22,8 +22,8 @@ from troupe.common.wire.control.relay import default_directory
 from troupe.common.wire.security.key_options import add_key_arguments, make_security
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+def main_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         fields=FIELDS_AT_LEARNER, prog="troupe actor", description="Step environments and fill replay."
     )
@@ -55,12 +55,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add_module_argument(parser)
     add_key_arguments(parser)
     add_service_arguments(parser)
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run an actor until the run is done or a signal comes; the exit code."""
-    return run_main(lambda: _run(parse(argv)))
+    return run_main(lambda: _run(main_parser().parse_args(argv)))
 
 
 def _run(arguments: argparse.Namespace) -> None:

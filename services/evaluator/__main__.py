@@ -20,8 +20,8 @@ from troupe.common.runtime.startup import FIELDS_AT_LEARNER, add_service_argumen
 from troupe.common.wire.security.key_options import add_key_arguments, make_security
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+def main_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         fields=FIELDS_AT_LEARNER,
         prog="troupe evaluator",
@@ -39,12 +39,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add_module_argument(parser)
     add_key_arguments(parser)
     add_service_arguments(parser)
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate until the run is complete or a signal comes; returns the exit code."""
-    return run_main(lambda: _run(parse(argv)))
+    return run_main(lambda: _run(main_parser().parse_args(argv)))
 
 
 def _run(arguments: argparse.Namespace) -> None:

@@ -6,24 +6,19 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from pydantic import TypeAdapter, ValidationError
 
-from troupe.common.agents import Agent, make_agent
+from troupe.common.agents import Agent
 from troupe.common.agents.tensors import check_device
-from troupe.common.config import Config, with_overrides
-from troupe.common.config.field_options import parse_with_fields
-from troupe.common.config.fields import MAX_SLOTS
-from troupe.common.envs import EnvSpec, Episode, check_settings, make_spec
+from troupe.common.config import Config
+from troupe.common.envs import Episode
 from troupe.common.errors import CheckpointError, ConfigError, TroupeError
 from troupe.common.installation import install_command
-from troupe.common.permits import add_module_argument, permitted_config
+from troupe.common.policies import restore
 from troupe.common.runtime.checkpoint import (
     ARCHIVE,
     Checkpoint,
@@ -34,70 +29,11 @@ from troupe.common.runtime.checkpoint import (
 )
 from troupe.common.runtime.files import readable
 from troupe.common.runtime.logging import warnings_shown
-from troupe.common.runtime.parser import Parser, integer, real
 from troupe.common.runtime.video import ENCODERS, Recorder, check_film_path
 from troupe.services.evaluator.games import play
+from troupe.services.evaluator.options import SLOTS, parse
 from troupe.services.evaluator.report import Report, check_output, env_fields, markdown, summary, table, write
 from troupe.services.evaluator.window import Window
-
-SLOTS = 8
-"""Games side by side, unless somebody wants others."""
-
-
-def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Read the command line: options, and fields of `[env]` as text."""
-    parser = Parser(
-        fields="only fields of [env] may be other than in training",
-        prog="troupe eval",
-        usage="troupe eval PATH ... [OPTION ...] [--env.FIELD VALUE ...]",
-        description="Play full games with a run's newest, or given, checkpoints.\n\n"
-        "Fields of [env] are options too, such as --env.sticky_actions 0.25 or --env.id: the network plays\n"
-        "in another environment than in its training, as long as what it sees and does has the same shape.",
-    )
-    add = parser.add_argument
-    add("path", type=Path, nargs="+", metavar="PATH", help="run directory, or checkpoint")
-    add("--all", action="store_true", help="every whole checkpoint of the run, from the oldest on: a curve")
-    add("--episodes", type=integer(1), default=20, metavar="N", help="games (default: 20)")
-    add(
-        "--seed",
-        type=integer(0),
-        default=0,
-        metavar="S",
-        help="seed of the games: the same seed and --slots replay the same games, and fewer episodes are a "
-        "prefix of them (default: 0)",
-    )
-    add(
-        "--slots",
-        type=integer(1, MAX_SLOTS),
-        default=SLOTS,
-        metavar="N",
-        help="games side by side (default: 8)",
-    )
-    add(
-        "--device", default="cpu", metavar="DEVICE", help="of the network: cpu, cuda or cuda:N (default: cpu)"
-    )
-    explore = parser.add_mutually_exclusive_group()
-    explore.add_argument(
-        "--epsilon",
-        type=real(0, 1),
-        metavar="E",
-        help="chance of an action at random; of a policy, of one that is drawn instead of its best "
-        "(default: agent.eval_epsilon)",
-    )
-    explore.add_argument("--greedy", action="store_true", help="always the best action: --epsilon 0")
-    explore.add_argument(
-        "--sampled", action="store_true", help="actions drawn from the policy, for algorithms that have one"
-    )
-    add("--video", type=Path, metavar="FILE", help="film the first game: .mp4 or .gif")
-    add("--render", action="store_true", help="a window shows the first slot's games, at their own speed")
-    add("--output", type=Path, action="append", default=[], metavar="FILE", help="report: .json, .csv or .md")
-    add_module_argument(parser)
-    add("--json", action="store_true", help="print one JSON line for each checkpoint instead of a table")
-    options, fields = parse_with_fields(parser, argv)
-    for name in fields:
-        if not name.startswith("env."):
-            parser.error(f"unrecognized arguments: --{name}")
-    return options, fields
 
 
 def main(argv: Sequence[str]) -> int:
@@ -246,98 +182,6 @@ def every_checkpoint(path: Path) -> list[Path]:
     if not found:
         raise ConfigError(f"{path} has no whole checkpoint: give a run directory, or leave --all out")
     return found
-
-
-def restore(
-    checkpoint: Checkpoint,
-    modules: Collection[str] = (),
-    fields: Mapping[str, str] | None = None,
-    device: str = "cpu",
-) -> tuple[Config, Agent]:
-    """Build the agent that a checkpoint holds, to play; it brings its own configuration.
-
-    Environment and algorithm may be from Troupe itself or from `modules`: importing a module runs it.
-    `fields` of `[env]`, as on a command line, take the place of those of the training; an environment that
-    they name needs no permission, and gets none of the training's `env.kwargs` and `env.wrappers`.
-
-    Raises:
-        CheckpointError: it does not say what it is of.
-        ConfigError: the environment that `fields` make shows or takes something else than the training's.
-    """
-    own_id = not fields or "env.id" not in fields
-    config = config_of(checkpoint, modules, plays=own_id)
-    if not fields:
-        return config, agent_of(checkpoint, config, make_spec(config.env), device)
-    if not own_id:
-        config = config.model_copy(
-            update={"env": config.env.model_copy(update={"kwargs": {}, "wrappers": ()})}
-        )
-    loaded = with_overrides(config, fields)
-    spec = make_spec(loaded.config.env)
-    check_settings(loaded.config.env, spec, loaded.chosen("env"))
-    if "spec" in checkpoint.meta:
-        _check_fits(spec, spec_of(checkpoint))
-    return loaded.config, agent_of(checkpoint, loaded.config, spec, device)
-
-
-def _check_fits(spec: EnvSpec, trained: EnvSpec) -> None:
-    """Refuse an environment that another network would be for."""
-    shown = ("obs_shape", "obs_dtype", "obs_leaves", "stack", "instruction_words", "packed_bits")
-    for name in (*shown, "actions"):
-        now, before = getattr(spec, name), getattr(trained, name)
-        if now != before:
-            what = {"actions": "actions", "stack": "frames in a stack"}.get(name, "observations")
-            raise ConfigError(
-                f"the network does not fit {spec.id}: it was trained with other {what} "
-                f"({name} {_shown(before)}) than these ({_shown(now)})"
-            )
-
-
-def _shown(value: object) -> str:
-    return str(list(value)) if isinstance(value, tuple) else str(value)
-
-
-def config_of(checkpoint: Checkpoint, modules: Collection[str], *, plays: bool = True) -> Config:
-    """The configuration of the run that a checkpoint is of; see `troupe.common.permits.permitted_config`."""
-    values = _part(checkpoint, "config")
-    return permitted_config(values, modules, f"checkpoint {checkpoint.path}", plays=plays)
-
-
-def spec_of(checkpoint: Checkpoint) -> EnvSpec:
-    """What the run's environment showed, without making it."""
-    values = _part(checkpoint, "spec")
-    try:
-        return TypeAdapter(EnvSpec).validate_python(values)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, ("spec", *problem["loc"])))
-        raise CheckpointError(
-            f"checkpoint {checkpoint.path}: {where} in meta.json: {problem['msg']}"
-        ) from None
-
-
-def agent_of(checkpoint: Checkpoint, config: Config, spec: EnvSpec, device: str = "cpu") -> Agent:
-    """The agent of a checkpoint, ready to act.
-
-    Raises:
-        CheckpointError: its arrays are not those of the network, or not finite.
-    """
-    agent = make_agent(config.agent, spec, seed=config.run.seed, device=device)
-    agent.load_state(checkpoint.arrays, _part(checkpoint, "agent"), to_learn=False)
-    for name, array in agent.params().items():
-        if not np.isfinite(array).all():  # it would play, at random
-            raise CheckpointError(
-                f"checkpoint {checkpoint.path}: the array {name} is not finite: training had diverged; "
-                "give an earlier checkpoint"
-            )
-    return agent
-
-
-def _part(checkpoint: Checkpoint, name: str) -> Any:
-    try:
-        return checkpoint.meta[name]
-    except KeyError:
-        raise CheckpointError(f"checkpoint {checkpoint.path} has no {name!r} in meta.json") from None
 
 
 def evaluate(

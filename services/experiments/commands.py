@@ -12,21 +12,27 @@ from troupe.common.config.loading import canonical
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.parser import Parser, integer
-from troupe.services.experiments import groups, plan, plot, report, suites
+from troupe.services.experiments import groups, plan, report, suites
+from troupe.services.experiments import plot as drawing
 from troupe.services.experiments import sweep as running
 from troupe.services.experiments.runs import find_runs, read_run
 
 _RUNS = "run directories, or directories that have runs in them, such as those of sweeps"
 
 
-def runs(words: Sequence[str]) -> int:
-    """List run directories."""
+def runs_parser() -> argparse.ArgumentParser:
+    """Return the parser of `troupe runs`."""
     parser = Parser(prog="troupe runs", description="List run directories, those written to last at the end.")
     parser.add_argument(
         "directories", metavar="DIR", type=Path, nargs="*", help="where to look (default: runs)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object for each run")
-    options = parser.parse_args(words)
+    return parser
+
+
+def runs(words: Sequence[str]) -> int:
+    """List run directories."""
+    options = runs_parser().parse_args(words)
     found: list[tuple[str, groups.Run | str]] = []
     for path in find_runs(options.directories or [Path("runs")]):
         try:
@@ -42,8 +48,8 @@ def runs(words: Sequence[str]) -> int:
     return 0
 
 
-def compare(words: Sequence[str]) -> int:
-    """Print a table of groups of runs."""
+def compare_parser() -> argparse.ArgumentParser:
+    """Return the parser of `troupe compare`."""
     parser = _parser(
         "compare",
         "Compare runs: those that differ in nothing but their seeds are one group. Of each group: the mean\n"
@@ -62,9 +68,14 @@ def compare(words: Sequence[str]) -> int:
     )
     parser.add_argument("--out", metavar="PICTURE", type=Path, help="draw the curves as well")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(words)
+    return parser
+
+
+def compare(words: Sequence[str]) -> int:
+    """Print a table of groups of runs."""
+    options = compare_parser().parse_args(words)
     if options.out is not None:
-        plot.check_picture(options.out)
+        drawing.check_picture(options.out)
     suite = suites.load(options.suite) if options.suite else None
     comparison = _comparison(options)
     compared = comparison.over(*options.steps) if options.steps else comparison
@@ -73,12 +84,12 @@ def compare(words: Sequence[str]) -> int:
     else:
         print("\n".join(report.page(compared, suite)))
     if options.out is not None:
-        plot.draw(comparison, options.out)
+        drawing.draw(comparison, options.out)
     return 0
 
 
-def draw(words: Sequence[str]) -> int:
-    """Draw the learning curves of runs."""
+def plot_parser() -> argparse.ArgumentParser:
+    """Return the parser of `troupe plot`."""
     parser = _parser(
         "plot",
         "Draw returns against steps and against minutes: the mean of each group of runs that differ in\n"
@@ -89,26 +100,30 @@ def draw(words: Sequence[str]) -> int:
         metavar="PICTURE",
         type=Path,
         default=Path("curves.png"),
-        help=f"to write, {', '.join(plot.KINDS)} (default: curves.png)",
+        help=f"to write, {', '.join(drawing.KINDS)} (default: curves.png)",
     )
-    parser.add_argument("--x", choices=plot.AXES, help="one axis instead of both")
+    parser.add_argument("--x", choices=drawing.AXES, help="one axis instead of both")
     parser.add_argument("--title", default="", help="above the picture")
-    options = parser.parse_args(words)
-    plot.check_picture(options.out)
+    return parser
+
+
+def plot(words: Sequence[str]) -> int:
+    """Draw the learning curves of runs."""
+    options = plot_parser().parse_args(words)
+    drawing.check_picture(options.out)
     comparison = _comparison(options)
     if not any(series for group in comparison.groups for series in group.series):
         raise ConfigError(
             f"these runs have no values of {comparison.metric} yet: wait for them, or choose --metric"
         )
-    plot.draw(comparison, options.out, options.title, [options.x] if options.x else [])
+    drawing.draw(comparison, options.out, options.title, [options.x] if options.x else [])
     print("\n".join([str(options.out), *report.notes(comparison)]))
     return 0
 
 
 def sweep(words: Sequence[str]) -> int:
     """Train many runs."""
-    parser = _sweep_parser()
-    options, overrides = parse_with_fields(parser, words)
+    options, overrides = parse_with_fields(sweep_parser(), words)
     overrides = {canonical(name): text for name, text in overrides.items()}
     keys = {name: getattr(options, name) for name in ("seeds", "suite", "parallel", "trials")}
     if (options.source is None) == (options.resume is None):
@@ -138,8 +153,10 @@ def sweep(words: Sequence[str]) -> int:
     return 0
 
 
-def _sweep_parser() -> argparse.ArgumentParser:
+def sweep_parser() -> argparse.ArgumentParser:
+    """Return the parser of `troupe sweep`."""
     parser = Parser(
+        takes_fields=True,
         prog="troupe sweep",
         usage="troupe sweep FILE | PRESET [OPTION ...] [--SECTION.FIELD VALUE ...]\n"
         "       troupe sweep --resume DIR [OPTION ...] [--SECTION.FIELD VALUE ...]",

@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
+from troupe.common.runtime.parser import Parser
 from troupe.common.wire.security.keys import ALLOWED_FILE, KEY_ROLES, check_set, load_keys, make_keys
 
 
-def add_commands(parser: argparse.ArgumentParser) -> None:
-    """Add `new` and `check`."""
-    commands = parser.add_subparsers(metavar="new | check", required=True)
-    new = commands.add_parser("new", help="make a pair for each role, and the allow-list")
-    new.add_argument("directory", metavar="DIR", type=Path, help="made with mode 0700; every file gets 0600")
-    new.add_argument(
+def new_parser() -> Parser:
+    """Return the parser of `troupe keys new`."""
+    parser = Parser(prog="troupe keys new", description="Make keys for each role, and the allow-list.")
+    parser.add_argument(
+        "directory", metavar="DIR", type=Path, help="made with mode 0700; every file gets 0600"
+    )
+    parser.add_argument(
         "--if-missing", action="store_true", help="where DIR holds a complete set already, only check that"
     )
-    new.set_defaults(run=_new)
-    check = commands.add_parser("check", help="check what a service of a role would load")
-    check.add_argument("directory", metavar="DIR", type=Path, help="a directory of keys")
-    check.add_argument("--role", choices=KEY_ROLES, help="default: all of them, and the allow-list")
-    check.set_defaults(run=_check)
+    return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Do what `options`, from a parser with `add_commands`, say."""
-    command: Callable[[argparse.Namespace], None] = options.run
-    command(options)
-    return 0
+def check_parser() -> Parser:
+    """Return the parser of `troupe keys check`."""
+    parser = Parser(prog="troupe keys check", description="Check what a service of a role would load.")
+    parser.add_argument("directory", metavar="DIR", type=Path, help="a directory of keys")
+    parser.add_argument("--role", choices=KEY_ROLES, help="default: all of them, and the allow-list")
+    return parser
 
 
-def _new(options: argparse.Namespace) -> None:
+def new(words: Sequence[str]) -> int:
+    """Make keys."""
+    options = new_parser().parse_args(words)
     if options.if_missing and (options.directory / ALLOWED_FILE).exists():
         check_set(options.directory)
         print(f"{options.directory} holds a complete set already")
-        return
+        return 0
     make_keys(options.directory)
     print(f"made keys for {', '.join(KEY_ROLES)} in {options.directory}")
     print(f"services find them by --keys {options.directory} or TROUPE_NET__KEYS_DIR; docs/security.md")
+    return 0
 
 
-def _check(options: argparse.Namespace) -> None:
+def check(words: Sequence[str]) -> int:
+    """Check keys."""
+    options = check_parser().parse_args(words)
     if options.role:
         load_keys(options.directory, options.role)
     else:
         check_set(options.directory)
     print(f"{options.directory}: usable{f' by the {options.role}' if options.role else ''}")
+    return 0

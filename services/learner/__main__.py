@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from troupe.common.config import Config
 
 
-def parser() -> Parser:
+def main_parser() -> Parser:
     """The command line."""
     parser = Parser(
+        takes_fields=True,
         prog="troupe learner",
         description="Runs the learner of the run in RUN_DIR. With PRESET it begins a new run there, from "
         "the preset and TROUPE_SECTION__FIELD variables; without, RUN_DIR holds its config.toml. With PRESET "
@@ -107,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the learner until the run is complete or it is told to stop, and return the exit code."""
 
     def body() -> None:
-        args, fields = parse_with_fields(parser(), sys.argv[1:] if argv is None else argv)
+        args, fields = parse_with_fields(main_parser(), sys.argv[1:] if argv is None else argv)
         begin("learner", args)
         keep_freed_memory()
         from troupe.services.learner.service import Learner

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from troupe.common.errors import ConfigError
+from troupe.common.runtime.commands import dispatch
 from troupe.common.runtime.lifecycle import StopSignal, run_main
 from troupe.common.runtime.parser import Parser
 from troupe.common.runtime.startup import begin
@@ -21,52 +20,16 @@ from troupe.services.replay.options import parse_serve
 from troupe.services.replay.shard import serve
 from troupe.services.replay.status_page import print_page
 
-COMMANDS = {
-    "serve": "run a shard: by itself, or as part of a run",
-    "status": "print the status of a running shard",
-    "snapshot": "have a running shard copy its items",
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of COMMANDS; return the exit code."""
+    """Run `serve`, `status` or `snapshot`; return the exit code."""
+    from troupe.services.commands import COMMANDS
 
-    def body() -> None:
-        words = list(sys.argv[1:] if argv is None else argv)
-        command = words[0] if words else ""
-        if command in ("-h", "--help"):
-            return _usage().print_help()
-        if command not in COMMANDS:
-            raise ConfigError(_unknown(command))
-        {"serve": _serve, "status": _status, "snapshot": _snapshot}[command](words[1:])
-
-    return run_main(body)
+    words = sys.argv[1:] if argv is None else argv
+    return run_main(lambda: dispatch(COMMANDS, ["replay", *words]))
 
 
-def _usage() -> Parser:
-    listing = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
-    return Parser(
-        prog="troupe replay",
-        usage="troupe replay COMMAND [ARGUMENT ...]",
-        description=f"commands (`troupe replay COMMAND --help` shows the options of one):\n{listing}",
-    )
-
-
-def _unknown(word: str) -> str:
-    """What to say where no command stands."""
-    if not word:
-        return f"troupe replay needs a command: {', '.join(COMMANDS)} (`troupe replay --help` lists them)"
-    option = word.partition("=")[0]
-    if option.lstrip("-") in COMMANDS:
-        return f"{option} is a command: `troupe replay {option.lstrip('-')} --help` shows its usage"
-    if option.startswith("-"):
-        return f"a command stands before {option}: `troupe replay serve {option} ...` runs a shard"
-    near = difflib.get_close_matches(word, COMMANDS, n=1)
-    nearest = f"; nearest: {near[0]}" if near else f"; there are {', '.join(COMMANDS)}"
-    return f"unknown command 'replay {word}'{nearest} (`troupe replay --help` lists them)"
-
-
-def _serve(words: Sequence[str]) -> None:
+def serve_shard(words: Sequence[str]) -> int:
     """Run a shard until it is told to stop or its run is over."""
     options, common = parse_serve(words)
     begin(f"replay-{options.index}", common)
@@ -76,9 +39,11 @@ def _serve(words: Sequence[str]) -> None:
         serve(options, ctx, stop)
     finally:
         ctx.destroy(linger=1000)
+    return 0
 
 
-def _status(words: Sequence[str]) -> None:
+def status_parser() -> Parser:
+    """Return the parser of `troupe replay status`."""
     parser = Parser(
         prog="troupe replay status",
         description="Prints the status of a running shard. Where it has keys, --keys needs those of the "
@@ -87,19 +52,26 @@ def _status(words: Sequence[str]) -> None:
     parser.add_argument("address", metavar="ADDRESS", help="of the shard, such as tcp://127.0.0.1:5560")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     add_key_arguments(parser)
-    options = parser.parse_args(words)
+    return parser
+
+
+def status(words: Sequence[str]) -> int:
+    """Print the status of a shard."""
+    options = status_parser().parse_args(words)
     client = ReplayClient(options.address, name="status", security=make_security(options.keys, "viewer"))
     try:
-        status = client.status(5.0)
+        shown = client.status(5.0)
     finally:
         client.close(0)
     if options.json:
-        print(json.dumps(status, indent=2))
+        print(json.dumps(shown, indent=2))
     else:
-        print_page(options.address, status)
+        print_page(options.address, shown)
+    return 0
 
 
-def _snapshot(words: Sequence[str]) -> None:
+def snapshot_parser() -> Parser:
+    """Return the parser of `troupe replay snapshot`."""
     parser = Parser(
         prog="troupe replay snapshot",
         description="Has a running shard copy its items, and waits for it. Where it has keys, --keys needs "
@@ -112,7 +84,12 @@ def _snapshot(words: Sequence[str]) -> None:
         help="a new directory on the shard's host, or an address that fsspec knows, such as s3://BUCKET/PATH",
     )
     add_key_arguments(parser)
-    options = parser.parse_args(words)
+    return parser
+
+
+def snapshot(words: Sequence[str]) -> int:
+    """Have a shard copy its items."""
+    options = snapshot_parser().parse_args(words)
     destination = options.destination
     if "://" not in destination:
         destination = os.path.abspath(destination)
@@ -122,6 +99,7 @@ def _snapshot(words: Sequence[str]) -> None:
     finally:
         client.close(0)
     print(f"{progress['items']:,} items, {progress['bytes_done'] / 2**20:,.1f} MiB in {destination}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tests.agents.replayed import batch_of, windows
 from tests.agents.test_action_spaces import match
 from tests.agents.test_contract import PIXELS, VECTORS
 from tests.agents.test_contract import played as chunks_of
-from troupe.common.agents import make_agent
+from troupe.common.agents import formats, make_agent
 from troupe.common.agents.acting import Acting
 from troupe.common.agents.apex import ApexConfig
 from troupe.common.agents.base import Batch, Inputs
@@ -107,9 +107,9 @@ def anything(agent, rng):
 
 
 def torchscript(data, acting):
-    described = {export.NAME: ""}
+    described = {formats.NAME: ""}
     module = torch.jit.load(io.BytesIO(data), _extra_files=described)
-    assert json.loads(described[export.NAME])["algorithm"]
+    assert json.loads(described[formats.NAME])["algorithm"]
     return lambda named: [each.numpy() for each in module(*map(torch.from_numpy, named.values()))]
 
 
@@ -118,7 +118,7 @@ def onnx(data, acting):
     session = runtime.InferenceSession(data)
     assert [each.name for each in session.get_inputs()] == list(acting.inputs)
     assert [each.name for each in session.get_outputs()] == list(acting.outputs)
-    assert json.loads(session.get_modelmeta().custom_metadata_map[export.NAME])["algorithm"]
+    assert json.loads(session.get_modelmeta().custom_metadata_map[formats.NAME])["algorithm"]
     return lambda named: session.run(None, dict(named))
 
 
@@ -130,7 +130,7 @@ def test_an_exported_policy_chooses_as_the_agent_does(family, load):
     config, env = FAMILIES[family]
     agent, rollout = learned(config, env)
     acting = Acting(agent, 2).eval()
-    run = load(export.WRITERS[load.__name__](acting, agent, json.dumps({"algorithm": "x"})), acting)
+    run = load(formats.WRITERS[load.__name__](acting, agent, json.dumps({"algorithm": "x"})), acting)
     said, rng = [], np.random.default_rng(0)
     rollout.explore([0, 1], 2)
     for _ in range(16):
@@ -198,7 +198,7 @@ def test_the_command_writes_files_that_say_what_they_are(tmp_path, capsys):
         assert action.tolist() == agent.net(torch.from_numpy(obs)).argmax(1).tolist()
     assert export.main([*words, "safetensors"]) == 0
     with safe_open(tmp_path / "policy", "numpy") as file:
-        assert json.loads(file.metadata()[export.NAME])["env"]["id"] == "gym:CartPole-v1"
+        assert json.loads(file.metadata()[formats.NAME])["env"]["id"] == "gym:CartPole-v1"
         np.testing.assert_array_equal(file.get_tensor("hidden.weight"), agent.params()["hidden.weight"])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.agents.replayed import batch_of, windows
 from tests.agents.test_acting import onnx, torchscript
-from troupe.common.agents import make_agent
+from troupe.common.agents import formats, make_agent
 from troupe.common.agents.acting import Acting
 from troupe.common.agents.base import Batch
 from troupe.common.agents.policy_gradient import PolicyGradientConfig
@@ -20,7 +20,6 @@ from troupe.common.envs.slots import SlotVector
 from troupe.common.errors import ConfigError
 from troupe.common.nets.pixels import NormalizedPixels
 from troupe.common.spaces import ActionSpec
-from troupe.services import export
 from troupe.services.actor.local_inference import Rollout
 
 WHOLE = EnvSpec(
@@ -107,7 +106,7 @@ def test_an_exported_policy_takes_the_bytes(load):
     agent, rng = make_agent(PolicyGradientConfig(torso="shallow"), PACKED, seed=1), np.random.default_rng(0)
     inputs = rollout_of(agent)._slots.inputs
     acting = Acting(agent, 1).eval()
-    run = load(export.WRITERS[load.__name__](acting, agent, json.dumps({"algorithm": "x"})), acting)
+    run = load(formats.WRITERS[load.__name__](acting, agent, json.dumps({"algorithm": "x"})), acting)
     for _ in range(8):
         obs = rng.integers(0, 255, (1, *PACKED.obs_shape), np.uint8)
         act = agent.act(replace(inputs, obs=obs), np.zeros(1, np.float32), rng)

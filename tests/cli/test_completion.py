@@ -1,5 +1,6 @@
 """What the Tab key offers, asked as a shell asks."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -7,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from troupe.services import completion
-from troupe.services.__main__ import main
+from troupe.services.commands import COMMANDS, page
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,9 +51,13 @@ def test_what_may_stand_here_is_offered(tmp_path, line, words):
     assert offered(tmp_path, line) == words
 
 
-@pytest.mark.parametrize("command", completion._OPTIONS)
-def test_every_option_that_is_offered_exists(command, capsys):
-    with pytest.raises(SystemExit):
-        main([*command.split(), "--help"])
-    told = capsys.readouterr().out
-    assert not [option for option in completion._OPTIONS[command] if option not in told]
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_parser_of_its_name_and_a_function(name):
+    command = COMMANDS[name]
+    assert command.make_parser().prog == f"troupe {name}"
+    module, function = command.function.split(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_the_page_of_commands_is_up_to_date():
+    assert (ROOT / "docs" / "commands.md").read_text("utf-8") == page(), "run `make docs`"

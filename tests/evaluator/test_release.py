@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from troupe.common.errors import ConfigError
+from troupe.common.policies import restore
 from troupe.common.runtime.checkpoint import open_checkpoint
 from troupe.services import export
-from troupe.services.evaluator.evaluate import evaluate, main, restore
+from troupe.services.evaluator.evaluate import evaluate, main
 
 RELEASE = Path(__file__).parents[2] / "release"
 LEAST = {

@@ -3,7 +3,7 @@ import pytest
 from troupe.common.config import load_config
 from troupe.common.config.field_options import parse_with_fields
 from troupe.common.errors import ConfigError
-from troupe.services.learner.__main__ import parser, run_config
+from troupe.services.learner.__main__ import main_parser, run_config
 
 
 def test_a_preset_begins_a_run_with_the_environment_on_top(tmp_path, monkeypatch):
@@ -69,7 +69,7 @@ def test_fields_on_the_command_line_come_before_the_environment(tmp_path, monkey
         "--total-steps=50",
         "--resume",
     ]
-    args, fields = parse_with_fields(parser(), words)
+    args, fields = parse_with_fields(main_parser(), words)
     assert args.resume
     config = run_config(args.run_dir, args.preset, fields)
     assert (config.run.seed, config.run.total_steps) == (9, 50)

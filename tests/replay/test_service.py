@@ -227,7 +227,7 @@ def test_errors_are_one_line(tmp_path, words, code, text):
     ("words", "code", "text"),
     [
         ([], 2, "needs a command: serve, status, snapshot"),
-        (["--bind", "tcp://127.0.0.1:1"], 2, "`troupe replay serve --bind ...` runs a shard"),
+        (["--bind", "tcp://127.0.0.1:1"], 2, "stands before --bind: `troupe replay serve --bind ...`"),
         (["--status", "tcp://127.0.0.1:1"], 2, "--status is a command: `troupe replay status --help`"),
         (["--snapshot=tcp://127.0.0.1:1", "there"], 2, "--snapshot is a command: `troupe replay snapshot"),
         (["stauts", "tcp://127.0.0.1:1"], 2, "nearest: status"),

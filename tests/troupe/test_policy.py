@@ -112,7 +112,7 @@ def test_rewards_reach_it_as_training_counts_them(tmp_path):
 
 def test_no_environment_is_made_and_none_of_its_modules_is_needed(tmp_path, monkeypatch):
     run_dir, config, _ = saved(tmp_path, "cartpole-apex")
-    monkeypatch.setattr("troupe.services.evaluator.evaluate.make_spec", None)
+    monkeypatch.setattr("troupe.common.policies.make_spec", None)
     values = config.to_dict() | {"env": {"id": "no_such_module:Env-v0"}}
     policy = troupe.load(run_dir)
     arrays, meta = policy._agent.state()

@@ -1,0 +1,101 @@
+"""Every command of `troupe`, in the order of `troupe --help`.
+
+`python -m troupe.services.commands > docs/commands.md` writes the page of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from troupe.common.config.field_options import EXIT_CODES
+from troupe.common.runtime.commands import Command
+
+_CONFIGURATION = "troupe.services.configuration"
+_EXPERIMENTS = "troupe.services.experiments.commands"
+_LAUNCHER = "troupe.services.launcher"
+_REPLAY = "troupe.services.replay"
+
+COMMANDS = {
+    "train": Command("train on this machine, from a preset", "troupe.services.training:train"),
+    "resume": Command("continue a run from its newest checkpoint", "troupe.services.training:resume"),
+    "eval": Command(
+        "play full games with a run's newest, or a given, checkpoint",
+        "troupe.services.evaluator.evaluate:main",
+        "troupe.services.evaluator.options:eval_parser",
+    ),
+    "sweep": Command("train many runs: grids, seeds, suites, searches", f"{_EXPERIMENTS}:sweep"),
+    "runs": Command("list run directories: state, steps, last evaluation", f"{_EXPERIMENTS}:runs"),
+    "compare": Command("compare runs: a table with intervals over seeds", f"{_EXPERIMENTS}:compare"),
+    "plot": Command("draw the learning curves of runs", f"{_EXPERIMENTS}:plot"),
+    "export": Command("write the policy into a file for other programs", "troupe.services.export:main"),
+    "presets": Command("list the presets", f"{_CONFIGURATION}:presets"),
+    "config show": Command("print every value, and the layer that set it", f"{_CONFIGURATION}:show"),
+    "config validate": Command("check presets, TOML files or run directories", f"{_CONFIGURATION}:validate"),
+    "config explain": Command("describe a field, a section or an algorithm", f"{_CONFIGURATION}:explain"),
+    "env check": Command(
+        "play an environment at random: what it shows, how fast, whether it works",
+        "troupe.services.environment:check",
+    ),
+    "keys new": Command(
+        "make the keys of a run whose services talk over a network", f"{_LAUNCHER}.make_keys:new"
+    ),
+    "keys check": Command("check what a service of a role would load", f"{_LAUNCHER}.make_keys:check"),
+    "learner": Command("run only the learner", "troupe.services.learner.__main__:main"),
+    "actor": Command("run only an actor process", "troupe.services.actor.__main__:main"),
+    "evaluator": Command("run only the evaluator", "troupe.services.evaluator.__main__:main"),
+    "replay serve": Command(
+        "run only a replay shard, in a run or by itself (needs no torch)",
+        f"{_REPLAY}.__main__:serve_shard",
+        f"{_REPLAY}.options:serve_parser",
+    ),
+    "replay status": Command("print the status of a running shard", f"{_REPLAY}.__main__:status"),
+    "replay snapshot": Command("have a running shard copy its items", f"{_REPLAY}.__main__:snapshot"),
+}
+
+_HEAD = """\
+# Commands
+
+<!-- Written by `make docs` from the commands' own parsers: edit those, not this page. -->
+
+`eval "$(register-python-argcomplete troupe)"` in `~/.bashrc` or `~/.zshrc` completes commands, presets,
+options and fields at the Tab key (fields of `[agent]` excepted). `troupe COMMAND --help` prints what is
+below, and for commands that take `--SECTION.FIELD VALUE` every [field of the
+configuration](configuration.md). Wrong input is answered in one line that names the nearest valid name.
+`make help` lists what a checkout has for developers and for the cloud.
+
+"""
+
+
+def page() -> str:
+    """Return docs/commands.md."""
+    lines = [_HEAD + EXIT_CODES.replace("exit codes", "Exit codes").replace("\n", " ") + ".", ""]
+    lines += ["| command | what it does |", "|---|---|"]
+    lines += [
+        f"| [`troupe {name}`](#troupe-{name.replace(' ', '-')}) | {command.summary} |"
+        for name, command in COMMANDS.items()
+    ]
+    for name, command in COMMANDS.items():
+        parser = command.make_parser()
+        lines += ["", f"## troupe {name}", "", " ".join((parser.description or "").split()), ""]
+        lines += ["| argument | meaning |", "|---|---|"]
+        actions = [action for action in parser._actions if action.dest != "help"]
+        lines += [_row(action) for action in sorted(actions, key=lambda action: bool(action.option_strings))]
+        if getattr(parser, "takes_fields", False):
+            lines += ["| `--SECTION.FIELD VALUE` | a [field of the configuration](configuration.md) |"]
+    return "\n".join(lines) + "\n"
+
+
+def _row(action: argparse.Action) -> str:
+    value = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "")
+    value = value if isinstance(value, str) else " ".join(value)
+    if action.option_strings and action.nargs != 0 and not value:
+        value = action.dest.upper()
+    name = ", ".join(action.option_strings)
+    text = (action.help or "") % {"default": action.default}
+    shown = " ".join(filter(None, (name, value if action.nargs != 0 else "")))
+    cells = (f"`{shown}`", " ".join(text.split()))
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,127 @@
+"""`troupe config` and `troupe presets`: what a run would be configured with, and whether it is valid."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from troupe.common.config import Loaded, load_layers, preset_names, preset_summary
+from troupe.common.config.field_options import field_parser, parse_with_fields
+from troupe.common.errors import MissingEngineError
+from troupe.common.runtime.files import readable, run_config
+from troupe.common.runtime.parser import Parser
+from troupe.services.training import add_algo, chosen_algo
+
+
+def presets_parser() -> argparse.ArgumentParser:
+    """Return the parser of `troupe presets`."""
+    parser = Parser(prog="troupe presets", description="List the presets.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object {name: summary}")
+    return parser
+
+
+def presets(words: Sequence[str]) -> int:
+    """List the presets."""
+    options = presets_parser().parse_args(words)
+    summaries = {name: preset_summary(name) for name in preset_names()}
+    if options.json:
+        print(json.dumps(summaries))
+    else:
+        width = max(map(len, summaries), default=0)
+        for name, summary in summaries.items():
+            print(f"{name:<{width}}  {summary}".rstrip())
+    return 0
+
+
+def show_parser() -> argparse.ArgumentParser:
+    """Return the parser of `troupe config show`."""
+    parser = field_parser(
+        "config show",
+        "[PRESET | RUN_DIR | --algo NAME --env ID] [OPTION ...]",
+        "Print every value, and the layer that set it.",
+    )
+    parser.add_argument("source", metavar="PRESET | RUN_DIR", nargs="?", help="default: the defaults")
+    add_algo(parser)
+    parser.add_argument("--changed", action="store_true", help="leave out what is at its default")
+    parser.add_argument(
+        "--json", action="store_true", help='print one JSON object {"values": ..., "origins": ...}'
+    )
+    return parser
+
+
+def show(words: Sequence[str]) -> int:
+    """Print every value."""
+    options, overrides = parse_with_fields(show_parser(), words)
+    if options.algo:
+        from troupe.services.launcher import by_kind
+
+        algo = chosen_algo(options.algo, options.source, overrides, "troupe config show")
+        loaded = by_kind.load(algo, options.sweep, overrides, os.environ)
+    else:
+        loaded = _load(options.source, options.sweep, overrides)
+    if options.json:
+        print(json.dumps({"values": loaded.config.to_dict(), "origins": loaded.origins}))
+    else:
+        from troupe.common.config.explain import show_toml
+
+        print(show_toml(loaded, changed_only=options.changed))
+    return 0
+
+
+def validate_parser() -> argparse.ArgumentParser:
+    """Return the parser of `troupe config validate`."""
+    parser = field_parser(
+        "config validate",
+        "[PRESET | RUN_DIR ...] [OPTION ...]",
+        "Check presets, TOML files or run directories.",
+    )
+    parser.add_argument("sources", metavar="PRESET | RUN_DIR", nargs="*", help="default: every preset")
+    return parser
+
+
+def validate(words: Sequence[str]) -> int:
+    """Check presets, TOML files or run directories."""
+    options, overrides = parse_with_fields(validate_parser(), words)
+    from troupe.services.launcher.training import check_environment
+
+    for source in options.sources or preset_names():
+        loaded = _load(source, options.sweep, overrides)
+        try:
+            check_environment(loaded, play=False)
+            print(f"{source}: valid")
+        except MissingEngineError as error:
+            print(f"{source}: valid, but cannot run on this machine: {error}")
+    return 0
+
+
+def explain_parser() -> argparse.ArgumentParser:
+    """Return the parser of `troupe config explain`."""
+    parser = Parser(
+        prog="troupe config explain", description="Describe fields: meaning, type, default, role."
+    )
+    parser.add_argument(
+        "field",
+        metavar="SECTION | SECTION.FIELD | ALGORITHM",
+        help="for example replay, agent.n_steps, impala or my_package.my_algorithm",
+    )
+    return parser
+
+
+def explain(words: Sequence[str]) -> int:
+    """Describe a field, a section or an algorithm."""
+    from troupe.common.config.explain import explain as explanation
+
+    print(explanation(explain_parser().parse_args(words).field))
+    return 0
+
+
+def _load(source: str | None, sweep: Path | None, overrides: dict[str, str]) -> Loaded:
+    if source is not None:
+        with readable(Path(source)):
+            is_run = Path(source).is_dir()
+        if is_run:
+            return load_layers(None, sweep, overrides, os.environ, run_config=run_config(Path(source)))
+    return load_layers(source, sweep, overrides, os.environ)

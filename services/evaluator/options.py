@@ -1,0 +1,77 @@
+"""The command line of `troupe eval`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from troupe.common.config.field_options import parse_with_fields
+from troupe.common.config.fields import MAX_SLOTS
+from troupe.common.permits import add_module_argument
+from troupe.common.runtime.parser import Parser, integer, real
+
+SLOTS = 8
+"""Games side by side, unless somebody wants others."""
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Read the command line: options, and fields of `[env]` as text."""
+    parser = eval_parser()
+    options, fields = parse_with_fields(parser, argv)
+    for name in fields:
+        if not name.startswith("env."):
+            parser.error(f"unrecognized arguments: --{name}")
+    return options, fields
+
+
+def eval_parser() -> Parser:
+    """Return the parser of `troupe eval`."""
+    parser = Parser(
+        fields="only fields of [env] may be other than in training",
+        prog="troupe eval",
+        usage="troupe eval PATH ... [OPTION ...] [--env.FIELD VALUE ...]",
+        description="Play full games with a run's newest, or given, checkpoints.\n\n"
+        "Fields of [env] are options too, such as --env.sticky_actions 0.25 or --env.id: the network plays\n"
+        "in another environment than in its training, as long as what it sees and does has the same shape.",
+    )
+    add = parser.add_argument
+    add("path", type=Path, nargs="+", metavar="PATH", help="run directory, or checkpoint")
+    add("--all", action="store_true", help="every whole checkpoint of the run, from the oldest on: a curve")
+    add("--episodes", type=integer(1), default=20, metavar="N", help="games (default: 20)")
+    add(
+        "--seed",
+        type=integer(0),
+        default=0,
+        metavar="S",
+        help="seed of the games: the same seed and --slots replay the same games, and fewer episodes are a "
+        "prefix of them (default: 0)",
+    )
+    add(
+        "--slots",
+        type=integer(1, MAX_SLOTS),
+        default=SLOTS,
+        metavar="N",
+        help="games side by side (default: 8)",
+    )
+    add(
+        "--device", default="cpu", metavar="DEVICE", help="of the network: cpu, cuda or cuda:N (default: cpu)"
+    )
+    explore = parser.add_mutually_exclusive_group()
+    explore.add_argument(
+        "--epsilon",
+        type=real(0, 1),
+        metavar="E",
+        help="chance of an action at random; of a policy, of one that is drawn instead of its best "
+        "(default: agent.eval_epsilon)",
+    )
+    explore.add_argument("--greedy", action="store_true", help="always the best action: --epsilon 0")
+    explore.add_argument(
+        "--sampled", action="store_true", help="actions drawn from the policy, for algorithms that have one"
+    )
+    add("--video", type=Path, metavar="FILE", help="film the first game: .mp4 or .gif")
+    add("--render", action="store_true", help="a window shows the first slot's games, at their own speed")
+    add("--output", type=Path, action="append", default=[], metavar="FILE", help="report: .json, .csv or .md")
+    add_module_argument(parser)
+    add("--json", action="store_true", help="print one JSON line for each checkpoint instead of a table")
+    return parser

@@ -1,0 +1,118 @@
+"""`troupe train` and `troupe resume`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from troupe.common.config import Config
+from troupe.common.config.field_options import field_parser, parse_with_fields
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.lifecycle import StopSignal
+
+
+def train_parser() -> argparse.ArgumentParser:
+    """Return the parser of `troupe train`."""
+    parser = field_parser(
+        "train",
+        "PRESET | --algo NAME --env ID [OPTION ...]",
+        "Train on this machine, from a preset or with values for an algorithm and a kind of environment.",
+    )
+    parser.add_argument(
+        "preset", metavar="PRESET", nargs="?", help="a name from `troupe presets`, or a TOML file"
+    )
+    add_algo(parser)
+    parser.add_argument(
+        "--run-dir", metavar="DIR", type=Path, help="new directory (default: runs/PRESET-DATE-TIME)"
+    )
+    parser.add_argument(
+        "--serial",
+        action="store_true",
+        help="act, store and learn in one process: for debuggers and profilers",
+    )
+    _add_run_options(parser)
+    return parser
+
+
+def train(words: Sequence[str]) -> int:
+    """Train on this machine."""
+    options, overrides = parse_with_fields(train_parser(), words)
+    from troupe.services.launcher import training
+
+    training.train(
+        options.preset,
+        options.run_dir,
+        algo=chosen_algo(options.algo, options.preset, overrides, "troupe train"),
+        sweep=options.sweep,
+        overrides=overrides,
+        progress=None if options.progress else False,
+        instead=_serial if options.serial else None,
+    )
+    return 0
+
+
+def _serial(config: Config, run_dir: Path) -> None:
+    from troupe.serial import SerialTraining
+
+    SerialTraining(config, run_dir, StopSignal().install()).run()
+    print(f"run directory: {run_dir}")
+
+
+def resume_parser() -> argparse.ArgumentParser:
+    """Return the parser of `troupe resume`."""
+    parser = field_parser(
+        "resume",
+        "RUN_DIR [OPTION ...]",
+        "Continue a run. Tunable fields may change; structural ones may not; operational ones (addresses,\n"
+        "ports) come from the command line, environment, preset or defaults, never from the run.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
+    _add_run_options(parser)
+    return parser
+
+
+def resume(words: Sequence[str]) -> int:
+    """Continue a run."""
+    options, overrides = parse_with_fields(resume_parser(), words)
+    from troupe.services.launcher import training
+
+    training.resume(
+        options.run_dir,
+        sweep=options.sweep,
+        overrides=overrides,
+        progress=None if options.progress else False,
+    )
+    return 0
+
+
+def add_algo(parser: argparse.ArgumentParser) -> None:
+    """Add `--algo`, which stands for a preset."""
+    parser.add_argument(
+        "--algo",
+        metavar="NAME",
+        default="",
+        help="instead of a preset, with --env ID: ppo, dqn, impala, pqn, r2d2 or sac, with values that suit "
+        "what the environment shows and takes; `troupe config show --algo NAME --env ID` prints them",
+    )
+
+
+def chosen_algo(algo: str, preset: str | None, overrides: dict[str, str], command: str) -> str:
+    """Return `--algo`, empty with a preset. Raises ConfigError unless it is one of the two."""
+    env_id = overrides.get("env") or overrides.get("env.id") or "ID"
+    if algo and preset:
+        raise ConfigError(f"--algo {algo} is instead of a preset: leave out one, {preset} or --algo")
+    if not algo and not preset:
+        raise ConfigError(
+            f"PRESET is required (`troupe presets` lists them), or `{command} --algo ppo --env {env_id}`"
+        )
+    return algo
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-progress",
+        dest="progress",
+        action="store_false",
+        help="log plain lines instead of the live panel",
+    )
