@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import shlex
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 
@@ -70,6 +72,14 @@ def install_command(extra: str) -> str:
     folder = Path() if checkout == Path.cwd() else checkout
     pins = shlex.quote(str(folder / "constraints.txt"))
     return f"pip install -c {pins} -e {shlex.quote(f'{folder}[{extra}]')}"
+
+
+def check_trackers(names: Collection[str]) -> None:
+    """Refuse trackers that are not installed; each has the name of its package and extra."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            how = install_command(name)
+            raise ConfigError(f"run.trackers has {name}, which is not installed: {how}, or leave it out")
 
 
 def import_module(module: str, needed_by: str) -> ModuleType:

@@ -39,12 +39,14 @@ class Job:
         folder: of the sweep.
         state: `waiting`, `running`, `done`, `stopped`, `failed` or `pruned`.
         error: why it failed, one line.
+        anew: it begins again, whatever its directory holds.
     """
 
     planned: Planned
     folder: Path
     state: str = "waiting"
     error: str = ""
+    anew: bool = False
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -79,7 +81,7 @@ class Job:
         log_path = make_directory(self.folder / LOGS, "directory") / f"{self.name}.log"
         command = ["train", preset, "--run-dir", str(self.run_dir)]
         if is_run(self.run_dir):
-            if has_checkpoint(self.run_dir):
+            if has_checkpoint(self.run_dir) and not self.anew:
                 command = ["resume", str(self.run_dir)]
             else:
                 shutil.rmtree(self.run_dir)  # it ended before there was anything to keep
@@ -95,7 +97,7 @@ class Job:
                 stderr=subprocess.STDOUT,
                 process_group=0,
             )
-        self.state, self.error = "running", ""
+        self.state, self.error, self.anew = "running", "", False
 
     def poll(self) -> bool:
         """Notice the end; returns whether it has just ended."""

@@ -108,6 +108,16 @@ class Run:
         """The newest evaluation's mean return."""
         return self.metrics.get(EVALUATION_RETURN)
 
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether evaluators play for it."""
+        return bool(self.fields.get("evaluator.enabled", True))
+
+    @property
+    def score(self) -> float | None:
+        """What it is worth so far: its newest evaluation, or without evaluators the returns of training."""
+        return self.last_evaluation if self.is_evaluated else self.metrics.get(TRAINING_RETURN)
+
     def series(self, names: Collection[str] = (EVALUATION_RETURN, TRAINING_RETURN)) -> dict[str, Series]:
         """Read metrics from its table; one that it does not have is empty."""
         return read_series(self.path / CSV_FILE, names)

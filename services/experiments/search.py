@@ -59,6 +59,9 @@ class Study:
         for trial in self._study.get_trials(deepcopy=False):
             job = Job(self._planned(trial.number, trial.params), self._folder)
             job.state = _STATES.get(trial.state.name, "waiting")
+            run = job.run() if job.state == "waiting" else None
+            # Stopped in its last evaluation, it has all its steps: to go on with it would evaluate nothing.
+            job.anew = run is not None and run.state == "done" and run.score is None
             job.error = str(trial.user_attrs.get("error", ""))
             found.append(job)
         return found
@@ -73,7 +76,7 @@ class Study:
         import optuna
 
         run = job.run()
-        if run is None or run.last_evaluation is None or self._sweep.section.pruner == "none":
+        if run is None or run.score is None or self._sweep.section.pruner == "none":
             return False
         level = _LEVELS * run.steps // max(1, run.total_steps)
         if level >= _LEVELS or level <= self._levels.get(job.name, 0):
@@ -82,21 +85,21 @@ class Study:
         frozen = self._study.get_trials(deepcopy=False)[_number(job)]
         trial = optuna.trial.Trial(self._study, frozen._trial_id)
         for passed in range(max(frozen.intermediate_values, default=0) + 1, level + 1):
-            trial.report(run.last_evaluation, passed)
+            trial.report(run.score, passed)
         return trial.should_prune()
 
     def tell(self, job: Job) -> None:
-        """Record the end of a trial: the newest evaluation is what it is worth."""
+        """Record the end of a trial: its score is what it is worth."""
         from optuna.trial import TrialState
 
         run = job.run()
-        value = None if run is None else run.last_evaluation
+        value = None if run is None else run.score
         if job.state == "done" and value is not None:
             self._study.tell(_number(job), value)
         elif job.state == "pruned":
             self._study.tell(_number(job), state=TrialState.PRUNED)
         elif job.state in ("done", "failed"):
-            job.state, job.error = "failed", job.error or "it was not evaluated"
+            job.state, job.error = "failed", job.error or "no game of it was counted"
             self._study.tell(_number(job), state=TrialState.FAIL)
 
     def best(self) -> tuple[str, float, dict[str, Any]] | None:

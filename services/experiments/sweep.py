@@ -25,6 +25,7 @@ from troupe.services.experiments.plan import SECTION, Planned, Sweep, parse, val
 from troupe.services.experiments.runs import Series
 from troupe.services.experiments.space import ends
 from troupe.services.launcher.panel import lost_terminal_tolerated
+from troupe.services.launcher.training import check_runnable
 from troupe.services.launcher.workspace import own_command, saved_steps, shell_path
 
 RECORD = "sweep.json"
@@ -43,14 +44,16 @@ class SweepError(TroupeError):
 
 
 def check(sweep: Sweep) -> dict[str, int]:
-    """Refuse fields and values that cannot be, before any run begins; returns each run's total steps.
+    """Refuse runs that could not begin, before any does; returns each run's total steps.
 
-    Of a study there are no runs yet: the extreme values of its space are checked.
+    Of a study there are no runs yet: the extreme values of its space are checked. Every environment is made
+    once, and every network, but not each with each.
 
     Raises:
         ConfigError: names the field, and the file that it is from.
     """
     totals = {}
+    seen: set[str] = set()
     planned = sweep.runs()
     if sweep.is_study:
         search.check_installed()
@@ -66,6 +69,13 @@ def check(sweep: Sweep) -> dict[str, int]:
             except ConfigError as error:
                 raise ConfigError(str(error).replace(f"file {values}", f"file {sweep.source}")) from None
             totals[run.name] = loaded.config.run.total_steps
+            parts = {repr(loaded.config.env), repr(loaded.config.agent)}
+            if not parts <= seen:
+                seen |= parts
+                try:
+                    check_runnable(loaded)
+                except TroupeError as error:
+                    raise type(error)(f"{run.name}: {error}") from None
     return totals
 
 
@@ -238,14 +248,16 @@ class Runner:
     def _ended(self, job: Job) -> None:
         if job.state == "stopped" and not self._stop:
             job.state, job.error = "failed", "stopped from outside"
-        if self.study is not None:
-            self.study.tell(job)
         run = job.run()
+        if self.study is not None:
+            if self._stop and job.state == "done" and (run is None or run.score is None):
+                job.state = "stopped"  # before its last games ended: it is tried again
+            self.study.tell(job)
         words = f"{job.name}: {job.state}"
         if job.error:
             words += f": {job.error}"
         elif run is not None:
-            score = report.number(run.last_evaluation)
+            score = report.number(run.score)
             words += f", return {score}, {run.steps:,} steps, {run.wall_s / 60:.1f} minutes"
         self._say(words)
         self._save()
@@ -282,7 +294,7 @@ class Runner:
             run = job.run() if job.state == "running" else None
             if run is not None:
                 share = run.steps / max(1, run.total_steps)
-                parts.append(f"{job.name} {share:.0%}, return {report.number(run.last_evaluation)}")
+                parts.append(f"{job.name} {share:.0%}, return {report.number(run.score)}")
         self._say("; ".join(parts))
 
     def _count(self) -> str:
@@ -349,11 +361,13 @@ def best_trial(study: search.Study, sweep: Sweep, folder: Path) -> list[str]:
     if best is None:
         return ["no trial is over yet"]
     name, value, setting = best
+    evaluated = all(run.is_evaluated for job in study.jobs() if (run := job.run()) is not None)
+    what = "return" if evaluated else "return in training (without evaluators)"
     said = ", ".join(f"{field} = {format_value(chosen)}" for field, chosen in setting.items())
     file = shell_path(folder.absolute() / VALUES / f"{name}.toml")
     fields = shlex.join([*as_options(sweep.overrides), "--run.seed", "2"])
     again = f"{own_command()} train {shlex.quote(sweep.preset)} --sweep {file} {fields}"
-    return [f"best: {name}, return {report.number(value)}: {said}", f"train with it: {again}"]
+    return [f"best: {name}, {what} {report.number(value)}: {said}", f"train with it: {again}"]
 
 
 def how_to_go_on(jobs: Sequence[Job], folder: Path) -> list[str]:

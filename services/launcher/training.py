@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from troupe.common.config import Loaded, changed_structure, check_resumable, load_layers, read_config
 from troupe.common.errors import ConfigError
-from troupe.common.installation import other_code
+from troupe.common.installation import check_trackers, other_code
 from troupe.common.runtime.checkpoint import begin_from, newest_meta
 from troupe.common.runtime.files import CONFIG_FILE, check_writable, readable, run_config
 
@@ -61,6 +61,7 @@ def train(
         loaded = load_layers(preset, sweep, overrides, os.environ)
         name = Path(preset).stem
     _check_device(loaded)
+    _check_outside(loaded.config)
     spec = check_environment(loaded, play=True)
     config = _with_beginning(loaded.config, spec)
     run_dir = run_dir or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -88,6 +89,7 @@ def resume(
     _check_device(loaded)
     for difference in check_resumable(read_config(file), loaded.config):
         print(f"troupe: resuming with {difference}", file=sys.stderr)
+    _check_outside(loaded.config)
     check_environment(loaded, play=True)
     meta = newest_meta(run_dir / "checkpoints")
     if meta and (other := other_code(meta.get("troupe"))):
@@ -108,6 +110,13 @@ def _launch(
     from troupe.services.launcher import launcher  # takes a while, and what is wrong is told before
 
     launcher.run(config, run_dir, resume=resume, progress=progress, stop=stop)
+
+
+def check_runnable(loaded: Loaded) -> None:
+    """Refuse what `train` would refuse, but for what only playing the environment shows."""
+    _check_device(loaded)
+    _check_outside(loaded.config)
+    check_environment(loaded, play=False)
 
 
 def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
@@ -172,6 +181,15 @@ def _check_device(loaded: Loaded) -> None:
         from troupe.common.agents.tensors import check_device
 
         check_device(loaded.config.learner.device)
+
+
+def _check_outside(config: Config) -> None:
+    """Refuse trackers and keys that the services would miss, before any directory or process is."""
+    check_trackers(config.run.trackers)
+    if config.net.keys_dir:
+        from troupe.common.wire.security.keys import check_set
+
+        check_set(config.net.keys_dir)
 
 
 def _check_room(config: Config, spec: EnvSpec, run_dir: Path) -> None:

@@ -284,3 +284,18 @@ def test_ctrl_c_while_the_command_is_imported_is_no_traceback(tmp_path: Path) ->
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (130, "")
+
+
+def test_trackers_and_keys_that_are_missing_are_found_before_a_run_directory_is_made(
+    launched: list[tuple[Config, Path, bool, bool | None]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main(["train", "cartpole-ppo", "--run.trackers", '["mlflow"]']) == 2
+    assert "run.trackers has mlflow, which is not installed: pip install" in capsys.readouterr().err
+    assert cli.main(["train", "cartpole-ppo", "--keys", "nowhere"]) == 4
+    assert "cannot read the keys in nowhere" in capsys.readouterr().err
+    assert not launched
+    assert not list(tmp_path.rglob("runs"))

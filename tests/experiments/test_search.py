@@ -110,9 +110,29 @@ def test_a_trial_without_an_evaluation_has_failed(tmp_path):
     study = search.Study(sweep(), tmp_path)
     job = study.ask()
     end(study, job, None)
-    assert (job.state, job.error) == ("failed", "it was not evaluated")
+    assert (job.state, job.error) == ("failed", "no game of it was counted")
     assert [job.state for job in study.jobs()] == ["failed"]
     assert study.best() is None
+
+
+def test_without_evaluators_a_trial_is_worth_its_returns_in_training(tmp_path):
+    study = search.Study(sweep(), tmp_path)
+    job = study.ask()
+    make_run(job.run_dir, returns=[], run__total_steps="1000", evaluator__enabled="false")
+    write_status(job.run_dir, {"steps": 1000, "wall_s": 1.0, "metrics": {"train/episode_return": 7.0}})
+    job.state = "done"
+    study.tell(job)
+    assert study.best()[:2] == (job.name, 7.0)
+
+
+def test_a_trial_that_was_stopped_before_its_evaluation_begins_again(tmp_path):
+    study = search.Study(sweep(), tmp_path)
+    job, other = study.ask(), study.ask()
+    make_run(job.run_dir, returns=[], run__total_steps="1000")
+    make_run(other.run_dir, returns=[], run__total_steps="1000", steps=500)
+    again = {each.name: each for each in search.Study(sweep(), tmp_path).jobs()}
+    assert (again[job.name].state, again[job.name].anew) == ("waiting", True)
+    assert (again[other.name].state, again[other.name].anew) == ("waiting", False)
 
 
 def test_a_study_is_of_one_run_for_each_trial():
@@ -139,6 +159,17 @@ def test_a_damaged_file_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match="cannot open the study") as caught:
         search.Study(sweep(), tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_study_of_real_runs_without_evaluators(tmp_path):
+    (tmp_path / "f.toml").write_text(
+        '[sweep]\npreset = "cartpole-ppo"\nstudy = "tpe"\ntrials = 1\n'
+        "[sweep.search]\nagent.learning_rate = {low = 1e-4, high = 1e-2, log = true}\n"
+        "[run]\ntotal_steps = 2_000\n[evaluator]\nenabled = false\n"
+    )
+    stdout, _ = finished(command(tmp_path, "f.toml"), 0)
+    assert "best: trial-0000, return in training (without evaluators) " in stdout
 
 
 @pytest.mark.slow

@@ -246,3 +246,19 @@ def test_a_record_that_is_none_is_refused(begun):
     (begun / "sweep.json").write_text("{")
     with pytest.raises(running.ConfigError, match="cannot read"):
         running.recorded_sweep(begun, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "code"),
+    [
+        (("cartpole-ppo", "--suite", "atari5"), "battle_zone: ", 2),
+        (("cartpole-ppo", "--keys", "nowhere"), "cannot read the keys in nowhere", 4),
+    ],
+)
+def test_runs_that_could_not_begin_are_refused_before_any_does(tmp_path, words, told, code):
+    for option in ((), ("--dry-run",)):
+        _, stderr = finished(command(tmp_path, *words, *option), code)
+        assert stderr.startswith("troupe: error: ")
+        assert told in stderr
+        assert len(stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())

@@ -200,6 +200,8 @@ class Reporter:
             self._next_rows = now + self._log_every_s
             self._leases = control.leases()
             self._write_rows()
+            if force:  # the last one: it has the returns of the last rows too
+                self._write_status(control, note)
 
     def close(self) -> None:
         """Write the rest and close the files."""

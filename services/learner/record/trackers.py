@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TextIO
+from typing import Any, Protocol, TextIO
 from urllib.parse import quote
 
 END_S = 20.0
@@ -55,9 +55,6 @@ class Run:
 class Tracker(Protocol):
     """One program's way to keep a run. Any method may raise anything, or block: its process is its own."""
 
-    MODULE: ClassVar[str]
-    """What has to be installed; the extra that brings it has the tracker's name."""
-
     def begin(self, run: Run) -> None:
         """Opens the run, or goes on with it."""
 
@@ -70,8 +67,6 @@ class Tracker(Protocol):
 
 class Wandb:
     """Weights & Biases; `WANDB_MODE=offline` keeps everything in `RUN/wandb` until `wandb sync`."""
-
-    MODULE: ClassVar[str] = "wandb"
 
     def begin(self, run: Run) -> None:
         """See `Tracker`."""
@@ -111,8 +106,6 @@ class Wandb:
 
 class Mlflow:
     """MLflow; without `MLFLOW_TRACKING_URI` the runs are kept in `mlruns` beside the run directory."""
-
-    MODULE: ClassVar[str] = "mlflow"
 
     def begin(self, run: Run) -> None:
         """See `Tracker`."""
@@ -162,8 +155,6 @@ def _mlflow_name(name: str) -> str:
 
 class Trackio:
     """Trackio, which keeps runs on this machine (`TRACKIO_DIR`) or in a Space (`TRACKIO_SPACE_ID`)."""
-
-    MODULE: ClassVar[str] = "trackio"
 
     def begin(self, run: Run) -> None:
         """See `Tracker`."""

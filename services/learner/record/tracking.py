@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import logging
 import math
@@ -17,11 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from troupe.common.errors import ConfigError
-from troupe.common.installation import install_command
+from troupe.common.installation import check_trackers
 from troupe.common.runtime import Deadline
 from troupe.common.runtime.logging import peer_text
-from troupe.services.learner.record.trackers import END_S, TRACKERS, Run
+from troupe.services.learner.record.trackers import END_S, Run
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +31,7 @@ class Trackers:
     """All trackers of a run. Nothing here waits but `close`, and that not for long.
 
     Args:
-        names: of `TRACKERS`.
+        names: of `trackers.TRACKERS`.
         run: what they are told of it.
 
     Raises:
@@ -41,10 +39,7 @@ class Trackers:
     """
 
     def __init__(self, names: Sequence[str], run: Run) -> None:
-        for name in names:
-            if importlib.util.find_spec(TRACKERS[name].MODULE) is None:
-                how = install_command(name)
-                raise ConfigError(f"run.trackers has {name}, which is not installed: {how}, or leave it out")
+        check_trackers(names)
         self._each = [_TrackerProcess(name, run) for name in dict.fromkeys(names)]
 
     def add(self, steps: int, values: Mapping[str, float]) -> None:

@@ -14,7 +14,7 @@ from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.server import Telemetry
 from troupe.services.learner.record import tracking
 from troupe.services.learner.record.reporter import Reporter
-from troupe.services.learner.record.trackers import TRACKERS, Run, flat, without_secrets
+from troupe.services.learner.record.trackers import Run, flat, without_secrets
 from troupe.services.learner.record.tracking import MAX_WAITING, Trackers
 from troupe.services.learner.saving.counters import RunCounters
 
@@ -25,7 +25,7 @@ RUN = Run("0123456789abcdef", "a run", "/runs/a", {"a": 1, "b": {"c": 2.5}})
 @pytest.fixture
 def make(monkeypatch, tmp_path):
     """Trackers whose one process is that of `tracker.py`."""
-    monkeypatch.setitem(TRACKERS, "notes", type("Notes", (), {"MODULE": "json"}))
+    monkeypatch.setattr(tracking, "check_trackers", lambda names: None)
     monkeypatch.setenv("SOME_API_KEY", "hush-hush")
 
     def begun(how):
@@ -112,7 +112,7 @@ def test_a_tracker_ends_by_itself_when_the_learner_is_killed(make, tmp_path, res
 
 
 def test_the_extra_of_one_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"run.trackers has mlflow, which is not installed: .*\[mlflow\]"):
         Trackers(["mlflow"], RUN)
 
