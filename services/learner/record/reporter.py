@@ -190,18 +190,20 @@ class Reporter:
     def tick(self, control: ControlServer, waited_s: float, note: str = "", force: bool = False) -> None:
         """Write what is due. `waited_s` is how long the learner has waited for batches in all."""
         now = time.monotonic()
-        if force or now >= self._next_status:
+        status_due, rows_due = force or now >= self._next_status, force or now >= self._next_rows
+        if status_due:
             self._next_status = now + STATUS_PERIOD_S
             if self._gathered is not None:
                 self._collect_all(self._gathered.expired())
             self._measure_rates(now, waited_s)
-            self._write_status(control, note)
-        if force or now >= self._next_rows:
+            if not force:
+                self._write_status(control, note)
+        if rows_due:
             self._next_rows = now + self._log_every_s
             self._leases = control.leases()
             self._write_rows()
-            if force:  # the last one: it has the returns of the last rows too
-                self._write_status(control, note)
+        if force:  # the last status of a run has what is in its last rows
+            self._write_status(control, note)
 
     def close(self) -> None:
         """Write the rest and close the files."""
