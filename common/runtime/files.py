@@ -13,6 +13,7 @@ from troupe.common.errors import ConfigError
 
 STATUS_FILE = "status.json"
 CONFIG_FILE = "config.toml"
+EPISODES_FILE = "episodes.csv"
 _PROBE_BYTES = 1 << 16
 """An empty file can be made on a full disk."""
 

@@ -11,7 +11,7 @@ from troupe.common.config.field_options import parse_with_fields
 from troupe.common.config.loading import canonical
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
-from troupe.common.runtime.parser import Parser, integer
+from troupe.common.runtime.parser import Parser, integer, real
 from troupe.services.experiments import groups, plan, report, suites
 from troupe.services.experiments import plot as drawing
 from troupe.services.experiments import sweep as running
@@ -84,7 +84,7 @@ def compare(words: Sequence[str]) -> int:
     else:
         print("\n".join(report.page(compared, suite)))
     if options.out is not None:
-        drawing.draw(comparison, options.out)
+        drawing.draw(comparison, options.out, drawing.Style())
     return 0
 
 
@@ -93,22 +93,49 @@ def plot_parser() -> argparse.ArgumentParser:
     parser = _parser(
         "plot",
         "Draw returns against steps and against minutes: the mean of each group of runs that differ in\n"
-        "nothing but their seeds, with its 95 % bootstrap interval over runs, and each run thin behind it.",
+        "nothing but their seeds, with its 95 % bootstrap interval over runs, and each run thin behind it.\n"
+        "Or draw what rliable draws: a performance profile, or aggregates with their intervals.",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
+        "--kind",
+        choices=("curves", "profile", "aggregates"),
+        default="curves",
+        help="curves; the share of runs above each score; or median, IQM, mean and optimality gap as bars "
+        "(default: curves)",
+    )
+    add(
         "--out",
         metavar="PICTURE",
         type=Path,
         default=Path("curves.png"),
         help=f"to write, {', '.join(drawing.KINDS)} (default: curves.png)",
     )
-    parser.add_argument("--x", choices=drawing.AXES, help="one axis instead of both")
-    parser.add_argument("--title", default="", help="above the picture")
+    add("--csv", metavar="FILE", type=Path, help="write the numbers that are drawn, too")
+    add("--x", choices=drawing.AXES, help="one axis instead of both")
+    add("--title", default="", help="above the picture")
+    add(
+        "--labels",
+        metavar="NAME,NAME",
+        type=lambda text: text.split(","),
+        default=[],
+        help="names of the groups, in the order of `troupe compare`",
+    )
+    add("--size", metavar="WxH", type=_size, help="of the picture, in inches, such as 6x4")
+    add(
+        "--smooth",
+        metavar="SHARE",
+        type=real(0, 1),
+        default=0.0,
+        help="each value becomes the mean over this share of the axis before it, such as 0.05 (default: 0)",
+    )
+    add("--no-runs", dest="single", action="store_false", help="leave out single runs behind the means")
+    add("--suite", metavar="NAME | FILE", help="normalise by the scores of a suite (profile, aggregates)")
     return parser
 
 
 def plot(words: Sequence[str]) -> int:
-    """Draw the learning curves of runs."""
+    """Draw the learning curves of runs, or their scores."""
     options = plot_parser().parse_args(words)
     drawing.check_picture(options.out)
     comparison = _comparison(options)
@@ -116,9 +143,38 @@ def plot(words: Sequence[str]) -> int:
         raise ConfigError(
             f"these runs have no values of {comparison.metric} yet: wait for them, or choose --metric"
         )
-    drawing.draw(comparison, options.out, options.title, [options.x] if options.x else [])
-    print("\n".join([str(options.out), *report.notes(comparison)]))
+    if options.labels:
+        comparison = comparison.renamed(options.labels)
+    style = drawing.Style(
+        title=options.title,
+        x=[options.x] if options.x else [],
+        smooth=options.smooth,
+        runs=options.single,
+        size=options.size,
+    )
+    if options.kind == "curves":
+        lines = drawing.draw(comparison, options.out, style)
+    else:
+        suite = suites.load(options.suite) if options.suite else None
+        scores, normalised = report.scores(comparison, suite)
+        axis = drawing.NORMALISED if normalised else comparison.metric
+        draw = drawing.draw_profile if options.kind == "profile" else drawing.draw_aggregates
+        lines = draw(scores, axis, options.out, style)
+    if options.csv is not None:
+        drawing.write_csv(lines, options.csv)
+    written = [str(path) for path in (options.out, options.csv) if path is not None]
+    print("\n".join([*written, *report.notes(comparison)]))
     return 0
+
+
+def _size(text: str) -> tuple[float, float]:
+    try:
+        width, height = (float(each) for each in text.split("x"))
+    except ValueError:
+        width = height = 0.0
+    if not (0 < width <= 100 and 0 < height <= 100):
+        raise argparse.ArgumentTypeError(f"should be width and height in inches, such as 6x4, not {text!r}")
+    return width, height
 
 
 def sweep(words: Sequence[str]) -> int:

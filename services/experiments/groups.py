@@ -12,10 +12,13 @@ from troupe.common.config.presets import is_path
 from troupe.common.config.schema import SECTIONS
 from troupe.common.config.text import format_value
 from troupe.common.errors import ConfigError
+from troupe.common.runtime.files import EPISODES_FILE
 from troupe.common.runtime.metrics import EVALUATION_AGE, EVALUATION_RETURN, TRAINING_RETURN
 from troupe.common.stats.played import LEVELS, LEVELS_PLAYED, levels_missed
-from troupe.services.experiments.runs import Run, Series
+from troupe.services.experiments.runs import Run, Series, read_episodes
 
+_FEW_ROWS = 10
+"""Rows of returns in training that make a curve."""
 _NEVER = {"run.seed", "run.name"}
 ENV, PRESET, ALGORITHM = "env.id", "run.preset", "agent.algorithm"
 
@@ -29,12 +32,14 @@ class Group:
         task: the environment.
         runs: of the group.
         series: of the compared metric, one for each run; some may be empty.
+        metric: its name; the same for all groups of a task.
     """
 
     label: str
     task: str
     runs: Sequence[Run]
     series: Sequence[Series]
+    metric: str
 
     @property
     def finals(self) -> list[float]:
@@ -52,7 +57,7 @@ class Comparison:
     """Groups of runs, and the metric that they are compared by.
 
     Attributes:
-        metric: its name.
+        metric: its name; tasks that have none of it are compared by returns in training, see `Group.metric`.
         by: fields in which the groups differ.
         groups: of runs.
         span: steps from and to which each run's values are one mean; None: all values are there.
@@ -92,6 +97,18 @@ class Comparison:
         """Environments, each once, in order."""
         return list(dict.fromkeys(group.task for group in self.groups))
 
+    def renamed(self, labels: Sequence[str]) -> Comparison:
+        """The same groups under other labels, in the order of `labels` of this one.
+
+        Raises:
+            ConfigError: there are more or fewer.
+        """
+        if len(set(labels)) != len(self.labels):
+            now = ", ".join(label or "all runs" for label in self.labels)
+            raise ConfigError(f"--labels should name {len(self.labels)} groups, in this order: {now}")
+        names = dict(zip(self.labels, labels, strict=True))
+        return replace(self, groups=[replace(group, label=names[group.label]) for group in self.groups])
+
     def of(self, label: str) -> list[Group]:
         """The groups of this label, one for each task."""
         return [group for group in self.groups if group.label == label]
@@ -103,7 +120,8 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
     Args:
         runs: at least one.
         by: fields; none: those in which the runs differ, see `differing_fields`.
-        metric: name in `metrics.csv`; "": evaluations, or training returns where no run has been evaluated.
+        metric: name in `metrics.csv`; "": evaluations, or for a task of which no run was evaluated, or only
+            some were and all have them, returns in training.
 
     Raises:
         ConfigError: there is no such field, or no run has this metric.
@@ -111,9 +129,16 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
     fields = [_known(name, runs) for name in by] or differing_fields(runs)
     names = [metric] if metric else [EVALUATION_RETURN, TRAINING_RETURN]
     read = [run.series([*names, EVALUATION_AGE, LEVELS_PLAYED, LEVELS]) for run in runs]
-    chosen = next((name for name in names if any(series[name] for series in read)), names[0])
-    if metric and not any(series[chosen] for series in read):
+    if metric and not any(series[metric] for series in read):
         raise ConfigError(f"no run has values of {metric!r} in its metrics.csv")
+    if not metric:
+        for run, each in zip(runs, read, strict=True):
+            each[TRAINING_RETURN] = _training(run, each[TRAINING_RETURN])
+    metrics = {
+        task: _metric([each for run, each in zip(runs, read, strict=True) if run.env_id == task], names)
+        for task in dict.fromkeys(run.env_id for run in runs)
+    }
+    chosen = min(metrics.values(), key=names.index)
     labels = labelled([run.fields for run in runs], fields)
     if not by:
         labels = _names(runs, labels) or labels
@@ -124,7 +149,11 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
         chosen,
         fields,
         [
-            Group(label, task, [runs[i] for i in members], [read[i][chosen] for i in members])
+            Group(
+                *(label, task, [runs[i] for i in members]),
+                series=[read[i][metrics[task]] for i in members],
+                metric=metrics[task],
+            )
             for (label, task), members in groups.items()
         ],
         dated_late=sum(
@@ -138,6 +167,23 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
             if chosen.startswith("eval/") and (words := _fewest_levels(series))
         },
     )
+
+
+def _metric(read: Sequence[Mapping[str, Series]], names: Sequence[str]) -> str:
+    """The first metric that all runs of a task have; else the first that any has."""
+    for among in (all, any):
+        for name in names:
+            if among(bool(series[name]) for series in read):
+                return name
+    return names[0]
+
+
+def _training(run: Run, rows: Series) -> Series:
+    """A run's returns in training: of a short one, whose rows are few, from its single games."""
+    if len(rows.values) >= _FEW_ROWS:
+        return rows
+    games = read_episodes(run.path / EPISODES_FILE)
+    return games if len(games.values) > len(rows.values) else rows
 
 
 def _fewest_levels(series: Mapping[str, Series]) -> str:
@@ -156,25 +202,20 @@ def _names(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
 
 
 def differing_fields(runs: Sequence[Run]) -> list[str]:
-    """Fields in which runs differ, without seeds, names, the environment, and what belongs to a machine.
+    """Fields in which runs of one environment differ, without seeds, names, and what belongs to a machine.
 
     Runs of several presets differ in too much to list: the preset stands for it, and then only what
     differs among runs of one preset. Without a preset, as `troupe train --algo` begins, the algorithm and the
-    environment have chosen the values: the algorithm stands for them, and what differs among its runs of
-    one environment.
+    environment have chosen the values, and the algorithm stands for them.
     """
-    kinds: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    kinds: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for run in runs:
-        fields = run.fields
-        preset = str(fields.get(PRESET, ""))
-        kind: tuple[str, ...] = (preset,) if preset else ("", str(fields.get(ALGORITHM, "")), run.env_id)
-        kinds.setdefault(kind, []).append(fields)
-    if len(kinds) == 1:
-        return _differing([run.fields for run in runs])
+        preset, algorithm = str(run.fields.get(PRESET, "")), str(run.fields.get(ALGORITHM, ""))
+        kinds.setdefault((preset, "" if preset else algorithm, run.env_id), []).append(run.fields)
     within: dict[str, None] = {}
-    if len({kind[0] for kind in kinds}) > 1:
+    if len({preset for preset, _, _ in kinds}) > 1:
         within[PRESET] = None
-    if len({kind[1] for kind in kinds if len(kind) > 1}) > 1:
+    if len({algorithm for preset, algorithm, _ in kinds if not preset}) > 1:
         within[ALGORITHM] = None
     for kind in sorted(kinds):
         within.update(dict.fromkeys(_differing(kinds[kind])))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from troupe.common.errors import ConfigError
 from troupe.common.stats import bootstrap, iqm, mean, median, normalized, optimality_gap, random_and_human
 from troupe.common.stats.intervals import Statistic
 from troupe.common.stats.played import levels_missed
@@ -20,7 +21,7 @@ References = Mapping[str, tuple[float, float] | None]
 Scores = Sequence[Sequence[float]]
 """For each task, those of its runs."""
 
-_AGGREGATES: dict[str, Statistic] = {
+AGGREGATES: dict[str, Statistic] = {
     "median": median,
     "iqm": iqm,
     "mean": mean,
@@ -115,13 +116,13 @@ def suite_table(comparison: Comparison, references: References | None = None) ->
     """Normalised scores over all tasks, a line for each label; none where there is one task or no score."""
     rows = []
     for label, scores, missing in _normalized(comparison, references):
-        values = [interval(scores, statistic) for statistic in _AGGREGATES.values()]
+        values = [interval(scores, statistic) for statistic in AGGREGATES.values()]
         tasks = f"{len(scores)}" + (f" of {len(scores) + missing}" if missing else "")
         rows.append([label or "all runs", tasks, f"{sum(map(len, scores))}", *values])
     if not rows:
         return []
     headers = ["normalised scores", "tasks", "runs"]
-    return table([*headers, *(f"{_title(name)} [95 %]" for name in _AGGREGATES)], rows)
+    return table([*headers, *(f"{title_of(name)} [95 %]" for name in AGGREGATES)], rows)
 
 
 def as_values(comparison: Comparison, references: References | None = None) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def as_values(comparison: Comparison, references: References | None = None) -> d
             "label": label,
             "tasks": len(scores),
             "tasks_without_reference": missing,
-            **{name: _estimate(scores, statistic) for name, statistic in _AGGREGATES.items()},
+            **{name: _estimate(scores, statistic) for name, statistic in AGGREGATES.items()},
         }
         for label, scores, missing in _normalized(comparison, references)
     ]
@@ -169,6 +170,18 @@ def notes(comparison: Comparison) -> list[str]:
             f"{runs} of an older version of Troupe: evaluations are dated there by the end of their games, "
             "which is later than the parameters that were played"
         )
+    for task, metric in {group.task: group.metric for group in comparison.groups}.items():
+        if metric != comparison.metric:
+            found.append(f"{task}: not every run was evaluated, so its values are of {metric}")
+    empty = [
+        run.name
+        for group in comparison.groups
+        for run, series in zip(group.runs, group.series, strict=True)
+        if not series
+    ]
+    if empty:
+        more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
+        found.append(f"no values yet: {', '.join(empty[:3])}{more}")
     for words, count in sorted(Counter(comparison.missed.values()).items()):
         runs = "1 run" if count == 1 else f"{count} runs"
         found.append(f"{runs} with evaluations that played {words}: not comparable with the mean over all")
@@ -207,11 +220,27 @@ def _group_values(group: Group) -> dict[str, Any]:
     }
 
 
+def scores(comparison: Comparison, references: References | None) -> tuple[dict[str, Scores], bool]:
+    """For each label its runs' last values by task, and whether they are normalised.
+
+    Of one task without `references` they are its returns.
+
+    Raises:
+        ConfigError: several tasks have returns that cannot be put on one scale.
+    """
+    if len(comparison.tasks) == 1 and references is None:
+        return {group.label: [group.finals] for group in comparison.groups if group.finals}, False
+    found: dict[str, Scores] = {label: of_tasks for label, of_tasks, _ in _normalized(comparison, references)}
+    if not found:
+        raise ConfigError("these tasks have no scores to normalise by: name them in a file, --suite FILE")
+    return found, True
+
+
 def _normalized(
     comparison: Comparison, references: References | None
 ) -> list[tuple[str, list[list[float]], int]]:
     """For each label its normalised scores by task, and the number of tasks that have none."""
-    if len(comparison.tasks) < 2:
+    if len(comparison.tasks) < 2 and references is None:
         return []
     of: Callable[[str], tuple[float, float] | None] = random_and_human
     if references is not None:
@@ -221,7 +250,7 @@ def _normalized(
         scores = []
         for group in comparison.of(label):
             reference = of(group.task)
-            if reference is not None and group.finals:
+            if reference is not None and group.finals and group.metric == comparison.metric:
                 scores.append([normalized(value, reference) for value in group.finals])
         tasks = comparison.tasks if references is None else references
         if scores:
@@ -229,7 +258,8 @@ def _normalized(
     return found
 
 
-def _title(name: str) -> str:
+def title_of(name: str) -> str:
+    """Return how people read the name of a statistic."""
     return "IQM" if name == "iqm" else name.replace("_", " ")
 
 

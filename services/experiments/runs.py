@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import math
 import time
@@ -209,6 +210,33 @@ def read_series(path: Path, names: Collection[str]) -> dict[str, Series]:
                 series.add(row.steps, row.wall_s, row.value)
     except OSError:
         pass  # not begun yet
+    return found
+
+
+def read_episodes(path: Path, points: int = 100, at_least: int = 10) -> Series:
+    """Returns of a run's `episodes.csv`, each value the mean of as many games that ended one after the other.
+
+    Args:
+        path: of the file; a run may have none.
+        points: values at most.
+        at_least: games of a value at least, but for a run that has fewer.
+    """
+    games: list[tuple[int, float, float]] = []
+    try:
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            for row in csv.DictReader(file):
+                try:
+                    games.append((int(row["steps"]), float(row["wall_s"]), float(row["return"])))
+                except (KeyError, TypeError, ValueError):
+                    continue  # half a line, of a run that is being written
+    except OSError:
+        pass  # not begun yet
+    games.sort(key=lambda game: game[0])  # each actor's lines are in order, but not those of several
+    size = max(1, min(at_least, len(games)), math.ceil(len(games) / points))
+    found = Series()
+    for end in range(size, len(games) + 1, size):
+        steps, wall_s, _ = games[end - 1]
+        found.add(steps, wall_s, sum(value for _, _, value in games[end - size : end]) / size)
     return found
 
 

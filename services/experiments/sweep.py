@@ -348,7 +348,7 @@ def summary(jobs: Sequence[Job], sweep: Sweep, folder: Path) -> list[str]:
     atomic_write(folder / "summary.txt", ("\n".join(lines) + "\n").encode(), durable=False)
     if comparison is not None and any(series.values()):
         try:
-            plot.draw(comparison, folder / "curves.png", folder.name)
+            plot.draw(comparison, folder / "curves.png", plot.Style(title=folder.name))
             lines += ["", f"curves: {shell_path(folder.absolute() / 'curves.png')}"]
         except ConfigError as error:
             lines += ["", f"no curves: {error}"]

@@ -342,6 +342,10 @@ BAD = [
     ("compare R --suite attari5", ["unknown suite 'attari5'", "nearest: atari5"]),
     ("plot R --out p.bmp", ["p.bmp", ".png"]),
     ("plot R --out FILE/p.png", ["cannot create"]),
+    ("plot R --labels a,b", ["--labels should name 1 groups, in this order: all runs"]),
+    ("plot R --size 6", ["--size", "6x4", "'6'"]),
+    ("plot R --smooth 2", ["--smooth", "from 0 to 1"]),
+    ("plot R --csv FILE/p.csv", ["cannot create"]),
     ("plot R --agent.gamma 1", ["unknown argument --agent.gamma"]),
 ]
 

@@ -8,28 +8,43 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
+from troupe.common.runtime.files import EPISODES_FILE
 from troupe.common.runtime.metrics import MetricsWriter, cut_half_line
 from troupe.services.learner.control.server import Telemetry
 
 _log = logging.getLogger(__name__)
 
-EPISODES_FILE = "episodes.csv"
 EPISODES_HEADER = ("wall_s", "steps", "actor", "slot", "version", "return", "length")
 MAX_BYTES = 1 << 28
 """Some five million games. Cheap environments end thousands a second, and an actor may claim as many."""
+
+MAX_ACTORS = 4096
+"""Actors whose last report is remembered."""
 
 
 class EpisodesFile:
     """Appends the games that actors report, in the order of their arrival.
 
-    `steps` is where the run was then, `version` the parameters that the actor had, and `return` is unclipped.
+    An actor reports every few seconds, and not when each game ended: `wall_s` and `steps` of its games are
+    spread evenly between its last report and this one. `version` is that of the actor's parameters,
+    `return` is unclipped.
     """
 
-    def __init__(self, run_dir: Path, writer: MetricsWriter) -> None:
-        """Go on with the file of a run that has one; `writer` says the time, and takes note of what fails."""
+    def __init__(self, run_dir: Path, writer: MetricsWriter, steps: int = 0) -> None:
+        """Go on with the file of a run that has one.
+
+        Args:
+            run_dir: of the run.
+            writer: says the time, and takes note of what fails.
+            steps: of the run so far.
+        """
         self._path = run_dir / EPISODES_FILE
         self._writer = writer
         self._full = False
+        self._begin = writer.wall_s, steps
+        self._reported: dict[str, tuple[float, int]] = {}  # when each actor reported last
         with writer.tolerant():
             cut_half_line(self._path)
             if not self._path.exists():
@@ -38,13 +53,23 @@ class EpisodesFile:
     def take(self, telemetry: Telemetry, *, steps: int, version: int) -> None:
         """Write the games of an actor's report; `version` is the newest of the run."""
         games = telemetry.fields.get("episodes", [])
-        if telemetry.role != "actor" or not games or self._full:
+        if telemetry.role != "actor":
+            return
+        before_s, before = self._reported.pop(telemetry.source, self._begin)
+        now_s = self._writer.wall_s
+        self._reported[telemetry.source] = now_s, steps
+        if len(self._reported) > MAX_ACTORS:
+            del self._reported[next(iter(self._reported))]
+        if not games or self._full:
             return
         acted = version - int(max(0.0, telemetry.metrics.get("params/staleness", 0.0)))
-        wall_s, source = f"{self._writer.wall_s:.3f}", telemetry.source
         rows = [
-            (wall_s, steps, source, game[2] if len(game) > 2 else "", acted, f"{game[0]:.9g}", int(game[1]))
-            for game in games
+            (
+                *(f"{before_s + share * (now_s - before_s):.3f}", round(before + share * (steps - before))),
+                *(telemetry.source, game[2] if len(game) > 2 else "", acted),
+                *(f"{game[0]:.9g}", int(game[1])),
+            )
+            for share, game in zip(np.arange(1, len(games) + 1) / len(games), games, strict=True)
         ]
         with self._writer.tolerant():
             self._append(rows)

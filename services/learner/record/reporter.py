@@ -93,7 +93,7 @@ class Reporter:
             else MetricsWriter(run_dir, resumed_steps=resumed_steps, track=track)
         )
         self.films = FilmWriter(self.writer)
-        self._games = EpisodesFile(run_dir, self.writer)
+        self._games = EpisodesFile(run_dir, self.writer, counters.steps)
         self._run_dir = run_dir
         self._training = TrainingReturns(env_id, tasks)
         self._total_steps = total_steps

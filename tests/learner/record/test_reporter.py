@@ -283,13 +283,17 @@ def test_every_training_episode_has_a_line(reporter, tmp_path):
     reporter.collect(Telemetry("evaluator", "evaluator", 2, {"eval/version": 1}, games))
     first, second = games_in(tmp_path)
     assert float(first.pop("wall_s")) >= 0
-    assert list(first.values()) == ["40", "actor-0", "", "7", "-20.25", "10"]
+    assert list(first.values()) == ["20", "actor-0", "", "7", "-20.25", "10"]  # half-way to the report
+    assert second["steps"] == "40"
     assert (second["slot"], second["return"], second["length"]) == ("5", "0.1", "30")
     with (tmp_path / "episodes.csv").open("a") as file:
         file.write("1.0,40,act")  # killed while it wrote
     again = EpisodesFile(tmp_path, reporter.writer)
     again.take(Telemetry("actor-1", "actor", 1, {}, {"episodes": [[1, 2]]}), steps=50, version=3)
-    assert [game["actor"] for game in games_in(tmp_path)] == ["actor-0", "actor-0", "actor-1"]
+    more = {"episodes": [[1, 2], [1, 2]]}
+    again.take(Telemetry("actor-1", "actor", 1, {}, more), steps=70, version=3)
+    assert [game["actor"] for game in games_in(tmp_path)][2:] == ["actor-1"] * 3
+    assert [game["steps"] for game in games_in(tmp_path)][3:] == ["60", "70"]
     reporter.close()
 
 
