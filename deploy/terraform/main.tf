@@ -212,7 +212,7 @@ resource "aws_ssm_parameter" "config" {
     zone_id    = module.network.zone_id
     log_groups = module.observability.log_groups
     actor      = { processes = var.actors_per_machine }
-    learner    = { address_allocation_id = module.learner.address_allocation_id }
+    learner    = { address_allocation_id = module.learner.address_allocation_id, hook = module.learner.hook }
     replay     = { volumes = module.replay.volume_ids }
     groups     = var.stop_when_complete ? local.groups : []
   })

@@ -7,10 +7,11 @@ import json
 import sys
 
 from moto.autoscaling.exceptions import ValidationError
-from moto.autoscaling.models import AutoScalingBackend
+from moto.autoscaling.models import AutoScalingBackend, LifecycleHook
+from moto.autoscaling.responses import AutoScalingResponse
 from moto.budgets.models import BudgetsBackend
 from moto.budgets.responses import BudgetsResponse
-from moto.core.responses import BaseResponse
+from moto.core.responses import BaseResponse, EmptyResult
 from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.iam.access_control import IAMPolicyStatement, PermissionResult
 from moto.route53.models import FakeZone
@@ -73,6 +74,26 @@ def set_desired_capacity(self: AutoScalingBackend, group_name: str, desired_capa
     SET_DESIRED_CAPACITY(self, group_name, desired_capacity)
 
 
+CREATE_LIFECYCLE_HOOK = AutoScalingBackend.create_lifecycle_hook
+
+
+def create_lifecycle_hook(self: AutoScalingBackend, *words: object, **names: object) -> LifecycleHook:
+    """Keep a hook without role and target, as it was asked for; moto invents both."""
+    hook = CREATE_LIFECYCLE_HOOK(self, *words, **names)
+    hook.role_arn = hook.notification_target_arn = None
+    return hook
+
+
+def complete_lifecycle_action(self: AutoScalingResponse) -> EmptyResult:
+    """Note in the hook whose end it no longer holds; moto has no such action."""
+    group, name = self._get_param("AutoScalingGroupName"), self._get_param("LifecycleHookName")
+    hooks = self.autoscaling_backend.describe_lifecycle_hooks(group, [name])
+    if not hooks:
+        raise ValidationError(f"No active Lifecycle Action found with hook {name} of {group}")
+    hooks[0].notification_metadata = f"let go: {self._get_param('InstanceId')}"
+    return EmptyResult()
+
+
 def _same(one: dict[str, object], other: dict[str, object]) -> bool:
     names = ("NotificationType", "ComparisonOperator", "Threshold")
     return all(one.get(name) == other.get(name) for name in names)
@@ -80,6 +101,8 @@ def _same(one: dict[str, object], other: dict[str, object]) -> bool:
 
 if __name__ == "__main__":
     AutoScalingBackend.set_desired_capacity = set_desired_capacity
+    AutoScalingBackend.create_lifecycle_hook = create_lifecycle_hook
+    AutoScalingResponse.complete_lifecycle_action = complete_lifecycle_action
     BudgetsResponse.describe_subscribers_for_notification = describe_subscribers_for_notification
     BudgetsResponse.list_tags_for_resource = list_tags_for_resource
     SecurityGroupRule.description = property(description)

@@ -126,7 +126,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, terraform: str) -> Path:
     shutil.copytree(
         TERRAFORM,
         copy,
-        ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*", "*.auto.tfvars*", "terraform.tfvars"),
+        ignore=shutil.ignore_patterns(".terraform", "*.tfstate*", "*.auto.tfvars*", "terraform.tfvars"),
     )
     return copy
 

@@ -196,7 +196,7 @@ def test_what_reaches_the_credentials_is_neither_root_nor_a_service(cluster: Clu
     """What waits for a spot notice runs all the time."""
     learner = cluster.learner
     service = learner.execute("systemctl", "show", "troupe-learner.service", "--value", "-p", "MainPID")
-    watcher = learner.execute("systemctl", "show", "troupe-spot.service", "--value", "-p", "MainPID")
+    watcher = learner.execute("systemctl", "show", "troupe-notice.service", "--value", "-p", "MainPID")
     said = [learner.execute("cat", f"/proc/{pid.strip()}/status") for pid in (service, watcher)]
     users = [re.findall(r"^Uid:\s+(\d+)", text, re.MULTILINE) for text in said]
     assert users[0] == [str(machines.UID)], said
@@ -253,7 +253,7 @@ def test_a_spot_notice_ends_in_a_last_copy_of_the_learner(cluster: Cluster) -> N
         return learner.execute("journalctl", "--unit", unit, "--output", "cat", "--no-pager")
 
     last = "troupe-last-sync.service"
-    for unit in ("troupe-spot.service", last):
+    for unit in ("troupe-notice.service", last):
         cluster.wait(lambda unit=unit: f"Finished {unit}" in journal(unit), PATIENCE_S, f"the end of {unit}")
     assert "troupe-learner.service: Deactivated successfully" in journal("troupe-learner.service")
     steps = cluster.status()["steps"]

@@ -115,7 +115,7 @@ def test_actor_boots(machine: Any) -> None:
     assert stat.S_IMODE(keys.stat().st_mode) == 0o700
     started = actor.calls.split()
     assert [f"troupe-actor@{i}.service" in started for i in range(4)] == [True, True, True, False]
-    assert "troupe-spot.service" in started
+    assert "troupe-notice.service" in started
     text = (actor.root / "etc" / "service.env").read_text()
     assert "TROUPE_LEARNER=tcp://learner.test.troupe.internal:5550\n" in text
     assert "TROUPE_HOST=i-0123456789abcdef0\n" in text
@@ -253,22 +253,59 @@ def test_a_key_cannot_leave_the_run_directory(machine: Any) -> None:
     assert not list(learner.root.parent.rglob("evil"))
 
 
-def test_the_watcher_ends_when_a_spot_notice_comes_and_touches_nothing(
-    machine: Any, metadata: Metadata
+@pytest.mark.parametrize(
+    ("path", "notice"),
+    [
+        ("spot/instance-action", '{"action": "terminate", "time": "2030-01-01T00:00:00Z"}'),
+        ("autoscaling/target-lifecycle-state", "Terminated"),
+    ],
+)
+def test_the_watcher_ends_when_a_notice_comes_and_touches_nothing(
+    machine: Any, metadata: Metadata, path: str, notice: str
 ) -> None:
     """What follows is the unit's next command: the watcher needs no rights."""
+    metadata.values["autoscaling/target-lifecycle-state"] = "InService"
     actor = machine("actor")
-    words = [actor.python, "-m", "troupe_node", "watch-spot", "--poll-s", "0.1"]
+    words = [actor.python, "-m", "troupe_node", "watch-notice", "--poll-s", "0.1"]
     watch = subprocess.Popen(words, cwd=actor.root, env=actor.env)
     try:
         with pytest.raises(subprocess.TimeoutExpired):
             watch.wait(3)  # no notice yet
-        metadata.values["spot/instance-action"] = '{"action": "terminate", "time": "2030-01-01T00:00:00Z"}'
+        metadata.values[path] = notice
         assert watch.wait(60) == 0
     finally:
         watch.kill()
         watch.wait(10)
     assert actor.calls == ""
+
+
+def test_the_group_ends_the_learner_after_its_last_copy(machine: Any, metadata: Metadata) -> None:
+    learner, actor = machine("learner"), machine("actor")
+    hook = """{'learner': {'hook': {'group': 'test-learner', 'name': 'last-copy'}}}"""
+    put = f"""[
+    (ssm := boto3.client('ssm')),
+    ssm.put_parameter(Name='{PREFIX}/config', Type='String', Overwrite=True, Value=json.dumps(
+        json.loads(ssm.get_parameter(Name='{PREFIX}/config')['Parameter']['Value']) | {hook})),
+    boto3.client('autoscaling').put_lifecycle_hook(LifecycleHookName='last-copy',
+        AutoScalingGroupName='test-learner', LifecycleTransition='autoscaling:EC2_INSTANCE_TERMINATING')]"""
+    ask(learner, put)
+    hooks = "boto3.client('autoscaling').describe_lifecycle_hooks(AutoScalingGroupName='test-learner')"
+    told = f"{hooks}['LifecycleHooks'][0].get('NotificationMetadata', '')"
+    learner.node("prepare", "--no-start")
+    (learner.run_dir / "last").write_text("written at the end")
+    learner.node("sync", "--last")  # the learner has ended, and its machine stays
+    metadata.values["autoscaling/target-lifecycle-state"] = "Terminated"
+    actor.node("sync", "--last")  # its notice begins the same unit
+    learner.node("sync")
+    assert ask(learner, told) == ""
+    learner.node("sync", "--last")
+    assert ask(learner, told) == "let go: i-0123456789abcdef0"
+    ask(
+        learner,
+        "boto3.client('autoscaling').delete_lifecycle_hook(AutoScalingGroupName='test-learner', "
+        "LifecycleHookName='last-copy')",
+    )
+    assert "No active Lifecycle Action" in learner.node("sync", "--last")  # and that is no failure
 
 
 def test_incomplete_user_data_is_one_line(machine: Any) -> None:

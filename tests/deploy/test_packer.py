@@ -115,15 +115,20 @@ def test_a_unit_may_no_more_than_it_needs(unit: str) -> None:
     assert ("User=troupe" in lines, "IPAddressDeny=169.254.169.254" in lines) == (service, service)
     assert ("DynamicUser=yes" in lines) is not service
     assert any(line.startswith("ReadWritePaths=") for line in lines) is service
-    # Root stops services, where a notice says so, and nothing else.
-    with_root = [line for line in lines if re.match(r"Exec\w+=[^/]*[+!]", line)]
-    stops = [line for line in with_root if line.startswith("ExecStart=+/usr/bin/systemctl stop troupe-")]
-    assert with_root == stops
-    assert bool(stops) is (unit == "troupe-spot.service")
+    # Root stops services, where a notice says so, and begins the last copy: nothing else.
+    with_root = {line for line in lines if re.match(r"Exec\w+=[^/]*[+!]", line)}
+    stops = {line for line in with_root if line.startswith("ExecStart=+/usr/bin/systemctl stop troupe-")}
+    copy = "ExecStart=+/usr/bin/systemctl start --no-block troupe-last-sync.service"
+    assert with_root - stops == ({copy} if stops else set())
+    assert bool(stops) is (unit == "troupe-notice.service")
 
 
 def test_a_notice_stops_every_service_that_has_something_to_flush() -> None:
-    [stop] = [line for line in lines_of("troupe-spot.service") if line.startswith("ExecStart=+")]
+    [stop] = [
+        line
+        for line in lines_of("troupe-notice.service")
+        if line.startswith("ExecStart=+/usr/bin/systemctl stop")
+    ]
     services = {
         unit.name.replace("@", "@*")
         for unit in UNITS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 def test_style(terraform: str) -> None:
     run(terraform, "fmt", "-check", "-recursive", "-diff", cwd=TERRAFORM, env=dict(os.environ))
+
+
+def test_the_provider_is_the_one_that_was_tested(terraform: str, workspace: Path) -> None:
+    """The lock file is committed, fits the versions that are asked for, and `init` leaves it as it is."""
+    lock = TERRAFORM / ".terraform.lock.hcl"
+    env = {name: text for name, text in os.environ.items() if not name.startswith("AWS_")}
+    run(terraform, *init_words(), "-lockfile=readonly", cwd=workspace, env=env)
+    assert (workspace / lock.name).read_text() == lock.read_text()
+    text = lock.read_text()
+    (version,) = re.findall(r'^  version += "5\.(\d+)\.\d+"$', text, re.MULTILINE)
+    assert int(version) >= 100
+    assert len(re.findall(r'"zh:[0-9a-f]{64}"', text)) >= 10  # of every platform, not of this one alone
 
 
 def test_terraform_tests(terraform: str, workspace: Path) -> None:
@@ -61,6 +74,7 @@ def test_example_applies_stays_and_goes(
     _no_secret_is_kept(folder / "terraform.tfstate", keys_dir)
     outputs = json.loads(run(terraform, "output", "-json", cwd=folder, env=env))["troupe"]["value"]
     _outputs_are_right(example, outputs)
+    _missing_machines_are_an_alarm(deploy_python, folder, env, outputs["groups"])
     # Empty: 0, and not 2.
     run(terraform, "plan", "-detailed-exitcode", "-input=false", "-no-color", cwd=folder, env=env)
     destroy = ("destroy", "-auto-approve", "-input=false", "-no-color")
@@ -74,6 +88,25 @@ def test_example_applies_stays_and_goes(
         run(deploy_python, "-c", remove, str(outputs["bucket"]), "x", version, cwd=folder, env=env)
     run(terraform, *destroy, cwd=folder, env=env)
     assert not _resources(folder)
+
+
+def _missing_machines_are_an_alarm(
+    python: str, folder: Path, env: dict[str, str], groups: dict[str, object]
+) -> None:
+    """Actors and the learner: each group's own numbers, which the group has to publish."""
+    code = "import boto3, json; ask = boto3.client('autoscaling').describe_auto_scaling_groups"
+    code += "; alarms = boto3.client('cloudwatch').describe_alarms()['MetricAlarms']"
+    code += "; print(json.dumps([alarms, ask()['AutoScalingGroups']], default=str))"
+    alarms, there = json.loads(run(python, "-c", code, cwd=folder, env=env))
+    published = {one["AutoScalingGroupName"]: one.get("EnabledMetrics", []) for one in there}
+    missing = [each for each in alarms if each["AlarmName"].endswith("-missing")]
+    for role in ("actor", "learner"):
+        name = str(groups[role])
+        (alarm,) = [each for each in missing if f"'{name}'" in str(each)]
+        asked = [each["MetricStat"]["Metric"] for each in alarm["Metrics"] if "MetricStat" in each]
+        wanted = {each["Metric"] for each in published[name]}
+        assert {each["MetricName"] for each in asked} == wanted != set()
+        assert all({"Name": "AutoScalingGroupName", "Value": name} in each["Dimensions"] for each in asked)
 
 
 def _resources(folder: Path) -> list[dict[str, str]]:

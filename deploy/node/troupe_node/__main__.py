@@ -1,4 +1,4 @@
-"""`troupe-node prepare | sync | watch-spot`."""
+"""`troupe-node prepare | sync | watch-notice`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from troupe_node.boot import prepare
 from troupe_node.copies import sync
 from troupe_node.machine import NodeError
-from troupe_node.spot import POLL_S, watch_spot
+from troupe_node.notice import POLL_S, watch_notice
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,10 +30,10 @@ def main(argv: list[str] | None = None) -> int:
     copy.add_argument(
         "--last",
         action="store_true",
-        help="the learner has ended: copy every file, and stop the machines of a complete run",
+        help="the learner has ended: copy every file, stop the machines of a complete run, let this one go",
     )
-    spot = commands.add_parser("watch-spot", help="wait until a spot notice comes")
-    spot.add_argument("--poll-s", type=float, default=POLL_S, help="default: %(default)s")
+    watch = commands.add_parser("watch-notice", help="wait until this machine is about to be taken")
+    watch.add_argument("--poll-s", type=float, default=POLL_S, help="default: %(default)s")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="troupe-node: %(levelname)s: %(message)s")
     try:
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         elif options.command == "sync":
             sync(last=options.last)
         else:
-            watch_spot(options.poll_s)
+            watch_notice(options.poll_s)
     except (NodeError, Boto3Error, BotoCoreError, ClientError, OSError, subprocess.SubprocessError) as error:
         print(f"troupe-node: error: {error}", file=sys.stderr)
         return 1

@@ -57,12 +57,12 @@ def units(node: Node) -> list[str]:
             "troupe-learner.service",
             "troupe-tensorboard.service",
             "troupe-sync.timer",
-            "troupe-spot.service",
+            "troupe-notice.service",
         ]
     if node.role == "actor":
         processes = int(node.config["actor"]["processes"]) or os.cpu_count() or 1
-        return [*(f"troupe-actor@{i}.service" for i in range(processes)), "troupe-spot.service"]
-    return [f"troupe-{node.role}.service", "troupe-spot.service"]
+        return [*(f"troupe-actor@{i}.service" for i in range(processes)), "troupe-notice.service"]
+    return [f"troupe-{node.role}.service", "troupe-notice.service"]
 
 
 def fetch_keys(node: Node) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from troupe_node.ending import is_complete, stop_machines
+from troupe_node.ending import is_complete, let_go, stop_machines
 from troupe_node.machine import Node, NodeError, client, give, load_node, make_own, patiently, write_own
 
 _log = logging.getLogger(__name__)
@@ -55,10 +55,12 @@ def is_due(size_bytes: int, copied_s: float, now_s: float) -> bool:
 def sync(last: bool = False) -> None:
     """Copy what is new, forget checkpoints that the learner forgot, publish progress.
 
-    With `last` the learner has ended: files that grow are copied however short ago they were, and the
-    machines of a run that is complete are stopped.
+    With `last` the learner has ended: files that grow are copied however short ago they were, the machines of
+    a run that is complete are stopped, and a group that waits for this machine's last copy may end it.
     """
     node = load_node(patience_s=30.0)
+    if node.role != "learner":
+        return  # whose notice began this; there is nothing to copy
     s3, bucket, prefix = client("s3"), node.config["bucket"], f"runs/{node.run}/"
     there = listing(s3, bucket, prefix)
     here: set[str] = set()
@@ -81,6 +83,8 @@ def sync(last: bool = False) -> None:
     if last and is_complete(node):
         stop_machines(node)
     publish_progress(node)
+    if last:
+        let_go(node)
 
 
 def publish_progress(node: Node) -> None:

@@ -1,4 +1,4 @@
-"""The end of a run: machines that have nothing left to do cost as much as others."""
+"""The end of a run, whose machines would cost as much as before, and of the learner's machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import tomllib
 
 from botocore.exceptions import ClientError
 
-from troupe_node.machine import Node, client
+from troupe_node.machine import Node, client, required_metadata
+from troupe_node.notice import notice
 
 _log = logging.getLogger(__name__)
 
@@ -38,3 +39,20 @@ def stop_machines(node: Node) -> None:
             )
         except ClientError as error:  # a group that was deleted shall not keep the others running
             _log.warning("%s: %s", name, error)
+
+
+def let_go(node: Node) -> None:
+    """Tell the group, where it waits with the end of this machine, that everything has been copied."""
+    hook = node.config.get("learner", {}).get("hook")
+    if not hook or not notice():
+        return
+    try:
+        client("autoscaling").complete_lifecycle_action(
+            AutoScalingGroupName=hook["group"],
+            LifecycleHookName=hook["name"],
+            InstanceId=required_metadata("instance-id"),
+            LifecycleActionResult="CONTINUE",
+        )
+        _log.info("the run is copied: %s may end this machine", hook["group"])
+    except ClientError as error:  # it ends the machine all the same, when the hook has waited long enough
+        _log.warning("%s: %s", hook["group"], error)

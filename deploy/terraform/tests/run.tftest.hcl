@@ -109,6 +109,15 @@ run "the_end_stops_every_machine" {
   }
 }
 
+run "the_learner_is_let_go_after_its_last_copy" {
+  command = plan
+
+  assert {
+    condition     = module.learner.hook.group == output.groups.learner
+    error_message = "the hook is that of the learner's group"
+  }
+}
+
 run "unknown_price_is_null" {
   command = plan
 

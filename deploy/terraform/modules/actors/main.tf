@@ -27,6 +27,9 @@ resource "aws_autoscaling_group" "this" {
   wait_for_capacity_timeout = "0" # training begins with the first machine
   capacity_rebalance        = var.spot
 
+  # For an alarm; they cost nothing.
+  enabled_metrics = ["GroupDesiredCapacity", "GroupInServiceInstances"]
+
   mixed_instances_policy {
     instances_distribution {
       on_demand_base_capacity                  = 0

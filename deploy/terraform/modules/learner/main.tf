@@ -92,6 +92,14 @@ data "aws_iam_policy_document" "this" {
     }
   }
 
+  statement {
+    sid     = "LetGoOfItself"
+    actions = ["autoscaling:CompleteLifecycleAction"]
+    resources = [
+      "arn:${data.aws_partition.current.partition}:autoscaling:${var.run.region}:${data.aws_caller_identity.current.account_id}:autoScalingGroup:*:autoScalingGroupName/${module.node.name}"
+    ]
+  }
+
   dynamic "statement" {
     for_each = aws_eip.this
 
@@ -132,6 +140,9 @@ resource "aws_autoscaling_group" "this" {
   health_check_grace_period = 300
   wait_for_capacity_timeout = "0" # a machine without capacity today comes tomorrow, and the others wait for it
 
+  # For an alarm; they cost nothing.
+  enabled_metrics = ["GroupDesiredCapacity", "GroupInServiceInstances"]
+
   launch_template {
     id      = module.node.launch_template.id
     version = module.node.launch_template.version
@@ -146,4 +157,14 @@ resource "aws_autoscaling_group" "this" {
       propagate_at_launch = false # the launch template tags machines
     }
   }
+}
+
+# A group that ends the learner (a smaller group, a machine that fails, `running = false`) waits until the last
+# checkpoint is in the bucket. A machine that is dead already delays its replacement by this time.
+resource "aws_autoscaling_lifecycle_hook" "last_copy" {
+  name                   = "last-copy"
+  autoscaling_group_name = aws_autoscaling_group.this.name
+  lifecycle_transition   = "autoscaling:EC2_INSTANCE_TERMINATING"
+  heartbeat_timeout      = 300
+  default_result         = "CONTINUE"
 }

@@ -17,3 +17,8 @@ output "user_data" {
   description = "What the learner reads at its first boot."
   value       = module.node.user_data
 }
+
+output "hook" {
+  description = "Group and lifecycle hook that hold the end of the learner's machine until it has copied its last checkpoint."
+  value       = { group = module.node.name, name = "last-copy" }
+}

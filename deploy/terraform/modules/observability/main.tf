@@ -177,6 +177,45 @@ resource "aws_cloudwatch_metric_alarm" "unhealthy" {
   tags                = var.tags
 }
 
+# A group cannot have what it wants: no spot capacity of these types in these zones, or a quota. It keeps trying.
+resource "aws_cloudwatch_metric_alarm" "missing" {
+  for_each = var.groups
+
+  alarm_name          = "${var.name}-${each.key}-missing"
+  alarm_description   = "For 15 minutes ${each.value} has had fewer machines than it should: no (spot) capacity, or a quota; its activity history says which."
+  evaluation_periods  = 3
+  comparison_operator = "GreaterThanThreshold"
+  threshold           = 0
+  treat_missing_data  = "notBreaching"
+  actions_enabled     = var.running
+  alarm_actions       = [aws_sns_topic.alarms.arn]
+  ok_actions          = [aws_sns_topic.alarms.arn]
+  tags                = var.tags
+
+  metric_query {
+    id          = "missing"
+    label       = "machines that are missing"
+    expression  = "wanted - there"
+    return_data = true
+  }
+
+  dynamic "metric_query" {
+    for_each = { wanted = "GroupDesiredCapacity", there = "GroupInServiceInstances" }
+
+    content {
+      id = metric_query.key
+
+      metric {
+        namespace   = "AWS/AutoScaling"
+        metric_name = metric_query.value
+        dimensions  = { AutoScalingGroupName = each.value }
+        stat        = metric_query.key == "wanted" ? "Minimum" : "Maximum"
+        period      = 300
+      }
+    }
+  }
+}
+
 resource "aws_budgets_budget" "month" {
   count = var.budget_usd_per_month > 0 ? 1 : 0
 
