@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from troupe.common.errors import ConfigError
 
@@ -16,6 +18,26 @@ CONFIG_FILE = "config.toml"
 EPISODES_FILE = "episodes.csv"
 _PROBE_BYTES = 1 << 16
 """An empty file can be made on a full disk."""
+
+
+def lock_file(path: Path, refusal: str) -> IO[str]:
+    """Open a file and lock it against other processes, until it is closed or this process ends.
+
+    Raises:
+        ConfigError: another process holds it, which `refusal` says; tried twice, for who only looks whether
+            it is held takes the lock for a moment.
+        OSError: it cannot be opened.
+    """
+    file = path.open("w")
+    for pause_s in (0.1, 0.0):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(pause_s)
+        else:
+            return file
+    file.close()
+    raise ConfigError(refusal)
 
 
 def fsync_path(path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shlex
@@ -17,7 +16,7 @@ from troupe.common.config import load_layers
 from troupe.common.config.text import format_value
 from troupe.common.errors import ConfigError, TroupeError
 from troupe.common.runtime import StopSignal
-from troupe.common.runtime.files import atomic_write, make_directory
+from troupe.common.runtime.files import atomic_write, lock_file, make_directory
 from troupe.common.runtime.metrics import EVALUATION_RETURN
 from troupe.services.experiments import groups, plot, report, search, suites
 from troupe.services.experiments.jobs import RUNS, VALUES, Job, as_options
@@ -83,11 +82,7 @@ def check(sweep: Sweep) -> dict[str, int]:
 def claimed(folder: Path) -> Iterator[None]:
     """Make the directory of a sweep, and hold it against a second runner."""
     make_directory(folder, "directory of the sweep")
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"{folder} is in use by another `troupe sweep`; stop that one first") from error
+    with lock_file(folder / ".lock", f"{folder} is in use by another `troupe sweep`; stop that one first"):
         yield
 
 

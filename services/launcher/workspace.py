@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import importlib.util
 import logging
 import os
@@ -13,17 +12,15 @@ import shutil
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import psutil
 
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.installation import install_command
 from troupe.common.runtime.checkpoint import check, newest_first, steps_of
-from troupe.common.runtime.files import CONFIG_FILE, make_directory, readable
+from troupe.common.runtime.files import CONFIG_FILE, lock_file, make_directory, readable
 from troupe.common.runtime.logging import LogFile
 
 _log = logging.getLogger(__name__)
@@ -53,22 +50,10 @@ def claimed_run_dir(run_dir: Path, *, resume: bool) -> Iterator[str]:
     make_directory(run_dir, "run directory")
     for name in _DIRECTORIES:
         make_directory(run_dir / name, "directory")
-    with (run_dir / ".lock").open("w") as lock:
-        try:
-            _lock(lock)
-        except OSError as error:
-            raise ConfigError(f"{run_dir} is in use by another launcher; stop that one first") from error
+    with lock_file(run_dir / ".lock", f"{run_dir} is in use by another launcher; stop that one first"):
         if resume and not has_checkpoint(run_dir):
             raise CheckpointError(f"nothing to resume in {run_dir}: it has no checkpoint")
         yield damage(run_dir) if resume else ""
-
-
-def _lock(file: IO[str]) -> None:
-    """Take a lock, or raise OSError; who only looks whether there is one holds it for a moment."""
-    with contextlib.suppress(OSError):
-        return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    time.sleep(0.1)
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager

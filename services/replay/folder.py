@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Collection
 from pathlib import Path
 
 from troupe.common.data.format import SIGNATURE_FILE, load_signature
 from troupe.common.errors import ConfigError
+from troupe.common.runtime.files import lock_file
 from troupe.common.wire.replay.files import TOKEN_FILE
+from troupe.services.replay.storage.replay import IN_USE
 from troupe.services.replay.storage.snapshot import RESTORED_FILE
 
 _FIXED = {
@@ -30,13 +31,7 @@ def clear(folder: Path, tables: Collection[str] = ("default",)) -> None:
         if not folder.is_dir():
             return
         _own_files(folder, tables)  # before the lock, which would write into a stranger's folder
-        with (folder / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ConfigError(
-                    f"{folder} is in use by another replay process; choose another --data-dir"
-                ) from None
+        with lock_file(folder / "lock", IN_USE.format(folder)):
             # In this order, a folder that is emptied in part holds no chunks, and still says whose it is.
             own = _own_files(folder, tables)
             for file in sorted(own, key=lambda f: (f.name == SIGNATURE_FILE, f.name != "chunks.records")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +28,7 @@ from troupe.common.data.sample import Sample, Share
 from troupe.common.data.schema import MAX_FIELD_BYTES, FieldSpec, Items
 from troupe.common.data.table_config import TableConfig, check_tables
 from troupe.common.errors import ConfigError, RefusedError
+from troupe.common.runtime.files import lock_file
 from troupe.services.replay.storage.changes import CHANGE, check_memory
 from troupe.services.replay.storage.damage import check_files, check_none
 from troupe.services.replay.storage.leases import Leases
@@ -36,6 +36,7 @@ from troupe.services.replay.storage.producers import Producers
 from troupe.services.replay.storage.store import ChunkStore, NoRoomError, StoreFullError
 from troupe.services.replay.storage.table import Table
 
+IN_USE = "{} is in use by another replay process; choose another --data-dir"
 SPARE = 8
 """Files have room for this many times the entries that the first chunk lets one expect."""
 
@@ -509,14 +510,6 @@ def check_capacities(place: object, layout: Mapping[str, Any], tables: Iterable[
 def _lock_folder(folder: Path) -> IO[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "lock").open("w")
+        return lock_file(folder / "lock", IN_USE.format(folder))
     except OSError as error:
         raise ConfigError(f"cannot write in {folder}: {os.strerror(error.errno or 0)}") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise ConfigError(
-            f"{folder} is in use by another replay process; choose another --data-dir"
-        ) from None
-    return file
