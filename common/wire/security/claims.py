@@ -53,10 +53,12 @@ class Claim:
     Attributes:
         roles: the only ones that may; of those that say HELLO, or `learner`.
         rule: the limits, as `docs/security.md` words them.
+        metrics: how the names of metrics begin that these roles may report.
     """
 
     roles: tuple[str, ...]
     rule: str
+    metrics: tuple[str, ...] = ()
 
 
 _METRICS_RULE = (
@@ -98,9 +100,11 @@ CLAIMS: dict[str, Claim] = {
         ("actor", "replay", "evaluator"),
         f"{REPORTS_AT_ONCE} reports at once and {REPORTS_PER_S:.0f} a second of each service",
     ),
-    "TELEMETRY actor/*, env/*, params/staleness": Claim(("actor",), _METRICS_RULE),
-    "TELEMETRY replay/*": Claim(("replay",), _METRICS_RULE),
-    "TELEMETRY eval/*": Claim(("evaluator",), _METRICS_RULE),
+    "TELEMETRY actor/*, env/*, params/staleness": Claim(
+        ("actor",), _METRICS_RULE, metrics=("actor/", "env/", "params/staleness")
+    ),
+    "TELEMETRY replay/*": Claim(("replay",), _METRICS_RULE, metrics=("replay/",)),
+    "TELEMETRY eval/*": Claim(("evaluator",), _METRICS_RULE, metrics=("eval/",)),
     "TELEMETRY episodes": Claim(
         ("actor", "evaluator"),
         f"{MAX_EPISODES:,} games a report; returns and scores within 10^30, at most 2^53 steps; the slot of "
@@ -365,17 +369,10 @@ def _refusal(detail: str) -> RefusedError:
     return RefusedError(messages.REFUSED_CLAIM, detail)
 
 
-def _metrics_of(role: str) -> tuple[str, ...]:
-    """The beginnings of the names of metrics that a role may report."""
-    return tuple(
-        name.removesuffix("*")
-        for claim, rule in CLAIMS.items()
-        if claim.startswith("TELEMETRY ") and "/" in claim and role in rule.roles
-        for name in claim.removeprefix("TELEMETRY ").split(", ")
-    )
-
-
-_METRICS_OF = {role: _metrics_of(role) for role in messages.ROLES}
+_METRICS_OF = {
+    role: tuple(name for claim in CLAIMS.values() if role in claim.roles for name in claim.metrics)
+    for role in messages.ROLES
+}
 
 
 def _is_host(host: str) -> bool:
