@@ -32,8 +32,8 @@ class Hindsight:
         """One that relabels what this one takes; raises ConfigError where it takes no transitions."""
         if not isinstance(accumulator, NStepAccumulator):
             raise ConfigError(
-                f"actor.hindsight_copies needs single transitions, which {self._algorithm} does not store as it "
-                "is configured: take apex, or sac without memory, or set it to 0"
+                f"actor.hindsight_copies needs single transitions, which {self._algorithm} does not store "
+                "as it is configured: take apex, or sac without memory, or set it to 0"
             )
         return HindsightAccumulator(
             accumulator,

@@ -46,8 +46,8 @@ def test_outcomes_are_the_environments():
     ("preset", "fields", "why"),
     [
         ("cartpole-apex", {"actor.hindsight_copies": "4"}, "needs an environment with goals"),
-        ("cartpole-ppo", {"env.id": BITS.id, "actor.hindsight_copies": "4"}, "take apex or sac"),
-        ("cartpole-impala", {"env.id": BITS.id, "actor.hindsight_copies": "1"}, "take apex or sac"),
+        ("cartpole-ppo", {"env.id": BITS.id, "actor.hindsight_copies": "4"}, "take apex, or sac"),
+        ("cartpole-impala", {"env.id": BITS.id, "actor.hindsight_copies": "1"}, "take apex, or sac"),
     ],
 )
 def test_what_has_no_goals_or_no_transitions_is_refused_in_a_line(preset, fields, why):
