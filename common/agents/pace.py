@@ -12,36 +12,55 @@ class Pace:
     """Holds acting back at the ends of unrolls until the learner has published a newer version.
 
     Every round of unrolls becomes a batch and every batch a version, so it is known which version will learn
-    from a round: with `max_staleness` 0 the one that acts, with 1 at most the one after that.
+    from a round: with `max_staleness` 0 the one that acts, with 1 at most the one after that. A slot whose
+    environment fails loses its unroll, and the batch would wait for it: a round with too few unrolls is
+    followed by another one for the same batch, and what that has too many counts towards later rounds.
 
     Args:
+        slots: unrolls of a round in which nothing fails.
         unroll_steps: steps of a round.
         max_staleness: versions by which the one that learns may be newer than the one that acts.
     """
 
-    def __init__(self, unroll_steps: int, max_staleness: int) -> None:
+    def __init__(self, slots: int, unroll_steps: int, max_staleness: int) -> None:
+        self._slots = slots
         self._unroll_steps = unroll_steps
         self._max_staleness = max_staleness
         self._learner: int | None = None  # version that learns from the round begun last
         self._steps = 0
+        self._unrolls = 0  # complete, and not yet counted as part of a batch
+        self._lacks = False
 
     @staticmethod
-    def of(agent: Any) -> Pace | None:
-        """That which the section `agent` of a configuration wants, if it limits staleness."""
+    def of(agent: Any, slots: int) -> Pace | None:
+        """That which the section `agent` of a configuration wants for `slots`, if it limits staleness."""
         limit = agent.allowed_staleness
-        return None if limit is None else Pace(agent.unroll_steps, limit)
+        return None if limit is None else Pace(slots, agent.unroll_steps, limit)
 
     def holds(self, version: int) -> bool:
         """Whether a round is complete and another one must not begin with `version`."""
-        if self._steps or self._learner is None:
+        if self._steps or self._lacks or self._learner is None:
             return False
         return self._learner + 1 - version > self._max_staleness
 
-    def stepped(self, version: int) -> None:
-        """Count a step of all slots, chosen by `version`."""
+    def stepped(self, version: int) -> bool:
+        """Count a step of all slots, chosen by `version`; whether it ends a round.
+
+        If it does, every complete unroll is to be handed over: the learner makes the newer version of them.
+        """
         if self._steps == 0:
-            self._learner = version if self._learner is None else max(version, self._learner + 1)
+            next_learner = version if self._learner is None else self._learner + (not self._lacks)
+            self._learner = max(version, next_learner)
         self._steps = (self._steps + 1) % self._unroll_steps
+        return self._steps == 0
+
+    def completed(self, unrolls: int) -> None:
+        """Count the unrolls that were handed over after the step counted last."""
+        self._unrolls += unrolls
+        if self._steps == 0:
+            self._lacks = self._unrolls < self._slots
+            if not self._lacks:
+                self._unrolls -= self._slots
 
     def release(self) -> None:
         """Let a round begin: what was acted does not fill the learner's batch, which wants more."""

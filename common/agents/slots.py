@@ -11,6 +11,7 @@ import numpy as np
 
 from troupe.common.agents.base import Act, Agent, Inputs
 from troupe.common.agents.hindsight import Hindsight
+from troupe.common.agents.pace import Pace
 from troupe.common.data.schema import Chunk, SlotStep
 from troupe.common.envs import Step
 
@@ -21,14 +22,21 @@ class Slots:
     Attributes:
         inputs: what the network may look at now.
         epsilons: `[S]` float32, exploration.
+        pace: how far they may run ahead of learning, where that is limited.
     """
 
     def __init__(
-        self, agent: Agent, obs: np.ndarray, chunk_steps: int, hindsight: Hindsight | None = None
+        self,
+        agent: Agent,
+        obs: np.ndarray,
+        chunk_steps: int,
+        hindsight: Hindsight | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """Every slot begins at `obs` `[S, *obs_shape]`; none explores until `explore`."""
         self.inputs = Inputs.start(obs, agent.memory_size, agent.spec.actions)
         self.epsilons = np.zeros(len(obs), np.float32)
+        self.pace = pace
         self._agent = agent
         self._accumulators = [agent.accumulator(chunk_steps, slot / len(obs)) for slot in range(len(obs))]
         if hindsight is not None:
@@ -49,7 +57,15 @@ class Slots:
         ended = step.terminated | step.truncated
         ended[step.discarded] = True
         self.inputs = self.inputs.after(act, step.obs, step.reward, ended)
+        if self.pace is not None:
+            if self.pace.stepped(version):
+                chunks += self.flush()
+            self.pace.completed(len(chunks))
         return chunks
+
+    def holds(self, version: int) -> bool:
+        """Whether they have to wait for parameters newer than `version` before they act on."""
+        return self.pace is not None and self.pace.holds(version)
 
     def flush(self) -> list[Chunk]:
         """What can be inserted of the running episodes."""

@@ -41,13 +41,14 @@ class Rollout:
         seed: int,
         timing: Timing | None = None,
         hindsight: Hindsight | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.env = env
         self.timing = timing or Timing()
         self._agent = agent
         seeds = np.random.SeedSequence(seed).generate_state(2)
         self._rng = np.random.default_rng(int(seeds[0]))
-        self._slots = Slots(agent, env.reset(int(seeds[1])), chunk_steps, hindsight)
+        self._slots = Slots(agent, env.reset(int(seeds[1])), chunk_steps, hindsight, pace)
         self._numbers = list(range(env.num_slots))
 
     @property
@@ -102,7 +103,6 @@ class LocalActing:
         self._blocked = Blocked(self.timing)
         self._wait_log: WaitLog | None = None
         self._held_since_s: float | None = None
-        self._pace = Pace.of(self._config.agent)
         torch.set_num_threads(self._config.torch_threads("actor", usable_cores()))
 
     @property
@@ -145,7 +145,8 @@ class LocalActing:
         seed = welcome.seed(self._control.incarnation, welcome.slots[0])
         chunk_steps = self._config.actor.chunk_steps
         hindsight = hindsight_of(self._config, self._env.spec)
-        self.rollout = Rollout(self._agent, self._env, chunk_steps, seed, self.timing, hindsight)
+        self._pace = Pace.of(self._config.agent, len(welcome.slots))
+        self.rollout = Rollout(self._agent, self._env, chunk_steps, seed, self.timing, hindsight, self._pace)
         self.rollout.explore(welcome.slots, welcome.total_slots)
 
     def ready(self) -> bool:
@@ -179,16 +180,13 @@ class LocalActing:
         self._control.report_steps(self.timing.steps)
         self.timing.chunks += len(chunks)
         self._outbox.put(chunks)
-        if self._pace is not None:
-            self._pace.stepped(self.version)
         self._refresh_params()
 
     def _held(self) -> bool:
-        """Whether acting has to wait for newer parameters; what is complete is handed over first."""
+        """Whether acting has to wait for newer parameters."""
         if self._pace is None or not self._pace.holds(self.version):
             self._held_since_s = None
             return False
-        self._outbox.put(self.rollout.flush())
         now_s = time.monotonic()
         self._held_since_s = self._held_since_s or now_s
         if now_s - self._held_since_s > HELD_LIMIT_S:

@@ -39,7 +39,6 @@ class Group:
         act: what was chosen last, and not yet reported as done; None before the first.
         version: of the parameters that chose it.
         asked: whether it waits for actions.
-        pace: how far it may run ahead of learning, where that is limited.
     """
 
     key: Key
@@ -50,11 +49,6 @@ class Group:
     act: Act | None = None
     version: int = -1
     asked: bool = True
-    pace: Pace | None = None
-
-    def holds(self, version: int) -> bool:
-        """Whether it has to wait for parameters newer than `version` before it acts on."""
-        return self.pace is not None and self.pace.holds(version)
 
     def answer(self) -> messages.Actions:
         """What it was told last."""
@@ -76,7 +70,7 @@ class Groups:
         max_rows: of one group.
         leases: the slots of every live actor process, by its incarnation.
         total_slots: of the run.
-        make_pace: the pace of a new group.
+        make_pace: the pace of a new group from its number of slots.
         hindsight: see `Slots`.
     """
 
@@ -88,7 +82,7 @@ class Groups:
         max_rows: int,
         leases: Callable[[], dict[int, set[int]]],
         total_slots: int,
-        make_pace: Callable[[], Pace | None] = lambda: None,
+        make_pace: Callable[[int], Pace | None] = lambda slots: None,
         hindsight: Hindsight | None = None,
     ) -> None:
         self._hindsight = hindsight
@@ -123,9 +117,10 @@ class Groups:
         if len(set(indices)) != len(indices) or not leased.issuperset(indices):
             raise RefusedError(messages.NOT_LEASED, f"not all of the slots {indices[:8]} are leased to it")
         obs = unpack_start(_arrays(body), len(indices), self._spec)
-        slots = Slots(self._agent, obs, self._chunk_steps, self._hindsight)
+        pace = self._make_pace(len(indices))
+        slots = Slots(self._agent, obs, self._chunk_steps, self._hindsight, pace)
         slots.explore(indices, self._total_slots)
-        group = Group(key, identity, number, indices, slots, pace=self._make_pace())
+        group = Group(key, identity, number, indices, slots)
         taken = [
             other
             for other in self._groups.values()
@@ -142,8 +137,6 @@ class Groups:
             raise RefusedError(messages.UNKNOWN_GROUP, "begin again: these steps go on from nothing known")
         step = unpack_step(_arrays(body), group.slots.inputs.obs, self._spec)
         chunks = group.slots.take(group.act, step, group.version)
-        if group.pace is not None:
-            group.pace.stepped(group.version)
         group.number, group.asked = number, True
         return chunks
 

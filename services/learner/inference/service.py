@@ -99,7 +99,7 @@ class CentralInference:
         self._rng = np.random.default_rng(seed)
         self._groups = Groups(
             *(agent, spec, config.actor.chunk_steps, section.max_batch, leases, config.total_slots),
-            make_pace=lambda: Pace.of(config.agent),
+            make_pace=lambda slots: Pace.of(config.agent, slots),
             hindsight=hindsight_of(config, spec),
         )
         self._held: dict[Key, tuple[Group, float]] = {}  # and since when
@@ -320,8 +320,7 @@ class CentralInference:
             self._put(self._groups.go_on(group, envelope.number, body))
             assert group is not None
             group.identity = envelope.peer
-        if group.holds(self._version):
-            self._put(group.slots.flush())  # what the learner makes the newer version of
+        if group.slots.holds(self._version):
             self._held[group.key] = group, time.monotonic()
         else:
             self._queue.put(group.key, len(group.slots), group)
@@ -330,10 +329,11 @@ class CentralInference:
     def _go_on_held(self) -> None:
         """Have those act on that waited for parameters, if these are new enough or none came for long."""
         for key, (group, since_s) in list(self._held.items()):
-            if group.pace is not None and time.monotonic() - since_s > HELD_LIMIT_S:
+            pace = group.slots.pace
+            if pace is not None and time.monotonic() - since_s > HELD_LIMIT_S:
                 _log.info("actor %x acts on with version %d: no newer one came", key[0], self._version)
-                group.pace.release()
-            if not group.holds(self._version):
+                pace.release()
+            if not group.slots.holds(self._version):
                 del self._held[key]
                 self._queue.put(key, len(group.slots), group)
 
