@@ -34,6 +34,7 @@ def summary(
             if result.tasks
             else {}
         ),
+        **({"info": dict(result.told)} if result.told else {}),
         "returns": result.returns,
         "mean_length": result.mean_steps,
         "episodes": len(result.returns),
@@ -73,6 +74,7 @@ def table(report: Report) -> str:
     ]
     if missed := _missed(report):
         rows.insert(2, ("played", f"{missed}: give --episodes {report['levels']} for all"))
+    rows += [(name, f"{mean:.6g}") for name, mean in report.get("info", {}).items()]
     rows += [(task, f"{mean:.2f}") for task, mean in report.get("tasks", {}).items()]
     if "human_normalized_capped" in report:
         rows.append(("capped at 1", f"{report['human_normalized_capped']:.3f}"))
@@ -119,19 +121,23 @@ def _csv(reports: Sequence[Report]) -> str:
 def markdown(reports: Sequence[Report]) -> str:
     """A table with a row for each checkpoint: the curve of a run; of several runs it names them."""
     several = len({_folder(report) for report in reports}) > 1
-    lines = ["| steps | mean return | 95 % interval | human-normalised | games |", "|--:|--:|--:|--:|--:|"]
+    scored = any(report["human_normalized"] is not None for report in reports)
+    lines = ["| steps | mean return | 95 % interval |", "|--:|--:|--:|"]
+    for title in (["human-normalised"] if scored else []) + ["games"]:
+        lines = [lines[0] + f" {title} |", lines[1] + "--:|"]
     if several:
         lines = ["| checkpoint " + lines[0], "|:--" + lines[1]]
     for report in reports:
         low, high = report["ci95"]
         normalised = report["human_normalized"]
         shown = "" if normalised is None else f"{normalised:.3f}"
+        score = f" {shown} |" if scored else ""
         mean = f"{report['mean_return']:.2f}"
         games = f"{report['episodes']}" + (f" ({missed})" if (missed := _missed(report)) else "")
         interval = f"{low:.2f} to {high:.2f}" if report["episodes"] > 1 else ""
         lines.append(
             (f"| {report['checkpoint']} " if several else "")
-            + f"| {report['steps']:,} | {mean} | {interval} | {shown} | {games} |"
+            + f"| {report['steps']:,} | {mean} | {interval} |{score} {games} |"
         )
     return "\n".join(lines) + "\n"
 

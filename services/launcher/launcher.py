@@ -253,6 +253,7 @@ class _Launcher:
             disk=f"cannot write into {self._run_dir}: {disk}" if disk else "",
             silent=silent,
             min_items=self._min_items,
+            takes_turns=self._config.agent.allowed_staleness == 0,
             env_rounds=max(1.0, self._config.actor.slots / self._config.actor.env_threads),
             capacity_items=self._capacity_items,
             cores=usable_cores(),

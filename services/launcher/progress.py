@@ -55,6 +55,7 @@ class RunView:
         1.0  # steps that a thread of an actor takes one after the other for a step of all slots
     )
     capacity_items: int = 0
+    takes_turns: bool = False  # acting waits for learning, and learning for acting
     cores: int = 1
 
     @property
@@ -139,7 +140,8 @@ def verdict(view: RunView) -> tuple[str, str]:
     """Say what limits the run, and what would help (empty: nothing, or it will pass)."""
     if any(s.name == "learner" and s.state in ("done", "stopped") for s in view.services):
         left = [s.name for s in view.services if s.state == "running"]
-        return (f"waiting for {', '.join(left)} to end" if left else "stopped"), ""
+        ended = "complete" if view.steps >= view.total_steps else "stopped"
+        return (f"waiting for {', '.join(left)} to end" if left else ended), ""
     if view.disk:
         return view.disk, "make room there: until then nothing is recorded, and replay may hold actors up"
     troubled = [s for s in view.services if s.state not in ("running", "done", "stopped")]
@@ -182,6 +184,8 @@ def verdict(view: RunView) -> tuple[str, str]:
         wanted = min(busy + starved, view.cores)  # every thread that waits counts, more than there are cores
         shares = f"the run gets {busy:.1f} of the {wanted:.1f} cores that it could use"
         return f"bottleneck: this machine, busy with other programs ({shares})", "fewer of them would help"
+    if wait_share >= 0.3 and view.takes_turns:
+        return f"acting and learning take turns ({waits})", "agent.max_staleness = 1 would let them overlap"
     if wait_share >= 0.3:
         return f"bottleneck: actors ({waits})", "more actor.processes or actor.slots would help"
     shares_blocked = (view.metrics.get(f"{who}/insert_blocked_share", 0.0) for who in ("actor", "inference"))

@@ -17,6 +17,7 @@ from troupe.common.envs import make_spec
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.runtime.checkpoint import load_newest, save_checkpoint
 from troupe.services.evaluator import evaluate
+from troupe.services.evaluator.report import markdown, table
 
 RELEASE = Path(__file__).parents[2] / "release"
 
@@ -280,3 +281,16 @@ def test_an_evaluation_that_is_ended_keeps_what_whole_checkpoints_have_shown(
         with pytest.raises(type(error)):
             evaluate.main(words)
         assert not report.exists()
+
+
+def test_what_an_environment_told_is_reported_and_no_score_that_is_unknown():
+    report = {
+        **{"ci95": [1.0, 2.0], "human_normalized": None, "episodes": 2, "steps": 10, "updates": 3},
+        **{"mean_return": 1.5, "returns": [1.0, 2.0], "mean_length": 4.0, "info": {"is_success": 0.25}},
+        **{"env": "gym:X", "checkpoint": "runs/x/checkpoints/step-10"},
+    }
+    assert "is_success        0.25" in table(report).splitlines()
+    assert markdown([report]).splitlines()[0] == "| steps | mean return | 95 % interval | games |"
+    scored = markdown([report, {**report, "human_normalized": 0.5}]).splitlines()
+    assert scored[0] == "| steps | mean return | 95 % interval | human-normalised | games |"
+    assert [line.count("|") for line in scored] == [6, 6, 6, 6]

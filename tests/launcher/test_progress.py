@@ -99,6 +99,12 @@ def changed(**metrics):
             "",
         ),
         (view({"note": "x"}, [ServiceView("learner", "stopped")]), "stopped", ""),
+        (view({**STATUS, "steps": 1_000_000}, [ServiceView("learner", "done")]), "complete", ""),
+        (
+            view({**STATUS, "metrics": {**STATUS["metrics"], "learner/wait_share": 0.63}}, takes_turns=True),
+            "acting and learning take turns (learner waits for batches 63%",
+            "agent.max_staleness = 1",
+        ),
         (
             changed(**{"learner/wait_share": 0.63}),
             "bottleneck: actors (learner waits for batches 63%",
