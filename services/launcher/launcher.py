@@ -277,6 +277,12 @@ class _Launcher:
         self._say(f"{self._tensorboard_line()}logs: {self._run_dir / 'logs'}   stop: Ctrl-C")
         if self._damaged:
             self._say(f"{self._damaged}; going on from the newest whole one")
+        total = self._config.run.total_steps
+        if not self._resume and total <= self._min_items:  # a step adds one item at most
+            self._say(
+                f"this run is too short to learn anything: {total:,} steps, and learning starts at "
+                f"{self._min_items:,} items in replay; raise --total-steps or lower --replay.min_items"
+            )
 
     def _tensorboard_line(self) -> str:
         return f"TensorBoard: {self._tensorboard.url}   " if self._tensorboard.url else ""

@@ -154,6 +154,9 @@ def test_a_run_too_short_to_learn_anything_says_so(launch):
     code, output = launch("idle").wait()
     assert code == 0, output
     assert "nothing was learned: the run was too short for an update, for replay wants 50,000 items" in output
+    # It said so when it started, too, and not only after the wait.
+    started = "this run is too short to learn anything: 2,000 steps, and learning starts at 50,000 items"
+    assert output.index(started) < output.index("steps/s")
 
 
 def test_a_run_whose_learner_died_of_its_updates_is_not_complete(launch):
