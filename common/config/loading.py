@@ -241,8 +241,14 @@ def _preset_layers(preset: str) -> list[Layer]:
 
 
 def read_config(path: Path, *, typed_agent: bool = True) -> Config:
-    """Return a complete configuration from a file that `to_toml` wrote."""
-    return config_from_dict(read_toml(path), source=str(path), typed_agent=typed_agent)
+    """Return a complete configuration from a file that `to_toml` wrote.
+
+    Raises ConfigError for one that lacks a section: it is cut, and defaults would make another run of it.
+    """
+    values = read_toml(path)
+    if missing := [section for section in (*SECTIONS, "agent") if section not in values]:
+        raise ConfigError(f"{path} is damaged: it has no section [{missing[0]}]; restore it from a copy")
+    return config_from_dict(values, source=str(path), typed_agent=typed_agent)
 
 
 def with_overrides(config: Config, overrides: Mapping[str, str]) -> Loaded:

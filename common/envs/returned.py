@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from troupe.common.data.schema import LARGEST_FLOAT
+
+_TOO_LARGE = f", beyond {LARGEST_FLOAT:.0e}, which cannot be learned from: scale it in the environment"
 OLD_INTERFACE = "Gym's old interface is understood where env.id begins with old_gym:"
 
 
@@ -27,11 +30,12 @@ def check_step(result: Any) -> None:
 def check_outcome(reward: Any, terminated: Any, truncated: Any) -> None:
     """Raise BadReturn for a reward that is no finite number, and for an ending that is None."""
     try:
+        sound = abs(reward) <= LARGEST_FLOAT  # nor NaN
         finite = math.isfinite(reward)
     except (TypeError, ValueError, OverflowError):
         raise BadReturn(f"returned the reward {_shown(reward)}, which is no number") from None
-    if not finite:
-        raise BadReturn(f"returned the reward {float(reward)}")
+    if not sound:
+        raise BadReturn(f"returned the reward {float(reward)}{_TOO_LARGE if finite else ''}")
     if terminated is None or truncated is None:
         name = "terminated" if terminated is None else "truncated"
         raise BadReturn(f"returned {name} None instead of True or False")
@@ -86,16 +90,17 @@ def taken_for(array: np.ndarray, like: Any) -> bool:
 
 
 def check_finite(obs: np.ndarray, path: tuple[str | int, ...] = ()) -> None:
-    """Raise BadReturn where a float observation, or its part at `path`, holds NaN or an infinite value."""
+    """Raise BadReturn where a float observation, or its part at `path`, holds NaN, infinity, or more than 1e9."""
     if not_finite(obs[None]):
         raise finite_error(obs, path)
 
 
 def finite_error(obs: np.ndarray, path: tuple[str | int, ...] = ()) -> BadReturn:
     """What to say of an observation, or of a part of one, that holds such values."""
-    bad = obs[~np.isfinite(obs)]
+    bad = obs[~(np.abs(obs) <= LARGEST_FLOAT)]
     of = f"{len(bad)} of its {obs.size} numbers"
-    return BadReturn(f"returned an observation with {bad[0]}{_as(path)} ({of})")
+    why = _TOO_LARGE if np.isfinite(bad[0]) else ""
+    return BadReturn(f"returned an observation with {bad[0]}{_as(path)} ({of}){why}")
 
 
 def _named(path: tuple[str | int, ...]) -> str:
@@ -108,12 +113,13 @@ def _as(path: tuple[str | int, ...]) -> str:
 
 
 def not_finite(obs: np.ndarray) -> list[int]:
-    """Rows of `[S, ...]` that hold NaN or an infinite value; one pass over all where there are none."""
+    """Rows of `[S, ...]` that hold NaN, infinity, or more than replay takes, `LARGEST_FLOAT`."""
     if obs.dtype.kind != "f":
         return []
-    if b"\0" not in np.isfinite(obs).tobytes():  # half of what `all` takes for a few numbers
+    sound = np.abs(obs) <= LARGEST_FLOAT
+    if b"\0" not in sound.tobytes():  # half of what `all` takes for a few numbers
         return []
-    good: np.ndarray = np.isfinite(obs.reshape(len(obs), -1)).all(axis=1)
+    good: np.ndarray = sound.reshape(len(obs), -1).all(axis=1)
     return np.flatnonzero(~good).tolist()
 
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from troupe.common.errors import CheckpointError, ConfigError, MisfitError
-from troupe.common.runtime.files import atomic_write, fsync_path, readable
+from troupe.common.runtime.files import MAX_JSON_BYTES, atomic_write, check_regular, fsync_path, readable
 
 _log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     from safetensors.numpy import load_file
 
     try:
-        meta = json.loads((path / _META).read_text(), parse_constant=_no_number)
+        meta = json.loads(check_regular(path / _META, MAX_JSON_BYTES).read_text(), parse_constant=_no_number)
         if not isinstance(meta, dict):
             raise ValueError(f"{_META} holds no names")
         return Checkpoint(load_file(path / _ARRAYS), meta, path)
@@ -187,7 +187,7 @@ def _no_number(word: str) -> float:
 def newest_meta(directory: Path) -> dict[str, Any]:
     """Read what the newest checkpoint says apart from its arrays, unchecked; empty if unreadable."""
     try:
-        meta = json.loads((next(newest_first(directory)) / _META).read_text())
+        meta = json.loads(check_regular(next(newest_first(directory)) / _META, MAX_JSON_BYTES).read_text())
     except (OSError, ValueError, RecursionError, StopIteration):
         return {}
     return meta if isinstance(meta, dict) else {}
@@ -306,7 +306,7 @@ def check(path: Path) -> None:
         CheckpointError: a file is absent, has another size, or another sha256.
     """
     try:
-        manifest = json.loads((path / _MANIFEST).read_text())
+        manifest = json.loads(check_regular(path / _MANIFEST, MAX_JSON_BYTES).read_text())
         files: dict[str, dict[str, Any]] = manifest["files"]
         version = manifest["format"]
         if not isinstance(files, dict) or not all(isinstance(files[name], dict) for name in files):
@@ -337,7 +337,8 @@ def newest_first(directory: Path) -> Iterator[Path]:
         path.name: path for path in directory.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()
     }
     try:
-        latest = found.pop((directory / LATEST).read_text(errors="replace").strip(), None)
+        text = check_regular(directory / LATEST, MAX_JSON_BYTES).read_text(errors="replace")
+        latest = found.pop(text.strip(), None)
     except OSError:
         latest = None
     if latest is not None:

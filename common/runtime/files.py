@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,8 @@ from troupe.common.errors import ConfigError
 STATUS_FILE = "status.json"
 CONFIG_FILE = "config.toml"
 EPISODES_FILE = "episodes.csv"
+MAX_JSON_BYTES = 1 << 26
+"""Of a file of ours with counters and names: thousands of times what they take."""
 _PROBE_BYTES = 1 << 16
 """An empty file can be made on a full disk."""
 
@@ -38,6 +42,19 @@ def lock_file(path: Path, refusal: str) -> IO[str]:
             return file
     file.close()
     raise ConfigError(refusal)
+
+
+def check_regular(path: Path, at_most: int = 0) -> Path:
+    """Return `path`; OSError where it is a pipe or a device, which may never end, or has too many bytes.
+
+    A run directory may come from anybody. Directories and absent files are left to whoever opens them.
+    """
+    found = path.stat()
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if at_most and found.st_size > at_most:
+        raise OSError(errno.EFBIG, f"it has more than {at_most:,} bytes", str(path))
+    return path
 
 
 def fsync_path(path: Path) -> None:
@@ -134,7 +151,7 @@ def write_status(run_dir: Path, status: dict[str, Any]) -> None:
 def read_status(run_dir: Path) -> dict[str, Any]:
     """Read the last written status; empty before the first one, or when it is damaged."""
     try:
-        status = json.loads((run_dir / STATUS_FILE).read_bytes())
+        status = json.loads(check_regular(run_dir / STATUS_FILE, MAX_JSON_BYTES).read_bytes())
     except (OSError, ValueError):
         return {}
     return status if isinstance(status, dict) else {}

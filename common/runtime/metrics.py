@@ -21,6 +21,7 @@ import numpy as np
 
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.events import EventFile
+from troupe.common.runtime.files import check_regular
 from troupe.common.runtime.logging import Throttle
 from troupe.common.runtime.video import gif_size
 
@@ -344,7 +345,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     A damaged row is passed over, whatever is wrong with it: other columns, a number that is none, bytes that
     are no text. A kill or a full disk leaves such rows behind; those around them are as good as before.
     """
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with check_regular(path).open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 wall_s, steps, frames, updates, source, name, value = line.rstrip("\n").split(",")

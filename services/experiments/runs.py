@@ -14,7 +14,7 @@ from typing import Any
 from troupe.common.config.presets import is_path, read_toml
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.checkpoint import newest_first, steps_of
-from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE, read_status, readable
+from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE, check_regular, read_status, readable
 from troupe.common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, read_rows
 
 _MAX_DEPTH = 5
@@ -223,7 +223,7 @@ def read_episodes(path: Path, points: int = 100, at_least: int = 10) -> Series:
     """
     games: list[tuple[int, float, float]] = []
     try:
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        with check_regular(path).open(newline="", encoding="utf-8", errors="replace") as file:
             for row in csv.DictReader(file):
                 try:
                     games.append((int(row["steps"]), float(row["wall_s"]), float(row["return"])))

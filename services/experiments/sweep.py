@@ -16,7 +16,7 @@ from troupe.common.config import load_layers
 from troupe.common.config.text import format_value
 from troupe.common.errors import ConfigError, TroupeError
 from troupe.common.runtime import StopSignal
-from troupe.common.runtime.files import atomic_write, lock_file, make_directory
+from troupe.common.runtime.files import MAX_JSON_BYTES, atomic_write, check_regular, lock_file, make_directory
 from troupe.common.runtime.metrics import EVALUATION_RETURN
 from troupe.services.experiments import groups, plot, report, search, suites
 from troupe.services.experiments.jobs import RUNS, VALUES, Job, as_options
@@ -93,7 +93,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         ConfigError: it is damaged, or of another version of Troupe.
     """
     try:
-        record = json.loads((folder / RECORD).read_bytes())
+        record = json.loads(check_regular(folder / RECORD, MAX_JSON_BYTES).read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -74,7 +74,9 @@ def test_the_highest_layer_that_sets_a_field_wins(
     folder = tmp_path_factory.mktemp("layers")
     for name in ("sweep", "preset"):
         (folder / f"{name}.toml").write_text(as_toml(layers[name]), "utf-8")
-    (folder / "config.toml").write_text(as_toml(layers["run"]), "utf-8")
+    run, sections = as_toml(layers["run"]), {path.partition(".")[0] for path in layers["run"]}
+    empty = [f"[{section}]\n" for section in (*SECTIONS, "agent") if section not in sections]
+    (folder / "config.toml").write_text(run + "".join(empty), "utf-8")
     resumed = bool(layers["run"])
     loaded = load_layers(
         str(folder / "preset.toml"),

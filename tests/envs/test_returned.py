@@ -13,7 +13,7 @@ from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import EnvSpec, VectorEnv, make_vector
 from troupe.common.envs.base import slot_seeds
 from troupe.common.envs.calls import MAKING, RESET, STEP, Calls
-from troupe.common.envs.returned import BadReturn, check_observation
+from troupe.common.envs.returned import BadReturn, check_observation, check_outcome
 from troupe.common.envs.slots import SlotVector
 from troupe.common.spaces import ActionSpec
 
@@ -300,13 +300,28 @@ def test_an_array_that_is_used_again_shows_each_step() -> None:
     assert [obs.tolist() for obs in last] == [[3, 3]]
 
 
-def test_large_numbers_are_no_infinite_ones() -> None:
-    env = other(ChangingSlot(np.full(2, 3e38, np.float32)))  # whose squares float32 does not hold
+def test_the_largest_numbers_that_replay_takes_are_taken() -> None:
+    env = other(ChangingSlot(np.full(2, 1e9, np.float32)))
     env.reset()
     for _ in range(2):
         step = env.step(np.zeros(1, np.int64))
     assert not step.discarded
-    assert step.obs[0, 0] == np.float32(3e38)
+    assert step.obs[0, 0] == np.float32(1e9)
+
+
+def test_numbers_that_replay_would_refuse_count_as_failures_of_the_environment() -> None:
+    """Else the run stood still, and its log blamed whoever has an actor's key."""
+    env = other(ChangingSlot(np.full(2, 2e9, np.float32)))
+    env.reset()
+    for _ in range(2):
+        step = env.step(np.zeros(1, np.int64))
+    assert step.discarded
+    assert "2000000000.0 (2 of its 2 numbers), beyond 1e+09, which cannot be learned from" in str(
+        env.failures[0]
+    )
+    with pytest.raises(BadReturn, match=r"the reward 2000000000\.0, beyond 1e\+09"):
+        check_outcome(2e9, False, False)
+    check_outcome(-1e9, False, False)
 
 
 def test_every_game_is_cut_at_its_longest() -> None:
