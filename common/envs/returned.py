@@ -90,7 +90,7 @@ def taken_for(array: np.ndarray, like: Any) -> bool:
 
 
 def check_finite(obs: np.ndarray, path: tuple[str | int, ...] = ()) -> None:
-    """Raise BadReturn where a float observation, or its part at `path`, holds NaN, infinity, or more than 1e9."""
+    """Raise BadReturn where a float observation, or its part at `path`, holds what `not_finite` looks for."""
     if not_finite(obs[None]):
         raise finite_error(obs, path)
 

@@ -310,6 +310,17 @@ def test_a_checkpoint_of_a_version_without_a_field_has_its_default() -> None:
     assert changed_structure(None, config) == ["no configuration"]
 
 
+def test_a_run_whose_configuration_was_cut_is_not_resumed_with_defaults(tmp_path: Path) -> None:
+    """An empty file was the defaults: Atari's Pong, in the place of whatever the run was."""
+    from troupe.common.config import to_toml
+
+    file, text = tmp_path / "config.toml", to_toml(load_config("cartpole-ppo"))
+    for kept in ("", text[: text.index("[learner]")]):
+        file.write_text(kept)
+        with pytest.raises(ConfigError, match=r"config.toml is damaged: it has no section \["):
+            load_config(run_config=file)
+
+
 def test_a_run_whose_preset_file_is_gone_can_be_resumed(tmp_path: Path) -> None:
     preset = tmp_path / "mine.toml"
     preset.write_text("[run]\nseed = 9\n")

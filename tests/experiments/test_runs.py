@@ -25,6 +25,15 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["metrics.csv", "episodes.csv", "status.json"])
+def test_a_pipe_or_a_device_in_place_of_a_file_is_not_waited_for(name, tmp_path):
+    run = make_run(tmp_path / "a")
+    for make in (os.mkfifo, lambda file: os.symlink("/dev/zero", file)):
+        (run / name).unlink(missing_ok=True)
+        make(run / name)
+        read_run(run)
+
+
 def test_a_run_is_done_or_stopped_or_running(tmp_path):
     assert read_run(make_run(tmp_path / "a")).state == "done"
     run = make_run(tmp_path / "b", steps=5)

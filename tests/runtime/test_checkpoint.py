@@ -30,6 +30,23 @@ def save(directory, arrays, steps, **options):
     return save_checkpoint(directory, arrays, {"steps": steps, "note": "é"}, **options)
 
 
+@pytest.mark.parametrize("name", ["MANIFEST.json", "LATEST"])
+def test_a_pipe_or_a_device_in_a_run_directory_is_no_file_to_wait_for(name, tmp_path):
+    path = save_checkpoint(tmp_path, OLD, {"steps": 1})
+    file = path / name if name == "MANIFEST.json" else tmp_path / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    if name == "LATEST":  # only a hint
+        assert load_newest(tmp_path).path == path
+        return
+    with pytest.raises(CheckpointError, match=r"MANIFEST.json cannot be read"):
+        checkpoint.check(path)
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=r"MANIFEST.json cannot be read"):
+        checkpoint.check(path)
+
+
 def test_round_trip_keeps_values_dtypes_and_meta(tmp_path):
     arrays = {**OLD, "transposed": np.arange(6).reshape(2, 3).T, "empty": np.zeros((0, 4), np.uint8)}
     path = save(tmp_path, arrays, 123)

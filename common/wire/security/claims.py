@@ -13,6 +13,7 @@ import re
 import stat
 import time
 import unicodedata
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,9 @@ MAX_EPISODES = 4096
 """Games of one report."""
 MAX_VERSION = 2**53
 """Numbers above this cannot be told apart as floats. Steps of a game have the same bound."""
-REPORTS_AT_ONCE, REPORTS_PER_S = 512, 50.0
+GAME_STEPS_AHEAD = 10_000
+"""Steps of a slot for which games may be reported before the steps are: they come by another message."""
+REPORTS_AT_ONCE, REPORTS_PER_S = 256, 20.0
 """Reports of one service."""
 VIDEOS_AT_ONCE, VIDEOS_PER_S = 4, 1 / 60
 """Films of all evaluators together."""
@@ -98,7 +101,8 @@ CLAIMS: dict[str, Claim] = {
     ),
     "TELEMETRY": Claim(
         ("actor", "replay", "evaluator"),
-        f"{REPORTS_AT_ONCE} reports at once and {REPORTS_PER_S:.0f} a second of each service",
+        f"{REPORTS_AT_ONCE} reports at once and {REPORTS_PER_S:.0f} a second of each service; "
+        "of all actors without slots that have one key, as many together",
     ),
     "TELEMETRY actor/*, env/*, params/staleness": Claim(
         ("actor",), _METRICS_RULE, metrics=("actor/", "env/", "params/staleness")
@@ -107,8 +111,9 @@ CLAIMS: dict[str, Claim] = {
     "TELEMETRY eval/*": Claim(("evaluator",), _METRICS_RULE, metrics=("eval/",)),
     "TELEMETRY episodes": Claim(
         ("actor", "evaluator"),
-        f"{MAX_EPISODES:,} games a report; returns and scores within 10^30, at most 2^53 steps; the slot of "
-        "a game counts only where it is leased to the actor",
+        f"{MAX_EPISODES:,} games a report; returns and scores within 10^30, at most 2^53 steps; from an "
+        "actor only while it holds slots, and without those that have more steps together than it has made, "
+        "but for the first of each slot; the slot of a game counts only where it is leased to the actor",
     ),
     "TELEMETRY part": Claim(
         ("evaluator",),
@@ -131,6 +136,7 @@ CLAIMS: dict[str, Claim] = {
 
 _METRIC = re.compile(r"[A-Za-z0-9_-]+([/.][A-Za-z0-9_-]+)*")
 _MAX_NAME = 64
+_PROCESSES = 4096
 _OWN_NAME = re.compile(rf"({'|'.join(('learner', *messages.ROLES))})(-\d+)?")
 _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?):(\d{1,5})")
 _MAX_SOCKET_PATH = 107  # the kernel's limit
@@ -276,6 +282,39 @@ class MetricNames:
         return {name: value for name, value in metrics.items() if name in names}
 
 
+class PlayedGames:
+    """Keeps the games that actors report within the steps that they have made.
+
+    The first game of a slot is free: it may have begun under a learner that has been restarted since.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no games."""
+        self._steps: OrderedDict[int, int] = OrderedDict()  # of the games of an actor process
+        self._begun: set[tuple[str, int]] = set()  # keys and slots that have ended a game
+
+    def credible(
+        self, key: str, incarnation: int, slots: Collection[int], games: Sequence[Sequence[Any]], made: int
+    ) -> list[int]:
+        """Places of the games that may be; `made` are the steps of this actor process that are counted."""
+        spent = self._steps.pop(incarnation, 0)
+        most = made + GAME_STEPS_AHEAD * len(slots)
+        places = []
+        for place, game in enumerate(games):
+            slot = (key, int(game[2])) if len(game) > 2 else (key, -1)
+            if slot[1] in slots and slot not in self._begun:
+                self._begun.add(slot)
+            elif spent + max(1, int(game[1])) <= most:
+                spent += max(1, int(game[1]))
+            else:
+                continue
+            places.append(place)
+        self._steps[incarnation] = spent
+        if len(self._steps) > _PROCESSES:
+            self._steps.popitem(last=False)
+        return places
+
+
 class Allowance:
     """A token bucket: a burst at once, and after that a rate per second."""
 
@@ -293,6 +332,11 @@ class Allowance:
             return False
         self._left -= 1
         return True
+
+
+def reports() -> Allowance:
+    """What a service may report."""
+    return Allowance(REPORTS_AT_ONCE, REPORTS_PER_S)
 
 
 def _check_tasks(fields: Mapping[str, Any]) -> None:

@@ -70,6 +70,11 @@ class StepBudget:
             limits = self._limits.get(incarnation)
             return max(limits) if limits else MAX_STEPS
 
+    def made(self, incarnation: int) -> int:
+        """Return the steps of a process that are counted."""
+        with self._lock:
+            return self._made.get(incarnation, 0)
+
     def report(self, incarnation: int, made: int, slots: int = 1) -> None:
         """Take note that this actor process, with so many `slots`, has made `made` steps since its start."""
         with self._lock:

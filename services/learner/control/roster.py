@@ -49,9 +49,7 @@ class Peer:
     seen_s: float = 0.0
     version: int = -1
     error: str = ""
-    reports: Allowance = field(
-        default_factory=lambda: Allowance(claims.REPORTS_AT_ONCE, claims.REPORTS_PER_S)
-    )
+    reports: Allowance = field(default_factory=claims.reports)
 
 
 @dataclass(slots=True)

@@ -125,6 +125,8 @@ class ControlServer:
         }
         self._videos = claims.Allowance(claims.VIDEOS_AT_ONCE, claims.VIDEOS_PER_S)
         self._metric_names = claims.MetricNames()
+        self._games = claims.PlayedGames()
+        self._idle_reports: dict[str, claims.Allowance] = {}
         self._news: dict[str, claims.Allowance] = {}
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
         self._params: Published | None = None
@@ -413,9 +415,13 @@ class ControlServer:
             del self._fetched[min(self._fetched)]
 
     def _on_telemetry(self, peer: Peer, body: messages.Telemetry) -> None:
-        if not peer.reports.take():
+        # Of actors without slots a key may have any number, and a report takes time to look at.
+        idle = peer.role == "actor" and not peer.slots
+        allowance = self._idle_reports.setdefault(peer.key, claims.reports()) if idle else peer.reports
+        if not allowance.take():
             raise RefusedError(messages.TOO_MANY, "more reports than a service may make")
         claims.check_telemetry(peer.role, body.metrics, body.fields, body.blobs)
+        fields = self._credible_games(peer, body.fields) if peer.role == "actor" else body.fields
         if body.blobs and not self._videos.take():
             raise RefusedError(messages.TOO_MANY, "more films than a run may make")
         metrics = self._metric_names.known(peer.role, peer.key, body.metrics)
@@ -430,12 +436,25 @@ class ControlServer:
             most = claims.MAX_METRIC_NAMES
             detail = f"{more} metrics dropped: more than {most} names of the role {peer.role} and its key"
             self._server.rejections.count(peer.identity, messages.TOO_MANY, detail)
+        if self._server and fields is not body.fields:
+            detail = f"games left out: {peer.name} has not made their steps"
+            self._server.rejections.count(peer.identity, messages.REFUSED_CLAIM, detail)
         played = self._evaluated if peer.role == "evaluator" else None
-        report = Telemetry(peer.name, peer.role, peer.incarnation, metrics, body.fields, body.blobs, played)
+        report = Telemetry(peer.name, peer.role, peer.incarnation, metrics, fields, body.blobs, played)
         try:
             self.telemetry.put_nowait(report)
         except queue.Full:
             raise RefusedError("telemetry_full", "the learner does not drain its telemetry") from None
+
+    def _credible_games(self, peer: Peer, fields: dict[str, Any]) -> dict[str, Any]:
+        """An actor's fields without the games for which it has not made the steps."""
+        games = fields.get("episodes", [])
+        made = self._budget.made(peer.incarnation)
+        places = self._games.credible(peer.key, peer.incarnation, peer.slots, games, made)
+        if len(places) == len(games):
+            return fields
+        lists = {name: fields[name] for name in ("episodes", "tasks") if fields.get(name)}
+        return fields | {name: [each[place] for place in places] for name, each in lists.items()}
 
     def _on_bye(self, peer: Peer, body: messages.Bye) -> None:
         claims.check_progress(peer.role, body.steps_made, 0)

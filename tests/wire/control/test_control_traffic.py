@@ -8,6 +8,7 @@ import pytest
 from tests.harness import make_steps, until
 from troupe.common.errors import PeerError
 from troupe.common.runtime.video import encode_gif
+from troupe.common.wire.security.claims import GAME_STEPS_AHEAD
 from troupe.services.learner.control.budget import StepBudget
 
 WEIGHTS = {"w": np.arange(300_000, dtype=np.float32).reshape(300, 1000), "n": np.array(3, np.int64)}
@@ -145,9 +146,9 @@ def test_parameters_of_a_restarted_learner_are_newer_whatever_their_number(serve
 
 def test_reports_arrive_whole_and_in_order(serve, connect):
     server = serve()
-    client, actor = connect(server, "evaluator"), connect(server, "actor-0")
-    for each in (client, actor):
-        each.join(60)
+    client, actor = connect(server, "evaluator"), connect(server, "actor-0", slots_wanted=1)
+    client.join(60)
+    assert actor.join(60).slots == [0]
     video = encode_gif(np.random.default_rng(1).integers(0, 255, (20, 84, 84, 3), np.uint8))
     client.send_telemetry({"eval/episode_return": np.float32(21.0), "eval/version": 3}, {"video": video})
     client.send_telemetry({"eval/second": 2})
@@ -156,8 +157,25 @@ def test_reports_arrive_whole_and_in_order(serve, connect):
     assert report.metrics == {"eval/episode_return": 21.0, "eval/version": 3.0}
     assert report.blobs["video"].tobytes() == video
     assert server.telemetry.get(timeout=60).metrics == {"eval/second": 2.0}
-    actor.send_telemetry({}, fields={"episodes": [[21.0, 900], [-21.0, 800]]})
-    assert server.telemetry.get(timeout=60).fields == {"episodes": [[21.0, 900], [-21.0, 800]]}
+    actor.send_telemetry({}, fields={"episodes": [[21.0, 900, 0], [-21.0, 800, 0]]})
+    assert server.telemetry.get(timeout=60).fields == {"episodes": [[21.0, 900, 0], [-21.0, 800, 0]]}
+
+
+def test_games_count_as_far_as_their_actor_has_made_their_steps(serve, connect):
+    """Else an actor's key fills the file of games, and the learner's memory, with what nobody played."""
+    server = serve()
+    actor, idle = connect(server, "actor-0", slots_wanted=1), connect(server, "actor-1")
+    actor.join(60)
+    idle.join(60)
+    idle.send_telemetry({"actor/steps": 1}, fields={"episodes": [[1.0, 5, 0]]})
+    report = server.telemetry.get(timeout=60)
+    assert (report.metrics, report.fields) == ({"actor/steps": 1.0}, {"episodes": []})
+    games, tasks = [[1.0, 123_456, 0]] * 5, list("abcde")
+    actor.send_telemetry({}, fields={"episodes": games, "tasks": tasks})
+    # The first may have begun under an earlier learner.
+    assert server.telemetry.get(timeout=60).fields == {"episodes": games[:1], "tasks": ["a"]}
+    actor.send_telemetry({}, fields={"episodes": [[1.0, 4, 0]] * 3000})
+    assert len(server.telemetry.get(timeout=60).fields["episodes"]) == GAME_STEPS_AHEAD // 4
 
 
 def test_a_report_that_is_too_large_is_dropped_and_counted(serve, connect):

@@ -437,12 +437,13 @@ def test_a_role_does_not_fill_the_record_with_names(serve, connect, secured, mon
 def test_every_role_may_report_what_is_its_own(serve, connect, secured):
     server = serve(security=secured("learner"))
     own = {
-        "actor": ({"actor/steps": 4.0, "params/staleness": 1.0}, {"episodes": [[1.0, 2]]}, {}),
+        "actor": ({"actor/steps": 4.0, "params/staleness": 1.0}, {"episodes": [[1.0, 2, 0]]}, {}),
         "replay": ({"replay/items": 3.0}, {}, {}),
         "evaluator": ({"eval/episode_return": 2.0}, {}, {"video": FILM, "mp4": MP4}),
     }
     for role, (metrics, fields, blobs) in own.items():
-        client = connect(server, "someone", role=role, security=secured(role))
+        wanted = {"slots_wanted": 1} if role == "actor" else {}
+        client = connect(server, "someone", role=role, security=secured(role), **wanted)
         client.join(60)
         assert client.send_telemetry(metrics, blobs, fields)
         report = server.telemetry.get(timeout=60)
