@@ -28,7 +28,7 @@ def check_step(result: Any) -> None:
 
 
 def check_outcome(reward: Any, terminated: Any, truncated: Any) -> None:
-    """Raise BadReturn for a reward that is no finite number, and for an ending that is None."""
+    """Raise BadReturn for a reward that is no finite number, and for an ending that is None or text."""
     try:
         sound = abs(reward) <= LARGEST_FLOAT  # nor NaN
         finite = math.isfinite(reward)
@@ -36,9 +36,9 @@ def check_outcome(reward: Any, terminated: Any, truncated: Any) -> None:
         raise BadReturn(f"returned the reward {_shown(reward)}, which is no number") from None
     if not sound:
         raise BadReturn(f"returned the reward {float(reward)}{_TOO_LARGE if finite else ''}")
-    if terminated is None or truncated is None:
-        name = "terminated" if terminated is None else "truncated"
-        raise BadReturn(f"returned {name} None instead of True or False")
+    for name, ending in (("terminated", terminated), ("truncated", truncated)):
+        if ending is None or isinstance(ending, str):  # 'False' would be true
+            raise BadReturn(f"returned {name} {_shown(ending)} instead of True or False")
 
 
 def reset_result(result: Any) -> Any:

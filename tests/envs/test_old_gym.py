@@ -13,6 +13,7 @@ import pytest
 from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import environment_module, make_spec, make_vector
 from troupe.common.envs.check import check
+from troupe.common.envs.gymnasium_envs import inspect
 from troupe.common.errors import ConfigError
 
 
@@ -90,6 +91,11 @@ def test_four_values_and_a_bare_observation_are_understood(cut: bool) -> None:
     assert step.obs[:, 1].tolist() == [0, 0]
     assert env.restarts_total == 0
     env.close()
+
+
+def test_gymnasiums_checker_does_not_blame_it_for_what_is_the_adapters() -> None:
+    objections = inspect(EnvConfig(id=f"old_gym:{__name__}:Old-v0"))["objections"]
+    assert not [each for each in objections if "super().reset" in each or "np_random" in each]
 
 
 def test_a_time_limit_of_the_registration_holds() -> None:

@@ -324,6 +324,12 @@ def test_numbers_that_replay_would_refuse_count_as_failures_of_the_environment()
     check_outcome(-1e9, False, False)
 
 
+@pytest.mark.parametrize("ending", [(False, "False"), ("False", False)])
+def test_an_ending_in_words_is_refused(ending) -> None:
+    with pytest.raises(BadReturn, match=r"'False' instead of True or False"):
+        check_outcome(0.0, *ending)
+
+
 def test_every_game_is_cut_at_its_longest() -> None:
     env = other(ChangingSlot(np.zeros(2, np.float32)), max_episode_frames=4)
     env.reset()
