@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+
+from troupe.common.config.schema import Config
 
 HELD_LIMIT_S = 20.0
 """After so long without a newer version one more round begins: the learner may lack the unrolls of others."""
@@ -17,13 +19,13 @@ class Pace:
     followed by another one for the same batch, and what that has too many counts towards later rounds.
 
     Args:
-        slots: unrolls of a round in which nothing fails.
+        unrolls: of a batch; as many as slots, where one round makes a batch.
         unroll_steps: steps of a round.
         max_staleness: versions by which the one that learns may be newer than the one that acts.
     """
 
-    def __init__(self, slots: int, unroll_steps: int, max_staleness: int) -> None:
-        self._slots = slots
+    def __init__(self, unrolls: int, unroll_steps: int, max_staleness: int) -> None:
+        self._batch = unrolls
         self._unroll_steps = unroll_steps
         self._max_staleness = max_staleness
         self._learner: int | None = None  # version that learns from the round begun last
@@ -32,10 +34,16 @@ class Pace:
         self._lacks = False
 
     @staticmethod
-    def of(agent: Any, slots: int) -> Pace | None:
-        """That which the section `agent` of a configuration wants for `slots`, if it limits staleness."""
-        limit = agent.allowed_staleness
-        return None if limit is None else Pace(slots, agent.unroll_steps, limit)
+    def of(config: Config, slots: int) -> Pace | None:
+        """That which a run wants of `slots` of its slots, if its algorithm limits staleness."""
+        limit = config.agent.allowed_staleness
+        if limit is None:
+            return None
+        tables = config.replay.sampled_tables()
+        fresh = [table.share or config.replay.batch_size for table in tables if table.is_queue]
+        # With fewer slots than a batch has fresh unrolls, several rounds make one batch.
+        unrolls = math.ceil(max(fresh, default=0) * slots / config.total_slots)
+        return Pace(max(slots, unrolls), config.agent.unroll_steps, limit)
 
     def holds(self, version: int) -> bool:
         """Whether a round is complete and another one must not begin with `version`."""
@@ -58,9 +66,9 @@ class Pace:
         """Count the unrolls that were handed over after the step counted last."""
         self._unrolls += unrolls
         if self._steps == 0:
-            self._lacks = self._unrolls < self._slots
+            self._lacks = self._unrolls < self._batch
             if not self._lacks:
-                self._unrolls -= self._slots
+                self._unrolls -= self._batch
 
     def release(self) -> None:
         """Let a round begin: what was acted does not fill the learner's batch, which wants more."""

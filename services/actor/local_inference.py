@@ -145,7 +145,7 @@ class LocalActing:
         seed = welcome.seed(self._control.incarnation, welcome.slots[0])
         chunk_steps = self._config.actor.chunk_steps
         hindsight = hindsight_of(self._config, self._env.spec)
-        self._pace = Pace.of(self._config.agent, len(welcome.slots))
+        self._pace = Pace.of(self._config, len(welcome.slots))
         self.rollout = Rollout(self._agent, self._env, chunk_steps, seed, self.timing, hindsight, self._pace)
         self.rollout.explore(welcome.slots, welcome.total_slots)
 

@@ -4,6 +4,7 @@ from troupe.common.agents import make_agent
 from troupe.common.agents.pace import Pace
 from troupe.common.agents.policy_gradient import PolicyGradientConfig
 from troupe.common.agents.pqn import PqnConfig
+from troupe.common.config import load_config
 from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import make_vector
 from troupe.services.actor.local_inference import Rollout
@@ -65,6 +66,24 @@ def test_a_round_that_lacks_unrolls_is_followed_by_another_for_the_same_batch():
     assert max(rounds) < 2 * SLOTS  # nothing piles up either
 
 
+@pytest.mark.parametrize(("slots", "batch", "rounds"), [(4, 4, 1), (4, 32, 8), (5, 32, 7), (8, 4, 1)])
+def test_with_fewer_slots_than_unrolls_of_a_batch_several_rounds_make_it(slots, batch, rounds):
+    """Else the actor waited 20 s for a version after every round but the last."""
+    config = load_config(
+        "cartpole-ppo", overrides={"actor.slots": str(slots), "replay.batch_size": str(batch)}
+    )
+    pace = Pace.of(config, slots)
+    for version in range(3):
+        made = 0
+        while not pace.holds(version):
+            ends = pace.stepped(version)
+            if ends:
+                pace.completed(slots)
+            made += ends
+        assert made in (rounds, rounds - 1)  # fewer where unrolls are left over
+        assert version or made == rounds
+
+
 @pytest.mark.parametrize("at", [5, 11, 30])
 @pytest.mark.parametrize("config", [PolicyGradientConfig, PqnConfig])
 def test_environments_that_raise_leave_no_batch_unfilled(config, at):
@@ -75,7 +94,7 @@ def test_environments_that_raise_leave_no_batch_unfilled(config, at):
     agent_config = config(unroll_steps=16, mlp_units=(8,), hidden_units=8, lstm_units=0)
     env = make_vector(broken, SLOTS, 1)
     agent = make_agent(agent_config, env.spec, seed=1)
-    pace = Pace.of(agent_config, SLOTS)
+    pace = Pace(SLOTS, 16, agent_config.allowed_staleness)
     rollout = Rollout(agent, env, 16, 1, pace=pace)
     rollout.explore(list(range(SLOTS)), SLOTS)
     version = queued = 0

@@ -99,7 +99,7 @@ class CentralInference:
         self._rng = np.random.default_rng(seed)
         self._groups = Groups(
             *(agent, spec, config.actor.chunk_steps, section.max_batch, leases, config.total_slots),
-            make_pace=lambda slots: Pace.of(config.agent, slots),
+            make_pace=lambda slots: Pace.of(config, slots),
             hindsight=hindsight_of(config, spec),
         )
         self._held: dict[Key, tuple[Group, float]] = {}  # and since when
