@@ -174,6 +174,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         meta = json.loads(check_regular(path / _META, MAX_JSON_BYTES).read_text(), parse_constant=_no_number)
         if not isinstance(meta, dict):
             raise ValueError(f"{_META} holds no names")
+        if not isinstance(steps := meta.get("steps", 0), int) or steps < 0:
+            raise ValueError(f"{_META} holds {str(steps)[:40]} steps")
         return Checkpoint(load_file(path / _ARRAYS), meta, path)
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error

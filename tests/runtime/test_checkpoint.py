@@ -30,6 +30,18 @@ def save(directory, arrays, steps, **options):
     return save_checkpoint(directory, arrays, {"steps": steps, "note": "é"}, **options)
 
 
+@pytest.mark.parametrize("steps", [-5, "many", None, 1.5])
+def test_steps_that_no_run_has_made_are_damage(steps, tmp_path):
+    path = save_checkpoint(tmp_path, OLD, {"steps": 1})
+    meta = path / "meta.json"
+    meta.write_text(json.dumps({"steps": steps}))
+    manifest = json.loads((path / "MANIFEST.json").read_text())
+    manifest["files"]["meta.json"] = checkpoint._fingerprint(meta)
+    (path / "MANIFEST.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"meta.json holds .* steps"):
+        load_checkpoint(path)
+
+
 @pytest.mark.parametrize("name", ["MANIFEST.json", "LATEST"])
 def test_a_pipe_or_a_device_in_a_run_directory_is_no_file_to_wait_for(name, tmp_path):
     path = save_checkpoint(tmp_path, OLD, {"steps": 1})
