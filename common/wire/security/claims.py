@@ -17,8 +17,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from troupe.common import timing
@@ -244,12 +245,14 @@ def check_telemetry(
             raise _refusal(f"a field {name[:_MAX_NAME]!r} in a report")
         _check(role, "TELEMETRY episodes", "a report of episodes")
         episodes = fields[name]
-        if not isinstance(episodes, list) or not all(_is_episode(episode) for episode in episodes):
+        try:
+            msgspec.convert(episodes, list[_Game])  # thousands, which in Python would hold up the learner
+        except msgspec.ValidationError:
             raise RefusedError(
                 "bad_field",
                 "TELEMETRY.fields: episodes is not a list of [return, steps], [return, steps, slot] or "
                 "[return, steps, slot, score] within their bounds",
-            )
+            ) from None
         if len(episodes) > MAX_EPISODES:
             raise _refusal(f"a report of {len(episodes)} episodes; at most {MAX_EPISODES}")
     if "part" in fields or (role == "evaluator" and "tasks" in fields):
@@ -280,6 +283,18 @@ class MetricNames:
             if len(names) < MAX_METRIC_NAMES:
                 names.add(name)
         return {name: value for name, value in metrics.items() if name in names}
+
+
+_Value = Annotated[float, msgspec.Meta(ge=-MAX_VALUE, le=MAX_VALUE)]  # nor NaN
+
+
+class _Game(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What is reported of one: return, steps and, of an actor, slot and score."""
+
+    value: _Value
+    steps: Annotated[int, msgspec.Meta(ge=0, le=MAX_VERSION)]
+    slot: Annotated[int, msgspec.Meta(ge=0, lt=types.MAX_RUN_SLOTS)] = 0
+    score: _Value = 0.0
 
 
 class PlayedGames:
@@ -365,17 +380,6 @@ def check_evaluation(metrics: Mapping[str, Any], fields: Mapping[str, Any]) -> N
 def check_games(role: str) -> None:
     """Refuse games of an evaluation from anything but an evaluator."""
     _check(role, "PARAMS_GET games", "a wish for games of an evaluation")
-
-
-def _is_episode(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and len(value) in (2, 3, 4)
-        and all(isinstance(x, int | float) for x in (*value[:2], *value[3:]))
-        and all(isinstance(slot, int) and 0 <= slot < types.MAX_RUN_SLOTS for slot in value[2:3])
-        and all(-MAX_VALUE <= each <= MAX_VALUE for each in (value[0], *value[3:]))  # nor NaN
-        and 0 <= value[1] <= MAX_VERSION
-    )
 
 
 def _check_film(blob: np.ndarray, kind: str) -> None:
