@@ -27,7 +27,9 @@ from benchmarks import common
 from troupe.common.agents import make_agent
 from troupe.common.config import Config, load_config, structural_hash
 from troupe.common.envs import make_spec
-from troupe.services.learner.control.server import ControlServer, Telemetry
+from troupe.services.learner.control.reports import Report
+from troupe.services.learner.control.roster import SlotRules
+from troupe.services.learner.control.server import ControlServer, Terms
 
 WARM_UP_S = 4.0
 PUBLISH_PERIOD_S = 10.0
@@ -71,9 +73,8 @@ def services(config: Config, directory: Path) -> Iterator[tuple[ControlServer, l
         context,
         f"ipc://{directory}/control",
         f"ipc://{directory}/announce",
-        config_dict=config.model_dump(mode="json"),
-        structural_hash=structural_hash(config),
-        total_slots=config.actor.processes * config.actor.slots,
+        Terms(config.model_dump(mode="json"), structural_hash(config)),
+        SlotRules(config.actor.processes * config.actor.slots),
     )
     control.start()
     children: list[subprocess.Popen[bytes]] = []
@@ -118,12 +119,12 @@ class StepCounter:
         self.last: dict[str, dict[str, float]] = {}
         self.steps_per_cpu_s = 0.0
 
-    def take(self, telemetry: Telemetry) -> None:
+    def take(self, report: Report) -> None:
         """Note a report of an actor."""
-        if telemetry.role == "actor":
-            point = (time.monotonic(), telemetry.metrics["actor/steps"])
-            self.reports.setdefault(telemetry.source, []).append(point)
-            self.last[telemetry.source] = telemetry.metrics
+        if report.role == "actor":
+            point = (time.monotonic(), report.metrics["actor/steps"])
+            self.reports.setdefault(report.source, []).append(point)
+            self.last[report.source] = report.metrics
 
     def complete(self, actors: int) -> bool:
         """Whether there is a rate of every actor."""

@@ -21,7 +21,8 @@ from benchmarks.common import parser, report
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.params import encode_params
 from troupe.common.wire.link import new_incarnation
-from troupe.services.learner.control.server import ControlServer
+from troupe.services.learner.control.roster import SlotRules
+from troupe.services.learner.control.server import ControlServer, Terms
 
 MAX_PER_PROCESS = 64
 LIMIT_S = 120.0
@@ -75,10 +76,8 @@ def measure(count: int, seconds: float, *, relay: bool, bfloat16: bool, per_host
             context,
             "tcp://127.0.0.1:*",
             "tcp://127.0.0.1:*",
-            config_dict={"run": {"seed": 0}},
-            structural_hash="",
-            total_slots=1,
-            liveness_s=LIMIT_S,
+            Terms({"run": {"seed": 0}}, liveness_s=LIMIT_S),
+            SlotRules(1),
             bfloat16=bfloat16,
         )
         server.start()

@@ -1,5 +1,6 @@
 """Tests that start services or threads get a second try; the summary names each that needed it, and why."""
 
+import signal
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,12 @@ SECOND_TRY = {
     *("fuzz", "learner", "launcher", "replay", "wire"),
 }
 """Folders whose tests depend on what else the machine does. Arithmetic is right the first time."""
+
+
+def pytest_configure():
+    # In the background of a script, or under nohup, both are ignored, which every service would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items):

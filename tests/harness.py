@@ -3,18 +3,29 @@
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 
+from troupe.common.config import load_config
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError, PeerError
 from troupe.common.runtime.lifecycle import StopSignal
 from troupe.common.wire import sockets
 from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.control.messages import Game, TelemetryFields
+from troupe.common.wire.control.params import Published
+from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.control.reports import Report
+from troupe.services.learner.control.roster import SlotRules
+from troupe.services.learner.control.server import ControlServer, Terms
+from troupe.services.learner.record.gathered import Gathered
+from troupe.services.learner.record.reporter import Reporter
+from troupe.services.learner.saving.counters import RunCounters
 from troupe.services.replay.service import ReplayService
 from troupe.services.replay.storage.replay import Replay
 
@@ -34,6 +45,52 @@ def until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
         assert time.monotonic() < deadline_s, "it never happened"
         time.sleep(0.005)
     return value
+
+
+def games(*entries: list[Any], tasks: Sequence[str] = (), **more: Any) -> TelemetryFields:
+    """Finished games, each as it stands in a message, for a report."""
+    return TelemetryFields([Game(*entry) for entry in entries], list(tasks), **more)
+
+
+def control_server(
+    ctx: sockets.Context,
+    control: str = LOOPBACK,
+    announce: str = LOOPBACK,
+    *,
+    config: dict[str, Any] = CONFIG,
+    structural_hash: str = "abc",
+    total_slots: int = 8,
+    **options: Any,
+) -> ControlServer:
+    """The learner's end of the control connection, not started yet; `options` are of any of its parts."""
+    parts = {}
+    for kind in (Terms, SlotRules):
+        names = kind.__dataclass_fields__.keys() & options.keys()
+        parts[kind] = {name: options.pop(name) for name in names}
+    terms = Terms(config, structural_hash, **parts[Terms])
+    return ControlServer(ctx, control, announce, terms, SlotRules(total_slots, **parts[SlotRules]), **options)
+
+
+class Untyped(dict[str, Any]):
+    """Fields of a report that nobody may send."""
+
+    def entries(self) -> dict[str, Any]:
+        """All of them, as they are."""
+        return dict(self)
+
+
+def evaluated(*returns: float, version: int = 12, played: Published | None = None) -> Report:
+    """The whole of an evaluation, in one part."""
+    entries = games(*([score, 10] for score in returns), part=0)
+    return Report("evaluator", "evaluator", 3, {"eval/version": float(version)}, entries, played=played)
+
+
+def make_reporter(path: Path, resumed_steps: int | None = None, **more: Any) -> Reporter:
+    """The record of a run of Pong whose evaluations are of one game."""
+    config = load_config("pong-apex", None, {"evaluator.episodes": "1"}, {})
+    settings = {"env_id": "atari:pong", "total_steps": 1000, "log_every_s": 10.0, **more}
+    settings = {"counters": RunCounters(4, StepBudget()), "gathered": Gathered(config), **settings}
+    return Reporter(path, resumed_steps=resumed_steps, **settings)
 
 
 def bind(start: Callable[[], Any]) -> None:

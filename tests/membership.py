@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import zmq
 
-from tests.harness import CONFIG, LOOPBACK, Context, bind
+from tests.harness import LOOPBACK, Context, bind, control_server
 from tests.wire import zmtp
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
@@ -35,13 +35,10 @@ def serve(ctx: zmq.Context) -> Iterator[Callable[..., ControlServer]]:
 
     def start(control: str = LOOPBACK, **options: Any) -> ControlServer:
         settings = {
-            "config_dict": CONFIG,
-            "structural_hash": "abc",
-            "total_slots": 8,
             "heartbeat_s": 0.05,
             "liveness_s": 60.0,
         }
-        server = ControlServer(ctx, control, LOOPBACK, **{**settings, **options})
+        server = control_server(ctx, control, **{**settings, **options})
         servers.append(server)
         bind(server.start)
         return server

@@ -16,12 +16,12 @@ import torch
 from troupe.common.agents import Batch, make_agent
 from troupe.common.agents.hindsight import hindsight_of
 from troupe.common.config import Config, to_toml
-from troupe.common.cores import usable_cores
 from troupe.common.data.inserts import HeldError
 from troupe.common.data.plan import make_plan
 from troupe.common.data.schema import Chunk, compressed_if
 from troupe.common.envs import make_vector
 from troupe.common.errors import ConfigError
+from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.files import CONFIG_FILE, atomic_write, write_status

@@ -25,7 +25,7 @@ from troupe.common.agents.tensors import (
 )
 from troupe.common.config.fields import PixelAgentConfig, RecurrentAgentConfig
 from troupe.common.errors import CheckpointError, ConfigError, MisfitError
-from troupe.common.memory import memory_limit_bytes
+from troupe.common.machine import memory_limit_bytes
 from troupe.common.nets.initializers import Output, initialize
 from troupe.common.nets.parts import PartInputs, image_shape
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels

@@ -10,6 +10,7 @@ import sys
 
 from troupe.common.config.explain import FieldText, sections
 from troupe.common.config.presets import preset_names, preset_summary, read_preset
+from troupe.common.families import FAMILIES
 
 _HEAD = """\
 # Configuration
@@ -77,17 +78,20 @@ A preset is a complete, tested configuration: `troupe train PRESET`. `troupe pre
 many.
 """
 
-# Presets by the family of their environments, which names the heading.
-_FAMILIES = {
-    "atari": "Atari",
-    "gym": "Classic control",
-    "mujoco": "MuJoCo: `pip install -c constraints.txt -e '.[mujoco]'`",
-    "minatar": "MinAtar: `pip install -c constraints.txt -e '.[minatar]'`",
+# Presets by the family of their environments, or by the module of one.
+_HEADINGS = {
     "troupe.common.envs.recall": "Memory",
     "troupe.common.envs.bit_flip": "Goals: [hindsight](hindsight.md)",
-    "dmlab": "DeepMind Lab: [its engine](environments.md)",
-    "football": "Google Research Football: [its engine](environments.md)",
 }
+
+
+def _heading(family: str) -> str:
+    if family not in FAMILIES:
+        return _HEADINGS[family]
+    known = FAMILIES[family]
+    needs = f": `pip install -c constraints.txt -e '.[{known.extra}]'`" if known.extra != "actor" else ""
+    return known.heading + (needs if known.extra else "")
+
 
 _PRESETS_TAIL = """\
 
@@ -111,15 +115,24 @@ the current folder.
 
 def presets_page() -> str:
     """Return docs/presets.md: the presets, grouped by environment."""
-    rows: dict[str, list[str]] = {heading: [] for heading in _FAMILIES.values()}
+    rows: dict[str, list[str]] = {family: [] for family in (*FAMILIES, *_HEADINGS)}
     for name in preset_names():
         tables = read_preset(name)
         family = tables["env"]["id"].partition(":")[0]
         cells = (f"`{name}`", f"`{tables['agent']['algorithm']}`", preset_summary(name))
-        rows[_FAMILIES[family]].append("| " + " | ".join(map(_cell, cells)) + " |")
+        rows[family].append("| " + " | ".join(map(_cell, cells)) + " |")
     lines = [_PRESETS_HEAD.rstrip("\n")]
-    for heading, presets in rows.items():
-        lines += ["", f"## {heading}", "", "| preset | algorithm | what for |", "|---|---|---|", *presets]
+    for family, presets in rows.items():
+        if not presets:
+            continue
+        lines += [
+            "",
+            f"## {_heading(family)}",
+            "",
+            "| preset | algorithm | what for |",
+            "|---|---|---|",
+            *presets,
+        ]
     return "\n".join(lines) + "\n" + _PRESETS_TAIL
 
 

@@ -20,6 +20,7 @@ from troupe.common.config.presets import preset_id, read_bases, read_toml
 from troupe.common.config.schema import SECTIONS, Config
 from troupe.common.config.text import format_value, parse_value
 from troupe.common.errors import ConfigError
+from troupe.common.families import FAMILIES
 
 ENV_PREFIX = "TROUPE_"
 _SYNONYMS = {
@@ -39,8 +40,6 @@ _FORMS = {
     "dict_type": "should be a table as in TOML, such as {a = 1}",
 }
 """What pydantic would call a valid tuple or dictionary."""
-_SAME_OPTIONS = ("dmlab", "football", "minatar")
-"""Families in which `env.kwargs` are options of the family, for all of its environments."""
 SHORT_NAMES = {
     "env": "env.id",
     "seed": "run.seed",
@@ -177,8 +176,9 @@ def _without_others_kwargs(layers: list[Layer]) -> list[Layer]:
 
     def serves(layer: Layer) -> bool:
         own = layer.values.get("env.id", chosen)
-        family = str(own).partition(":")[0]
-        return own == chosen or (family in _SAME_OPTIONS and str(chosen).startswith(f"{family}:"))
+        name = str(own).partition(":")[0]
+        alike = name in FAMILIES and FAMILIES[name].same_options and str(chosen).startswith(f"{name}:")
+        return own == chosen or alike
 
     return [
         layer

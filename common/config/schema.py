@@ -24,6 +24,7 @@ from troupe.common.config.fields import (
 )
 from troupe.common.config.replay_section import ReplayConfig
 from troupe.common.config.sampled_tables import check_sampled_tables
+from troupe.common.families import FORMS
 
 _ENDPOINT = re.compile(r"(tcp://[^:/\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:]+\]:\d{1,5}|ipc://\S+|inproc://\S+)")
 
@@ -83,9 +84,7 @@ class EnvConfig(Section):
 
     id: str = structural(
         DEFAULT_ENV,
-        "Environment: `atari:GAME`, `minatar:GAME`, `mujoco:TASK`, `dm_control:DOMAIN-TASK`, "
-        "`gym:ID`, `dmlab:LEVEL`, `football:SCENARIO`, `package.module:ID` (a Gymnasium registration) or "
-        "`old_gym:package.module:ID`.",
+        f"Environment: {', '.join(f'`{form}`' for form in FORMS)} (a Gymnasium registration).",
     )
     frame_skip: int = structural(4, "Emulator frames per step (action repeat).", ge=1, le=1024)
     frame_size: int = structural(84, "Height and width of an observation, in pixels.", ge=16, le=1024)

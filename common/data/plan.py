@@ -9,7 +9,7 @@ from pathlib import Path
 
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
-from troupe.common.memory import memory_limit_bytes
+from troupe.common.machine import memory_limit_bytes
 
 MAX_SHARE = 0.9
 """Share of the memory or disk limit that a plan may take."""

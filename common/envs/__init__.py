@@ -1,4 +1,4 @@
-"""Environments behind one `make`: a family is one file and one line in `FAMILIES`."""
+"""Environments behind one `make`: a family is one file here, and one entry of `FAMILIES`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from troupe.common.envs.base import EnvError, EnvSpec, Episode, Step, VectorEnv, means_told
 from troupe.common.envs.names import own_name
 from troupe.common.errors import ConfigError
+from troupe.common.families import FAMILIES, FORMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,17 +30,6 @@ __all__ = [
     "make_vector",
     "means_told",
 ]
-
-FAMILIES = {
-    "atari": "troupe.common.envs.atari",
-    "dm_control": "troupe.common.envs.dm_control",
-    "dmlab": "troupe.common.envs.dmlab",
-    "football": "troupe.common.envs.football",
-    "gym": "troupe.common.envs.gymnasium_envs",
-    "minatar": "troupe.common.envs.minatar",
-    "mujoco": "troupe.common.envs.gymnasium_envs",
-    "old_gym": "troupe.common.envs.gymnasium_envs",
-}
 
 
 def make_spec(config: EnvConfig) -> EnvSpec:
@@ -103,13 +93,11 @@ def _family(env_id: str) -> Any:
     if not colon or not name:
         known = own_name(env_id)
         if known.startswith("gym:"):
-            known = importlib.import_module(FAMILIES["gym"]).nearest_registered(known)
+            known = _module("gym").nearest_registered(known)
         if known:
             raise ConfigError(f"environment id {env_id!r} has no family: did you mean {known}?")
         raise ConfigError(
-            f"environment id {env_id!r} has no family: write atari:GAME, gym:ID, minatar:GAME, mujoco:TASK, "
-            "dm_control:DOMAIN-TASK, dmlab:LEVEL, football:SCENARIO, package.module:ID or "
-            "old_gym:package.module:ID"
+            f"environment id {env_id!r} has no family: write {', '.join(FORMS[:-1])} or {FORMS[-1]}"
         )
     near = difflib.get_close_matches(prefix, FAMILIES, n=1, cutoff=0.75)
     if prefix not in FAMILIES and near and "." not in prefix and importlib.util.find_spec(prefix) is None:
@@ -118,4 +106,8 @@ def _family(env_id: str) -> Any:
             "(A file of yours is found if PYTHONPATH names its folder)"
         )
     # A prefix that is no family is the module that registers a stranger's environment with Gymnasium.
-    return importlib.import_module(FAMILIES.get(prefix, FAMILIES["gym"]))
+    return _module(prefix if prefix in FAMILIES else "gym")
+
+
+def _module(family: str) -> Any:
+    return importlib.import_module(f"troupe.common.envs.{FAMILIES[family].module}")

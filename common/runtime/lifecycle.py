@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from troupe.common.errors import ConfigError, TroupeError
+from troupe.common.families import EXTRAS
 from troupe.common.installation import install_command
 from troupe.common.runtime.logging import printable
 
@@ -30,12 +31,8 @@ _NO_MEMORY = (
 )
 # Packages that only some installations have, and the extra that brings each.
 _EXTRAS = {
+    **EXTRAS,
     "torch": "learner,actor",
-    "gymnasium": "actor",
-    "ale_py": "actor",
-    "cv2": "actor",
-    "minatar": "minatar",
-    "mujoco": "mujoco",
     "safetensors": "learner",
     "tensorboardX": "learner",
     "PIL": "evaluator",

@@ -30,14 +30,14 @@ def described(kind: type[Body]) -> str:
 def tables(kind: type[Body]) -> str:
     """The tables of the fields and of the arrays of a message."""
     layout, about = layout_of(kind), meanings(kind)
-    infos = {field.name: field for field in inspect.type_info(kind).fields}  # type: ignore[attr-defined]
+    infos = _fields(kind)
     text = ""
     fields = {"*": layout.rest} if layout.rest else layout.fields
     if fields:
         text += "| field | type | if absent | meaning |\n|---|---|---|---|\n"
         for name, attribute in fields.items():
-            info = infos[attribute]
-            text += f"| `{name}` | {_type(info.type)} | {_absent(info)} | {about[attribute]} |\n"
+            for path, info, meaning in _rows(name, infos[attribute], about[attribute]):
+                text += f"| `{path}` | {_type(info.type)} | {_absent(info)} | {meaning} |\n"
     arrays = layout.arrays | layout.groups
     if arrays:
         text += "\n" * bool(text) + "| array | type | if absent | meaning |\n|---|---|---|---|\n"
@@ -80,15 +80,29 @@ def renewed(page: str) -> str:
     return page
 
 
-def meanings(kind: type[Body]) -> dict[str, str]:
+def meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
     """What the docstrings of a struct and its bases say about their attributes."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         listed = re.search(r"Attributes:\n(.*)", base.__doc__ or "", re.DOTALL)
-        if issubclass(base, Body) and base is not Body and listed:
+        if issubclass(base, msgspec.Struct) and base is not Body and listed:
             for name, text in re.findall(r"^ {8}(\w+): (.*?)(?=^ {8}\w|\Z)", listed[1], re.DOTALL | re.M):
                 found[name] = " ".join(text.split())
     return found
+
+
+def _fields(kind: type[msgspec.Struct]) -> dict[str, inspect.Field]:
+    return {field.name: field for field in inspect.type_info(kind).fields}  # type: ignore[attr-defined]
+
+
+def _rows(name: str, field: inspect.Field, meaning: str) -> Iterator[tuple[str, inspect.Field, str]]:
+    """A row of a table; for a struct in a message, one for each of its fields."""
+    if not isinstance(field.type, inspect.StructType):
+        yield name, field, meaning
+        return
+    about = meanings(field.type.cls)
+    for inner, info in _fields(field.type.cls).items():
+        yield f"{name}.{inner}", info, about[inner]
 
 
 def _array_type(array: Array) -> str:
@@ -116,7 +130,7 @@ def _type(info: Any) -> str:
         case inspect.LiteralType():
             return " or ".join(f"`{value}`" for value in info.values) if len(info.values) < 5 else "dtype"
         case inspect.IntType():
-            return _range("u64" if info.ge == 0 and info.le is None else "int", info)
+            return _range("u64" if info.ge == 0 and info.le is None and info.lt is None else "int", info)
         case inspect.FloatType():
             return _range("float", info)
         case inspect.StrType():
@@ -126,6 +140,8 @@ def _type(info: Any) -> str:
             return f"list{most}: {_type(info.item_type)}"
         case inspect.TupleType():
             return f"[{', '.join(_type(each) for each in info.item_types)}]"
+        case inspect.StructType(array_like=True):
+            return f"[{', '.join(f'{each.name}: {_type(each.type)}' for each in info.fields)}]"
         case inspect.DictType():
             anything = isinstance(info.value_type, inspect.AnyType)
             return "map" if anything else f"map to {_type(info.value_type)}"
@@ -142,8 +158,8 @@ def _range(word: str, info: Any) -> str:
 
 
 def _number(value: float) -> str:
-    if value < 10_000:
-        return f"{value:g}"
+    if value < 10_000 or isinstance(value, float):
+        return f"{value:g}".replace("e+", "e")
     for offset, suffix in ((0, ""), (1, " - 1")):
         exponent = int(value + offset).bit_length() - 1
         if 1 << exponent == value + offset:

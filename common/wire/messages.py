@@ -45,39 +45,6 @@ BODIES: tuple[type[Body], ...] = (
 """What every message carries, in the order of `docs/protocol.md`."""
 
 
-# Control: any service <-> the learner's ROUTER.
-HELLO = Hello.TYPE
-WELCOME = Welcome.TYPE
-HEARTBEAT = Heartbeat.TYPE
-HEARTBEAT_OK = HeartbeatOk.TYPE
-PARAMS_GET = ParamsGet.TYPE
-PARAMS = Params.TYPE
-TELEMETRY = Telemetry.TYPE
-BYE = Bye.TYPE
-
-# Announce: the learner's PUB -> everyone; always exactly one frame, so that CONFLATE is safe.
-ANNOUNCE = Announce.TYPE
-
-# Inference: actors <-> the learner's second ROUTER, where inference is central.
-INFER = Infer.TYPE
-ACTIONS = Actions.TYPE
-
-# Replay: actors and the learner <-> a replay shard's ROUTER.
-INSERT = Insert.TYPE
-INSERTED = Inserted.TYPE
-CREDIT = Credit.TYPE
-SAMPLE = Sample.TYPE
-BATCH = Batch.TYPE
-WAIT = Wait.TYPE
-PRIORITIES = Priorities.TYPE
-STATUS = Status.TYPE
-STATUS_OK = StatusOk.TYPE
-SNAPSHOT = SnapshotRequest.TYPE
-SNAPSHOT_OK = SnapshotOk.TYPE
-
-# Everywhere: the answer to what cannot be answered.
-ERROR = Error.TYPE
-
 CONTROL_LIMITS = Limits(array_bytes=1 << 25, total_bytes=1 << 25)
 """What the learner accepts on its control socket; the largest message is a video."""
 
@@ -119,17 +86,17 @@ TOO_MANY_ROWS = "too_many_rows"  # for a batch
 _ALL = (*ROLES, "learner")
 
 MAY_SEND: dict[str, tuple[str, ...]] = {
-    HELLO: _ALL,
-    HEARTBEAT: _ALL,
-    PARAMS_GET: _ALL,
-    TELEMETRY: _ALL,
-    BYE: _ALL,
-    INFER: ("actor",),
-    INSERT: ("actor", "learner"),
-    CREDIT: _ALL,
-    SAMPLE: ("learner",),  # for it uses up what the limiter permits
-    PRIORITIES: ("learner",),
-    STATUS: _ALL,
-    SNAPSHOT: ("learner",),  # for it writes wherever it is told to
+    Hello.TYPE: _ALL,
+    Heartbeat.TYPE: _ALL,
+    ParamsGet.TYPE: _ALL,
+    Telemetry.TYPE: _ALL,
+    Bye.TYPE: _ALL,
+    Infer.TYPE: ("actor",),
+    Insert.TYPE: ("actor", "learner"),
+    Credit.TYPE: _ALL,
+    Sample.TYPE: ("learner",),  # for it uses up what the limiter permits
+    Priorities.TYPE: ("learner",),
+    Status.TYPE: _ALL,
+    SnapshotRequest.TYPE: ("learner",),  # for it writes wherever it is told to
 }
 """Roles whose keys permit a message, where there are keys. What those may say in it is in `claims`."""

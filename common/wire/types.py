@@ -24,6 +24,17 @@ MAX_PARTS = 1 << 16
 MAX_GROUPS = 64
 """Groups of slots of one actor."""
 
+MAX_EPISODES = 4096
+"""Games of one report."""
+MAX_VALUE = 1e30
+"""Of a metric, or a return: what curves can show, and sums of it are finite."""
+MAX_EXACT = 2**53
+"""Whole numbers above this cannot be told apart as floats."""
+MAX_TROUBLE = 500
+"""Characters that say what went wrong in an environment."""
+METRIC = r"[A-Za-z0-9_-]+([/.][A-Za-z0-9_-]+)*"
+"""Pattern of the names of metrics and levels, which become parts of the names of curves."""
+
 U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger integers
 Number = Annotated[int, Meta(ge=1)]
 """Of an insert; also an incarnation that inserts."""
@@ -42,6 +53,9 @@ SlotCount = Annotated[int, Meta(ge=0, le=MAX_RUN_SLOTS)]
 Slots = Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_RUN_SLOTS)]], Meta(max_length=MAX_PROCESS_SLOTS)]
 """Of one process."""
 Name = Annotated[str, Meta(max_length=64)]
+Level = Annotated[str, Meta(max_length=64, pattern=rf"^{METRIC}\Z")]
+Value = Annotated[float, Meta(ge=-MAX_VALUE, le=MAX_VALUE)]
+"""Of a game. NaN is in no range."""
 Text = Annotated[str, Meta(max_length=4096)]
 MAX_SHARDS = 128
 """Live shards of a run: twice as many as it may have, as each may be replaced by one elsewhere."""

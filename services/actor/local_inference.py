@@ -13,9 +13,9 @@ from troupe.common.agents.hindsight import Hindsight, hindsight_of
 from troupe.common.agents.pace import HELD_LIMIT_S, Pace
 from troupe.common.agents.slots import Slots
 from troupe.common.config import Config, config_from_dict
-from troupe.common.cores import usable_cores
 from troupe.common.data.schema import Chunk, compressed_if
 from troupe.common.envs import Episode, VectorEnv, make_vector
+from troupe.common.machine import usable_cores
 from troupe.common.wire.control.client import ControlClient, Params, Welcome
 from troupe.common.wire.replay.outbox import Outbox
 from troupe.common.wire.replay.sharded import ShardedReplayClient

@@ -13,6 +13,7 @@ from troupe.common.permits import check_modules
 from troupe.common.runtime import health
 from troupe.common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from troupe.common.wire.control.client import ControlClient, Welcome
+from troupe.common.wire.control.messages import TelemetryFields
 from troupe.common.wire.link import new_incarnation
 from troupe.common.wire.sockets import Context, Security, WaitLog
 from troupe.services.actor.acting import Acting, Place
@@ -98,21 +99,41 @@ class ActorService:
     # -- joining --
 
     def _join(self) -> Welcome:
-        """Join with as many slots as there are environments.
+        """Join, make as many environments as the run's config says, and only then ask for as many slots.
 
-        These are made first, for which the run's config has to be looked up: making emulators may keep the
-        whole process busy, its heartbeats included, for longer than a lease lasts.
+        Making emulators may keep the whole process busy, its heartbeats included, for longer than a lease
+        lasts.
         """
-        seen = self._hello("viewer", f"{self._name[:56]}-config", 0)
-        self._control.close("has seen the config")
-        # The agent's section is checked by who runs the network: others need no torch.
-        self._config = config_from_dict(seen.config, typed_agent=False)
-        thinks = self._config.inference.mode == "local"
-        check_modules(self._config, self._modules, "the run", thinks=thinks)
-        self._acting = self._make_acting()
-        wanted = self._slots_wanted or self._config.actor.slots
-        self._acting.prepare(wanted)
-        return self._hello("actor", self._name, wanted)
+        self._control = ControlClient(
+            self._place.ctx,
+            self._place.learner,
+            role="actor",
+            name=self._name,
+            incarnation=new_incarnation(),
+            connect_timeout_s=self._join_timeout_s,
+            security=self._place.security,
+            relay_directory=self._relay_directory,
+        )
+        try:
+            seen = self._welcome()
+            # The agent's section is checked by who runs the network: others need no torch.
+            self._config = config_from_dict(seen.config, typed_agent=False)
+            thinks = self._config.inference.mode == "local"
+            check_modules(self._config, self._modules, "the run", thinks=thinks)
+            self._acting = self._make_acting()
+            wanted = self._slots_wanted or self._config.actor.slots
+            self._acting.prepare(wanted)
+            self._control.want_slots(wanted)
+            return self._welcome()
+        except BaseException:
+            self._control.close("gives up")
+            raise
+
+    def _welcome(self) -> Welcome:
+        welcome = self._control.join_unless(lambda: self._stop.requested)
+        if welcome is None:
+            raise Stopped
+        return welcome
 
     def _make_acting(self) -> Acting:
         if self._config.inference.mode == "central":
@@ -122,28 +143,6 @@ class ActorService:
         from troupe.services.actor.local_inference import LocalActing
 
         return LocalActing(self._config, self._place)
-
-    def _hello(self, role: str, name: str, slots: int) -> Welcome:
-        self._control = ControlClient(
-            self._place.ctx,
-            self._place.learner,
-            role=role,
-            name=name,
-            incarnation=new_incarnation(),
-            slots_wanted=slots,
-            connect_timeout_s=self._join_timeout_s,
-            security=self._place.security,
-            relay_directory=self._relay_directory if role == "actor" else None,
-        )
-        try:
-            welcome = self._control.join_unless(lambda: self._stop.requested)
-        except PeerError as error:
-            self._control.close("gives up")
-            raise PeerError(str(error).replace(name, self._name, 1)) from error  # also as who looks
-        if welcome is None:
-            self._control.close("stopped")
-            raise Stopped
-        return welcome
 
     def _begin(self, welcome: Welcome) -> None:
         """Take the slots, and wait for what else acting needs: the first parameters."""
@@ -188,17 +187,15 @@ class ActorService:
         metrics, fields = self._reports.report(self._acting.timing, staleness)
         metrics |= self._watch.metrics()
         health.report(metrics)
-        games = len(fields.get("episodes", []))
-        at_once = MAX_NAMED_GAMES if "tasks" in fields else MAX_GAMES
-        for first in range(0, max(1, games), at_once):
-            part = {name: each[first : first + at_once] for name, each in fields.items()}
-            self._control.send_telemetry(metrics, fields=part)
+        at_once = MAX_NAMED_GAMES if fields.tasks else MAX_GAMES
+        for first in range(0, max(1, len(fields.episodes)), at_once):
+            self._control.send_telemetry(metrics, fields=fields.cut(first, first + at_once))
             metrics = {}
 
-    def _tell(self, metrics: dict[str, float], fields: dict[str, str]) -> None:
+    def _tell(self, metrics: dict[str, float], trouble: str) -> None:
         """What has gone wrong in an environment; from the watch's thread."""
         health.report(metrics)
-        self._control.send_telemetry(metrics, fields=fields)
+        self._control.send_telemetry(metrics, fields=TelemetryFields(trouble=trouble))
 
     def _rejoin(self) -> None:
         """After joining again: possibly in other slots."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from troupe.common.envs import Episode, means_told
+from troupe.common.wire.control.messages import Game, TelemetryFields
 
 
 @dataclass
@@ -32,18 +32,11 @@ class Timing:
         self.episodes += [episode._replace(slot=slots[episode.slot]) for episode in episodes]
 
 
-def fields_of(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Finished games as TELEMETRY's `episodes` and, where the environment has several levels, `tasks`."""
-    fields: dict[str, Any] = {}
-    if episodes:
-        fields["episodes"] = [
-            [episode.return_raw, episode.steps, episode.slot]
-            + ([] if episode.score is None else [episode.score])
-            for episode in episodes
-        ]
-    if any(episode.task for episode in episodes):
-        fields["tasks"] = [episode.task for episode in episodes]
-    return fields
+def fields_of(episodes: Sequence[Episode]) -> TelemetryFields:
+    """Finished games and, where the environment has several levels, the level of each."""
+    games = [Game(episode.return_raw, episode.steps, episode.slot, episode.score) for episode in episodes]
+    several = any(episode.task for episode in episodes)
+    return TelemetryFields(games, [episode.task for episode in episodes] if several else [])
 
 
 class Blocked:
@@ -73,7 +66,7 @@ class TimingReports:
         """Whether it is time for a report."""
         return time.monotonic() - self._last_s >= self._period_s
 
-    def report(self, timing: Timing, staleness: int) -> tuple[dict[str, float], dict[str, Any]]:
+    def report(self, timing: Timing, staleness: int) -> tuple[dict[str, float], TelemetryFields]:
         """Metrics and other fields since the last report; takes the episodes out of `timing`.
 
         `actor/steps` and `actor/insert_blocked_s` are totals since the process started, so that a lost

@@ -24,7 +24,7 @@ MAX_TEXT = 400
 SLOTS_AT_A_TIME = 8
 """An engine that resets all its slots in one call may take `env_stall_s` for each group of this size."""
 
-Report = Callable[[dict[str, float], dict[str, str]], object]
+Report = Callable[[dict[str, float], str], object]
 
 
 class EnvWatch:
@@ -35,7 +35,7 @@ class EnvWatch:
     """
 
     def __init__(self, envs: Callable[[], Sequence[VectorEnv]], report: Report, stall_s: float) -> None:
-        """Watch what `envs` gives, in a thread; `report` takes metrics and fields, from that thread."""
+        """Watch what `envs` gives, in a thread; `report` takes metrics and the trouble, from that thread."""
         self._envs = envs
         self._report = report
         self._stall_s = stall_s
@@ -61,7 +61,7 @@ class EnvWatch:
         with self._lock:
             trouble = [*self._new_failures(), *self._new_hangs(passed_s)]
             if trouble:
-                self._report(self.metrics(), {"trouble": _printable(trouble[-1])})
+                self._report(self.metrics(), _printable(trouble[-1]))
             if self._for_good:
                 time.sleep(PERIOD_S)  # for the report to leave
                 _end(self._for_good)

@@ -16,6 +16,7 @@ from troupe.common.runtime import Deadline, StopSignal, health
 from troupe.common.runtime.video import Recorder, encode_gif, encode_mp4
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.member import games_of_part
+from troupe.common.wire.control.messages import Game, TelemetryFields
 from troupe.common.wire.security.claims import MAX_VIDEO_BYTES
 from troupe.services.evaluator.games import play
 
@@ -97,11 +98,10 @@ class Evaluator:
             self._next_video_s = time.monotonic() + VIDEO_PERIOD_S
             self._send_video(recorder)
         seconds = time.monotonic() - started
-        games = [list(game) for game in zip(result.returns, result.steps, strict=True)]
-        fields = {"part": part, "episodes": games, **({"tasks": result.tasks} if result.tasks else {})}
+        games = [Game(*game) for game in zip(result.returns, result.steps, strict=True)]
         told = {f"eval/env/{name}": value for name, value in result.told.items()}
         numbers = {"eval/version": version, "eval/duration_s": seconds, **told}
-        self._client.send_telemetry(numbers, fields=fields)
+        self._client.send_telemetry(numbers, fields=TelemetryFields(games, result.tasks, part))
         health.report(result.metrics(self._config.env.id, version, seconds))
         _log.info(
             "version %d, part %d: mean return %.2f over %d games of %.0f steps, %.1f s",

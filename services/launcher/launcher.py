@@ -15,12 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from troupe.common.config import Config, to_toml
-from troupe.common.cores import usable_cores
 from troupe.common.errors import TroupeError
+from troupe.common.machine import usable_cores
 from troupe.common.permits import modules_of
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE, atomic_write, read_status, write_trouble
@@ -28,9 +29,9 @@ from troupe.common.runtime.lifecycle import INTERRUPTED
 from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
 from troupe.services.launcher.curves import chart, drawable
 from troupe.services.launcher.panel import LivePanel, lost_terminal_tolerated
-from troupe.services.launcher.processes import child_specs, replay_endpoints
+from troupe.services.launcher.processes import child_specs
 from troupe.services.launcher.progress import Estimator, RunView, ServiceView, plain_line, run_view
-from troupe.services.launcher.refill import Refill, items_before_learning
+from troupe.services.launcher.refill import items_before_learning, refill_line
 from troupe.services.launcher.silence import Silence
 from troupe.services.launcher.supervisor import Child, ChildSpec, stop
 from troupe.services.launcher.workspace import (
@@ -134,8 +135,8 @@ class _Launcher:
         self._damaged = damaged
         self._min_items = items_before_learning(config.replay.sampled_tables())
         self._capacity_items = sum(table.capacity for table in config.replay.sampled_tables())
-        refills = resume and self._min_items > 0
-        self._refill = Refill(replay_endpoints(config, sockets), self._min_items) if refills else None
+        self._refills = resume and self._min_items > 0
+        self._former_status_ns = self._status_written_ns()
         self._children = [Child(spec) for spec in specs]
         self._learner = self._children[0]
         self._usage = _Usage()
@@ -167,7 +168,6 @@ class _Launcher:
             if self._panel is not None:
                 self._panel.stop()
             self._connect_log(off=True)
-            self._close_refill()
             self._summary()
         return 0 if has_checkpoint(self._run_dir) or self._learner.state == "done" else INTERRUPTED
 
@@ -182,7 +182,6 @@ class _Launcher:
                 self._check_learned()
                 _log.info("the run is complete")
                 return
-            self._tell_refill()
             if time.monotonic() >= next_show:
                 next_show = time.monotonic() + _PANEL_PERIOD_S
                 self._show()
@@ -199,17 +198,18 @@ class _Launcher:
         if failure is not None and not read_status(self._run_dir).get("updates_since_start"):
             raise type(failure)(f"the run has its steps, but they were not learned from: {failure}")
 
-    def _tell_refill(self) -> None:
-        """Say once whether a resumed run has its items, or has to store them first."""
-        line = self._refill.line() if self._refill is not None else None
-        if line is not None:
-            self._say(line)
-            self._close_refill()
+    def _tell_refill(self, status: dict[str, Any], written_ns: int) -> None:
+        """Say, once every shard has reported, whether a resumed run has its items or must store them."""
+        if not self._refills or written_ns == self._former_status_ns:
+            return
+        if status.get("shards", 0) >= self._config.replay.shards:
+            self._refills = False
+            self._say(refill_line(int(status["metrics"]["replay/restored_items"]), self._min_items))
 
-    def _close_refill(self) -> None:
-        if self._refill is not None:
-            self._refill.close()
-            self._refill = None
+    def _status_written_ns(self) -> int:
+        with contextlib.suppress(OSError):
+            return (self._run_dir / STATUS_FILE).stat().st_mtime_ns
+        return 0
 
     def _complete(self) -> bool:
         """Whether the learner has counted all the steps, so that a child may end by itself."""
@@ -236,9 +236,9 @@ class _Launcher:
 
     def _show(self, *, final: bool = False) -> None:
         config = self._config
-        status, written_ns = read_status(self._run_dir), 0
-        with contextlib.suppress(OSError):
-            written_ns = (self._run_dir / STATUS_FILE).stat().st_mtime_ns
+        written_ns = self._status_written_ns()
+        status = read_status(self._run_dir)
+        self._tell_refill(status, written_ns)
         silent = self._silence.look(status, written_ns)
         disk = write_trouble(self._run_dir)
         if "steps" not in status:  # the learner is not up yet

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from troupe.common.config import Config
-from troupe.common.cores import usable_cores
 from troupe.common.envs import calls
+from troupe.common.machine import usable_cores
 from troupe.common.permits import VARIABLE, modules_of
 from troupe.services.launcher.supervisor import ChildSpec
 from troupe.services.launcher.workspace import TensorBoardPort, has_checkpoint, named_events

@@ -17,10 +17,10 @@ import zmq
 from troupe.common.agents import Batch, make_agent
 from troupe.common.agents.tensors import check_device
 from troupe.common.config import Config, structural_hash, to_toml
-from troupe.common.cores import usable_cores
 from troupe.common.data.schema import FieldSpec, compressed_if
 from troupe.common.envs import make_spec
 from troupe.common.errors import TroupeError
+from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
 from troupe.common.runtime import Deadline, StopSignal
 from troupe.common.runtime.logging import Throttle
@@ -34,7 +34,8 @@ from troupe.services.learner.batches.prefetch import Prefetcher
 from troupe.services.learner.batches.usable import UsableItems
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.evaluations import Evaluations
-from troupe.services.learner.control.server import ControlServer
+from troupe.services.learner.control.roster import SlotRules
+from troupe.services.learner.control.server import ControlServer, Terms
 from troupe.services.learner.gpu import GpuMeter
 from troupe.services.learner.inference.service import CentralInference
 from troupe.services.learner.record.gathered import Gathered
@@ -115,21 +116,25 @@ class Learner:
             self._context,
             net.control,
             net.announce,
-            config_dict=config.to_dict(),
-            structural_hash=structural_hash(config),
-            total_slots=config.total_slots,
+            Terms(
+                config.to_dict(),
+                structural_hash(config),
+                run=self.checkpoints.run_id,
+                heartbeat_s=net.heartbeat_s,
+                liveness_s=net.liveness_s,
+                fields=specs_to_wire(self._stored_fields()),
+                item_steps=self.agent.item_steps,
+            ),
             # With a total of its own, actors come and go; without, as many are expected as fill it.
-            spread_slots=config.actor.total_slots > 0,
-            max_slots_per_key=config.actor.max_slots_per_key,
+            SlotRules(
+                config.total_slots,
+                spread=config.actor.total_slots > 0,
+                most_per_key=config.actor.max_slots_per_key,
+            ),
             shard_sockets=net.replay,
-            heartbeat_s=net.heartbeat_s,
-            liveness_s=net.liveness_s,
             bfloat16=config.learner.publish_dtype == "bfloat16",
             security=security,
-            run=self.checkpoints.run_id,
             budget=self.counters.budget,
-            fields=specs_to_wire(self._stored_fields()),
-            item_steps=self.agent.item_steps,
             evaluations=Evaluations(*config.evaluator.division()),
         )
         keep_best, fetched = config.learner.keep_best, self.control.params_fetched
@@ -155,8 +160,8 @@ class Learner:
             self.counters.steps if resume else None,
             trackers,
             lambda slots: self.agent.slot_epsilons(slots, config.total_slots),
-            Gathered(config, self.spec.tasks),
-            self.spec.tasks,
+            gathered=Gathered(config, self.spec.tasks),
+            tasks=self.spec.tasks,
         )
         self.reporter.writer.add_text("config", f"```toml\n{to_toml(config)}\n```")
         self._throttle = Throttle(10.0)

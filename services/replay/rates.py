@@ -55,6 +55,7 @@ class Rates:
         counters = replay.counters
         return {
             "replay/items": sum(table.size for table in replay.tables.values()),
+            "replay/restored_items": replay.restored_items,
             "replay/steps_inserted_total": counters.inserted_steps,
             "replay/samples_total": counters.sampled_items,
             "replay/inserts_per_s": self._rates["", "inserted"],

@@ -183,7 +183,7 @@ class RequestHandlers:
 
     def _store(self, peer: bytes, insert: Insert) -> bool:
         """Store an insert and answer; False while a queue has no room for it."""
-        with self.server.guard(Envelope(peer, insert.sequence), messages.INSERT):
+        with self.server.guard(Envelope(peer, insert.sequence), messages.Insert.TYPE):
             try:
                 self._replay.insert(insert)
             except HeldError as error:
@@ -197,7 +197,7 @@ class RequestHandlers:
         return True
 
     def _send_gap(self, peer: bytes, insert: Insert, gap: GapError) -> None:
-        error = messages.Error(kind="gap", detail=str(gap), about=messages.INSERT, expected=gap.expected)
+        error = messages.Error(kind="gap", detail=str(gap), about=messages.Insert.TYPE, expected=gap.expected)
         self.server.send(peer, error, insert.sequence)
 
     def _sample(self, envelope: Envelope, body: messages.Sample) -> None:
@@ -213,7 +213,7 @@ class RequestHandlers:
 
     def _try(self, parked: Parked) -> str | None:
         """Serve a SAMPLE, or return why it has to wait."""
-        with self.server.guard(parked.envelope, messages.SAMPLE):
+        with self.server.guard(parked.envelope, messages.Sample.TYPE):
             return self._draw(parked.envelope, parked.body, parked.shares)
         return None
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
-from tests.harness import PATIENCE_S, Context, InThread, bind, until
+from tests.harness import PATIENCE_S, Context, InThread, bind, control_server, until
 from tests.learner.halves import FakeReplay, check_consecutive
 from troupe.common.agents import make_agent
 from troupe.common.config import Config, load_config, structural_hash
@@ -20,7 +20,6 @@ from troupe.common.envs import make_spec
 from troupe.common.errors import PeerError
 from troupe.common.runtime.lifecycle import StopSignal
 from troupe.services.actor.service import ActorService
-from troupe.services.learner.control.server import ControlServer
 from troupe.services.learner.inference import service as module
 from troupe.services.learner.inference.service import CentralInference
 
@@ -44,11 +43,11 @@ class Learner:
         self.chunks: list[Chunk] = []
         self.spec = make_spec(config.env)
         self.agent = make_agent(config.agent, self.spec, seed=1)
-        self.control = ControlServer(
+        self.control = control_server(
             context,
             control,
             "tcp://127.0.0.1:*",
-            config_dict=config.to_dict(),
+            config=config.to_dict(),
             structural_hash=structural_hash(config),
             total_slots=config.total_slots,
             heartbeat_s=0.1,
@@ -125,9 +124,9 @@ def test_acts_until_the_run_is_done(start: Callable[..., Any]) -> None:
     # What is complete has been flushed: only the newest steps of each episode are missing.
     until(lambda: sum(chunk.steps for chunk in learner.chunks) >= steps - 5 * 3)
     assert sum(chunk.steps for chunk in learner.chunks) <= steps
-    episodes = [episode for report in reports for episode in report.fields.get("episodes", [])]
+    episodes = [episode for report in reports for episode in report.fields.episodes]
     assert episodes
-    assert all(length == 6 for _, length, _ in episodes)
+    assert all(game.steps == 6 for game in episodes)
     for chunk in learner.chunks:
         check_chunk(chunk, learner.agent.fields)
         assert np.isfinite(chunk.priorities).all()

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.harness import Context
+from tests.harness import Context, control_server
 from troupe.common.agents import make_agent
 from troupe.common.config import load_config, structural_hash
 from troupe.common.envs import make_spec
 from troupe.common.wire.replay.client import ReplayClient
-from troupe.services.learner.control.server import ControlServer
 
 OVERRIDES = {
     "env.id": "gym:CartPole-v1",
@@ -49,11 +48,11 @@ class Run:
     def __init__(self, directory: Path) -> None:
         self.config = load_config(overrides=OVERRIDES)
         self.context: zmq.Context[zmq.Socket[bytes]] = Context()
-        self.control = ControlServer(
+        self.control = control_server(
             self.context,
             f"ipc://{directory}/control",
             f"ipc://{directory}/announce",
-            config_dict=self.config.model_dump(mode="json"),
+            config=self.config.model_dump(mode="json"),
             structural_hash=structural_hash(self.config),
             total_slots=8,
         )

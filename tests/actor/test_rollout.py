@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.harness import games
 from troupe.common.agents import Act, Inputs
 from troupe.common.config.schema import EnvConfig
 from troupe.common.data.schema import Chunk, SlotStep, check_chunk
@@ -201,7 +202,7 @@ def test_meter_reports_totals_and_rates() -> None:
     assert metrics["params/staleness"] == 2
     assert metrics["actor/chunks_total"] == 9
     assert metrics["actor/env_ms"] > 0
-    assert fields == {}
+    assert fields == games()
     metrics, _ = meter.report(rollout.timing, staleness=2)
     assert metrics["actor/steps"] == 20
     assert metrics["actor/steps_per_s"] == 0
@@ -213,8 +214,8 @@ def test_meter_sends_every_game_once() -> None:
     for _ in range(4):
         rollout.step(0)
     meter = TimingReports(period_s=0.0)
-    assert meter.report(rollout.timing, 0)[1] == {"episodes": [[5.0, 2, 0], [5.0, 2, 0]]}
-    assert meter.report(rollout.timing, 0)[1] == {}
+    assert meter.report(rollout.timing, 0)[1] == games([5.0, 2, 0], [5.0, 2, 0])
+    assert meter.report(rollout.timing, 0)[1] == games()
 
 
 def test_games_have_the_numbers_of_their_slots_in_the_run() -> None:
@@ -222,5 +223,5 @@ def test_games_have_the_numbers_of_their_slots_in_the_run() -> None:
     rollout.explore([7, 3], 10)
     for _ in range(2):
         rollout.step(0)
-    games = TimingReports(period_s=0.0).report(rollout.timing, 0)[1]["episodes"]
-    assert [game[2] for game in games] == [7, 3]
+    ended = TimingReports(period_s=0.0).report(rollout.timing, 0)[1].episodes
+    assert [game.slot for game in ended] == [7, 3]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
-from tests.harness import InThread, bind, until
+from tests.harness import InThread, bind, control_server, until
 from troupe.common.agents import make_agent
 from troupe.common.config import Config, load_config, structural_hash
 from troupe.common.data.schema import Chunk, check_chunk
@@ -19,13 +19,15 @@ from troupe.common.envs import Episode, VectorEnv, make_spec
 from troupe.common.errors import ConfigError, PeerError
 from troupe.common.runtime.lifecycle import StopSignal
 from troupe.common.wire import messages
-from troupe.common.wire.codec import Message, encode
+from troupe.common.wire.codec import encode
 from troupe.common.wire.control.member import RunState
+from troupe.common.wire.control.messages import Game, TelemetryFields
 from troupe.common.wire.replay import sharded
 from troupe.services.actor import service as module
 from troupe.services.actor.service import ActorService
 from troupe.services.actor.timing import Timing
-from troupe.services.learner.control.server import ControlServer, Telemetry
+from troupe.services.learner.control.reports import Report
+from troupe.services.learner.control.server import ControlServer
 
 OVERRIDES = {
     "env.id": "gym:CartPole-v1",
@@ -90,11 +92,11 @@ def control(context: Context) -> Iterator[ControlServer]:
 
 
 def server_of(context: Context, config: Config, endpoint: str = "tcp://127.0.0.1:*") -> ControlServer:
-    server = ControlServer(
+    server = control_server(
         context,
         endpoint,
         "tcp://127.0.0.1:*",
-        config_dict=config.model_dump(mode="json"),
+        config=config.model_dump(mode="json"),
         structural_hash=structural_hash(config),
         total_slots=8,
         heartbeat_s=0.1,
@@ -114,7 +116,7 @@ def run_actor(context: Context, server: ControlServer, name: str = "actor-0", **
     return InThread(ActorService(context, server.control_endpoint, name, stop, **kwargs), stop)
 
 
-def reports(server: ControlServer) -> list[Telemetry]:
+def reports(server: ControlServer) -> list[Report]:
     taken = []
     while not server.telemetry.empty():
         taken.append(server.telemetry.get())
@@ -141,9 +143,9 @@ def test_acts_until_the_run_is_done(context: Context, control: ControlServer, re
         check_chunk(chunk, agent.fields)
     told = reports(control)
     assert told[-1].metrics["actor/steps"] >= sum(chunk.steps for chunk in replay.chunks)
-    episodes = [episode for report in told for episode in report.fields.get("episodes", [])]
+    episodes = [episode for report in told for episode in report.fields.episodes]
     assert episodes
-    assert all(returned == steps for returned, steps, _ in episodes)  # CartPole pays 1 a step
+    assert all(game.episode_return == game.steps for game in episodes)  # CartPole pays 1 a step
 
 
 def test_stop_signal_flushes_first(context: Context, control: ControlServer, replay: Replay) -> None:
@@ -197,7 +199,7 @@ def test_pauses_without_credit(context: Context, control: ControlServer, replay:
     actor.end()
 
 
-def reports_after(server: ControlServer, seconds: float) -> list[Telemetry]:
+def reports_after(server: ControlServer, seconds: float) -> list[Report]:
     time.sleep(seconds)
     return reports(server)
 
@@ -211,11 +213,11 @@ def test_follows_a_restarted_learner_to_other_slots(
     endpoint = control.control_endpoint
     control.stop()
     config = load_config(overrides=OVERRIDES)
-    again = ControlServer(
+    again = control_server(
         context,
         endpoint,
         "tcp://127.0.0.1:*",
-        config_dict=config.model_dump(mode="json"),
+        config=config.model_dump(mode="json"),
         structural_hash=structural_hash(config),
         total_slots=3,  # fewer than the actor had
         heartbeat_s=0.1,
@@ -272,13 +274,13 @@ def test_stop_before_the_learner_comes(context: Context) -> None:
 
 def test_however_many_games_end_each_is_reported_once(context: Context) -> None:
     """One-step games of many slots are thousands a second: more than a message has room for."""
-    sent: list[tuple[dict[str, float], dict[str, Any]]] = []
+    sent: list[tuple[dict[str, float], TelemetryFields]] = []
 
     class Control:
         state = RunState()
 
-        def send_telemetry(self, metrics: dict[str, float], *, fields: dict[str, Any]) -> None:
-            encode(Message(messages.TELEMETRY, {"metrics": metrics, "fields": fields}))
+        def send_telemetry(self, metrics: dict[str, float], *, fields: TelemetryFields) -> None:
+            encode(messages.Telemetry(metrics=metrics, fields=fields, blobs={}).message())
             sent.append((metrics, fields))
 
     games = [Episode((1 << 20) - 1, game / 3, 1 << 30, 4) for game in range(9001)]
@@ -287,8 +289,8 @@ def test_however_many_games_end_each_is_reported_once(context: Context) -> None:
     service._watch = SimpleNamespace(metrics=dict)
     service._acting = SimpleNamespace(timing=Timing(steps=9001, episodes=list(games)), version=0)
     service._report()
-    reported = [tuple(game) for _, fields in sent for game in fields["episodes"]]
-    assert reported == [(game.return_raw, game.steps, game.slot) for game in games]
+    reported = [game for _, fields in sent for game in fields.episodes]
+    assert reported == [Game(game.return_raw, game.steps, game.slot) for game in games]
     assert [metrics.get("actor/steps") for metrics, _ in sent] == [9001.0, *[None] * (len(sent) - 1)]
 
 

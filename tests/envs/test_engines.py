@@ -295,7 +295,7 @@ def test_a_football_game_is_over_by_a_goal_and_cut_by_the_clock():
         (0.25 * EPISODE_STEPS, 0.0),
     ]
     reports, timing = TimingReports(), Timing(episodes=step.episodes)
-    assert [game[3] for game in reports.report(timing, 0)[1]["episodes"]] == [1.0, 0.0]
+    assert [game.score for game in reports.report(timing, 0)[1].episodes] == [1.0, 0.0]
     for _ in range(2):
         step = env.step(np.array([12, 12]))
     assert [game.score for game in step.episodes] == [1.0, 1.0]  # of the game that it is, not of all

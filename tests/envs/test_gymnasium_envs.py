@@ -151,7 +151,7 @@ def test_flattened_symbols_become_one_hot() -> None:
         ("json:Wolf-v0", "the module registers no environment of its own"),
         ("CartPole-v1", "has no family: did you mean gym:CartPole-v1"),
         ("CartPol-v1", "has no family: did you mean gym:CartPole-v1"),
-        ("Plain-v0", "has no family: write atari:GAME, .*dm_control:.* or old_gym:package.module:ID"),
+        ("Plain-v0", "has no family: write atari:GAME, .*dm_control:.* or package.module:ID"),
         ("gym:", "has no family"),
         ("minatarr:breakout", "neither a family nor a module minatarr; did you mean minatar:breakout"),
         ("football_:a", "did you mean football:a"),

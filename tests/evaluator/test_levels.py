@@ -12,6 +12,7 @@ from rich.console import Console
 import troupe.services.__main__ as cli
 from tests.envs.test_engines import EPISODE_STEPS, engines  # noqa: F401 (the stand-in for the engine)
 from tests.experiments.folders import make_run
+from tests.harness import games
 from troupe.common.agents import make_agent
 from troupe.common.config import load_config
 from troupe.common.envs import make_spec, make_vector
@@ -20,7 +21,7 @@ from troupe.common.runtime import StopSignal
 from troupe.common.stats.scores import random_and_human
 from troupe.common.wire.codec import encode
 from troupe.common.wire.control.client import RunState
-from troupe.common.wire.messages import Telemetry as Report
+from troupe.common.wire.messages import Telemetry
 from troupe.serial import SerialTraining
 from troupe.services.actor.service import MAX_NAMED_GAMES
 from troupe.services.actor.timing import Timing, TimingReports
@@ -30,7 +31,7 @@ from troupe.services.evaluator.service import Evaluator
 from troupe.services.launcher.panel import render
 from troupe.services.launcher.progress import plain_line, run_view
 from troupe.services.learner.control.budget import StepBudget
-from troupe.services.learner.control.server import Telemetry
+from troupe.services.learner.control.reports import Report
 from troupe.services.learner.record.gathered import Gathered
 from troupe.services.learner.record.reporter import Reporter
 from troupe.services.learner.saving.counters import RunCounters
@@ -47,7 +48,7 @@ class Learner:
         self.state = RunState(steps=10, version=1, stopping=False)
 
     def send_telemetry(self, metrics, blobs=None, fields=None):
-        self.reporter.collect(Telemetry("evaluator", "evaluator", 1, metrics, fields, blobs or {}))
+        self.reporter.collect(Report("evaluator", "evaluator", 1, metrics, fields or games(), blobs or {}))
 
 
 class NoPeers:
@@ -173,7 +174,7 @@ def test_training_has_returns_by_level_and_a_score_once_all_have_ended_a_game(tm
         for _ in range(EPISODE_STEPS):
             timing.take(env.step(np.zeros(10, np.int64)).episodes, list(range(10)))
         metrics, fields = reports.report(timing, 0)
-        reporter.collect(Telemetry("actor-0", "actor", 1, metrics, fields))
+        reporter.collect(Report("actor-0", "actor", 1, metrics, fields))
         reporter.tick(NoPeers(), 0.0, force=True)
         found = rows(tmp_path)
         ended = {name.removeprefix("train/return/") for name in found if name.startswith("train/return/")}
@@ -203,8 +204,8 @@ def test_a_serial_training_says_so_too(tmp_path, capsys):
 
 def test_names_that_are_no_level_of_the_environment_do_not_count(tmp_path):
     reporter = recorded(tmp_path, small())
-    games = {"episodes": [[1.0, 2, 0], [3.0, 2, 1]], "tasks": ["somebody/elses", DMLAB30[0]]}
-    reporter.collect(Telemetry("actor-0", "actor", 1, {}, games))
+    ended = games([1.0, 2, 0], [3.0, 2, 1], tasks=["somebody/elses", DMLAB30[0]])
+    reporter.collect(Report("actor-0", "actor", 1, {}, ended))
     reporter.close()
     found = rows(tmp_path)
     assert found["train/episode_return"] == 2.0
@@ -212,7 +213,7 @@ def test_names_that_are_no_level_of_the_environment_do_not_count(tmp_path):
 
 
 def test_a_report_of_named_games_fits_into_a_message():
-    games = [[-1.5e20, 2**53, 65_535, 0.1]] * MAX_NAMED_GAMES
+    ended = [[-1.5e20, 2**53, 65_535, 0.1]] * MAX_NAMED_GAMES
     names = [max(DMLAB30, key=len)] * MAX_NAMED_GAMES
     metrics = {f"actor/a_metric_of_an_actor_{number}": 0.1 for number in range(60)}
-    encode(Report(metrics=metrics, fields={"episodes": games, "tasks": names}, blobs={}).message())
+    encode(Telemetry(metrics=metrics, fields=games(*ended, tasks=names), blobs={}).message())

@@ -69,9 +69,10 @@ def test_evaluates_what_it_is_given_until_there_is_no_more(setting):
     config, client, stop = setting
     Evaluator(config, client, stop).run()
     assert [m["eval/version"] for m in scores(client)] == [1, 2, 3, 4]
-    assert client.fields["part"] == 0
-    assert len(client.fields["episodes"]) == 2
-    assert all(score == steps > 0 for score, steps in client.fields["episodes"])  # CartPole pays 1 a step
+    assert client.fields.part == 0
+    assert len(client.fields.episodes) == 2
+    # CartPole pays 1 a step.
+    assert all(game.episode_return == game.steps > 0 for game in client.fields.episodes)
 
 
 @pytest.mark.parametrize(("part", "games"), [(0, 2), (1, 2), (2, 1)])
@@ -84,7 +85,7 @@ def test_every_part_has_all_of_its_games_and_the_same_again(part, games):
         evaluator = Evaluator(config, client, client.stop)
         evaluator._agent.load_params(client.agent.params())
         evaluator._evaluate(7, part)
-        played.append(client.fields["episodes"])
+        played.append(client.fields.episodes)
     assert played[0] == played[1]
     assert len(played[0]) == games
 

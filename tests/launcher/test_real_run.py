@@ -152,6 +152,7 @@ def test_a_run_that_does_not_keep_its_replay_says_that_it_fills_it_again(start, 
     learner.end()
     again = start("resume", run_dir, "--actor.slots", 1, *OPTIONS)
     again.wait_until(lambda: "filling replay before learning starts" in again.output.read_text())
-    assert "replay starts empty, refills 5,000 items before learning goes on" in again.output.read_text()
+    line = "replay starts empty, refills 5,000 items before learning goes on"
+    again.wait_until(lambda: line in again.output.read_text())
     again.process.send_signal(signal.SIGINT)
     assert "go on with" in again.wait()

@@ -95,7 +95,7 @@ class Stranger:
         until(lambda: sockets.send(self._socket, message))  # the connection may take a while
         while self._socket.poll(1000 * PATIENCE_S):
             found = decode(sockets.receive_frames(self._socket))
-            if found.request_id == message.request_id and found.type != messages.CREDIT:
+            if found.request_id == message.request_id and found.type != messages.Credit.TYPE:
                 return found
         raise AssertionError("no answer")
 
@@ -121,11 +121,14 @@ def test_what_an_actor_claims_of_tables_features_and_distances(tmp_path, context
         stranger = Stranger(context, control.shards[0])
         try:
             bad = stranger.answer(miscounted(inserts(agent)["features of NaN"][0], 1))
-            assert bad.type == messages.ERROR
+            assert bad.type == messages.Error.TYPE
             assert "the tables and the items differ in length" in bad.fields["detail"]
             for number, (name, (body, kind)) in enumerate(inserts(agent).items(), 1):
                 said = stranger.answer(body.message(number))
-                assert said.type == (messages.ERROR if kind else messages.INSERTED), (name, said.fields)
+                assert said.type == (messages.Error.TYPE if kind else messages.Inserted.TYPE), (
+                    name,
+                    said.fields,
+                )
                 assert said.fields.get("kind") == kind, name
             ids = np.arange(2**63, 2**63 + 4, dtype=np.uint64)
             for value in (np.nan, -1.0, np.inf, 0.0):

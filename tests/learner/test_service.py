@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.harness import Context, InThread, make_steps, until
+from tests.harness import Context, InThread, Untyped, games, make_steps, until
 from troupe.common.config import load_config
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.runtime import StopSignal, checkpoint
@@ -15,7 +15,7 @@ from troupe.common.runtime.checkpoint import load_checkpoint, load_newest, newes
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
 from troupe.services.learner import service
-from troupe.services.learner.control.server import Telemetry
+from troupe.services.learner.control.reports import Report
 from troupe.services.learner.saving import checkpoints
 from troupe.services.learner.service import DivergedError, Learner
 
@@ -42,12 +42,12 @@ def evaluated(client, config, score):
     """An evaluator plays a whole evaluation, each game with this return; gives the parameters of it."""
     left = config.evaluator.episodes
     while left:
-        games = until(client.next_games)
+        given = until(client.next_games)
         played = [[score, 3]] * min(left, config.evaluator.slots)
-        metrics = {"eval/version": float(games.params.version)}
-        assert client.send_telemetry(metrics, fields={"part": games.part, "episodes": played})
+        metrics = {"eval/version": float(given.params.version)}
+        assert client.send_telemetry(metrics, fields=games(*played, part=given.part))
         left -= len(played)
-    return games.params
+    return given.params
 
 
 def report(config, metrics, fields=None, steps=0, role="actor"):
@@ -66,7 +66,7 @@ def report(config, metrics, fields=None, steps=0, role="actor"):
         params = client.wait_params(60.0)
         if steps:
             make_steps(client, steps, at_once=4)
-        assert client.send_telemetry(metrics, fields=fields or {})
+        assert client.send_telemetry(metrics, fields=fields)
         time.sleep(0.5)
     finally:
         client.close()
@@ -78,7 +78,7 @@ def test_what_is_stopped_is_what_is_resumed(tmp_path):
     config = make_config(tmp_path)
     running = run_learner(config, tmp_path)
     params = report(config, {}, steps=320)
-    report(config, {}, {"episodes": [[20.0, 20]]}, steps=100)
+    report(config, {}, games([20.0, 20]), steps=100)
     running.end()
     status = json.loads((tmp_path / "status.json").read_text())
     saved = load_newest(tmp_path / "checkpoints")
@@ -193,7 +193,7 @@ def test_nothing_is_added_to_the_record_of_a_run_that_is_complete(tmp_path):
     again = run_learner(config, tmp_path, resume=True, linger_s=600.0)
     report(config, {"actor/steps": 1.0}, steps=0)
     evaluation = {"eval/episode_return": 9.0, "eval/version": 1.0}
-    report(config, evaluation, role="evaluator", fields={"episodes": [[9.0, 3]]})
+    report(config, evaluation, role="evaluator", fields=games([9.0, 3]))
     again.end()
     assert record() == before
 
@@ -201,7 +201,7 @@ def test_nothing_is_added_to_the_record_of_a_run_that_is_complete(tmp_path):
 def test_nonsense_from_a_service_does_not_stop_the_learner(tmp_path):
     config = make_config(tmp_path)
     running = run_learner(config, tmp_path)
-    report(config, {}, {"episodes": [{}]})
+    report(config, {}, Untyped(episodes=[{}]))
     report(config, {}, steps=20)
     running.end()
     assert load_newest(tmp_path / "checkpoints").meta["steps"] == 20
@@ -213,10 +213,10 @@ def test_a_flood_of_reports_neither_keeps_the_learner_nor_its_end(tmp_path):
     reports = running.service.control.telemetry
 
     def flood():
-        episodes = {"episodes": [[1.0, 2]] * 1000}
+        episodes = games(*[[1.0, 2]] * 1000)
         while not ended.is_set():
             with contextlib.suppress(queue.Full):
-                reports.put(Telemetry("actor-0", "actor", 1, {"actor/steps": 7.0}, episodes), timeout=0.1)
+                reports.put(Report("actor-0", "actor", 1, {"actor/steps": 7.0}, episodes), timeout=0.1)
 
     def status():
         with contextlib.suppress(OSError):

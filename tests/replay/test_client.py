@@ -35,11 +35,11 @@ def learner(tmp_path, shard, client):
 def test_a_request_that_a_restarted_server_has_is_not_made_twice(shard, learner):
     """What one of the two were answered with would leave the queue and reach nobody."""
     learner.request_sample(1)
-    shard.take(learner, messages.SAMPLE)  # lost with the old process
+    shard.take(learner, messages.Sample.TYPE)  # lost with the old process
     shard.restart(2)
-    ping = shard.take(learner, messages.CREDIT)
+    ping = shard.take(learner, messages.Credit.TYPE)
     learner.request_sample(1)  # to the new process, before the news of it
-    request = shard.take(learner, messages.SAMPLE)
+    request = shard.take(learner, messages.Sample.TYPE)
     shard.requests.serve(*ping)
     shard.requests.serve(*request)
     shard.serve_until(learner, lambda: shard.requests.parked == 2)
@@ -52,10 +52,10 @@ def test_a_request_that_a_restarted_server_has_is_not_made_twice(shard, learner)
 
 def test_a_request_that_waits_at_the_server_is_not_taken_for_lost(shard, learner):
     number = learner.request_sample(1)
-    peer, request = shard.take(learner, messages.SAMPLE)
+    peer, request = shard.take(learner, messages.Sample.TYPE)
     shard.requests.serve(peer, request)
     for _ in range(2):  # two questions for the credit
-        shard.requests.serve(*shard.take(learner, messages.CREDIT))
+        shard.requests.serve(*shard.take(learner, messages.Credit.TYPE))
     answers = shard.requests.parked
     learner.poll(50)
     assert sockets.receive_frames(shard.router) is None
@@ -66,8 +66,8 @@ def test_a_request_that_waits_at_the_server_is_not_taken_for_lost(shard, learner
 
 def test_a_lost_request_is_sent_again_under_its_number(shard, learner):
     number = learner.request_sample(1)
-    shard.take(learner, messages.SAMPLE)
-    _, again = shard.take(learner, messages.SAMPLE)  # the credit that it asks for meanwhile is answered
+    shard.take(learner, messages.Sample.TYPE)
+    _, again = shard.take(learner, messages.Sample.TYPE)  # the credit that it asks for meanwhile is answered
     assert again.request_id == number
 
 
@@ -76,7 +76,7 @@ def test_what_came_while_the_caller_was_away_is_a_sign_of_life(tmp_path, shard, 
     shard.serve_until(learner, lambda: learner.credit)
     shard.fill(2)
     learner.request_sample(1)
-    shard.requests.serve(*shard.take(None, messages.SAMPLE))
+    shard.requests.serve(*shard.take(None, messages.Sample.TYPE))
     assert learner.socket.poll(PATIENCE_S * 1000)
     reconnects = learner.counters["reconnects"]
     time.sleep(0.7)  # longer than it bears silence
@@ -86,7 +86,7 @@ def test_what_came_while_the_caller_was_away_is_a_sign_of_life(tmp_path, shard, 
 
 def test_what_is_for_a_peer_that_has_gone_stays_in_the_queue(shard, learner):
     shard.fill(1)
-    shard.requests.serve(b"gone", Message(messages.SAMPLE, {"batch_size": 1}, {}, 1))
+    shard.requests.serve(b"gone", Message(messages.Sample.TYPE, {"batch_size": 1}, {}, 1))
     assert shard.requests.server.unsent == 1
     assert shard.replay.counters.sampled_batches == 0
     learner.request_sample(1)
@@ -96,7 +96,7 @@ def test_what_is_for_a_peer_that_has_gone_stays_in_the_queue(shard, learner):
 
 def test_a_question_is_asked_again_of_a_restarted_server(shard, learner):
     def answers():
-        _, question = shard.take(None, messages.STATUS)  # the process ends before it answers
+        _, question = shard.take(None, messages.Status.TYPE)  # the process ends before it answers
         shard.restart(2)
         shard.serve_all()
         return question

@@ -41,7 +41,9 @@ def ask(shard, socket, count, **fields):
     """Send requests, and serve what comes."""
     deadline = time.monotonic() + PATIENCE_S
     for number in range(count):
-        while not sockets.send(socket, Message(messages.SAMPLE, {"batch_size": 1} | fields, {}, number + 1)):
+        while not sockets.send(
+            socket, Message(messages.Sample.TYPE, {"batch_size": 1} | fields, {}, number + 1)
+        ):
             assert time.monotonic() < deadline
             shard.serve_all()
 
@@ -119,11 +121,11 @@ def test_who_does_not_read_gets_no_more_and_others_do(tmp_path, context, shard, 
     assert shard.requests._unread._bytes[b"lazy"] <= (1 << 23) + size
     assert replay.counters.sampled_batches < asked
     ask(shard, eager, 1, batch_size=rows)
-    assert answers(shard, eager, 1)[0].type == messages.BATCH
+    assert answers(shard, eager, 1)[0].type == messages.Batch.TYPE
     kinds = [answer.type for answer in answers(shard, lazy, asked)]
-    assert set(kinds) == {messages.BATCH, messages.WAIT}
+    assert set(kinds) == {messages.Batch.TYPE, messages.Wait.TYPE}
     ask(shard, lazy, 1, batch_size=rows)
-    assert answers(shard, lazy, 1)[0].type == messages.BATCH, "who reads is served again"
+    assert answers(shard, lazy, 1)[0].type == messages.Batch.TYPE, "who reads is served again"
     replay.close()
 
 

@@ -28,7 +28,7 @@ def insert(name="a", shape=(1,), codec="raw", steps=1, before=0, data=None):
         "steps": steps,
         "fields": [[name, "uint8", list(shape), before, 0, codec]],
     }
-    message = decode(encode(Message(messages.INSERT, fields, arrays, 1)))
+    message = decode(encode(Message(messages.Insert.TYPE, fields, arrays, 1)))
     return decode_insert(messages.Insert.of(message), message.request_id)
 
 
@@ -102,6 +102,6 @@ def test_batches_that_make_no_sense_are_bad_messages(arrays, fields, says):
         "field/a": np.zeros(9, np.uint8),
     }
     header = {"table_items": 1, "fields": [["a", "uint8", [4 << 20], 0, 0, "lz4"]]}
-    message = Message(messages.BATCH, header | fields, good | arrays, 1)
+    message = Message(messages.Batch.TYPE, header | fields, good | arrays, 1)
     with pytest.raises(WireError, match=says):
         decode_batch(decode(encode(message)))

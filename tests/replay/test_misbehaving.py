@@ -40,7 +40,7 @@ def batch_of(specs, request, **changes):
     return msgspec.structs.replace(body, **{n: c(body) if callable(c) else c for n, c in changes.items()})
 
 
-def refused(kind, about=messages.SAMPLE, detail="no\nreason"):
+def refused(kind, about=messages.Sample.TYPE, detail="no\nreason"):
     return lambda specs, request: messages.Error(kind=kind, detail=detail, about=about)
 
 
@@ -59,7 +59,7 @@ def garbage(specs, request):
 
 ANSWERS = {
     **{f"refused: {kind}": refused(kind) for kind in ("batch_size", "signature", "plan", "key", "no", "")},
-    "refused: an insert that there is not": refused("no_table", messages.INSERT),
+    "refused: an insert that there is not": refused("no_table", messages.Insert.TYPE),
     "refused: nothing in particular": refused("internally", ""),
     "garbage": garbage,
     "no data": spoilt(data={}),
@@ -99,10 +99,10 @@ class Misbehaving:
                 continue
             frames = sockets.receive_frames(self._router)
             message, to = decode(frames[1:]), frames[0].bytes
-            if message.type == messages.CREDIT:
+            if message.type == messages.Credit.TYPE:
                 body = messages.Credit(credit=0, session=9)
                 sockets.send(self._router, body.message(message.request_id), to)
-            elif message.type == messages.SAMPLE:
+            elif message.type == messages.Sample.TYPE:
                 self._answer(messages.Sample.of(message), message.request_id, to)
 
     def _answer(self, request, number, to):

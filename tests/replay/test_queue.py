@@ -136,7 +136,7 @@ def test_one_insert_for_several_tables_and_one_batch_from_several(server, client
 def test_bad_shares_are_refused(server, client, shares):
     one = client(server())
     one.status(120)
-    message = Message(messages.SAMPLE, {"shares": shares}, {}, 9)
+    message = Message(messages.Sample.TYPE, {"shares": shares}, {}, 9)
     one.socket.send_multipart([bytes(frame) for frame in encode(message)])
     with pytest.raises(ReplayRefusedError, match="bad_field"):
         one.receive(60)

@@ -8,14 +8,13 @@ import sys
 import numpy as np
 import pytest
 
-from tests.harness import InThread, until
+from tests.harness import InThread, control_server, until
 from tests.replay import processes
 from troupe.common.config import load_config
 from troupe.common.data.schema import Chunk
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.wire.replay.client import ReplayRefusedError
-from troupe.services.learner.control.server import ControlServer
 from troupe.services.learner.service import Learner
 
 CONFIG = {"replay": {"capacity_items": 1000, "min_items": 10}, "run": {"seed": 1}}
@@ -31,10 +30,10 @@ def learner(context, tmp_path):
             servers[-1].stop()
         addresses = f"ipc://{tmp_path}/control", f"ipc://{tmp_path}/announce"
         servers.append(
-            ControlServer(
+            control_server(
                 context,
                 *addresses,
-                config_dict=config,
+                config=config,
                 structural_hash="abc",
                 total_slots=4,
                 heartbeat_s=0.2,

@@ -119,13 +119,15 @@ def test_a_wrong_token_and_a_long_one_get_windows(server, client, context):
     dealer = context.socket(zmq.DEALER)
     dealer.connect(endpoint)
     for number, token in enumerate(("", "f" * 32, "ä" * 32)):
-        dealer.send_multipart(encode(Message(messages.SAMPLE, {"batch_size": 4, "token": token}, {}, number)))
+        dealer.send_multipart(
+            encode(Message(messages.Sample.TYPE, {"batch_size": 4, "token": token}, {}, number))
+        )
         assert dealer.poll(60_000)
         answer = decode(dealer.recv_multipart())
-        assert answer.type == messages.BATCH
+        assert answer.type == messages.Batch.TYPE
         assert "rows" not in answer.arrays
         assert "field/obs" in answer.arrays
-    dealer.send_multipart(encode(Message(messages.SAMPLE, {"batch_size": 4, "token": "f" * 999}, {}, 9)))
+    dealer.send_multipart(encode(Message(messages.Sample.TYPE, {"batch_size": 4, "token": "f" * 999}, {}, 9)))
     assert dealer.poll(60_000)
     assert decode(dealer.recv_multipart()).fields["kind"] == "bad_field"
     dealer.close(linger=0)

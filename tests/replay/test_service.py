@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import zmq
 
+from tests.harness import control_server
 from tests.replay import processes
 from troupe.common.data.schema import Chunk, FieldSpec
 from troupe.common.errors import ConfigError, PeerError
 from troupe.common.wire import messages
 from troupe.common.wire.codec import Message, decode, encode
 from troupe.common.wire.replay.client import ReplayRefusedError
-from troupe.services.learner.control.server import ControlServer
 from troupe.services.replay import shard
 from troupe.services.replay.shard import address_towards
 
@@ -167,18 +167,20 @@ def test_a_strangers_client_by_hand(server, context):
     good = processes.good_insert()
     for _ in range(3):  # the same one: stored once, acknowledged each time
         dealer.send_multipart(good)
-    dealer.send_multipart(encode(Message(messages.SAMPLE, {"table": "default", "batch_size": 8}, {}, 42)))
+    dealer.send_multipart(
+        encode(Message(messages.Sample.TYPE, {"table": "default", "batch_size": 8}, {}, 42))
+    )
     kinds = []
     while len(kinds) < 4:
         assert dealer.poll(60_000)
         answer = decode(dealer.recv_multipart())
         kinds.append((answer.type, answer.request_id))
-    assert kinds == [(messages.INSERTED, 1)] * 3 + [(messages.BATCH, 42)]
+    assert kinds == [(messages.Inserted.TYPE, 1)] * 3 + [(messages.Batch.TYPE, 42)]
     assert answer.fields["table_items"] == 10
     dealer.send_multipart(encode(Message("NONSENSE", {}, {}, 7)))
     assert dealer.poll(60_000)
     answer = decode(dealer.recv_multipart())
-    assert (answer.type, answer.fields["kind"], answer.request_id) == (messages.ERROR, "bad_type", 7)
+    assert (answer.type, answer.fields["kind"], answer.request_id) == (messages.Error.TYPE, "bad_type", 7)
 
 
 def test_nobody_there_is_said(client, tmp_path):
@@ -264,11 +266,11 @@ def test_a_shard_on_every_interface_says_which_one_others_can_use(monkeypatch):
 
 
 def test_joins_a_run_and_ends_with_it(tmp_path, context, client):
-    control = ControlServer(
+    control = control_server(
         context,
         f"ipc://{tmp_path}/control",
         f"ipc://{tmp_path}/announce",
-        config_dict={"replay": {"capacity_items": 1000, "min_items": 10}, "run": {"seed": 1}},
+        config={"replay": {"capacity_items": 1000, "min_items": 10}, "run": {"seed": 1}},
         structural_hash="abc",
         total_slots=4,
     )

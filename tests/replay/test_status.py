@@ -179,15 +179,15 @@ def test_the_status_of_as_many_tables_as_there_may_be_fits_in_a_message(tmp_path
     few = fitting(meter.status() | {"tables": dict(list(meter.status()["tables"].items())[:8])})
     assert all(table["quantiles"] for table in few["tables"].values())
     status = fitting(meter.status())
-    assert encode(Message(messages.STATUS_OK, status))
+    assert encode(Message(messages.StatusOk.TYPE, status))
     assert status["tables"].keys() == replay.tables.keys()
     for number in range(MAX_PEERS):
         for kind in range(15):
             requests.server.rejections.count(b"%064d" % number, f"kind_of_a_message_{kind}")
     with pytest.raises(WireError):
-        encode(Message(messages.STATUS_OK, meter.status()))
+        encode(Message(messages.StatusOk.TYPE, meter.status()))
     status = fitting(meter.status())
-    assert encode(Message(messages.STATUS_OK, status))
+    assert encode(Message(messages.StatusOk.TYPE, status))
     assert not any(table["quantiles"] for table in status["tables"].values()), "there was no room for them"
     assert sum(status["rejected"].values()) == MAX_PEERS * 15
     print_page("tcp://here", status, Console(file=io.StringIO(), width=80))

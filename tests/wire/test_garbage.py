@@ -29,13 +29,13 @@ def stranger(ctx, server):
     """A DEALER that does as it pleases."""
     dealer = sockets.make_dealer(ctx, server.control_endpoint, b"stranger.1.1")
     until(lambda: sockets.send(dealer, hello()))
-    assert until(lambda: sockets.receive(dealer)).type == messages.WELCOME
+    assert until(lambda: sockets.receive(dealer)).type == messages.Welcome.TYPE
     return dealer
 
 
 def hello(**changes) -> Message:
     fields = {"role": "viewer", "name": "stranger", "incarnation": 1, **changes}
-    return Message(messages.HELLO, fields, {}, 1)
+    return Message(messages.Hello.TYPE, fields, {}, 1)
 
 
 def ask(dealer, message: Message) -> Message:
@@ -60,9 +60,9 @@ def test_frames_that_are_no_message_are_counted_by_kind(server, stranger, connec
             b"12345678",
         ],
         encode(Message("SURPRISE")),
-        encode(Message(messages.HEARTBEAT, {"error": 7})),
-        encode(Message(messages.TELEMETRY, {"metrics": 5})),
-        encode(Message(messages.HEARTBEAT, {"version": "new"})),
+        encode(Message(messages.Heartbeat.TYPE, {"error": 7})),
+        encode(Message(messages.Telemetry.TYPE, {"metrics": 5})),
+        encode(Message(messages.Heartbeat.TYPE, {"version": "new"})),
     ):
         sockets.send_frames(stranger, frames)
     expected = {
@@ -83,8 +83,8 @@ def test_frames_that_are_no_message_are_counted_by_kind(server, stranger, connec
 def test_who_waits_for_an_answer_is_told_what_is_wrong(server, stranger):
     for message, kind in (
         (Message("SURPRISE", {}, {}, 5), "bad_type"),
-        (Message(messages.HEARTBEAT, {"version": []}, {}, 5), "bad_field"),
-        (Message(messages.PARAMS_GET, {"version": "x"}, {}, 5), "bad_field"),
+        (Message(messages.Heartbeat.TYPE, {"version": []}, {}, 5), "bad_field"),
+        (Message(messages.ParamsGet.TYPE, {"version": "x"}, {}, 5), "bad_field"),
         (hello(incarnation="me"), "bad_field"),
         (hello(role="gardener"), "bad_hello"),
         (hello(slots_wanted=2**40), "bad_field"),
@@ -92,7 +92,7 @@ def test_who_waits_for_an_answer_is_told_what_is_wrong(server, stranger):
         (hello(slots_held=[0, 1], slots_wanted=1), "bad_field"),
         (hello(hash="other"), "hash"),
     ):
-        if kind == "bad_field" and message.type == messages.PARAMS_GET:
+        if kind == "bad_field" and message.type == messages.ParamsGet.TYPE:
             server.publish(1, {"w": np.zeros(1)})
         answer = ask(stranger, message)
         assert (answer.type, answer.request_id, answer.fields["kind"]) == ("ERROR", message.request_id, kind)
@@ -100,10 +100,10 @@ def test_who_waits_for_an_answer_is_told_what_is_wrong(server, stranger):
 
 def test_only_members_are_served(ctx, server):
     dealer = sockets.make_dealer(ctx, server.control_endpoint, b"nobody.1.1")
-    until(lambda: sockets.send(dealer, Message(messages.TELEMETRY, {"metrics": {"x": 1.0}})))
+    until(lambda: sockets.send(dealer, Message(messages.Telemetry.TYPE, {"metrics": {"x": 1.0}})))
     answer = until(lambda: sockets.receive(dealer))
     assert answer.fields["kind"] == "unknown_peer"
-    for kind in (messages.HEARTBEAT, messages.PARAMS_GET):
+    for kind in (messages.Heartbeat.TYPE, messages.ParamsGet.TYPE):
         assert ask(dealer, Message(kind, {}, {}, 3)).fields["kind"] == "unknown_peer"
     assert server.telemetry.empty()
 
@@ -148,7 +148,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-KINDS = sorted({body.TYPE for body in messages.BODIES} - {messages.BYE, messages.HELLO})
+KINDS = sorted({body.TYPE for body in messages.BODIES} - {messages.Bye.TYPE, messages.Hello.TYPE})
 NAMES = sorted({name for body in messages.BODIES for name in layout_of(body).fields})
 
 
@@ -175,7 +175,7 @@ def test_nonsense_hellos(ctx, server, changes):
             until(lambda: sockets.send(dealer, message))
         except WireError:
             return
-        assert until(lambda: sockets.receive(dealer)).type in (messages.WELCOME, messages.ERROR)
+        assert until(lambda: sockets.receive(dealer)).type in (messages.Welcome.TYPE, messages.Error.TYPE)
     finally:
         dealer.close(linger=0)
     assert "internal" not in server.rejected()
@@ -183,12 +183,12 @@ def test_nonsense_hellos(ctx, server, changes):
 
 def assert_alive(stranger) -> None:
     """The server answers a heartbeat, whatever it has answered before."""
-    sockets.send(stranger, Message(messages.HEARTBEAT, {"version": 1}, {}, 4711))
+    sockets.send(stranger, Message(messages.Heartbeat.TYPE, {"version": 1}, {}, 4711))
     while True:
         answer = until(lambda: sockets.receive(stranger))
-        if answer.request_id == 4711 and answer.type == messages.HEARTBEAT_OK:
+        if answer.request_id == 4711 and answer.type == messages.HeartbeatOk.TYPE:
             return
-        assert answer.type in (messages.ERROR, messages.HEARTBEAT_OK, messages.PARAMS)
+        assert answer.type in (messages.Error.TYPE, messages.HeartbeatOk.TYPE, messages.Params.TYPE)
 
 
 def test_nonsense_from_a_learner_does_not_end_a_client(ctx, connect, caplog):

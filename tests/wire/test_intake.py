@@ -282,13 +282,13 @@ def test_with_keys_as_well(serve, connect, tmp_path, monkeypatch):
 def test_subscriptions_are_bounded(ctx, serve):
     server = serve()
     sub = sockets.make_sub(ctx, server.announce_endpoint)
-    assert until(lambda: sockets.receive(sub)).type == messages.ANNOUNCE
+    assert until(lambda: sockets.receive(sub)).type == messages.Announce.TYPE
     hostile = RawPeer(server.announce_endpoint, b"SUB")
     words = np.random.default_rng(0).bytes(1 << 22)
     flood = b"".join(frame(b"\x01" + words[at : at + 200]) for at in range(0, len(words), 200))
     assert hostile.flood(flood, 1 << 30)
     until(lambda: server.rejected().get(CUT, 0) >= 1)
-    assert until(lambda: sockets.receive(sub)).type == messages.ANNOUNCE
+    assert until(lambda: sockets.receive(sub)).type == messages.Announce.TYPE
     sub.close(linger=0)
 
 

@@ -127,7 +127,7 @@ def test_a_silent_server_is_asked_again_and_answers_once(connect, router, clock)
     assert link.maintain(waiting=True)
     until(lambda: question.send(link) and router.poll(10))
     peer, message = heard(router)
-    sockets.send(router, Message(messages.STATUS_OK, {}, {}, message.request_id), peer)
+    sockets.send(router, Message(messages.StatusOk.TYPE, {}, {}, message.request_id), peer)
     assert [message.request_id for message in received(link)] == [3]
     question.repeat()
     assert question.send(link)

@@ -20,9 +20,10 @@ time.sleep(60)
 """
 LEARNER = """
 import sys, time, zmq
-from troupe.services.learner.control.server import ControlServer
-server = ControlServer(zmq.Context(), sys.argv[1], "tcp://127.0.0.1:*", config_dict={}, structural_hash="",
-                       total_slots=8, heartbeat_s=0.05, liveness_s=1.0)
+from troupe.services.learner.control.roster import SlotRules
+from troupe.services.learner.control.server import ControlServer, Terms
+server = ControlServer(zmq.Context(), sys.argv[1], "tcp://127.0.0.1:*",
+                       Terms({}, heartbeat_s=0.05, liveness_s=1.0), SlotRules(8))
 server.start()
 print(server.control_endpoint, flush=True)
 time.sleep(60)

@@ -67,7 +67,7 @@ def connect(ctx, server, security=None):
 def ask(dealer, frames):
     until(lambda: sockets.send_frames(dealer, frames))
     answer = until(lambda: sockets.receive(dealer))
-    return messages.Error.of(answer) if answer.type == messages.ERROR else answer, answer.request_id
+    return messages.Error.of(answer) if answer.type == messages.Error.TYPE else answer, answer.request_id
 
 
 def header(**changes):

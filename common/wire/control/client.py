@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from troupe.common import installation
@@ -23,6 +23,7 @@ from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import WireError, encode
 from troupe.common.wire.control.member import Games, Member, Params, RunState, Welcome
 from troupe.common.wire.control.membership import Membership
+from troupe.common.wire.control.messages import TelemetryFields
 from troupe.common.wire.control.relay import PATIENCE_S
 
 __all__ = ["ControlClient", "Games", "Params", "RunState", "Welcome"]
@@ -111,12 +112,21 @@ class ControlClient:
         member = self._member
         with self._changed:
             self._changed.wait_for(
-                lambda: member.welcome or member.failure or self._membership.stopped.is_set(), timeout_s
+                lambda: self._has_joined() or member.failure or self._membership.stopped.is_set(), timeout_s
             )
             self.check()
-            if member.welcome is None:
+            if member.welcome is None or not self._has_joined():
                 raise PeerError(self._no_answer(timeout_s))
             return member.welcome
+
+    def want_slots(self, slots: int) -> None:
+        """Ask for exploration slots, having joined without: the next `join` waits for them."""
+        with self._changed:
+            self._membership.hello = msgspec.structs.replace(self._membership.hello, slots_wanted=slots)
+        self._membership.waker.wake()
+
+    def _has_joined(self) -> bool:
+        return self._member.slots_wanted == self._membership.hello.slots_wanted
 
     def join_unless(self, stopped: Callable[[], bool], timeout_s: float | None = None) -> Welcome | None:
         """Join as `join` does, but return None as soon as `stopped()` is true (a signal has come)."""
@@ -276,7 +286,7 @@ class ControlClient:
         self,
         metrics: dict[str, float],
         blobs: dict[str, np.ndarray | bytes] | None = None,
-        fields: dict[str, Any] | None = None,
+        fields: TelemetryFields | None = None,
     ) -> bool:
         """Queue a report; False where it is dropped (and counted) because it is too large.
 
@@ -288,7 +298,7 @@ class ControlClient:
         }
         numbers = {name: float(value) for name, value in metrics.items()}
         try:
-            report = messages.Telemetry(metrics=numbers, fields=fields or {}, blobs=arrays)
+            report = messages.Telemetry(metrics=numbers, fields=fields or TelemetryFields(), blobs=arrays)
             frames = encode(report.message(), limits=messages.CONTROL_LIMITS)
         except WireError as error:
             self.telemetry_dropped += 1

@@ -72,6 +72,7 @@ class Member:
         failure: what ended the membership for good.
         connected: whether the learner has answered lately.
         joins: number of WELCOMEs.
+        slots_wanted: slots that the HELLO asked for which was welcome, -1 before.
         waiting_for: why it is not connected, for people.
         params: the parameter set fetched last.
         want_params: whether to fetch the newest.
@@ -98,6 +99,7 @@ class Member:
         self.failure: TroupeError | None = None
         self.connected = False
         self.joins = 0
+        self.slots_wanted = -1
         self.waiting_for = "no answer yet"
         self.params: Params | None = None
         self.want_params = False

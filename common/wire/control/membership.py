@@ -53,11 +53,11 @@ class Membership:
         With `relay_directory`, parameters come through the one process of the host that fetches them.
         """
         self.bye_reason = ""
+        self.hello = hello
         self.stopped = threading.Event()
         self.waker = sockets.Waker()
         self._ctx = ctx
         self._member = member
-        self._hello = hello
         self._name = hello.name
         self._heartbeat_s = heartbeat_s
         self._link = Link(
@@ -125,6 +125,7 @@ class Membership:
         """Say HELLO until WELCOME; None after `liveness_s` without. Raises `TroupeError` if refused."""
         member, link = self._member, self._link
         hello_s = 0.0
+        wanted = 0
         while not self.stopped.is_set() and not link.lost():
             if wait_log.due():
                 _log.info(
@@ -133,15 +134,16 @@ class Membership:
                 )
             now_s = time.monotonic()
             unsent = now_s >= hello_s
-            if unsent and self._request(self._former(member)):
+            if unsent and self._request(hello := self._former(member)):
+                wanted = hello.slots_wanted
                 unsent, hello_s = False, now_s + 2 * self._heartbeat_s
             # A DEALER becomes writable when its connection is up, so this does not poll in a circle.
             link.wait(200, writable=unsent)
             try:
                 message = link.next()
-                if message is not None and message.type == messages.WELCOME:
-                    return self._enter(self._welcome(message))
-                if message is None or message.type != messages.ERROR:
+                if message is not None and message.type == messages.Welcome.TYPE:
+                    return self._enter(self._welcome(message), wanted)
+                if message is None or message.type != messages.Error.TYPE:
                     continue
                 error = messages.Error.of(message)
             except WireError as nonsense:
@@ -164,9 +166,9 @@ class Membership:
     def _former(self, member: Member) -> messages.Hello:
         """HELLO, with what is left of the membership that there was before."""
         with member.changed:
-            return msgspec.structs.replace(self._hello, **member.former())
+            return msgspec.structs.replace(self.hello, **member.former())
 
-    def _enter(self, welcome: Welcome) -> Welcome:
+    def _enter(self, welcome: Welcome, slots_wanted: int) -> Welcome:
         self._heartbeat_s, self._link.liveness_s = welcome.heartbeat_s, welcome.liveness_s
         member = self._member
         with member.changed:
@@ -176,6 +178,7 @@ class Membership:
             member.connected = True
             member.waiting_for = "no answer yet"
             member.joins += 1
+            member.slots_wanted = slots_wanted
             member.changed.notify_all()
         _log.info("%s has joined %s (join %d)", self._name, self._link, member.joins)
         return welcome
@@ -190,7 +193,7 @@ class Membership:
         return ConfigError(line)
 
     def _stay(self, sub: sockets.Socket) -> None:
-        """Serve until the end, or until the learner is silent for `liveness_s` or wants another HELLO."""
+        """Serve until the end, until the learner falls silent, or until another HELLO is due."""
         link = self._link
         poller = zmq.Poller()
         for readable in (link.socket, sub, self.waker.fd):
@@ -198,6 +201,8 @@ class Membership:
         self._join_relay(poller)
         heartbeat_s = params_s = 0.0
         while not self.stopped.is_set():
+            if self._member.slots_wanted != self.hello.slots_wanted:
+                return
             if link.lost():  # or AuthError: it may have been restarted, and no longer let us in
                 _log.warning(
                     "%s: %s is silent for %.0f s: joining again with new sockets",
@@ -214,7 +219,7 @@ class Membership:
             poller.poll(max(1, math.ceil((heartbeat_s - time.monotonic()) * 1000)))
             self.waker.clear()
             for message in link.receive():
-                if message.type == messages.PARAMS:
+                if message.type == messages.Params.TYPE:
                     params_s = 0.0
                 if not self._on_message(message):
                     return
@@ -309,14 +314,14 @@ class Membership:
         """Take in one message of the learner; False where it wants another HELLO."""
         member = self._member
         try:
-            if message.type == messages.HEARTBEAT_OK:
+            if message.type == messages.HeartbeatOk.TYPE:
                 ok = messages.HeartbeatOk.of(message)
                 self._on_state(ok, ok)
-            elif message.type == messages.ANNOUNCE:
+            elif message.type == messages.Announce.TYPE:
                 self._on_state(messages.Announce.of(message), None)
-            elif message.type == messages.PARAMS:
+            elif message.type == messages.Params.TYPE:
                 self._on_params(messages.Params.of(message))
-            elif message.type == messages.ERROR:
+            elif message.type == messages.Error.TYPE:
                 error = messages.Error.of(message)
                 kind, detail = error.kind, error.detail
                 if kind == messages.UNKNOWN_PEER:

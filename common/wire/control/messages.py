@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 from troupe.common.runtime.logging import peer_text
 from troupe.common.wire import types
 from troupe.common.wire.body import Body
+from troupe.common.wire.codec import Message
 
 
 class State(Body, kw_only=True):
@@ -181,23 +182,80 @@ class Params(State, kw_only=True):
     over: bool = False
 
 
+class Game(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """A finished game. On the wire a list, without what is absent at its end.
+
+    Attributes:
+        episode_return: sum of its rewards, unclipped
+        steps: agent steps
+        slot: of the run, that played it; only of an actor
+        score: that the environment gives it, where it gives one
+    """
+
+    episode_return: types.Value
+    steps: Annotated[int, Meta(ge=0, le=types.MAX_EXACT)]
+    slot: Annotated[int, Meta(ge=0, lt=types.MAX_RUN_SLOTS)] | None = None
+    score: types.Value | None = None
+
+    def entry(self) -> list[float]:
+        """The game as it stands in a message."""
+        entry: list[float] = [self.episode_return, self.steps]
+        if self.slot is not None:
+            entry.append(self.slot)
+            if self.score is not None:
+                entry.append(self.score)
+        return entry
+
+
+class TelemetryFields(msgspec.Struct, forbid_unknown_fields=True):
+    """What a report says beside its metrics.
+
+    Attributes:
+        episodes: games that have ended; slot (of the run) and score are left out where there are none
+        tasks: the level of each episode, where the environment has several
+        part: of an evaluation, which the episodes are
+        trouble: what went wrong last in an environment
+    """
+
+    episodes: Annotated[list[Game], Meta(max_length=types.MAX_EPISODES)] = []
+    tasks: list[types.Level] = []
+    part: Annotated[int, Meta(ge=0, lt=types.MAX_PARTS)] | UnsetType = UNSET
+    trouble: Annotated[str, Meta(max_length=types.MAX_TROUBLE)] = ""
+
+    def __post_init__(self) -> None:
+        if self.tasks and len(self.tasks) != len(self.episodes):
+            raise ValueError("`tasks` are not one for each of the `episodes`")
+
+    def cut(self, first: int, last: int) -> TelemetryFields:
+        """These games only, counted from 0, with their levels."""
+        return msgspec.structs.replace(self, episodes=self.episodes[first:last], tasks=self.tasks[first:last])
+
+    def entries(self) -> dict[str, Any]:
+        """What stands in a message."""
+        entries = {"episodes": [game.entry() for game in self.episodes], "tasks": self.tasks}
+        entries |= {"part": self.part, "trouble": self.trouble}
+        return {name: value for name, value in entries.items() if value not in ([], "", UNSET)}
+
+
 class Telemetry(Body, kw_only=True):
     """Service -> learner, not answered.
 
     Attributes:
         metrics: numbers by name
-        fields: what is no number: episodes, list of [return, steps] or, of an actor, [return, steps, slot of
-            the run] or [return, steps, slot, score], where games have ended; trouble, str, what went wrong
-            last in an environment;
-            part, int, of the evaluation that the episodes are; tasks, list of str, the level of each episode,
-            where the environment has several
+        fields: what is no number
         blobs: by name: video, a film as GIF; mp4, the same as MP4; uint8 [bytes]
     """
 
     TYPE: ClassVar[str] = "TELEMETRY"
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
-    fields: dict[str, Any] = msgspec.field(default_factory=dict)
+    fields: TelemetryFields = msgspec.field(default_factory=TelemetryFields)
     blobs: types.AnyArrays = msgspec.field(name="*")
+
+    def message(self, request_id: int = 0) -> Message:
+        """As that of every body, with games that end where there is nothing more to say."""
+        message = super().message(request_id)
+        message.fields["fields"] = self.fields.entries()
+        return message
 
 
 class Bye(Body, kw_only=True):

@@ -185,7 +185,7 @@ class HostRelay:
     def _take(self, frames: list[zmq.Frame]) -> None:
         try:
             message = decode(frames[1:])
-            if message.type != messages.PARAMS_GET:
+            if message.type != messages.ParamsGet.TYPE:
                 raise WireError("bad_type", f"a relay does not know {message.type}")
             version = messages.ParamsGet.of(message).version
             with self._member.changed:

@@ -169,17 +169,17 @@ class InferenceClient:
         group = numbers.get(message.request_id)
         if group is None and message.request_id:
             return None  # a second answer to what was asked twice
-        if message.type == messages.ERROR:
+        if message.type == messages.Error.TYPE:
             return self._on_error(group, message)
         if group is None:
             raise WireError("bad_type", f"the learner does not send {message.type} unasked")
-        if message.type in (messages.WAIT, messages.ACTIONS):
+        if message.type in (messages.Wait.TYPE, messages.Actions.TYPE):
             self.answered = True
             self._link.welcomed()
-        if message.type == messages.WAIT:
+        if message.type == messages.Wait.TYPE:
             self.wait_reason = messages.Wait.of(message).reason
             return None
-        if message.type != messages.ACTIONS:
+        if message.type != messages.Actions.TYPE:
             raise WireError("bad_type", f"the learner does not answer INFER with {message.type}")
         body = messages.Actions.of(message)
         asked = self._asked.pop(group)

@@ -405,24 +405,24 @@ class ReplayClient(Sampler):
 
     def _handle(self, message: Message) -> None:
         kind, number = message.type, message.request_id
-        if kind == messages.BATCH:
+        if kind == messages.Batch.TYPE:
             request = self._requests.answered(number)
             if request is not None:
                 self._batches.append((message, request))
-        elif kind == messages.INSERTED:
+        elif kind == messages.Inserted.TYPE:
             self._inserts.answered(number)
             self._credit = messages.Inserted.of(message).credit
             self._credit_reason = "" if self._credit else self._credit_reason
-        elif kind == messages.CREDIT:
+        elif kind == messages.Credit.TYPE:
             self._on_credit(messages.Credit.of(message), number)
-        elif kind == messages.WAIT:
+        elif kind == messages.Wait.TYPE:
             self.counters["waits"] += 1
             self.wait_reason = messages.Wait.of(message).reason
             self._requests.turn_down(number)
-        elif kind in (messages.STATUS_OK, messages.SNAPSHOT_OK):
+        elif kind in (messages.StatusOk.TYPE, messages.SnapshotOk.TYPE):
             if number == self._question:
                 self._answer = message
-        elif kind == messages.ERROR:
+        elif kind == messages.Error.TYPE:
             self._on_error(messages.Error.of(message), number)
         else:
             raise WireError("bad_type", f"a replay server does not send {kind}")
@@ -447,22 +447,22 @@ class ReplayClient(Sampler):
             return
         if body.kind in messages.ASK_AGAIN_KINDS:
             self.wait_reason = body.detail
-            if body.about == messages.INSERT:
+            if body.about == messages.Insert.TYPE:
                 self._credit_reason = body.detail
                 self._inserts_put_off = True  # the answer to the next ping has it sent again
             else:
                 self._requests.turn_down(number, pause_s=REFUSED_PAUSE_S)
             return
         failure = refusal(self.endpoint, body.kind, body.detail)
-        inserted = body.about == messages.INSERT and self._inserts.answered(number)
-        asked = body.about in (messages.STATUS, messages.SNAPSHOT)
+        inserted = body.about == messages.Insert.TYPE and self._inserts.answered(number)
+        asked = body.about in (messages.Status.TYPE, messages.SnapshotRequest.TYPE)
         if asked and number != self._question:
             return  # the answer to a question that was sent twice
         if self._tolerate_refusals and not (inserted or asked):
             self.fault = self.wait_reason = str(failure)
             self._requests.turn_down(number, pause_s=REFUSED_PAUSE_S)
             return
-        if body.about == messages.SAMPLE:
+        if body.about == messages.Sample.TYPE:
             self._requests.answered(number)
         self._failure = failure
 

@@ -17,7 +17,6 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -25,25 +24,18 @@ import numpy as np
 from troupe.common import timing
 from troupe.common.errors import RefusedError
 from troupe.common.wire import messages, types
+from troupe.common.wire.control.messages import Game
 
 MAX_METRICS = 256
 """Metrics of one report."""
 MAX_METRIC_NAMES = 512
 """Different names of metrics that all services of a role report in a run. Troupe's own are a few dozen."""
-MAX_VALUE = 1e30
-"""Of a metric, or a return: what curves can show, and sums of it are finite."""
-MAX_EPISODES = 4096
-"""Games of one report."""
-MAX_VERSION = 2**53
-"""Numbers above this cannot be told apart as floats. Steps of a game have the same bound."""
 GAME_STEPS_AHEAD = 10_000
 """Steps of a slot for which games may be reported before the steps are: they come by another message."""
 REPORTS_AT_ONCE, REPORTS_PER_S = 256, 20.0
 """Reports of one service."""
 VIDEOS_AT_ONCE, VIDEOS_PER_S = 4, 1 / 60
 """Films of all evaluators together."""
-MAX_TROUBLE = 500
-"""Characters that say what went wrong in an environment."""
 MAX_VIDEO_BYTES = 16 << 20
 """Of one film, encoded."""
 MAX_VIDEO_SIDE = 4096
@@ -112,9 +104,9 @@ CLAIMS: dict[str, Claim] = {
     "TELEMETRY eval/*": Claim(("evaluator",), _METRICS_RULE, metrics=("eval/",)),
     "TELEMETRY episodes": Claim(
         ("actor", "evaluator"),
-        f"{MAX_EPISODES:,} games a report; returns and scores within 10^30, at most 2^53 steps; from an "
-        "actor only while it holds slots, and without those that have more steps together than it has made, "
-        "but for the first of each slot; the slot of a game counts only where it is leased to the actor",
+        f"{types.MAX_EPISODES:,} games a report; returns and scores within 10^30, at most 2^53 steps; from "
+        "an actor only while it holds slots, and without those that have more steps together than it has "
+        "made, but for the first of each slot; the slot of a game counts only where the actor holds it",
     ),
     "TELEMETRY part": Claim(
         ("evaluator",),
@@ -126,7 +118,7 @@ CLAIMS: dict[str, Claim] = {
         "a name for each game, from an evaluator with `part`; only names of the environment's levels count",
     ),
     "PARAMS_GET games": Claim(("evaluator",), "one part of an evaluation at a time"),
-    "TELEMETRY trouble": Claim(("actor",), f"one line of at most {MAX_TROUBLE} characters"),
+    "TELEMETRY trouble": Claim(("actor",), f"one line of at most {types.MAX_TROUBLE} characters"),
     "TELEMETRY video": Claim(
         ("evaluator",),
         f"a GIF of at most {MAX_VIDEO_BYTES >> 20} MiB and {MAX_VIDEO_SIDE} pixels a side, beside it the "
@@ -135,7 +127,7 @@ CLAIMS: dict[str, Claim] = {
     ),
 }
 
-_METRIC = re.compile(r"[A-Za-z0-9_-]+([/.][A-Za-z0-9_-]+)*")
+_METRIC = re.compile(types.METRIC)
 _MAX_NAME = 64
 _PROCESSES = 4096
 _OWN_NAME = re.compile(rf"({'|'.join(('learner', *messages.ROLES))})(-\d+)?")
@@ -214,49 +206,30 @@ def ipc_directories(endpoints: Iterable[str]) -> set[Path]:
     return {Path(each.removeprefix("ipc://")).parent for each in endpoints if each.startswith("ipc:///")}
 
 
-def check_telemetry(
-    role: str, metrics: Mapping[str, Any], fields: Mapping[str, Any], blobs: Mapping[str, np.ndarray]
-) -> None:
+def check_telemetry(role: str, body: messages.Telemetry) -> None:
     """Refuse a report that holds what its sender cannot know, or more than a report may."""
     _check(role, "TELEMETRY", "a report")
+    metrics, fields, blobs = body.metrics, body.fields, body.blobs
     if len(metrics) > MAX_METRICS:
         raise _refusal(f"a report of {len(metrics)} metrics; at most {MAX_METRICS}")
     for name, value in metrics.items():
         if len(name) > _MAX_NAME or not _METRIC.fullmatch(name) or not name.startswith(_METRICS_OF[role]):
             raise _refusal(f"its role, {role}, does not report a metric {name[:_MAX_NAME]!r}")
-        least, most = (0, MAX_VERSION) if name == "eval/version" else (-MAX_VALUE, MAX_VALUE)
+        least, most = (0, types.MAX_EXACT) if name == "eval/version" else (-types.MAX_VALUE, types.MAX_VALUE)
         if not least <= value <= most:  # nor NaN
             raise RefusedError("bad_field", f"TELEMETRY.metrics: {name} is {value}")
-    for name in fields:
-        if name == "trouble":
-            _check(role, "TELEMETRY trouble", "trouble of environments")
-            text = fields[name]
-            if not isinstance(text, str) or len(text) > MAX_TROUBLE or not text.isprintable():
-                raise _refusal(f"trouble of environments that is not one line of {MAX_TROUBLE} characters")
-            continue
-        if name == "part":
-            _check(role, "TELEMETRY part", "a part of an evaluation")
-            continue
-        if name == "tasks":
-            _check(role, "TELEMETRY tasks", "names of tasks")
-            _check_tasks(fields)
-            continue
-        if name != "episodes":
-            raise _refusal(f"a field {name[:_MAX_NAME]!r} in a report")
+    if fields.trouble:
+        _check(role, "TELEMETRY trouble", "trouble of environments")
+        if not fields.trouble.isprintable():
+            raise _refusal("trouble of environments that is not one line")
+    if fields.episodes:
         _check(role, "TELEMETRY episodes", "a report of episodes")
-        episodes = fields[name]
-        try:
-            msgspec.convert(episodes, list[_Game])  # thousands, which in Python would hold up the learner
-        except msgspec.ValidationError:
-            raise RefusedError(
-                "bad_field",
-                "TELEMETRY.fields: episodes is not a list of [return, steps], [return, steps, slot] or "
-                "[return, steps, slot, score] within their bounds",
-            ) from None
-        if len(episodes) > MAX_EPISODES:
-            raise _refusal(f"a report of {len(episodes)} episodes; at most {MAX_EPISODES}")
-    if "part" in fields or (role == "evaluator" and "tasks" in fields):
-        _check_part(metrics, fields)
+    if fields.part is not msgspec.UNSET:
+        _check(role, "TELEMETRY part", "a part of an evaluation")
+        if not fields.episodes or "eval/version" not in metrics:
+            raise RefusedError("bad_field", "TELEMETRY.fields: part is not that of an evaluation")
+    elif fields.tasks and role == "evaluator":
+        raise RefusedError("bad_field", "TELEMETRY.fields: tasks of an evaluation that is no part of one")
     for name, blob in blobs.items():
         if name not in ("video", "mp4"):
             raise _refusal(f"an array {name[:_MAX_NAME]!r} in a report")
@@ -285,18 +258,6 @@ class MetricNames:
         return {name: value for name, value in metrics.items() if name in names}
 
 
-_Value = Annotated[float, msgspec.Meta(ge=-MAX_VALUE, le=MAX_VALUE)]  # nor NaN
-
-
-class _Game(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What is reported of one: return, steps and, of an actor, slot and score."""
-
-    value: _Value
-    steps: Annotated[int, msgspec.Meta(ge=0, le=MAX_VERSION)]
-    slot: Annotated[int, msgspec.Meta(ge=0, lt=types.MAX_RUN_SLOTS)] = 0
-    score: _Value = 0.0
-
-
 class PlayedGames:
     """Keeps the games that actors report within the steps that they have made.
 
@@ -306,21 +267,21 @@ class PlayedGames:
     def __init__(self) -> None:
         """Begin with no games."""
         self._steps: OrderedDict[int, int] = OrderedDict()  # of the games of an actor process
-        self._begun: set[tuple[str, int]] = set()  # keys and slots that have ended a game
+        self._begun: set[tuple[str, int | None]] = set()  # keys and slots that have ended a game
 
     def credible(
-        self, key: str, incarnation: int, slots: Collection[int], games: Sequence[Sequence[Any]], made: int
+        self, key: str, incarnation: int, slots: Collection[int], games: Sequence[Game], made: int
     ) -> list[int]:
         """Places of the games that may be; `made` are the steps of this actor process that are counted."""
         spent = self._steps.pop(incarnation, 0)
         most = made + GAME_STEPS_AHEAD * len(slots)
         places = []
         for place, game in enumerate(games):
-            slot = (key, int(game[2])) if len(game) > 2 else (key, -1)
-            if slot[1] in slots and slot not in self._begun:
-                self._begun.add(slot)
-            elif spent + max(1, int(game[1])) <= most:
-                spent += max(1, int(game[1]))
+            first = (key, game.slot)
+            if game.slot in slots and first not in self._begun:
+                self._begun.add(first)
+            elif spent + max(1, game.steps) <= most:
+                spent += max(1, game.steps)
             else:
                 continue
             places.append(place)
@@ -354,26 +315,9 @@ def reports() -> Allowance:
     return Allowance(REPORTS_AT_ONCE, REPORTS_PER_S)
 
 
-def _check_tasks(fields: Mapping[str, Any]) -> None:
-    tasks, games = fields["tasks"], fields.get("episodes", [])
-    named = isinstance(tasks, list) and all(
-        isinstance(task, str) and len(task) <= _MAX_NAME and _METRIC.fullmatch(task) for task in tasks
-    )
-    # Not yet known to be a list: the fields are looked at in the order in which they came.
-    if not named or (tasks and not (isinstance(games, list) and len(tasks) == len(games))):
-        raise RefusedError("bad_field", "TELEMETRY.fields: tasks is not a list of a name for each game")
-
-
-def _check_part(metrics: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-    part, games = fields.get("part"), fields.get("episodes", [])
-    numbered = isinstance(part, int) and 0 <= part < types.MAX_PARTS
-    if not numbered or not games or "eval/version" not in metrics:
-        raise RefusedError("bad_field", "TELEMETRY.fields: part is not that of an evaluation")
-
-
-def check_evaluation(metrics: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+def check_evaluation(body: messages.Telemetry) -> None:
     """Refuse an evaluation that is no part which the learner gave out."""
-    if "eval/version" in metrics and "part" not in fields:
+    if "eval/version" in body.metrics and body.fields.part is msgspec.UNSET:
         raise _refusal("an evaluation that is no part of one")
 
 

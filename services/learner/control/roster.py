@@ -52,6 +52,21 @@ class Peer:
     reports: Allowance = field(default_factory=claims.reports)
 
 
+@dataclass(frozen=True)
+class SlotRules:
+    """The exploration slots of a run.
+
+    Attributes:
+        total: how many there are.
+        spread: lease them evenly from all that are free, not the lowest; see `Roster`.
+        most_per_key: how many actors with one key hold together at most; 0 for any number.
+    """
+
+    total: int
+    spread: bool = False
+    most_per_key: int = 0
+
+
 @dataclass(slots=True)
 class _Past:
     """What is remembered of a name, so that it gets its slots back and an old process does not return."""

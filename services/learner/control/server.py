@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from troupe.common.runtime.logging import Throttle
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.body import Body
 from troupe.common.wire.codec import encode
-from troupe.common.wire.control.params import Published, decode_params, encode_params
+from troupe.common.wire.control.params import Published, encode_params
 from troupe.common.wire.intake import Intake
 from troupe.common.wire.rejections import GARBAGE_LOG_PERIOD_S
 from troupe.common.wire.security import claims
@@ -30,38 +29,37 @@ from troupe.common.wire.server import Envelope, Handler, Server
 from troupe.common.wire.types import FieldEntry
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.evaluations import Evaluations
-from troupe.services.learner.control.roster import Peer, Roster, ranges
+from troupe.services.learner.control.offer import Offer
+from troupe.services.learner.control.reports import Reports
+from troupe.services.learner.control.roster import Peer, Roster, SlotRules, ranges
 
 _log = logging.getLogger(__name__)
 
 NEWS_AT_ONCE, NEWS_PER_S = 512, 0.2
 """Lines about who comes and goes, for each key."""
-_TELEMETRY_QUEUE = 10_000
-_FETCHED = 4
-"""Versions of which the parameters are kept for `params_fetched`."""
 
 
-@dataclass(slots=True)
-class Telemetry:
-    """One report of a service.
+@dataclass(frozen=True)
+class Terms:
+    """What every service is told when it joins, and what does not change while the learner runs.
 
     Attributes:
-        source: name of the service.
-        role: its role.
-        incarnation: random number of its process: counters start at zero where it changes.
-        metrics: numbers by name.
-        fields: values that are not single numbers, by name; see `messages.Telemetry`.
-        blobs: arrays by name; see there.
-        played: the parameters that were evaluated when an evaluator sent it.
+        config: the run's whole configuration.
+        structural_hash: of its structural fields; a service with another one is turned down.
+        run: random name of the run, the same for all of its learner processes.
+        heartbeat_s: how often services send HEARTBEAT.
+        liveness_s: silence after which either side gives up the other.
+        fields: what a chunk of this run holds, for shards.
+        item_steps: the shortest and the longest item that the run learns from, for shards.
     """
 
-    source: str
-    role: str
-    incarnation: int
-    metrics: dict[str, float] = field(default_factory=dict)
-    fields: dict[str, Any] = field(default_factory=dict)
-    blobs: dict[str, np.ndarray] = field(default_factory=dict)
-    played: Published | None = None
+    config: dict[str, Any]
+    structural_hash: str = ""
+    run: str = ""
+    heartbeat_s: float = 1.0
+    liveness_s: float = 15.0
+    fields: Sequence[FieldEntry] = ()
+    item_steps: tuple[int, int] = (0, 0)
 
 
 class ControlServer:
@@ -70,7 +68,6 @@ class ControlServer:
     Attributes:
         telemetry: reports in the order of arrival; the learner drains it.
         session: random number of this learner process.
-        params_sent: how many times parameters have been sent to a peer.
         inference_endpoint: told to all who join; empty where there is no central inference.
     """
 
@@ -79,43 +76,50 @@ class ControlServer:
         ctx: sockets.Context,
         control_endpoint: str,
         announce_endpoint: str,
+        terms: Terms,
+        slots: SlotRules,
         *,
-        config_dict: dict[str, Any],
-        structural_hash: str,
-        total_slots: int,
-        spread_slots: bool = False,
-        max_slots_per_key: int = 0,
         shard_sockets: str = "",
-        heartbeat_s: float = 1.0,
-        liveness_s: float = 15.0,
         bfloat16: bool = False,
         security: sockets.Security | None = None,
-        run: str = "",
         budget: StepBudget | None = None,
-        fields: Sequence[FieldEntry] = (),
-        item_steps: tuple[int, int] = (0, 0),
         evaluations: Evaluations | None = None,
     ) -> None:
-        self.telemetry: queue.Queue[Telemetry] = queue.Queue(_TELEMETRY_QUEUE)
-        self.params_sent = 0
+        """Prepare to serve; `start` binds.
+
+        Args:
+            ctx: of ZeroMQ.
+            control_endpoint: to bind the ROUTER to.
+            announce_endpoint: to bind the PUB to.
+            terms: what services are told when they join.
+            slots: how many exploration slots there are, and who may hold them.
+            shard_sockets: an address beside which shards may have ipc sockets, besides the two above.
+            bfloat16: send parameters as bfloat16.
+            security: keys; None for none.
+            budget: counts the steps of the run.
+            evaluations: hands out the parts of evaluations; None where nothing is evaluated by this learner.
+        """
         self.session = int.from_bytes(os.urandom(8), "little") >> 1
         self.inference_endpoint = ""
         self._ctx = ctx
         self._endpoints = (control_endpoint, announce_endpoint)
-        self._config = config_dict
-        self._hash = structural_hash
-        self._run = run
-        self._items = list(fields), *item_steps
-        self._heartbeat_s = heartbeat_s
-        self._liveness_s = liveness_s
+        self._terms = terms
         self._bfloat16 = bfloat16
         self._security = security
         # Where a shard may have an ipc socket: beside our own, or where this run is told to look for one.
         self._shard_directories = claims.ipc_directories((*self._endpoints, shard_sockets))
         self._budget = budget or StepBudget()
         self._roster = Roster(
-            total_slots, heartbeat_s, liveness_s, spread=spread_slots, most_per_key=max_slots_per_key
+            slots.total,
+            terms.heartbeat_s,
+            terms.liveness_s,
+            spread=slots.spread,
+            most_per_key=slots.most_per_key,
         )
+        self._evaluations = evaluations
+        self._reports = Reports(evaluations)
+        self.telemetry = self._reports.queue
+        self._offer = Offer()
         self._changed = threading.Condition()  # guards everything below, and the roster
         self._state: dict[str, Any] = {
             "session": self.session,
@@ -123,16 +127,8 @@ class ControlServer:
             "updates": 0,
             "stopping": False,
         }
-        self._videos = claims.Allowance(claims.VIDEOS_AT_ONCE, claims.VIDEOS_PER_S)
-        self._metric_names = claims.MetricNames()
-        self._games = claims.PlayedGames()
-        self._idle_reports: dict[str, claims.Allowance] = {}
         self._news: dict[str, claims.Allowance] = {}
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
-        self._params: Published | None = None
-        self._evaluations = evaluations
-        self._evaluated: Published | None = None
-        self._fetched: dict[int, Published] = {}
         self._server: Server | None = None
         self._announce_due = True
         self._stop = threading.Event()
@@ -203,20 +199,20 @@ class ControlServer:
         manifest, blob = encode_params(params, bfloat16=self._bfloat16)
         with self._changed:
             steps, updates = self._budget.steps, self._state["updates"]
-            self._params = Published(version, manifest, blob, steps, updates, time.monotonic())
+            self._offer.newest = Published(version, manifest, blob, steps, updates, time.monotonic())
             self._state["version"] = version
             self._announce_due = True
         self._waker.wake()
 
-    def params_fetched(self, version: int) -> tuple[dict[str, np.ndarray], Published] | None:
-        """The parameters that an evaluator was given as this version, and how they were published.
+    @property
+    def params_sent(self) -> int:
+        """How many times parameters have been sent to a peer."""
+        return self._offer.sent
 
-        None where none was, or it is long ago. What is older is let go.
-        """
+    def params_fetched(self, version: int) -> tuple[dict[str, np.ndarray], Published] | None:
+        """The parameters that an evaluator was given as this version; see `Offer.fetched`."""
         with self._changed:
-            found = self._fetched.get(version)
-            self._fetched = {each: kept for each, kept in self._fetched.items() if each >= version}
-        return None if found is None else (decode_params(found.manifest, found.blob), found)
+            return self._offer.fetched(version)
 
     def set_state(self, *, updates: int | None = None, stopping: bool | None = None) -> None:
         """Change what every heartbeat answer carries beside the steps. `stopping` is announced at once."""
@@ -264,7 +260,7 @@ class ControlServer:
                 if self._announce_due or now_s >= announce_s:
                     # Repeated although nothing is new: a PUB may have lost the newest for a slow peer.
                     self._announce(pub)
-                    announce_s = now_s + self._heartbeat_s
+                    announce_s = now_s + self._terms.heartbeat_s
                 try:
                     server.turn(min(announce_s - now_s, subscriptions.period_ms / 1000))
                     self._waker.clear()
@@ -292,7 +288,7 @@ class ControlServer:
         with self._changed:
             for peer in self._roster.expire(time.monotonic()):
                 line = "%s is silent for %.0f s: given up, slots %s are free"
-                self._tell(peer, logging.WARNING, line, peer.name, self._liveness_s, ranges(peer.slots))
+                self._tell(peer, logging.WARNING, line, peer.name, self._terms.liveness_s, ranges(peer.slots))
                 self._changed.notify_all()
 
     def _heard(self, envelope: Envelope) -> None:
@@ -320,14 +316,15 @@ class ControlServer:
         claims.check_slots(role, name, body.slots_wanted, body.slots_held)
         claims.check_progress(role, body.steps_made, body.steps_limit)
         claims.check_replay_endpoint(body.replay_endpoint, role, name, self._shard_directories)
-        if body.hash and body.hash != self._hash:
-            ours = f"the run (hash {self._hash})"
+        if body.hash and body.hash != self._terms.structural_hash:
+            ours = f"the run (hash {self._terms.structural_hash})"
             detail = f"{name} has another structural config (hash {body.hash}) than {ours}"
-            raise RefusedError(messages.REFUSED_HASH, detail, config=self._config)
-        if body.run and body.run != self._run:
+            raise RefusedError(messages.REFUSED_HASH, detail, config=self._terms.config)
+        if body.run and body.run != self._terms.run:
             raise RefusedError(
                 messages.REFUSED_RUN,
-                f"{name} is in run {body.run}, and this learner has begun run {self._run}: start it again",
+                f"{name} is in run {body.run}, and this learner has begun run {self._terms.run}: "
+                "start it again",
             )
         peer = Peer(
             envelope.peer,
@@ -340,23 +337,28 @@ class ControlServer:
             pid=body.pid,
         )
         previous = self._roster.join(peer, body.slots_wanted, body.slots_held, time.monotonic())
-        fields, least, most = self._items if role == "replay" else ([], 0, 0)
         again = previous is not None and previous.incarnation == peer.incarnation
         how = " again" if again else ""
         self._tell(peer, _level(peer), "%s joins%s (%s, slots %s)", name, how, peer.host, ranges(peer.slots))
         self._changed.notify_all()
+        return self._welcome(peer, body)
+
+    def _welcome(self, peer: Peer, body: messages.Hello) -> messages.Welcome:
+        terms = self._terms
+        stores = peer.role == "replay"
+        least, most = terms.item_steps if stores else (0, 0)
         return messages.Welcome(
-            config=self._config,
-            run=self._run,
+            config=terms.config,
+            run=terms.run,
             slots=peer.slots,
             total_slots=self._roster.total_slots,
             announce=self.announce_endpoint,
             inference=self.inference_endpoint,
             shards=self._roster.shards(),
-            heartbeat_s=self._heartbeat_s,
-            liveness_s=self._liveness_s,
+            heartbeat_s=terms.heartbeat_s,
+            liveness_s=terms.liveness_s,
             steps_limit=self._step_limit(peer, body),
-            fields=fields,
+            fields=list(terms.fields) if stores else [],
             least_item_steps=least,
             most_item_steps=most,
             **self._run_state(),
@@ -380,81 +382,40 @@ class ControlServer:
     def _on_params_get(self, peer: Peer, body: messages.ParamsGet) -> messages.Params:
         if body.games:
             return self._on_games_wanted(peer, body)
-        if self._params is None or body.version == self._state["version"]:
+        newest = self._offer.newest
+        if newest is None or body.version == self._state["version"]:
             return messages.Params(manifest=[], **self._run_state())
         if peer.role == "evaluator":
-            self._keep_fetched(self._params)
-        self.params_sent += 1
-        return messages.Params(manifest=self._params.manifest, blob=self._params.blob, **self._run_state())
+            self._offer.keep(newest)
+        self._offer.sent += 1
+        return messages.Params(manifest=newest.manifest, blob=newest.blob, **self._run_state())
 
     def _on_games_wanted(self, peer: Peer, body: messages.ParamsGet) -> messages.Params:
         """The part of an evaluation that is next, with the parameters that it is of."""
         claims.check_games(peer.role)
         state, evaluations, now_s = self._run_state(), self._evaluations, time.monotonic()
-        if evaluations is None or self._params is None:
+        params = self._offer.newest
+        if evaluations is None or params is None:
             return messages.Params(manifest=[], **state)
         live, newest, stopping = self._roster.processes("evaluator"), state["version"], state["stopping"]
         part = evaluations.next(peer.incarnation, live, newest, stopping, now_s)
         version = evaluations.version
-        if self._evaluated is None or self._evaluated.version != version:  # it has begun just now
-            self._evaluated = self._params
-            self._keep_fetched(self._params)
+        played = self._offer.evaluate(params, version)
         if part is None:
             return messages.Params(manifest=[], over=evaluations.over(newest, stopping, now_s), **state)
         if body.version == version:
             return messages.Params(manifest=[], part=part, evaluated=version, **state)
-        played = self._evaluated
-        self.params_sent += 1
+        self._offer.sent += 1
         return messages.Params(
             manifest=played.manifest, blob=played.blob, part=part, evaluated=version, **state
         )
 
-    def _keep_fetched(self, params: Published) -> None:
-        self._fetched[params.version] = params
-        if len(self._fetched) > _FETCHED:
-            del self._fetched[min(self._fetched)]
-
     def _on_telemetry(self, peer: Peer, body: messages.Telemetry) -> None:
-        # Of actors without slots a key may have any number, and a report takes time to look at.
-        idle = peer.role == "actor" and not peer.slots
-        allowance = self._idle_reports.setdefault(peer.key, claims.reports()) if idle else peer.reports
-        if not allowance.take():
-            raise RefusedError(messages.TOO_MANY, "more reports than a service may make")
-        claims.check_telemetry(peer.role, body.metrics, body.fields, body.blobs)
-        fields = self._credible_games(peer, body.fields) if peer.role == "actor" else body.fields
-        if body.blobs and not self._videos.take():
-            raise RefusedError(messages.TOO_MANY, "more films than a run may make")
-        metrics = self._metric_names.known(peer.role, peer.key, body.metrics)
-        if self._evaluations is not None:
-            claims.check_evaluation(body.metrics, body.fields)
-            if "part" in body.fields and not self.telemetry.full():  # else it is to be played once more
-                version, games = int(body.metrics["eval/version"]), len(body.fields["episodes"])
-                self._evaluations.hand_in(peer.incarnation, version, body.fields["part"], games)
-                # Whatever names came before: the version is how the parts find each other.
-                metrics = metrics | {"eval/version": body.metrics["eval/version"]}
-        if self._server and (more := len(body.metrics) - len(metrics)):
-            most = claims.MAX_METRIC_NAMES
-            detail = f"{more} metrics dropped: more than {most} names of the role {peer.role} and its key"
-            self._server.rejections.count(peer.identity, messages.TOO_MANY, detail)
-        if self._server and fields is not body.fields:
-            detail = f"games left out: {peer.name} has not made their steps"
-            self._server.rejections.count(peer.identity, messages.REFUSED_CLAIM, detail)
-        played = self._evaluated if peer.role == "evaluator" else None
-        report = Telemetry(peer.name, peer.role, peer.incarnation, metrics, fields, body.blobs, played)
-        try:
-            self.telemetry.put_nowait(report)
-        except queue.Full:
-            raise RefusedError("telemetry_full", "the learner does not drain its telemetry") from None
-
-    def _credible_games(self, peer: Peer, fields: dict[str, Any]) -> dict[str, Any]:
-        """An actor's fields without the games for which it has not made the steps."""
-        games = fields.get("episodes", [])
         made = self._budget.made(peer.incarnation)
-        places = self._games.credible(peer.key, peer.incarnation, peer.slots, games, made)
-        if len(places) == len(games):
-            return fields
-        lists = {name: fields[name] for name in ("episodes", "tasks") if fields.get(name)}
-        return fields | {name: [each[place] for place in places] for name, each in lists.items()}
+        left_out = self._reports.take(peer, body, made, self._offer.evaluated)
+        for kind, detail in left_out:
+            assert self._server is not None
+            self._server.rejections.count(peer.identity, kind, detail)
 
     def _on_bye(self, peer: Peer, body: messages.Bye) -> None:
         claims.check_progress(peer.role, body.steps_made, 0)

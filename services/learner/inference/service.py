@@ -269,7 +269,7 @@ class CentralInference:
         held = self._held.pop(group.key, None)
         if self._queue.drop(group.key) or held:
             detail = "its slots have begun again, or are no longer its own"
-            error = messages.Error(kind=messages.UNKNOWN_GROUP, detail=detail, about=messages.INFER)
+            error = messages.Error(kind=messages.UNKNOWN_GROUP, detail=detail, about=messages.Infer.TYPE)
             self._server.send(group.identity, error, group.number)
         self._put(group.slots.flush())
 

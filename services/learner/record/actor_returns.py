@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from troupe.common.runtime.metrics import LEAST_EXPLORING_RETURN
-from troupe.services.learner.control.server import Telemetry
+from troupe.services.learner.control.reports import Report
 
 MAX_ACTORS = 16
 """Actor processes with a curve of their own: those that were the first to finish a game."""
@@ -32,16 +32,18 @@ class ActorReturns:
         self._of_actors: dict[str, list[float]] = defaultdict(list)
         self._of_slots: list[tuple[int, int, float]] = []
 
-    def take(self, telemetry: Telemetry) -> None:
-        """Take in the games of a report: `[return, steps]`, which the slot of the run may follow."""
-        games = telemetry.fields.get("episodes", [])
-        if telemetry.role != "actor" or not games:
+    def take(self, report: Report) -> None:
+        """Take in the games of a report."""
+        games = report.fields.episodes
+        if report.role != "actor" or not games:
             return
         if len(self._names) < MAX_ACTORS:
-            self._names.add(telemetry.source)
-        if telemetry.source in self._names:
-            self._of_actors[telemetry.source] += [float(game[0]) for game in games]
-        self._of_slots += [(telemetry.incarnation, int(g[2]), float(g[0])) for g in games if len(g) > 2]
+            self._names.add(report.source)
+        if report.source in self._names:
+            self._of_actors[report.source] += [game.episode_return for game in games]
+        self._of_slots += [
+            (report.incarnation, game.slot, game.episode_return) for game in games if game.slot is not None
+        ]
 
     def rows(self, leases: Mapping[int, set[int]]) -> dict[str, dict[str, float]]:
         """Metrics by source since the last call; `leases` are the slots of every actor by its incarnation."""

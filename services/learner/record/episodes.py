@@ -12,7 +12,7 @@ import numpy as np
 
 from troupe.common.runtime.files import EPISODES_FILE
 from troupe.common.runtime.metrics import MetricsWriter, cut_half_line
-from troupe.services.learner.control.server import Telemetry
+from troupe.services.learner.control.reports import Report
 
 _log = logging.getLogger(__name__)
 
@@ -50,24 +50,24 @@ class EpisodesFile:
             if not self._path.exists():
                 self._append([EPISODES_HEADER])
 
-    def take(self, telemetry: Telemetry, *, steps: int, version: int) -> None:
+    def take(self, report: Report, *, steps: int, version: int) -> None:
         """Write the games of an actor's report; `version` is the newest of the run."""
-        games = telemetry.fields.get("episodes", [])
-        if telemetry.role != "actor":
+        games = report.fields.episodes
+        if report.role != "actor":
             return
-        before_s, before = self._reported.pop(telemetry.source, self._begin)
+        before_s, before = self._reported.pop(report.source, self._begin)
         now_s = self._writer.wall_s
-        self._reported[telemetry.source] = now_s, steps
+        self._reported[report.source] = now_s, steps
         if len(self._reported) > MAX_ACTORS:
             del self._reported[next(iter(self._reported))]
         if not games or self._full:
             return
-        acted = version - int(max(0.0, telemetry.metrics.get("params/staleness", 0.0)))
+        acted = version - int(max(0.0, report.metrics.get("params/staleness", 0.0)))
         rows = [
             (
                 *(f"{before_s + share * (now_s - before_s):.3f}", round(before + share * (steps - before))),
-                *(telemetry.source, game[2] if len(game) > 2 else "", acted),
-                *(f"{game[0]:.9g}", int(game[1])),
+                *(report.source, "" if game.slot is None else game.slot, acted),
+                *(f"{game.episode_return:.9g}", game.steps),
             )
             for share, game in zip(np.arange(1, len(games) + 1) / len(games), games, strict=True)
         ]

@@ -5,14 +5,36 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from troupe.common.config import Config
 from troupe.common.stats.played import Result
-from troupe.services.learner.control.server import Telemetry
+from troupe.common.wire.control.messages import Game
+from troupe.common.wire.control.params import Published
+from troupe.services.learner.control.reports import Report
 
 _log = logging.getLogger(__name__)
 
 TOLD = "eval/env/"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The games of one version, whoever played them.
+
+    Attributes:
+        version: of the parameters.
+        metrics: what the games say together, by name.
+        games: each of them.
+        tasks: the level of each, where the environment has several.
+        played: the parameters; None where the learner has never published any.
+    """
+
+    version: int
+    metrics: dict[str, float]
+    games: list[Game]
+    tasks: list[str]
+    played: Published | None = None
 
 
 class Gathered:
@@ -23,41 +45,41 @@ class Gathered:
         self.episodes, self._timeout_s = config.evaluator.episodes, config.evaluator.timeout_s
         self._env_id = config.env.id
         self._version = -1
-        self._parts: dict[int, Telemetry] = {}
+        self._parts: dict[int, Report] = {}
         self._begun_s = 0.0
         self._tasks = frozenset(tasks)
 
-    def add(self, telemetry: Telemetry, *, complete: bool = False) -> list[Telemetry]:
-        """Take in a part; what is an evaluation now, as if one evaluator had played it.
+    def add(self, report: Report, part: int, *, complete: bool = False) -> list[Evaluation]:
+        """Take in a part, and give back what is an evaluation now.
 
         With `complete`, the run has all of its steps, which cuts the evaluation of an older version short:
         what has come of it is let go, and else returned, for its time is over.
         """
-        version = int(telemetry.metrics["eval/version"])
+        version = int(report.metrics["eval/version"])
         if version < self._version or (version == self._version and not self._parts):
             return []  # it was given up
-        before: list[Telemetry] = []
+        before: list[Evaluation] = []
         if version > self._version:
             before = [] if complete else self.end()
             self._parts = {}
             self._version, self._begun_s = version, time.monotonic()
-        self._parts[telemetry.fields["part"]] = telemetry
-        played = sum(len(each.fields["episodes"]) for each in self._parts.values())
+        self._parts[part] = report
+        played = sum(len(each.fields.episodes) for each in self._parts.values())
         return before + (self.end() if played >= self.episodes else [])
 
-    def expired(self) -> list[Telemetry]:
+    def expired(self) -> list[Evaluation]:
         """What has come of an evaluation whose time is over."""
         late = bool(self._parts) and time.monotonic() - self._begun_s > self._timeout_s
         return self.end() if late else []
 
-    def end(self) -> list[Telemetry]:
+    def end(self) -> list[Evaluation]:
         """What has come of the newest evaluation: none, or all of one; later parts of it count no more."""
         parts = [part for _, part in sorted(self._parts.items())]
         self._parts = {}
         if not parts:
             return []
-        games = [game for part in parts for game in part.fields["episodes"]]
-        tasks = [task for part in parts for task in part.fields.get("tasks", [])]
+        games = [game for part in parts for game in part.fields.episodes]
+        tasks = [task for part in parts for task in part.fields.tasks]
         if len(tasks) < len(games) or not self._tasks.issuperset(tasks):
             tasks = []
         if len(games) < self.episodes:
@@ -65,19 +87,18 @@ class Gathered:
                 "the evaluation of version %d has %d of %d games: the others did not come",
                 *(self._version, len(games), self.episodes),
             )
-        returns, steps = [float(game[0]) for game in games], [int(game[1]) for game in games]
-        result = Result(returns, steps, tasks, _told(parts), len(self._tasks))
+        returns = [game.episode_return for game in games]
+        result = Result(returns, [game.steps for game in games], tasks, _told(parts), len(self._tasks))
         seconds = sum(part.metrics.get("eval/duration_s", 0.0) for part in parts)
         metrics = result.metrics(self._env_id, self._version, seconds)
-        fields = {"episodes": games, "tasks": tasks}
-        return [Telemetry("evaluator", "evaluator", 0, metrics, fields, played=parts[0].played)]
+        return [Evaluation(self._version, metrics, games, tasks, parts[0].played)]
 
 
-def _told(parts: list[Telemetry]) -> dict[str, float]:
+def _told(parts: list[Report]) -> dict[str, float]:
     """What the environment says of its episodes, over all parts that say it: each weighs as its games."""
     sums: dict[str, tuple[float, int]] = {}
     for part in parts:
-        games = len(part.fields["episodes"])
+        games = len(part.fields.episodes)
         for name, value in part.metrics.items():
             if name.startswith(TOLD):
                 total, count = sums.get(name, (0.0, 0))

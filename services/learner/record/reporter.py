@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
+from msgspec import UNSET
 
 from troupe.common.runtime import health
 from troupe.common.runtime.files import write_status
@@ -25,12 +26,13 @@ from troupe.common.runtime.metrics import (
 )
 from troupe.common.stats.played import LEVELS, LEVELS_PLAYED, levels_missed
 from troupe.common.wire.control.params import Published
-from troupe.services.learner.control.server import ControlServer, Telemetry
+from troupe.services.learner.control.reports import Report
+from troupe.services.learner.control.server import ControlServer
 from troupe.services.learner.record.actor_returns import ActorReturns, Explores
 from troupe.services.learner.record.curve import Curve
 from troupe.services.learner.record.episodes import EpisodesFile
 from troupe.services.learner.record.films import FilmWriter
-from troupe.services.learner.record.gathered import Gathered
+from troupe.services.learner.record.gathered import Evaluation, Gathered
 from troupe.services.learner.record.stored import StoredSteps
 from troupe.services.learner.record.tracking import Trackers
 from troupe.services.learner.record.training_returns import TrainingReturns
@@ -41,14 +43,15 @@ _log = logging.getLogger(__name__)
 
 STATUS_PERIOD_S = 1.0
 RATE_WINDOW_S = 30.0
-SHARDED = ("replay/items", "replay/bytes", "replay/inserts_per_s", "replay/samples_per_s")
+SHARDED = (
+    *("replay/items", "replay/restored_items", "replay/bytes"),
+    *("replay/inserts_per_s", "replay/samples_per_s"),
+)
 """What the status shows as a sum over replay shards."""
 MAX_SHARDS = 1000
 """Shards that are in it: those that have reported last."""
 LAST_EVALUATION = (EVALUATION_RETURN, "eval/human_normalized", LEVELS_PLAYED, LEVELS, "eval/version")
 """What a resumed run shows of the last evaluation before it, until there is a new one."""
-IMMEDIATE = ("eval/",)
-"""Metrics that are written when they arrive; others once per `run.log_every_s`, with their newest value."""
 
 
 class Moment(TypedDict):
@@ -78,7 +81,8 @@ class Reporter:
         resumed_steps: int | None,
         trackers: Trackers | None = None,
         explores: Explores | None = None,
-        gathered: Gathered | None = None,
+        *,
+        gathered: Gathered,
         tasks: Sequence[str] = (),
     ) -> None:
         self._trackers = trackers
@@ -130,57 +134,52 @@ class Reporter:
                 if len(values) > MAX_SHARDS:
                     del values[next(iter(values))]
 
-    def collect(self, telemetry: Telemetry) -> None:
-        """Take in one message of a service, which the control server has checked."""
+    def collect(self, report: Report) -> None:
+        """Take in one report of a service."""
         if self._closed:  # an evaluator that comes late would play, and keep, another evaluation
             return
-        if self._gathered is not None and "part" in telemetry.fields:
+        if report.fields.part is not UNSET:
             complete = self._counters.steps >= self._total_steps
-            self._collect_all(self._gathered.add(telemetry, complete=complete))
+            self._take_evaluations(self._gathered.add(report, report.fields.part, complete=complete))
             return
-        metrics = telemetry.metrics
-        games = telemetry.fields.get("episodes", [])
-        if telemetry.role != "evaluator":
-            self._training.take(telemetry.fields)
-        self._actor_returns.take(telemetry)
-        self._games.take(telemetry, steps=self._counters.steps, version=self._counters.version)
-        self._troubles.take(telemetry)
-        self._stored.take(telemetry, self._counters.steps)
-        immediate = {k: v for k, v in metrics.items() if k.startswith(IMMEDIATE)}
-        moment = self._moment(telemetry.played)
-        if telemetry.played is not None and EVALUATION_RETURN in immediate:
-            immediate[EVALUATION_AGE] = moment["ago_s"]
-        if immediate:
-            self._write(telemetry.source, immediate, moment)
-        if "eval/version" in metrics and EVALUATION_RETURN in metrics:  # others are no evaluation
-            version = int(metrics["eval/version"])
-            self.evaluated_version = max(self.evaluated_version, version)
-            if self._gathered is None or len(games) >= self._gathered.episodes:  # of few games it may be luck
-                self.evaluations.append((version, metrics[EVALUATION_RETURN]))
-            if games:
-                tasks, levels = telemetry.fields.get("tasks", ()), int(metrics.get(LEVELS, 0))
-                self.writer.add_evaluation(version, games, **moment, tasks=tasks, levels=levels)
-            _log.info(
-                "evaluation of version %d: return %.2f%s",
-                *(
-                    version,
-                    metrics[EVALUATION_RETURN],
-                    f", {missed}" if (missed := levels_missed(metrics)) else "",
-                ),
-            )
-        self.note(telemetry.source, {k: v for k, v in metrics.items() if k not in immediate})
-        video = telemetry.blobs.get("video")
+        if report.role != "evaluator":
+            self._training.take(report.fields)
+        self._actor_returns.take(report)
+        self._games.take(report, steps=self._counters.steps, version=self._counters.version)
+        self._troubles.take(report)
+        self._stored.take(report, self._counters.steps)
+        self.note(report.source, report.metrics)
+        video = report.blobs.get("video")
         if video is not None:
-            self.films.put(telemetry.source, video, telemetry.blobs.get("mp4"), moment["steps"])
+            self.films.put(
+                report.source, video, report.blobs.get("mp4"), self._moment(report.played)["steps"]
+            )
 
     def end_evaluation(self) -> None:
         """Take in what has come of an evaluation, if there will be no more of it."""
-        if self._gathered is not None:
-            self._collect_all(self._gathered.end())
+        self._take_evaluations(self._gathered.end())
 
-    def _collect_all(self, evaluations: list[Telemetry]) -> None:
+    def _take_evaluations(self, evaluations: list[Evaluation]) -> None:
         for evaluation in evaluations:
-            self.collect(evaluation)
+            self._evaluated(evaluation)
+
+    def _evaluated(self, evaluation: Evaluation) -> None:
+        """Write an evaluation at once, dated by when its version was published."""
+        version, metrics, games = evaluation.version, evaluation.metrics, evaluation.games
+        moment = self._moment(evaluation.played)
+        age = {} if evaluation.played is None else {EVALUATION_AGE: moment["ago_s"]}
+        self._write("evaluator", metrics | age, moment)
+        self.evaluated_version = max(self.evaluated_version, version)
+        if len(games) >= self._gathered.episodes:  # of few games it may be luck
+            self.evaluations.append((version, metrics[EVALUATION_RETURN]))
+        pairs = [(game.episode_return, game.steps) for game in games]
+        levels = int(metrics.get(LEVELS, 0))
+        self.writer.add_evaluation(version, pairs, **moment, tasks=evaluation.tasks, levels=levels)
+        missed = levels_missed(metrics)
+        _log.info(
+            "evaluation of version %d: return %.2f%s",
+            *(version, metrics[EVALUATION_RETURN], missed and f", {missed}"),
+        )
 
     def look(self, values: Mapping[str, np.ndarray], metrics: dict[str, float]) -> None:
         """Show histograms of values in TensorBoard, and write metrics, at once."""
@@ -193,8 +192,7 @@ class Reporter:
         status_due, rows_due = force or now >= self._next_status, force or now >= self._next_rows
         if status_due:
             self._next_status = now + STATUS_PERIOD_S
-            if self._gathered is not None:
-                self._collect_all(self._gathered.expired())
+            self._take_evaluations(self._gathered.expired())
             self._measure_rates(now, waited_s)
             if not force:
                 self._write_status(control, note)
@@ -295,6 +293,7 @@ class Reporter:
             "total_steps": self._total_steps,
             "note": note,
             "metrics": metrics,
+            "shards": len(self._of_shards["replay/items"]),
             "returns": {name: curve.points() for name, curve in self._returns.items()},
             "environments": self._troubles.status(),
             "peers": control.peers(),

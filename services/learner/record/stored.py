@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from troupe.services.learner.control.server import Telemetry
+from troupe.services.learner.control.reports import Report
 
 _log = logging.getLogger(__name__)
 
@@ -28,12 +28,12 @@ class StoredSteps:
         self._of: dict[int, float] = {}
         self.missing = False
 
-    def take(self, telemetry: Telemetry, steps: int) -> None:
+    def take(self, report: Report, steps: int) -> None:
         """Take in the total of a shard process, and the steps that the run counts now."""
-        inserted = telemetry.metrics.get("replay/steps_inserted_total")
-        if telemetry.role != "replay" or inserted is None:
+        inserted = report.metrics.get("replay/steps_inserted_total")
+        if report.role != "replay" or inserted is None:
             return
-        self._of[telemetry.incarnation] = max(inserted, self._of.pop(telemetry.incarnation, 0.0))
+        self._of[report.incarnation] = max(inserted, self._of.pop(report.incarnation, 0.0))
         if len(self._of) > MAX_SHARDS:
             self._former += self._of.pop(next(iter(self._of)))
         counted, stored = steps - self._start, self._former + sum(self._of.values())

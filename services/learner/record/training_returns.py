@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from troupe.common.stats import human_normalized
 from troupe.common.stats.played import Result
+from troupe.common.wire.control.messages import TelemetryFields
 
 
 class TrainingReturns:
@@ -27,16 +27,15 @@ class TrainingReturns:
         self._named: list[tuple[str, float]] = []
         self._of_round: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
 
-    def take(self, fields: Mapping[str, Any]) -> None:
-        """Take in the games of a report: `[return, steps]`, which slot and score may follow; their tasks."""
-        games = fields.get("episodes", [])
-        self._games += [(float(game[0]), float(game[1])) for game in games]
-        self._scores += [float(game[3]) for game in games if len(game) > 3]
-        for game, task in zip(games, fields.get("tasks", []), strict=False):
+    def take(self, fields: TelemetryFields) -> None:
+        """Take in the games of a report, and their levels."""
+        self._games += [(game.episode_return, float(game.steps)) for game in fields.episodes]
+        self._scores += [game.score for game in fields.episodes if game.score is not None]
+        for game, task in zip(fields.episodes, fields.tasks, strict=False):
             if task in self._tasks:
-                self._named.append((task, float(game[0])))
+                self._named.append((task, game.episode_return))
                 total, count = self._of_round[task]
-                self._of_round[task] = total + float(game[0]), count + 1
+                self._of_round[task] = total + game.episode_return, count + 1
 
     def row(self) -> dict[str, float]:
         """Metrics of the games since the last call; none where there were none."""

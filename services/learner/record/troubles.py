@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from troupe.services.learner.control.server import Telemetry
+from troupe.services.learner.control.reports import Report
 
 MAX_COUNTED = 2.0**53
 """Whatever an actor claims."""
@@ -22,19 +22,19 @@ class Troubles:
         self._of: dict[int, dict[str, float]] = {}
         self._last = ""
 
-    def take(self, telemetry: Telemetry) -> None:
+    def take(self, report: Report) -> None:
         """The totals of one process, which only grow, and what went wrong last."""
-        if telemetry.role != "actor":
+        if report.role != "actor":
             return
-        counts = self._of.pop(telemetry.incarnation, dict.fromkeys(self.NAMES, 0.0))
+        counts = self._of.pop(report.incarnation, dict.fromkeys(self.NAMES, 0.0))
         for name, metric in self.NAMES.items():
-            counts[name] = min(MAX_COUNTED, max(counts[name], telemetry.metrics.get(metric, 0.0)))
-        self._of[telemetry.incarnation] = counts
+            counts[name] = min(MAX_COUNTED, max(counts[name], report.metrics.get(metric, 0.0)))
+        self._of[report.incarnation] = counts
         if len(self._of) > self.MOST:
             oldest = self._of.pop(next(iter(self._of)))
             self._former = {name: self._former[name] + oldest[name] for name in self.NAMES}
-        if text := telemetry.fields.get("trouble"):
-            self._last = f"{telemetry.source}: {text}"
+        if text := report.fields.trouble:
+            self._last = f"{report.source}: {text}"
 
     def status(self) -> dict[str, Any]:
         """Sums, and `last` in words."""

@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import msgpack
 import pytest
 
-from tests.harness import CONFIG, LOOPBACK, told_to_wait, until
+from tests.harness import CONFIG, LOOPBACK, control_server, told_to_wait, until
 from troupe.common.errors import ConfigError, PeerError
 from troupe.common.runtime.logging import MAX_PEER_CHARS
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message, WireError
 from troupe.services.learner.control.budget import StepBudget
-from troupe.services.learner.control.server import ControlServer
 
 
 def names(server) -> list[str]:
@@ -215,11 +214,11 @@ def test_reports_made_while_the_learner_is_away_arrive_later(serve, connect):
 
 def test_a_port_in_use_is_one_line(ctx, serve):
     endpoint = serve().control_endpoint
-    options = {"config_dict": {}, "structural_hash": "", "total_slots": 1}
+    options = {"config": {}, "structural_hash": "", "total_slots": 1}
     with pytest.raises(ConfigError, match="another process has it"):
-        ControlServer(ctx, endpoint, LOOPBACK, **options).start()
+        control_server(ctx, endpoint, LOOPBACK, **options).start()
     with pytest.raises(ConfigError, match="another process has it"):
-        ControlServer(ctx, LOOPBACK, endpoint, **options).start()
+        control_server(ctx, LOOPBACK, endpoint, **options).start()
 
 
 def test_everything_may_be_closed_twice_and_unused(serve, connect):
@@ -308,3 +307,16 @@ def test_a_peers_words_are_short_and_printable():
     hello = {"role": "actor", "name": "a", "incarnation": 1, "host": "h" * 256}
     with pytest.raises(WireError, match=r"HELLO\.host"):
         messages.Hello.of(Message("HELLO", hello, {}, 1))
+
+
+def test_an_actor_that_has_joined_without_slots_may_ask_for_them(serve, connect):
+    """It knows only from the run's config how many environments to make."""
+    server = serve()
+    client = connect(server, "actor-0")
+    assert client.join(60).slots == []
+    (before,) = server.peers()
+    client.want_slots(2)
+    assert client.join(60).slots == [0, 1]
+    (peer,) = server.peers()
+    assert (peer["name"], peer["slots"]) == (before["name"], [0, 1])
+    assert client.joins == 2

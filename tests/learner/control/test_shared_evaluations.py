@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.harness import until
+from tests.harness import games, until
 from troupe.common.runtime.video import encode_gif
 from troupe.common.wire.messages import TOO_MANY
 from troupe.services.learner.control.budget import StepBudget
@@ -16,9 +16,9 @@ def params(value):
     return {"w": np.full(8, value, np.float32)}
 
 
-def played(client, games, version):
+def played(client, given, version):
     metrics = {"eval/version": float(version), "eval/duration_s": 1.0}
-    return client.send_telemetry(metrics, fields={"part": games.part, "episodes": GAMES})
+    return client.send_telemetry(metrics, fields=games(*GAMES, part=given.part))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_one_evaluation_is_shared_and_the_next_has_the_newest_parameters(server,
     again = until(two.next_games)
     assert (again.part, again.params.version) == (0, 6)
     np.testing.assert_array_equal(again.params.params["w"], params(6)["w"])
-    parts = [server.telemetry.get(timeout=60).fields["part"] for _ in range(3)]
+    parts = [server.telemetry.get(timeout=60).fields.part for _ in range(3)]
     assert sorted(parts) == [0, 1, 2]
     assert server.params_fetched(5)[0]["w"][0] == 5
     assert server.rejected() == {}
@@ -97,7 +97,7 @@ def test_what_is_not_its_to_play_is_refused(server, connect):
     until(lambda: server.rejected().get("claim") == 2)
     assert server.telemetry.empty()
     assert played(one, games, 5)
-    assert server.telemetry.get(timeout=60).fields["part"] == 0
+    assert server.telemetry.get(timeout=60).fields.part == 0
 
 
 def test_no_number_of_names_hides_the_version_of_a_part(server, connect):

@@ -123,7 +123,7 @@ def test_a_lost_answer_is_asked_for_again(start: Callable[..., Learner], monkeyp
     actor = Actor(learner, 1, [0])
     actor.begin()
     until(lambda: actor.client._send() or actor.client.socket.poll(20))
-    assert sockets.receive(actor.client.socket).type == messages.ACTIONS  # and nobody takes it
+    assert sockets.receive(actor.client.socket).type == messages.Actions.TYPE  # and nobody takes it
     assert actor.answer().actions is not None
 
 
@@ -244,9 +244,9 @@ def test_requests_that_cannot_be_served_are_refused_and_harm_nobody(
     actor.step()
     dealer = sockets.make_dealer(learner.context, learner.service.endpoint)
     fields, arrays = bad_infers()[kind]
-    until(lambda: sockets.send(dealer, Message(messages.INFER, fields, arrays, 10)))
+    until(lambda: sockets.send(dealer, Message(messages.Infer.TYPE, fields, arrays, 10)))
     answer = until(lambda: sockets.receive(dealer))
-    assert (answer.type, answer.fields["kind"], answer.request_id) == (messages.ERROR, kind, 10)
+    assert (answer.type, answer.fields["kind"], answer.request_id) == (messages.Error.TYPE, kind, 10)
     actor.steps(10)
     check_consecutive(learner.chunks)
     assert learner.service.rejected[kind] == 1
@@ -265,12 +265,12 @@ def test_garbage_is_counted_and_dropped(start: Callable[..., Learner]) -> None:
         [b""],
         [b"\xff" * 100_000],
         encode(Message("HELLO", {}, {}, 1)),
-        encode(Message(messages.INFER, fields, arrays, 999)),
-        encode(Message(messages.INFER, {**fields, "slots": [0, 0]}, {}, 999)),
-        encode(Message(messages.INFER, {**fields, "slots": ["x"]}, {}, 999)),
-        encode(Message(messages.INFER, {**fields, "slots": [0]}, {}, 999)),
-        encode(Message(messages.INFER, {}, {}, 999)),
-        encode(Message(messages.INFER, {"incarnation": 1, "group": 0, "after": 0}, {}, 0)),
+        encode(Message(messages.Infer.TYPE, fields, arrays, 999)),
+        encode(Message(messages.Infer.TYPE, {**fields, "slots": [0, 0]}, {}, 999)),
+        encode(Message(messages.Infer.TYPE, {**fields, "slots": ["x"]}, {}, 999)),
+        encode(Message(messages.Infer.TYPE, {**fields, "slots": [0]}, {}, 999)),
+        encode(Message(messages.Infer.TYPE, {}, {}, 999)),
+        encode(Message(messages.Infer.TYPE, {"incarnation": 1, "group": 0, "after": 0}, {}, 0)),
     ]
     for frames in garbage:
         until(lambda frames=frames: sockets.send_frames(dealer, frames))

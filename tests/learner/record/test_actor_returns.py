@@ -4,10 +4,10 @@ import csv
 
 import numpy as np
 
+from tests.harness import games, make_reporter
 from troupe.services.learner.control.budget import StepBudget
-from troupe.services.learner.control.server import Telemetry
+from troupe.services.learner.control.reports import Report
 from troupe.services.learner.record.actor_returns import MAX_ACTORS, ActorReturns
-from troupe.services.learner.record.reporter import Reporter
 from troupe.services.learner.saving.counters import RunCounters
 
 LEASES = {1: {0, 4}, 2: {5, 9}}
@@ -17,8 +17,8 @@ def ladder(slots):
     return np.float32(0.4) ** (1 + np.asarray(slots, np.float32))
 
 
-def report(source, incarnation, *games, role="actor"):
-    return Telemetry(source, role, incarnation, {}, {"episodes": [list(game) for game in games]})
+def report(source, incarnation, *ended, role="actor"):
+    return Report(source, role, incarnation, {}, games(*ended))
 
 
 def test_the_least_exploring_slot_has_a_curve():
@@ -69,8 +69,7 @@ class Control:
 
 
 def test_both_are_written(tmp_path):
-    counters = RunCounters(4, StepBudget())
-    reporter = Reporter(tmp_path, "gym:X", 1000, 10.0, counters, None, explores=ladder)
+    reporter = make_reporter(tmp_path, env_id="gym:X", counters=RunCounters(4, StepBudget()), explores=ladder)
     reporter.collect(report("actor-1", 2, (10.0, 5, 9)))
     reporter.tick(Control(), 0.0, force=True)
     reporter.close()

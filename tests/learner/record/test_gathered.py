@@ -6,12 +6,11 @@ import json
 import numpy as np
 import pytest
 
+from tests.harness import games, make_reporter
 from troupe.common.config import load_config
-from troupe.services.learner.control.budget import StepBudget
-from troupe.services.learner.control.server import Telemetry
+from troupe.common.wire.control.messages import Game
+from troupe.services.learner.control.reports import Report
 from troupe.services.learner.record.gathered import Gathered
-from troupe.services.learner.record.reporter import Reporter
-from troupe.services.learner.saving.counters import RunCounters
 
 
 def config(**fields):
@@ -20,16 +19,17 @@ def config(**fields):
 
 
 def part(number, version, *scores, **fields):
-    games = [[score, 100 + score] for score in scores]
+    entries = games(*([score, 100 + int(score)] for score in scores), part=number, **fields)
     metrics = {"eval/version": float(version), "eval/duration_s": 2.0}
-    more = {"part": number, "episodes": games, **fields}
-    return Telemetry(f"evaluator-{number}", "evaluator", number, metrics, more)
+    return Report(f"evaluator-{number}", "evaluator", number, metrics, entries)
+
+
+def add(gathered, report, **how):
+    return gathered.add(report, report.fields.part, **how)
 
 
 def test_parts_in_any_order_are_one_result(tmp_path):
-    reporter = Reporter(
-        tmp_path, "atari:pong", 9, 10.0, RunCounters(4, StepBudget()), None, gathered=Gathered(config())
-    )
+    reporter = make_reporter(tmp_path, total_steps=9, gathered=Gathered(config()))
     for each in (part(2, 3, 5.0), part(0, 3, 1.0, 2.0)):
         reporter.collect(each)
     assert reporter.evaluated_version == -1
@@ -55,37 +55,37 @@ def test_what_the_environment_says_is_of_all_games():
     for number, scores, success in ((0, (1.0, 2.0), 1.0), (1, (3.0, 4.0), 0.5)):
         each = part(number, 3, *scores)
         each.metrics["eval/env/is_success"] = success
-        assert gathered.add(each) == []
-    (result,) = gathered.add(part(2, 3, 5.0))  # of a game that says nothing
+        assert add(gathered, each) == []
+    (result,) = add(gathered, part(2, 3, 5.0))  # of a game that says nothing
     assert result.metrics["eval/env/is_success"] == 0.75
 
 
 def test_what_is_missing_is_told(caplog):
     gathered = Gathered(config())
-    assert gathered.add(part(0, 3, 1.0, 2.0)) == []
+    assert add(gathered, part(0, 3, 1.0, 2.0)) == []
     assert gathered.expired() == []
     # The end of the run comes before the rest of version 3.
-    assert gathered.add(part(0, 4, 7.0, 7.0), complete=True) == []
-    assert gathered.add(part(1, 3, 1.0, 2.0)) == []  # too late
+    assert add(gathered, part(0, 4, 7.0, 7.0), complete=True) == []
+    assert add(gathered, part(1, 3, 1.0, 2.0)) == []  # too late
     (ended,) = gathered.end()
     assert ended.metrics["eval/version"] == 4
-    assert ended.fields["episodes"] == [[7.0, 107.0], [7.0, 107.0]]
+    assert ended.games == [Game(7.0, 107)] * 2
     assert "version 4 has 2 of 5 games" in caplog.text
     assert gathered.end() == []
-    assert gathered.add(part(1, 4, 1.0, 2.0)) == []
+    assert add(gathered, part(1, 4, 1.0, 2.0)) == []
 
 
 def test_an_evaluation_has_a_deadline():
     gathered = Gathered(config(**{"evaluator.timeout_s": "1e-9"}))
-    gathered.add(part(0, 3, 1.0, 2.0))
+    add(gathered, part(0, 3, 1.0, 2.0))
     (ended,) = gathered.expired()
     assert ended.metrics["eval/episode_return"] == 1.5
 
 
 def test_tasks_are_scored_each_by_its_own():
     gathered = Gathered(config(**{"evaluator.episodes": "4"}), ("a", "b", "c"))
-    gathered.add(part(1, 0, 3.0, 9.0, tasks=["a", "b"]))
-    (ended,) = gathered.add(part(0, 0, 1.0, 5.0, tasks=["a", "b"]))
+    add(gathered, part(1, 0, 3.0, 9.0, tasks=["a", "b"]))
+    (ended,) = add(gathered, part(0, 0, 1.0, 5.0, tasks=["a", "b"]))
     assert ended.metrics["eval/return/a"] == 2.0
     assert ended.metrics["eval/return/b"] == 7.0
     assert (ended.metrics["eval/levels_played"], ended.metrics["eval/levels"]) == (2, 3)
@@ -93,15 +93,13 @@ def test_tasks_are_scored_each_by_its_own():
 
 def test_an_evaluation_that_is_given_up_counts_with_the_games_that_came():
     gathered = Gathered(config())
-    gathered.add(part(0, 3, 1.0, 2.0))
-    (ended,) = gathered.add(part(0, 4, 7.0, 7.0))
+    add(gathered, part(0, 3, 1.0, 2.0))
+    (ended,) = add(gathered, part(0, 4, 7.0, 7.0))
     assert (ended.metrics["eval/version"], ended.metrics["eval/episodes"]) == (3, 2)
 
 
 def test_few_games_choose_no_best_checkpoint(tmp_path):
-    reporter = Reporter(
-        tmp_path, "atari:pong", 9, 10.0, RunCounters(4, StepBudget()), None, gathered=Gathered(config())
-    )
+    reporter = make_reporter(tmp_path, total_steps=9, gathered=Gathered(config()))
     reporter.collect(part(0, 3, 21.0, 21.0))
     reporter.end_evaluation()
     assert reporter.evaluated_version == 3
@@ -111,6 +109,6 @@ def test_few_games_choose_no_best_checkpoint(tmp_path):
 
 def test_names_of_tasks_are_those_of_the_environment():
     gathered = Gathered(config(**{"evaluator.episodes": "2"}), ("a", "b"))
-    (ended,) = gathered.add(part(0, 0, 1.0, 3.0, tasks=["a", "x"]))
+    (ended,) = add(gathered, part(0, 0, 1.0, 3.0, tasks=["a", "x"]))
     assert ended.metrics["eval/episode_return"] == 2.0
     assert not any(name.startswith(("eval/return/", "eval/levels")) for name in ended.metrics)

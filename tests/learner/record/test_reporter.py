@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.harness import evaluated, games, make_reporter
 from troupe.common.runtime.metrics import MetricsWriter
 from troupe.common.runtime.video import encode_gif, encode_mp4
 from troupe.common.wire.control.params import Published
 from troupe.services.learner.control.budget import StepBudget
-from troupe.services.learner.control.server import Telemetry
+from troupe.services.learner.control.reports import Report
 from troupe.services.learner.record import episodes
 from troupe.services.learner.record.episodes import EpisodesFile
 from troupe.services.learner.record.films import MAX_WAITING
-from troupe.services.learner.record.reporter import Reporter
 from troupe.services.learner.saving.counters import RunCounters
 
 
@@ -29,7 +29,7 @@ class NoPeers:
 
 @pytest.fixture
 def reporter(tmp_path):
-    reporter = Reporter(tmp_path, "atari:pong", 1000, 10.0, RunCounters(4, StepBudget()), None)
+    reporter = make_reporter(tmp_path)
     reporter.path = tmp_path
     return reporter
 
@@ -42,10 +42,8 @@ def rows(path):
 def test_steps_and_episodes_of_all_actors_are_put_together(reporter):
     reporter._counters.budget.report(1, 40)
     reporter._counters.budget.report(2, 60)
-    reporter.collect(Telemetry("actor-0", "actor", 1, {}, {"episodes": [[-20, 10], [-10, 20]]}))
-    reporter.collect(
-        Telemetry("actor-1", "actor", 2, {}, {"episodes": [[0, 30, 5, -1.0], [-10, 20, 6, 2.0]]})
-    )
+    reporter.collect(Report("actor-0", "actor", 1, {}, games([-20, 10], [-10, 20])))
+    reporter.collect(Report("actor-1", "actor", 2, {}, games([0, 30, 5, -1.0], [-10, 20, 6, 2.0])))
     reporter.tick(NoPeers(), 0.0, force=True)
     reporter.close()
     got = rows(reporter.path)
@@ -63,16 +61,14 @@ def test_steps_and_episodes_of_all_actors_are_put_together(reporter):
 
 
 def test_evaluations_are_written_at_once(reporter):
-    reporter.collect(Telemetry("evaluator", "evaluator", 3, {"eval/episode_return": 5.0, "eval/version": 12}))
+    reporter.collect(evaluated(5.0))
     assert float(rows(reporter.path)["eval/episode_return"]["value"]) == 5.0
     assert reporter.evaluated_version == 12
     reporter.close()
 
 
 def test_games_of_an_evaluation_are_stored_and_are_no_training(reporter):
-    metrics = {"eval/episode_return": 5.0, "eval/version": 12}
-    games = {"episodes": [[4, 10], [6, 20]]}
-    reporter.collect(Telemetry("evaluator", "evaluator", 3, metrics, games))
+    reporter.collect(evaluated(4, 6))
     reporter.close()
     (line,) = (reporter.path / "evaluations.jsonl").read_text().splitlines()
     assert json.loads(line)["returns"] == [4, 6]
@@ -81,17 +77,16 @@ def test_games_of_an_evaluation_are_stored_and_are_no_training(reporter):
 
 
 def test_an_evaluation_is_dated_by_what_was_played(tmp_path):
-    reporter = Reporter(tmp_path, "atari:pong", 10_000, 10.0, RunCounters(4, StepBudget()), None)
+    reporter = make_reporter(tmp_path, total_steps=10_000)
     reporter.path = tmp_path
     reporter.writer._started -= 100.0  # the run has been running for so long
     reporter._counters.budget.report(1, 5000)
     reporter._counters.updates = 50
     played = Published(12, [], np.zeros(0, np.uint8), 40, 3, time.monotonic() - 60.0)
     gif = np.frombuffer(encode_gif(np.zeros((2, 8, 8, 3), np.uint8)), np.uint8)
-    metrics = {"eval/episode_return": 5.0, "eval/version": 12}
-    reporter.collect(Telemetry("evaluator", "evaluator", 3, {}, {}, {"video": gif}, played))
-    reporter.collect(Telemetry("evaluator", "evaluator", 3, metrics, {"episodes": [[5, 10]]}, {}, played))
-    reporter.collect(Telemetry("actor-0", "actor", 1, {}, {"episodes": [[-20, 10]]}))
+    reporter.collect(Report("evaluator", "evaluator", 3, {}, games(), {"video": gif}, played))
+    reporter.collect(evaluated(5.0, played=played))
+    reporter.collect(Report("actor-0", "actor", 1, {}, games([-20, 10])))
     reporter.close()
     got = rows(reporter.path)
     row = got["eval/episode_return"]
@@ -115,8 +110,8 @@ def test_the_curves_of_a_resumed_run_go_on_from_its_checkpoint(tmp_path):
     def reporter_at(steps, score, resumed_steps):
         counters = RunCounters(4, StepBudget())
         counters.budget.report(1, steps)
-        reporter = Reporter(tmp_path, "atari:pong", 1000, 10.0, counters, resumed_steps)
-        reporter.collect(Telemetry("evaluator", "evaluator", 3, {"eval/episode_return": score}))
+        reporter = make_reporter(tmp_path, resumed_steps, counters=counters)
+        reporter.collect(evaluated(score))
         return reporter
 
     for steps, score, resumed in ((100, -20.0, None), (200, -10.0, 100), (200, float("nan"), 200)):
@@ -130,10 +125,11 @@ def test_the_curves_of_a_resumed_run_go_on_from_its_checkpoint(tmp_path):
 
 def test_the_status_adds_up_the_shards(reporter):
     for shard, items in (("replay-0", 30.0), ("replay-1", 12.0), ("replay-0", 40.0)):
-        reporter.collect(Telemetry(shard, "replay", hash(shard) & 0xFFFF, {"replay/items": items}))
+        reporter.collect(Report(shard, "replay", hash(shard) & 0xFFFF, {"replay/items": items}))
     reporter.tick(NoPeers(), 0.0, force=True)
     reporter.close()
-    assert json.loads((reporter.path / "status.json").read_text())["metrics"]["replay/items"] == 52.0
+    status = json.loads((reporter.path / "status.json").read_text())
+    assert (status["metrics"]["replay/items"], status["shards"]) == (52.0, 2)
 
 
 def test_a_film_that_cannot_be_written_keeps_nobody_waiting(reporter, tmp_path):
@@ -142,9 +138,9 @@ def test_a_film_that_cannot_be_written_keeps_nobody_waiting(reporter, tmp_path):
     os.mkfifo(tmp_path / "videos" / "eval-video-000000000000.gif")
     gif = np.frombuffer(encode_gif(np.zeros((2, 8, 8, 3), np.uint8)), np.uint8)
     for _ in range(10):
-        reporter.collect(Telemetry("evaluator", "evaluator", 3, {"eval/version": 1}, {}, {"video": gif}))
+        reporter.collect(Report("evaluator", "evaluator", 3, {}, games(), {"video": gif}))
     assert 10 - MAX_WAITING - 1 <= reporter.films.dropped <= 10 - MAX_WAITING
-    reporter.collect(Telemetry("evaluator", "evaluator", 3, {"eval/episode_return": 5.0}))
+    reporter.collect(evaluated(5.0))
     assert float(rows(reporter.path)["eval/episode_return"]["value"]) == 5.0
     reporter.films.close(timeout_s=0.1)
     with (tmp_path / "videos" / "eval-video-000000000000.gif").open("rb") as reader:  # now it is read
@@ -156,7 +152,7 @@ def test_an_mp4_is_kept_and_the_gif_is_shown(reporter, tmp_path):
     frames = np.zeros((2, 8, 8, 3), np.uint8)
     film = {"video": encode_gif(frames), "mp4": encode_mp4(frames)}
     blobs = {name: np.frombuffer(data, np.uint8) for name, data in film.items()}
-    reporter.collect(Telemetry("evaluator", "evaluator", 3, {}, {}, blobs))
+    reporter.collect(Report("evaluator", "evaluator", 3, {}, games(), blobs))
     reporter.close()
     (path,) = (tmp_path / "videos").iterdir()
     assert path.suffix == ".mp4"
@@ -180,10 +176,10 @@ def test_a_film_without_a_frame_takes_no_other_films_place(reporter, tmp_path, c
     assert caplog.text.count("without a whole frame") == 2
 
 
-def test_a_report_is_an_evaluation_only_with_version_and_return(reporter, tmp_path, caplog):
+def test_what_an_evaluator_measures_besides_is_no_evaluation(reporter, tmp_path, caplog):
     caplog.set_level("INFO")
     for metrics in ({"eval/duration_s": 1.0}, {"eval/version": 7.0}, {"eval/episode_return": 3.0}):
-        reporter.collect(Telemetry("evaluator", "evaluator", 3, metrics, {"episodes": [[1, 2]]}))
+        reporter.collect(Report("evaluator", "evaluator", 3, metrics, games([1, 2])))
     assert reporter.evaluated_version == -1
     assert "evaluation of version" not in caplog.text
     reporter.close()
@@ -192,7 +188,7 @@ def test_a_report_is_an_evaluation_only_with_version_and_return(reporter, tmp_pa
 
 def test_films_that_wait_are_written_at_the_end(reporter, tmp_path):
     gif = np.frombuffer(encode_gif(np.zeros((2, 8, 8, 3), np.uint8)), np.uint8)
-    reporter.collect(Telemetry("evaluator", "evaluator", 3, {}, {}, {"video": gif}))
+    reporter.collect(Report("evaluator", "evaluator", 3, {}, games(), {"video": gif}))
     reporter.close()
     assert (tmp_path / "videos" / "eval-video-000000000000.gif").read_bytes() == gif.tobytes()
 
@@ -200,7 +196,7 @@ def test_films_that_wait_are_written_at_the_end(reporter, tmp_path):
 def test_troubles_of_environments_are_summed_over_processes_and_restarts(reporter):
     def tell(name, incarnation, failures, hangs, **fields):
         metrics = {"actor/env_restarts_total": failures, "actor/env_hangs_total": hangs}
-        reporter.collect(Telemetry(name, "actor", incarnation, metrics, fields))
+        reporter.collect(Report(name, "actor", incarnation, metrics, games(**fields)))
 
     tell("actor-0", 1, 3.0, 0.0, trouble="gym:X raised A in reset(), slot 0")
     tell("actor-0", 1, 2.0, 0.0)  # late
@@ -208,7 +204,7 @@ def test_troubles_of_environments_are_summed_over_processes_and_restarts(reporte
     tell("actor-0", 3, 4.0, 0.0)  # started again
     for incarnation in range(100, 1200):
         tell("actor-2", incarnation, 0.0, 0.0)
-    reporter.collect(Telemetry("evaluator", "evaluator", 9, {"eval/version": 1}, {}))
+    reporter.collect(Report("evaluator", "evaluator", 9, {"eval/version": 1}))
     reporter.tick(NoPeers(), 0.0, force=True)
     status = json.loads((reporter.path / "status.json").read_text())
     last = "actor-1: gym:X hangs at step 4, slot 1, for 10 s"
@@ -218,12 +214,12 @@ def test_troubles_of_environments_are_summed_over_processes_and_restarts(reporte
 def test_a_resumed_run_knows_its_last_evaluation(tmp_path):
     """As far as the checkpoint goes: what came after it is of parameters that are lost."""
     counters = RunCounters(4, StepBudget())
-    first = Reporter(tmp_path, "atari:pong", 1000, 10.0, counters, None)
-    first.collect(Telemetry("evaluator", "evaluator", 3, {"eval/episode_return": 5.0, "eval/version": 12}))
+    first = make_reporter(tmp_path, counters=counters)
+    first.collect(evaluated(5.0))
     counters.budget.report(1, 40)
-    first.collect(Telemetry("evaluator", "evaluator", 3, {"eval/episode_return": 7.0, "eval/version": 13}))
+    first.collect(evaluated(7.0, version=13))
     first.close()
-    again = Reporter(tmp_path, "atari:pong", 1000, 10.0, RunCounters(4, StepBudget()), 20)
+    again = make_reporter(tmp_path, 20)
     again.tick(NoPeers(), 0.0, force=True)
     again.close()
     metrics = json.loads((tmp_path / "status.json").read_text())["metrics"]
@@ -241,7 +237,7 @@ def test_the_sum_over_shards_does_not_grow_with_new_names(reporter, monkeypatch)
 
 def test_a_run_that_counts_far_more_steps_than_were_stored_says_so(reporter, caplog):
     def stored(steps):
-        reporter.collect(Telemetry("replay-0", "replay", 3, {"replay/steps_inserted_total": steps}, {}))
+        reporter.collect(Report("replay-0", "replay", 3, {"replay/steps_inserted_total": steps}))
 
     reporter._counters.budget = budget = StepBudget(clock=iter(range(0, 10**6, 1000)).__next__)
     budget.report(1, 30_000, 4)
@@ -278,9 +274,9 @@ def games_in(path):
 def test_every_training_episode_has_a_line(reporter, tmp_path):
     reporter._counters.budget.report(1, 40)
     reporter._counters.version = 9
-    games = {"episodes": [[-20.25, 10], [0.1, 30, 5, -1.0]]}
-    reporter.collect(Telemetry("actor-0", "actor", 1, {"params/staleness": 2.0}, games))
-    reporter.collect(Telemetry("evaluator", "evaluator", 2, {"eval/version": 1}, games))
+    two = games([-20.25, 10], [0.1, 30, 5, -1.0])
+    reporter.collect(Report("actor-0", "actor", 1, {"params/staleness": 2.0}, two))
+    reporter.collect(Report("evaluator", "evaluator", 2, {"eval/version": 1}, two))
     first, second = games_in(tmp_path)
     assert float(first.pop("wall_s")) >= 0
     assert list(first.values()) == ["20", "actor-0", "", "7", "-20.25", "10"]  # half-way to the report
@@ -289,16 +285,16 @@ def test_every_training_episode_has_a_line(reporter, tmp_path):
     with (tmp_path / "episodes.csv").open("a") as file:
         file.write("1.0,40,act")  # killed while it wrote
     again = EpisodesFile(tmp_path, reporter.writer)
-    again.take(Telemetry("actor-1", "actor", 1, {}, {"episodes": [[1, 2]]}), steps=50, version=3)
-    more = {"episodes": [[1, 2], [1, 2]]}
-    again.take(Telemetry("actor-1", "actor", 1, {}, more), steps=70, version=3)
+    again.take(Report("actor-1", "actor", 1, {}, games([1, 2])), steps=50, version=3)
+    more = games([1, 2], [1, 2])
+    again.take(Report("actor-1", "actor", 1, {}, more), steps=70, version=3)
     assert [game["actor"] for game in games_in(tmp_path)][2:] == ["actor-1"] * 3
     assert [game["steps"] for game in games_in(tmp_path)][3:] == ["60", "70"]
     reporter.close()
 
 
 def test_games_that_cannot_be_written_end_nothing(reporter, tmp_path, monkeypatch):
-    game = Telemetry("actor-0", "actor", 1, {}, {"episodes": [[1, 2]]})
+    game = Report("actor-0", "actor", 1, {}, games([1, 2]))
     (tmp_path / "episodes.csv").unlink()
     (tmp_path / "episodes.csv").mkdir()
     reporter.collect(game)

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import until
+from tests.harness import evaluated, games, make_reporter, until
 from troupe.common.errors import ConfigError
 from troupe.services.learner.control.budget import StepBudget
-from troupe.services.learner.control.server import Telemetry
+from troupe.services.learner.control.reports import Report
 from troupe.services.learner.record import tracking
-from troupe.services.learner.record.reporter import Reporter
 from troupe.services.learner.record.trackers import Run, flat, without_secrets
 from troupe.services.learner.record.tracking import MAX_WAITING, Trackers
 from troupe.services.learner.saving.counters import RunCounters
@@ -120,15 +119,15 @@ def test_the_extra_of_one_that_is_not_installed_is_named(monkeypatch):
 def test_a_run_is_summed_up_at_its_end(make, tmp_path):
     counters = RunCounters(4, StepBudget())
     trackers = make("well")
-    reporter = Reporter(tmp_path, "atari:pong", 100, 10.0, counters, None, trackers)
+    reporter = make_reporter(tmp_path, total_steps=100, counters=counters, trackers=trackers)
     counters.budget.report(1, 100)
-    metrics = {"eval/episode_return": 5.0, "eval/version": 12}
-    reporter.collect(Telemetry("evaluator", "evaluator", 3, metrics, {"episodes": [[5, 10]]}))
-    reporter.collect(Telemetry("actor-1", "actor", 1, {"actor/env_ms": 3.0}, {"episodes": [[-20, 10]]}))
+    reporter.collect(evaluated(5.0))
+    reporter.collect(Report("actor-1", "actor", 1, {"actor/env_ms": 3.0}, games([-20, 10])))
     reporter.close()
     begin, *rows, end = notes(tmp_path)
     assert begin == ["begin", RUN.id, 1]
-    assert ["add", 100, metrics] in rows
+    (added,) = (row[2] for row in rows if "eval/episode_return" in row[2])
+    assert (added["eval/episode_return"], added["eval/version"]) == (5.0, 12.0)
     assert ["add", 100, {"actor/env_ms/actor-1": 3.0}] in rows
     what, summary, complete = end
     assert (what, complete) == ("end", True)

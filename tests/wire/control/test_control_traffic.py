@@ -5,9 +5,11 @@ import time
 import numpy as np
 import pytest
 
-from tests.harness import make_steps, until
+from tests.harness import games, make_steps, until
 from troupe.common.errors import PeerError
 from troupe.common.runtime.video import encode_gif
+from troupe.common.wire import messages
+from troupe.common.wire.codec import Message
 from troupe.common.wire.security.claims import GAME_STEPS_AHEAD
 from troupe.services.learner.control.budget import StepBudget
 
@@ -157,8 +159,8 @@ def test_reports_arrive_whole_and_in_order(serve, connect):
     assert report.metrics == {"eval/episode_return": 21.0, "eval/version": 3.0}
     assert report.blobs["video"].tobytes() == video
     assert server.telemetry.get(timeout=60).metrics == {"eval/second": 2.0}
-    actor.send_telemetry({}, fields={"episodes": [[21.0, 900, 0], [-21.0, 800, 0]]})
-    assert server.telemetry.get(timeout=60).fields == {"episodes": [[21.0, 900, 0], [-21.0, 800, 0]]}
+    actor.send_telemetry({}, fields=games([21.0, 900, 0], [-21.0, 800, 0]))
+    assert server.telemetry.get(timeout=60).fields == games([21.0, 900, 0], [-21.0, 800, 0])
 
 
 def test_games_count_as_far_as_their_actor_has_made_their_steps(serve, connect):
@@ -167,21 +169,20 @@ def test_games_count_as_far_as_their_actor_has_made_their_steps(serve, connect):
     actor, idle = connect(server, "actor-0", slots_wanted=1), connect(server, "actor-1")
     actor.join(60)
     idle.join(60)
-    idle.send_telemetry({"actor/steps": 1}, fields={"episodes": [[1.0, 5, 0]]})
+    idle.send_telemetry({"actor/steps": 1}, fields=games([1.0, 5, 0]))
     report = server.telemetry.get(timeout=60)
-    assert (report.metrics, report.fields) == ({"actor/steps": 1.0}, {"episodes": []})
-    games, tasks = [[1.0, 123_456, 0]] * 5, list("abcde")
-    actor.send_telemetry({}, fields={"episodes": games, "tasks": tasks})
+    assert (report.metrics, report.fields) == ({"actor/steps": 1.0}, games())
+    actor.send_telemetry({}, fields=games(*[[1.0, 123_456, 0]] * 5, tasks="abcde"))
     # The first may have begun under an earlier learner.
-    assert server.telemetry.get(timeout=60).fields == {"episodes": games[:1], "tasks": ["a"]}
-    actor.send_telemetry({}, fields={"episodes": [[1.0, 4, 0]] * 3000})
-    assert len(server.telemetry.get(timeout=60).fields["episodes"]) == GAME_STEPS_AHEAD // 4
+    assert server.telemetry.get(timeout=60).fields == games([1.0, 123_456, 0], tasks=["a"])
+    actor.send_telemetry({}, fields=games(*[[1.0, 4, 0]] * 3000))
+    assert len(server.telemetry.get(timeout=60).fields.episodes) == GAME_STEPS_AHEAD // 4
 
 
 def test_a_report_that_is_too_large_is_dropped_and_counted(serve, connect):
     client = connect(serve(), "actor-0")
     client.join(60)
-    assert not client.send_telemetry({}, fields={"text": "x" * 70_000})
+    assert not client.send_telemetry({}, fields=games(trouble="x" * 70_000))
     assert client.telemetry_dropped == 1
 
 
@@ -296,3 +297,12 @@ def test_a_rejoining_actor_goes_on_counting_where_it_was(serve, connect):
     until(lambda: restored.steps == 320)
     assert actor.may_step(4)
     assert actor._member.steps_limit <= 320 + 340
+
+
+def test_a_report_says_no_more_than_there_is():
+    """Absent parts cost no bytes, as thousands of games share a header."""
+    fields = games([1.5, 9], [2.0, 8, 3], [0.0, 7, 4, -1.0], part=0, trouble="x")
+    said = messages.Telemetry(metrics={}, fields=fields, blobs={}).message().fields["fields"]
+    assert said == {"episodes": [[1.5, 9], [2.0, 8, 3], [0.0, 7, 4, -1.0]], "part": 0, "trouble": "x"}
+    read = messages.Telemetry.of(Message("TELEMETRY", {"fields": said}))
+    assert read.fields == fields

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 import zmq
 
-from tests.harness import Context, until
+from tests.harness import Context, control_server, until
 from troupe.common.errors import ConfigError
 from troupe.common.wire.control.member import Member, Params
 from troupe.common.wire.control.params import encode_params
 from troupe.common.wire.control.relay import HostRelay
-from troupe.services.learner.control.server import ControlServer
 
 LIMIT_S = 90.0
 
@@ -57,11 +56,11 @@ class Fetcher:
 @pytest.fixture
 def server(tmp_path):
     context = Context()
-    server = ControlServer(
+    server = control_server(
         context,
         f"ipc://{tmp_path}/control",
         f"ipc://{tmp_path}/announce",
-        config_dict={"run": {"seed": 0}},
+        config={"run": {"seed": 0}},
         structural_hash="h",
         total_slots=1,
         heartbeat_s=0.2,

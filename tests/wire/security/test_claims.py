@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zmq
 
-from tests.harness import LOOPBACK, told_to_wait, until
+from tests.harness import LOOPBACK, Untyped, games, told_to_wait, until
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.video import encode_gif, encode_mp4
 from troupe.common.wire import messages, sockets
@@ -121,7 +121,7 @@ def test_a_member_does_without_an_address_that_is_unsafe_where_it_is(ctx, connec
         **{"heartbeat_s": 0.05, "liveness_s": 30.0},
         "shards": ["a", "ipc:///tmp/evil", "ipc://evil", "tcp://127.0.0.1:5560"],
     }
-    sockets.send(router, Message(messages.WELCOME, welcome, {}, 1), frames[0].bytes)
+    sockets.send(router, Message(messages.Welcome.TYPE, welcome, {}, 1), frames[0].bytes)
     joining.result(90)
     pool.shutdown()
     assert client.shards == ["tcp://127.0.0.1:5560"]
@@ -144,7 +144,7 @@ def test_a_welcome_with_numbers_that_no_run_may_have_is_one_line(ctx, connect, f
         state = {"session": 1, "version": -1, "steps": 0, "updates": 0, "stopping": False}
         welcome = {**state, "config": {}, "slots": [], "total_slots": 1, "announce": "tcp://127.0.0.1:1"}
         welcome |= {"heartbeat_s": 0.05, "liveness_s": 30.0, "shards": [], field: value}
-        sockets.send(router, Message(messages.WELCOME, welcome, {}, 1), frames[0].bytes)
+        sockets.send(router, Message(messages.Welcome.TYPE, welcome, {}, 1), frames[0].bytes)
         with pytest.raises(ConfigError, match=rf"cannot be used: WELCOME\.{field}: expected") as caught:
             joining.result(90)
     assert "\n" not in str(caught.value)
@@ -283,7 +283,7 @@ def test_only_actors_get_slots(serve, connect, secured, role):
 
 
 def test_the_slots_of_one_key_are_bounded(serve, connect, secured, second_actor):
-    server = serve(security=secured("learner"), max_slots_per_key=5, liveness_s=60.0)
+    server = serve(security=secured("learner"), most_per_key=5, liveness_s=60.0)
     assert len(connect(server, "actor-0", slots_wanted=4, security=secured("actor")).join(60).slots) == 4
     assert len(connect(server, "actor-1", slots_wanted=4, security=secured("actor")).join(60).slots) == 1
     third = connect(server, "actor-2", slots_wanted=4, security=secured("actor"))
@@ -360,7 +360,7 @@ REPORTS = [  # role, metrics, fields, blobs
     ("actor", {}, {"tasks": ["a", "b"], "episodes": [[1.0, 2]]}, {}),
     ("actor", {}, {"tasks": ["a"], "episodes": 1}, {}),
     ("actor", {}, {"tasks": "a", "episodes": [[1.0, 2]]}, {}),
-    ("replay", {}, {"tasks": []}, {}),
+    ("replay", {}, {"episodes": [[1.0, 2]], "tasks": ["a"]}, {}),
     ("actor", {}, {"episodes": [[1.0, 2, -1]]}, {}),
     ("actor", {}, {"episodes": [[1.0, 2, 1.5]]}, {}),
     ("evaluator", {}, {}, {"mp4": MP4}),
@@ -377,7 +377,7 @@ def test_a_report_that_its_role_may_not_make_is_not_taken(serve, connect, secure
     server = serve(security=secured("learner"))
     client = connect(server, "someone", role=role, security=secured(role))
     client.join(60)
-    assert client.send_telemetry(metrics, blobs, fields)
+    assert client.send_telemetry(metrics, blobs, Untyped(fields))
     until(server.rejected)
     assert set(server.rejected()) <= {"claim", "bad_field"}
     assert server.telemetry.empty()
@@ -418,9 +418,9 @@ def test_a_role_does_not_fill_the_record_with_names(serve, connect, secured, mon
     evaluator.join(60)
     seen = []
     for first in (0, 3, 6):
-        evaluator.send_telemetry({f"eval/{first + i}": 1.0 for i in range(3)}, {}, {"episodes": [[1.0, 2]]})
+        evaluator.send_telemetry({f"eval/{first + i}": 1.0 for i in range(3)}, {}, games([1.0, 2]))
         report = server.telemetry.get(timeout=60)
-        assert report.fields == {"episodes": [[1.0, 2]]}  # what is known is taken all the same
+        assert report.fields == games([1.0, 2])  # what is known is taken all the same
         seen += report.metrics
     assert seen == [f"eval/{i}" for i in range(5)]
     assert server.rejected() == {"too_many": 2}
@@ -437,9 +437,9 @@ def test_a_role_does_not_fill_the_record_with_names(serve, connect, secured, mon
 def test_every_role_may_report_what_is_its_own(serve, connect, secured):
     server = serve(security=secured("learner"))
     own = {
-        "actor": ({"actor/steps": 4.0, "params/staleness": 1.0}, {"episodes": [[1.0, 2, 0]]}, {}),
-        "replay": ({"replay/items": 3.0}, {}, {}),
-        "evaluator": ({"eval/episode_return": 2.0}, {}, {"video": FILM, "mp4": MP4}),
+        "actor": ({"actor/steps": 4.0, "params/staleness": 1.0}, games([1.0, 2, 0]), {}),
+        "replay": ({"replay/items": 3.0}, games(), {}),
+        "evaluator": ({"eval/episode_return": 2.0}, games(), {"video": FILM, "mp4": MP4}),
     }
     for role, (metrics, fields, blobs) in own.items():
         wanted = {"slots_wanted": 1} if role == "actor" else {}

@@ -8,7 +8,7 @@ import threading
 import pytest
 import zmq
 
-from tests.harness import LOOPBACK, Context, until
+from tests.harness import LOOPBACK, Context, control_server, until
 from troupe.common.errors import AuthError, ConfigError
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message
@@ -17,7 +17,6 @@ from troupe.common.wire.security import handshakes, zap
 from troupe.common.wire.security.handshakes import HandshakeMonitor, greeted_by_curve
 from troupe.common.wire.security.keys import AllowList, load_keys, make_keys
 from troupe.common.wire.sockets import Security
-from troupe.services.learner.control.server import ControlServer
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +261,7 @@ def test_the_role_of_a_key_comes_with_every_message(ctx, folder):
     router = sockets.make_router(ctx, LOOPBACK, secured(folder, "learner"))
     endpoint = sockets.bound_endpoint(router)
     dealer = sockets.make_dealer(ctx, endpoint, None, secured(folder, "evaluator").toward("learner"))
-    until(lambda: sockets.send(dealer, Message(messages.HEARTBEAT)))
+    until(lambda: sockets.send(dealer, Message(messages.Heartbeat.TYPE)))
     frames = until(lambda: sockets.receive_frames(router))
     assert sockets.peer_key(frames[0]).role == "evaluator"
 
@@ -343,11 +342,11 @@ def test_one_handler_serves_all_sockets_of_a_context_and_ends_with_it(folder, ot
 
 
 def test_the_server_uses_the_keys_it_was_given(ctx, folder):
-    control = ControlServer(
+    control = control_server(
         ctx,
         LOOPBACK,
         LOOPBACK,
-        config_dict={},
+        config={},
         structural_hash="",
         total_slots=1,
         security=secured(folder, "learner"),

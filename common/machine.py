@@ -1,10 +1,16 @@
-"""How much memory there is."""
+"""What this machine, or container, has."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import psutil
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_limit_bytes() -> int:
