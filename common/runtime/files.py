@@ -8,11 +8,11 @@ import fcntl
 import json
 import os
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from troupe.common import system
 from troupe.common.errors import ConfigError
 
 STATUS_FILE = "status.json"
@@ -37,7 +37,7 @@ def lock_file(path: Path, refusal: str) -> IO[str]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            time.sleep(pause_s)
+            system.sleep(pause_s)
         else:
             return file
     file.close()

@@ -6,10 +6,11 @@ One set of values per process, so that a main loop can report without knowing wh
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 
 from prometheus_client import Metric
+
+from troupe.common import system
 
 STALE_AFTER_S = 120.0
 """A main loop that has not reported for so long counts as stuck."""
@@ -27,7 +28,7 @@ def report(metrics: Mapping[str, float] | None = None, families: Sequence[Metric
         _values.update(metrics or {})
         if families is not None:
             _families = families
-        _reported_at = time.monotonic()
+        _reported_at = system.monotonic()
 
 
 def values() -> dict[str, float]:
@@ -51,5 +52,5 @@ def ready() -> tuple[bool, str]:
 
 def healthy() -> tuple[bool, str]:
     """Whether the main loop runs; a service that still waits to begin is healthy."""
-    age_s = 0.0 if _reported_at is None else time.monotonic() - _reported_at
+    age_s = 0.0 if _reported_at is None else system.monotonic() - _reported_at
     return (True, "ok") if age_s < STALE_AFTER_S else (False, f"the main loop is silent since {age_s:.0f} s")

@@ -9,12 +9,12 @@ import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from troupe.common import system
 from troupe.common.errors import ConfigError, TroupeError
 from troupe.common.families import EXTRAS
 from troupe.common.installation import install_command
@@ -48,13 +48,13 @@ class Deadline:
 
     def __init__(self, seconds: float | None) -> None:
         """Start now; `None` means without a limit."""
-        self.started = time.monotonic()
+        self.started = system.monotonic()
         self.seconds = seconds
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the start."""
-        return time.monotonic() - self.started
+        return system.monotonic() - self.started
 
     @property
     def remaining_s(self) -> float:
@@ -107,7 +107,7 @@ class StopSignal:
         self._former = {}
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         if now_s - self._counted_s < _TOGETHER_S:
             return
         self._counted_s = now_s
@@ -165,7 +165,7 @@ class StallWatchdog:
 
     def beat(self) -> None:
         """Say that the loop is alive; costs one clock read except a few times per `limit_s`."""
-        now = time.monotonic()
+        now = system.monotonic()
         if now - self._armed_at > self._limit_s / 8 and not StallWatchdog._exit_is_armed:
             self._armed_at = now
             faulthandler.dump_traceback_later(self._limit_s, repeat=True)

@@ -6,11 +6,11 @@ import argparse
 import contextlib
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from troupe.common import system
 from troupe.common.errors import ConfigError
 
 _FORMAT = "%(asctime)s %(levelname)-7s {service}: %(message)s"
@@ -138,7 +138,7 @@ class Throttle:
 
     def __call__(self, key: object = None) -> bool:
         """Return True the first time, and again when the period is over."""
-        now = time.monotonic()
+        now = system.monotonic()
         if now - self._last.get(key, -float("inf")) < self._period_s:
             return False
         if len(self._last) >= 10_000:  # keys may come from peers: bound what they can make us remember

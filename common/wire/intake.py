@@ -16,7 +16,6 @@ import math
 import os
 import socket as tcp
 import termios
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
+from troupe.common import system
 from troupe.common.runtime.logging import Throttle
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -118,7 +118,7 @@ class Intake:
 
     def look(self, counts: Counter[str]) -> None:
         """Cut what has to be cut, if it is time to look, and count it as `CUT`."""
-        began_s = time.monotonic()
+        began_s = system.monotonic()
         if not self._port or began_s < self._due_s:
             return
         self._measure()
@@ -132,7 +132,7 @@ class Intake:
             fd, largest = watched.pop()
             total -= largest.kept
             counts[CUT] += self._cut(fd, largest, why)
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         self._due_s = now_s + max(PERIOD_S, 20 * (now_s - began_s))
 
     def _too_much(self, largest: int, total: int, limit: int) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import zmq
 
+from troupe.common import system
 from troupe.common.errors import AuthError
 from troupe.common.runtime.logging import Throttle
 from troupe.common.wire import sockets
@@ -36,7 +35,7 @@ _numbers = itertools.count(1)
 
 def new_incarnation() -> int:
     """A random number to name a process by, positive and below 2^63."""
-    return (int.from_bytes(os.urandom(8), "little") >> 1) | 1
+    return system.random.getrandbits(63) | 1
 
 
 class Link:
@@ -126,7 +125,7 @@ class Link:
             self._ctx, self.endpoint, identity, self.security, hwm=self._hwm, watch=self._watch
         )
         self.connection += 1
-        self.heard_s = time.monotonic()
+        self.heard_s = system.monotonic()
         self.refusal = ""
 
     def close(self, linger_s: float) -> None:
@@ -157,7 +156,7 @@ class Link:
         if frames is None:
             return None
         message = decode(frames)
-        self.heard_s = time.monotonic()
+        self.heard_s = system.monotonic()
         self.silent = False
         self.refusal = ""
         return message
@@ -186,7 +185,7 @@ class Link:
     @property
     def silent_s(self) -> float:
         """Seconds since the server was heard, counted while something is awaited of it."""
-        return time.monotonic() - max(self.heard_s, self._awaited_s)
+        return system.monotonic() - max(self.heard_s, self._awaited_s)
 
     def welcomed(self) -> None:
         """Note that the server serves us: the next silence is borne for `liveness_s` again."""
@@ -204,7 +203,7 @@ class Link:
             waiting: something is awaited of the server; only then does silence mean anything.
         """
         self._check_keys()
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         if not waiting:
             self._awaited_s = now_s
         if self.refusal:
@@ -234,7 +233,7 @@ class Link:
             if not self._retry_auth:
                 raise
             if not self.refusal:
-                self.refusal, self._retry_s = str(error), time.monotonic() + RETRY_AUTH_S
+                self.refusal, self._retry_s = str(error), system.monotonic() + RETRY_AUTH_S
             if self._throttle("keys"):
                 _log.warning("%s does without %s: %s", self._name, self, error)
 
@@ -251,13 +250,13 @@ class Question:
 
     message: Message
     again_s: float = math.inf
-    asked_s: float = field(default_factory=time.monotonic)
+    asked_s: float = field(default_factory=lambda: system.monotonic())
     _connection: int = 0
     _sent_s: float = 0.0
 
     def send(self, link: Link) -> bool:
         """Send it if that is due; False where it is due and cannot be sent now."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         if self._connection == link.connection and now_s - self._sent_s <= self.again_s:
             return True
         if not sockets.send(link.socket, self.message):

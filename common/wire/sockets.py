@@ -10,17 +10,16 @@ import contextlib
 import errno
 import ipaddress
 import os
-import random
 import re
 import select
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import zmq
 
+from troupe.common import system
 from troupe.common.errors import ConfigError
 from troupe.common.wire.codec import DEFAULT, Buffer, Limits, Message, decode, encode
 from troupe.common.wire.security import zap
@@ -222,7 +221,7 @@ class Backoff:
         """The next pause, in seconds."""
         pause_s, self._next_s = self._next_s, min(self._next_s * 2, self._last_s)
         # Jitter keeps a hundred actors from knocking on a restarted learner's door at one instant.
-        return pause_s * random.uniform(0.75, 1.25)
+        return pause_s * system.random.uniform(0.75, 1.25)
 
     def reset(self) -> None:
         """Start again from the first pause, after a success."""
@@ -234,17 +233,17 @@ class WaitLog:
 
     def __init__(self, period_s: float = 10.0, first_s: float = 2.0) -> None:
         self._period_s = period_s
-        self._start_s = time.monotonic()
+        self._start_s = system.monotonic()
         self._due_s = self._start_s + min(first_s, period_s)
 
     @property
     def waited_s(self) -> float:
         """Seconds since this wait began."""
-        return time.monotonic() - self._start_s
+        return system.monotonic() - self._start_s
 
     def due(self) -> bool:
         """Whether it is time for another line."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         if now_s < self._due_s:
             return False
         self._due_s = now_s + self._period_s

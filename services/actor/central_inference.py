@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
+from troupe.common import system
 from troupe.common.config import Config
 from troupe.common.envs import VectorEnv, make_vector
 from troupe.common.envs.transfer import pack_start, pack_step
@@ -120,10 +120,10 @@ class CentralActing:
 
     def round(self) -> None:
         """Step the groups whose actions have come, waiting for at most `ROUND_S`; or hold those back."""
-        began_s = time.perf_counter()
+        began_s = system.perf_counter()
         answers = self._held + self._asking.poll(0 if self._held else round(ROUND_S * 1000))
         self._held = []
-        self.timing.inference_s += time.perf_counter() - began_s
+        self.timing.inference_s += system.perf_counter() - began_s
         if not answers:
             self._say_who_waits()
             return
@@ -142,9 +142,9 @@ class CentralActing:
         if fault:
             raise PeerError(f"the learner chose {fault}: it should be actions of {len(group.slots)} slots")
         self.version = answer.version
-        began_s = time.perf_counter()
+        began_s = system.perf_counter()
         step = group.env.step(actions)
-        stepped_s = time.perf_counter()
+        stepped_s = system.perf_counter()
         group.obs = step.obs
         self._asking.go_on(answer.group, pack_step(step, group.env.spec.stack))
         timing.take(step.episodes, group.slots)
@@ -152,7 +152,7 @@ class CentralActing:
         self._control.report_steps(timing.steps)
         timing.calls += 1
         timing.env_s += stepped_s - began_s
-        timing.accumulate_s += time.perf_counter() - stepped_s
+        timing.accumulate_s += system.perf_counter() - stepped_s
 
     def _say_who_waits(self) -> None:
         self._wait_log = self._wait_log or WaitLog()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 
 import numpy as np
 import torch
 
+from troupe.common import system
 from troupe.common.agents import Agent, make_agent
 from troupe.common.agents.hindsight import Hindsight, hindsight_of
 from troupe.common.agents.pace import HELD_LIMIT_S, Pace
@@ -47,7 +47,7 @@ class Rollout:
         self.timing = timing or Timing()
         self._agent = agent
         seeds = np.random.SeedSequence(seed).generate_state(2)
-        self._rng = np.random.default_rng(int(seeds[0]))
+        self._rng = system.generator(int(seeds[0]))
         self._slots = Slots(agent, env.reset(int(seeds[1])), chunk_steps, hindsight, pace)
         self._numbers = list(range(env.num_slots))
 
@@ -68,11 +68,11 @@ class Rollout:
 
     def step(self, version: int) -> list[Chunk]:
         """One step of every slot with the current parameters, number `version`; the chunks it completed."""
-        start = time.perf_counter()
+        start = system.perf_counter()
         act = self._agent.act(self._slots.inputs, self._slots.epsilons, self._rng)
-        acted = time.perf_counter()
+        acted = system.perf_counter()
         step = self.env.step(act.action)
-        stepped = time.perf_counter()
+        stepped = system.perf_counter()
         chunks = self._slots.take(act, step, version)
         timing = self.timing
         timing.take(step.episodes, self._numbers)
@@ -80,7 +80,7 @@ class Rollout:
         timing.calls += 1
         timing.inference_s += acted - start
         timing.env_s += stepped - acted
-        timing.accumulate_s += time.perf_counter() - stepped
+        timing.accumulate_s += system.perf_counter() - stepped
         return chunks
 
     def flush(self) -> list[Chunk]:
@@ -187,7 +187,7 @@ class LocalActing:
         if self._pace is None or not self._pace.holds(self.version):
             self._held_since_s = None
             return False
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         self._held_since_s = self._held_since_s or now_s
         if now_s - self._held_since_s > HELD_LIMIT_S:
             _log.info("%s acts on with version %d: no newer one came", self._place.name, self.version)
@@ -197,7 +197,7 @@ class LocalActing:
             self._load(params)
         else:
             self._outbox.pump(HELD_MS)
-            time.sleep(HELD_MS / 1000)
+            system.sleep(HELD_MS / 1000)
         return self._pace.holds(self.version)
 
     def _say_who_waits(self) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection
 from pathlib import Path
 
+from troupe.common import system
 from troupe.common.config import config_from_dict
 from troupe.common.errors import PeerError
 from troupe.common.permits import check_modules
@@ -167,7 +167,7 @@ class ActorService:
             if wait_log.due():
                 waits_for = self._acting.waits_for
                 _log.info("%s waits for the first %s since %.0f s", self._name, waits_for, wait_log.waited_s)
-            time.sleep(0.02)
+            system.sleep(0.02)
 
     # -- in every round --
 

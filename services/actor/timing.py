@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from troupe.common import system
 from troupe.common.envs import Episode, means_told
 from troupe.common.wire.control.messages import Game, TelemetryFields
 
@@ -48,7 +48,7 @@ class Blocked:
 
     def set(self, blocked: bool) -> None:
         """Say whether it stands still now; to be said again in every round."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         if blocked and self._last_s is not None:
             self._timing.blocked_s += now_s - self._last_s
         self._last_s = now_s if blocked else None
@@ -59,12 +59,12 @@ class TimingReports:
 
     def __init__(self, period_s: float = 2.0) -> None:
         self._period_s = period_s
-        self._last_s = time.monotonic()
+        self._last_s = system.monotonic()
         self._last = Timing()
 
     def due(self) -> bool:
         """Whether it is time for a report."""
-        return time.monotonic() - self._last_s >= self._period_s
+        return system.monotonic() - self._last_s >= self._period_s
 
     def report(self, timing: Timing, staleness: int) -> tuple[dict[str, float], TelemetryFields]:
         """Metrics and other fields since the last report; takes the episodes out of `timing`.
@@ -72,7 +72,7 @@ class TimingReports:
         `actor/steps` and `actor/insert_blocked_s` are totals since the process started, so that a lost
         report does no harm; the rest are means over the time since the last one.
         """
-        now, last = time.monotonic(), self._last
+        now, last = system.monotonic(), self._last
         elapsed = max(1e-9, now - self._last_s)
         calls = max(1, timing.calls - last.calls)
         metrics = {

@@ -8,9 +8,9 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 
+from troupe.common import system
 from troupe.common.envs import VectorEnv
 from troupe.common.envs.calls import RESET
 from troupe.common.runtime.lifecycle import INTERNAL_ERROR
@@ -45,8 +45,8 @@ class EnvWatch:
         ] = {}  # how long, which call, patience
         self._for_good = ""
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="env-watch", daemon=True)
+        self._stopped = system.Event()
+        self._thread = system.Thread(target=self._run, name="env-watch", daemon=True)
         self._thread.start()
 
     def metrics(self) -> dict[str, float]:
@@ -63,7 +63,7 @@ class EnvWatch:
             if trouble:
                 self._report(self.metrics(), _printable(trouble[-1]))
             if self._for_good:
-                time.sleep(PERIOD_S)  # for the report to leave
+                system.sleep(PERIOD_S)  # for the report to leave
                 _end(self._for_good)
 
     def close(self) -> None:
@@ -73,9 +73,9 @@ class EnvWatch:
         self.look()
 
     def _run(self) -> None:
-        before_s, period_s = time.monotonic(), min(PERIOD_S, self._stall_s / 4)
+        before_s, period_s = system.monotonic(), min(PERIOD_S, self._stall_s / 4)
         while not self._stopped.wait(period_s):
-            now_s = time.monotonic()
+            now_s = system.monotonic()
             self.look(min(now_s - before_s, 2 * period_s))
             before_s = now_s
 

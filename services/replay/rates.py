@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from troupe.common import system
 from troupe.common.wire import messages
 from troupe.common.wire.codec import WireError, encode
 from troupe.services.replay.requests import RequestHandlers
@@ -34,13 +34,13 @@ class Rates:
     def __init__(self, replay: Replay, requests: RequestHandlers) -> None:
         self._replay = replay
         self._requests = requests
-        self._start_s = self._last_s = time.monotonic()
+        self._start_s = self._last_s = system.monotonic()
         self._last = self._totals()
         self._rates = dict.fromkeys(self._last, 0.0)
 
     def due(self) -> bool:
         """Whether a second is over; then the rates are new."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         span_s = now_s - self._last_s
         if span_s < PERIOD_S:
             return False
@@ -111,8 +111,8 @@ class Rates:
         replay, requests = self._replay, self._requests
         counters = {name: value for name, value in vars(replay.counters).items() if isinstance(value, int)}
         return {
-            "uptime_s": time.monotonic() - self._start_s,
-            "cpu_s": time.process_time(),
+            "uptime_s": system.monotonic() - self._start_s,
+            "cpu_s": system.process_time(),
             "run": replay.run,
             "chunks": replay.store.chunks if replay.store else 0,
             "bytes": replay.store.used_bytes if replay.store else 0,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec import UNSET
 
+from troupe.common import system
 from troupe.common.data.inserts import GapError, HeldError, Insert
 from troupe.common.errors import RefusedError
 from troupe.common.wire import messages, sockets
@@ -121,7 +121,7 @@ class RequestHandlers:
     def serve_parked(self) -> None:
         """Answer parked requests that can be served now, in order, and those that have waited too long."""
         self._replay.expire_leases()
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         blocked: dict[tuple[tuple[str, int], ...], str] = {}
         for _ in range(len(self._parked)):
             parked = self._parked.popleft()
@@ -152,7 +152,7 @@ class RequestHandlers:
         changed = before.keys() ^ self.paused.keys()
         if not changed:
             return
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         for name in changed:
             if name in self.paused:
                 self._paused_since_s[name] = now_s
@@ -166,7 +166,7 @@ class RequestHandlers:
     def blocked_s(self, table: str) -> float:
         """Seconds that the writers of ``table`` had to pause, until now."""
         since_s = self._paused_since_s.get(table)
-        return self._blocked_s[table] + (time.monotonic() - since_s if since_s is not None else 0.0)
+        return self._blocked_s[table] + (system.monotonic() - since_s if since_s is not None else 0.0)
 
     # ---------------------------------------------------------------- one message type each
 
@@ -201,7 +201,7 @@ class RequestHandlers:
         self.server.send(peer, error, insert.sequence)
 
     def _sample(self, envelope: Envelope, body: messages.Sample) -> None:
-        parked = Parked(envelope, body, body.counts(), time.monotonic() + PARK_S)
+        parked = Parked(envelope, body, body.counts(), system.monotonic() + PARK_S)
         peer = envelope.peer
         if self._parked or self._unread.blocked(peer) or self._try(parked) is not None:
             if self._parked_by_peer[peer] >= MAX_PARKED_PER_PEER:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 
+from troupe.common import system
 from troupe.common.data.sample import Sample
 from troupe.services.replay.storage.replay import Replay
 from troupe.services.replay.storage.table import Table
@@ -54,12 +54,12 @@ class Statistics:
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
-        self._rng = np.random.default_rng()
+        self._rng = system.generator()
         self._ages = {name: Histogram(AGE_BOUNDS_S) for name in replay.tables}
         self._staleness = {name: Histogram(STALENESS_BOUNDS) for name in replay.tables}
         live = replay.store.live()["version"] if replay.store else np.zeros(0, np.int64)
         self._newest = self._newest_before = int(live.max(initial=0))
-        self._epoch_s = time.monotonic()
+        self._epoch_s = system.monotonic()
         self._told: dict[str, tuple[float, dict[str, dict[str, float]]]] = {}
 
     @property
@@ -69,14 +69,14 @@ class Statistics:
 
     def inserted(self, version: int) -> None:
         """Note the version of an insert."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         if now_s - self._epoch_s > EPOCH_S:
             self._newest_before, self._newest, self._epoch_s = self._newest, 0, now_s
         self._newest = max(self._newest, version)
 
     def sampled(self, sample: Sample) -> None:
         """Count a batch."""
-        at, now_s = 0, time.time()
+        at, now_s = 0, system.time()
         for share in sample.shares:
             rows = slice(at, at + share.count)
             self._ages[share.table].observe(now_s - sample.times_s[rows])
@@ -105,11 +105,11 @@ class Statistics:
 
     def quantiles(self, name: str) -> dict[str, dict[str, float]]:
         """Quantiles of the priorities, ages (in seconds) and staleness (in versions) of the items."""
-        began_s = time.monotonic()
+        began_s = system.monotonic()
         until_s, found = self._told.get(name, (0.0, {}))
         if began_s >= until_s:  # a client may ask for the status again and again
             found = self._look(name)
-            took_s = time.monotonic() - began_s
+            took_s = system.monotonic() - began_s
             self._told[name] = (began_s + (20 * took_s if took_s > CHEAP_S else 0.0), found)
         return found
 
@@ -119,7 +119,7 @@ class Statistics:
         found = {"priority": _quantiles(table.priorities(slots))}
         if store is not None:
             rows = table.items(slots)["row"]
-            found["age_s"] = _quantiles(time.time() - store.times_s[rows])
+            found["age_s"] = _quantiles(system.time() - store.times_s[rows])
             found["staleness"] = _quantiles(np.maximum(self.newest_version - store.versions[rows], 0))
         return found
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.replay.storage.replays import open_replay
+from troupe.common import system
 from troupe.common.data.arena import Arena
 from troupe.common.data.columns import Payload
 from troupe.common.data.inserts import Insert
@@ -119,7 +120,7 @@ def test_a_chunk_that_has_left_is_noticed(tmp_path, monkeypatch):
 def test_chunks_are_kept_for_readers_for_a_while(tmp_path, monkeypatch):
     """Though their items have left the table; and no longer, and not where there is no room."""
     now_s = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(system, "monotonic", lambda: now_s[0])
     replay = fill(tmp_path, capacity=40)
     arena = Arena(tmp_path)
     first = places(replay)

@@ -82,7 +82,7 @@ def test_quantiles_of_a_large_table_are_those_of_some_items(tmp_path):
 
 def test_versions_of_an_abandoned_future_are_forgotten(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("troupe.services.replay.statistics.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("troupe.services.replay.statistics.system.monotonic", lambda: now[0])
     statistics = Statistics(filled(tmp_path, "a:capacity=200"))
     statistics.inserted(500)
     statistics.inserted(20)

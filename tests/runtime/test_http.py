@@ -107,7 +107,7 @@ def test_silent_clients_keep_nobody_from_an_answer():
 
 def test_health_follows_the_reports(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(health.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(health.system, "monotonic", lambda: now[0])
     monkeypatch.setattr(health, "_reported_at", None)
     assert health.healthy()[0]
     assert not health.ready()[0]

@@ -1,7 +1,6 @@
 """A client's connection to one server, against real ROUTERs. Only the link's own clock is the test's."""
 
 import contextlib
-import random
 import socket as tcp
 import threading
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.harness import LOOPBACK, until
+from troupe.common import system
 from troupe.common.errors import AuthError, ConfigError
 from troupe.common.wire import link as module
 from troupe.common.wire import messages, sockets
@@ -28,8 +28,9 @@ def clock(monkeypatch):
     """The time of links, which passes where a test says so."""
     clock = SimpleNamespace(now_s=1000.0)
     clock.monotonic = lambda: clock.now_s
-    monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(random, "uniform", lambda least, most: 1.0)  # no jitter
+    clock.random = system.random
+    monkeypatch.setattr(module, "system", clock)
+    monkeypatch.setattr(system.random, "uniform", lambda least, most: 1.0)  # no jitter
     return clock
 
 

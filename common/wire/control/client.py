@@ -7,17 +7,13 @@ but for `join`, `wait_params` and `close`, return at once.
 from __future__ import annotations
 
 import logging
-import os
-import socket as host_socket
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from troupe.common import installation
+from troupe.common import installation, system
 from troupe.common.errors import PeerError
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import WireError, encode
@@ -80,8 +76,8 @@ class ControlClient:
             incarnation=incarnation,
             slots_wanted=slots_wanted,
             replay_endpoint=replay_endpoint or "",
-            host=host_socket.gethostname(),
-            pid=os.getpid(),
+            host=system.hostname(),
+            pid=system.pid(),
             software=f"troupe {installation.version()}",
         )
         self._membership = Membership(
@@ -95,7 +91,7 @@ class ControlClient:
             relay_directory=relay_directory,
             relay_patience_s=relay_patience_s,
         )
-        self._thread: threading.Thread | None = None
+        self._thread: system.Thread | None = None
 
     def join(self, timeout_s: float | None = None) -> Welcome:
         """Join the run and wait to be welcome.
@@ -105,7 +101,7 @@ class ControlClient:
         """
         timeout_s = self._connect_timeout_s if timeout_s is None else timeout_s
         if self._thread is None:
-            self._thread = threading.Thread(
+            self._thread = system.Thread(
                 target=self._membership.run, name=f"control-{self.name}", daemon=True
             )
             self._thread.start()
@@ -131,9 +127,9 @@ class ControlClient:
     def join_unless(self, stopped: Callable[[], bool], timeout_s: float | None = None) -> Welcome | None:
         """Join as `join` does, but return None as soon as `stopped()` is true (a signal has come)."""
         timeout_s = self._connect_timeout_s if timeout_s is None else timeout_s
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = system.monotonic() + timeout_s
         while not stopped():
-            left_s = max(0.0, deadline_s - time.monotonic())
+            left_s = max(0.0, deadline_s - system.monotonic())
             try:
                 return self.join(min(left_s, _JOIN_SLICE_S))
             except PeerError:
@@ -252,7 +248,7 @@ class ControlClient:
     def wait_params(self, timeout_s: float, newer_than: int = -1) -> Params:
         """Fetch the newest parameters, and wait for them. Raises `PeerError` after `timeout_s`."""
         member = self._member
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = system.monotonic() + timeout_s
         wait_log = sockets.WaitLog()
         target = member.state  # what is published meanwhile need not be waited for
 
@@ -265,12 +261,12 @@ class ControlClient:
         while True:
             self.want_params()
             with self._changed:
-                pause_s = min(0.5, max(0.0, deadline_s - time.monotonic()))
+                pause_s = min(0.5, max(0.0, deadline_s - system.monotonic()))
                 self._changed.wait_for(lambda: member.failure or ready(), pause_s)
                 self.check()
                 if ready() and member.params is not None:
                     return self._deliver(member.params)
-            if time.monotonic() >= deadline_s or self._membership.stopped.is_set():
+            if system.monotonic() >= deadline_s or self._membership.stopped.is_set():
                 why = "it has published none that is newer" if member.connected else "it does not answer"
                 raise PeerError(
                     f"{self.name} got no parameters from the learner at {self._endpoint}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from troupe.common import system
 from troupe.common.errors import TroupeError
 from troupe.common.wire.codec import Buffer
 from troupe.common.wire.control.messages import State, Welcome
@@ -92,7 +92,7 @@ class Member:
     """
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.changed = system.Condition()
         self.welcome: Welcome | None = None
         self.state = RunState()
         self.shards: list[str] = []

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
-import time
 from pathlib import Path
 
 import msgspec
 import zmq
 from msgspec import UNSET
 
+from troupe.common import system
 from troupe.common.errors import AuthError, ConfigError, PeerError, TroupeError
 from troupe.common.runtime.logging import Throttle
 from troupe.common.wire import messages, sockets
@@ -54,7 +53,7 @@ class Membership:
         """
         self.bye_reason = ""
         self.hello = hello
-        self.stopped = threading.Event()
+        self.stopped = system.Event()
         self.waker = sockets.Waker()
         self._ctx = ctx
         self._member = member
@@ -132,7 +131,7 @@ class Membership:
                     "%s waits for %s since %.0f s (%s)",
                     *(self._name, link, wait_log.waited_s, member.waiting_for),
                 )
-            now_s = time.monotonic()
+            now_s = system.monotonic()
             unsent = now_s >= hello_s
             if unsent and self._request(hello := self._former(member)):
                 wanted = hello.slots_wanted
@@ -154,7 +153,7 @@ class Membership:
             member.waiting_for = error.detail
             if error.kind not in messages.RETRY_KINDS:
                 raise self._refusal(error)
-            hello_s = time.monotonic() + self._heartbeat_s
+            hello_s = system.monotonic() + self._heartbeat_s
         return None
 
     def _welcome(self, message: Message) -> Welcome:
@@ -209,14 +208,14 @@ class Membership:
                     *(self._name, link, link.silent_s),
                 )
                 return
-            now_s = time.monotonic()
+            now_s = system.monotonic()
             if now_s >= heartbeat_s or self._member.steps_wanted:
                 self._send_heartbeat()
                 heartbeat_s = now_s + self._heartbeat_s
             self._send_telemetry()
             if now_s >= params_s:
                 params_s = now_s + self._ask_for_params()
-            poller.poll(max(1, math.ceil((heartbeat_s - time.monotonic()) * 1000)))
+            poller.poll(max(1, math.ceil((heartbeat_s - system.monotonic()) * 1000)))
             self.waker.clear()
             for message in link.receive():
                 if message.type == messages.Params.TYPE:

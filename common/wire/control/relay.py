@@ -11,11 +11,11 @@ import fcntl
 import logging
 import os
 import tempfile
-import time
 from pathlib import Path
 
 import zmq
 
+from troupe.common import system
 from troupe.common.errors import ConfigError
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message, WireError, decode
@@ -118,7 +118,7 @@ class HostRelay:
 
     def ask(self, version: int, request_id: int) -> bool:
         """Ask the relay for parameters newer than `version`; False where the learner has to be asked."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         if self._in_flight:
             self._in_flight = False
             _log.info("%s: the relay of this host does not answer: asking the learner", self._name)

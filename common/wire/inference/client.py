@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from troupe.common import system
 from troupe.common.errors import AuthError, ConfigError
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message, WireError
@@ -145,7 +145,7 @@ class InferenceClient:
 
     def _due_again(self) -> list[Answer]:
         """Groups that were refused a while ago."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         due = [group for group, asked in self._asked.items() if 0 < asked.refused_until_s <= now_s]
         for group in due:
             del self._asked[group]
@@ -185,7 +185,9 @@ class InferenceClient:
         asked = self._asked.pop(group)
         self._carried_out[group] = message.request_id
         self.wait_reason = ""
-        return Answer(group, np.array(body.actions), body.version, time.monotonic() - asked.question.asked_s)
+        return Answer(
+            group, np.array(body.actions), body.version, system.monotonic() - asked.question.asked_s
+        )
 
     def _on_error(self, group: int | None, message: Message) -> Answer | None:
         body = messages.Error.of(message)
@@ -200,7 +202,7 @@ class InferenceClient:
             del self._asked[group]
             return Answer(group, None)
         self.wait_reason = detail
-        self._asked[group].refused_until_s = time.monotonic() + AGAIN_S
+        self._asked[group].refused_until_s = system.monotonic() + AGAIN_S
         if kind not in (messages.UNKNOWN_PEER, messages.NOT_LEASED):
             self._link.bad(WireError(kind, detail))
         return None

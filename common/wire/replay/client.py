@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -14,6 +12,7 @@ import zmq
 from msgspec import UNSET
 from numpy.typing import ArrayLike
 
+from troupe.common import system
 from troupe.common.data.packing import Packer
 from troupe.common.data.schema import Chunk, FieldSpec, with_arrays
 from troupe.common.errors import CheckpointError, ConfigError, PeerError, TroupeError
@@ -200,8 +199,8 @@ class ReplayClient(Sampler):
 
     def receive(self, timeout_s: float) -> SampleBatch | None:
         """The next batch that was requested, unpacked; None after ``timeout_s`` (see ``wait_reason``)."""
-        deadline_s = time.monotonic() + timeout_s
-        while self._wait_until(lambda: bool(self._batches), deadline_s - time.monotonic()):
+        deadline_s = system.monotonic() + timeout_s
+        while self._wait_until(lambda: bool(self._batches), deadline_s - system.monotonic()):
             message, request = self._batches.popleft()
             try:
                 batch = self._reader.read(message, request.shares)
@@ -282,8 +281,8 @@ class ReplayClient(Sampler):
         Returns:
             The fields of SNAPSHOT_OK. Raises CheckpointError where the copy could not be written.
         """
-        deadline_s = time.monotonic() + timeout_s
-        question = messages.SnapshotRequest(destination=destination, token=secrets.token_hex(8))
+        deadline_s = system.monotonic() + timeout_s
+        question = messages.SnapshotRequest(destination=destination, token=system.random.randbytes(8).hex())
         while True:
             answer = self._ask(question, min(timeout_s, SNAPSHOT_PATIENCE_S))
             progress = messages.SnapshotOk.of(answer)
@@ -291,7 +290,7 @@ class ReplayClient(Sampler):
                 raise CheckpointError(f"no snapshot in {destination}: {progress.detail}")
             if progress.state == "done":
                 return answer.fields
-            if time.monotonic() > deadline_s:
+            if system.monotonic() > deadline_s:
                 raise PeerError(f"the snapshot in {destination} is not complete after {timeout_s:g} s")
             self._wait_until(lambda: False, 0.2)
 
@@ -300,10 +299,10 @@ class ReplayClient(Sampler):
         self._questions += 1
         self._question = self._questions
         self._answer = None
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = system.monotonic() + timeout_s
         pending, session = Question(question.message(self._question)), self._session
         try:
-            while self._answer is None and time.monotonic() < deadline_s:
+            while self._answer is None and system.monotonic() < deadline_s:
                 if session != self._session:  # a new process: the question went with the old one
                     session = self._session
                     pending.repeat()
@@ -356,9 +355,9 @@ class ReplayClient(Sampler):
         self._link.close(linger_s)
 
     def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = system.monotonic() + timeout_s
         while not condition():
-            left_s = deadline_s - time.monotonic()
+            left_s = deadline_s - system.monotonic()
             if left_s <= 0:
                 self.poll(0)
                 return condition()

@@ -10,14 +10,15 @@ them anew.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import logging
 import os
 import re
-import secrets
 import stat
 from pathlib import Path
 from typing import Any
 
+from troupe.common import system
 from troupe.common.data.arena import Arena
 from troupe.common.errors import ConfigError
 
@@ -44,7 +45,7 @@ class SharedFiles:
 
     def __init__(self, folder: Path) -> None:
         """Write a new token in ``folder``."""
-        self._token = secrets.token_hex(16)
+        self._token = system.random.randbytes(16).hex()
         self.offer: dict[str, str] = {}
         host = boot_id()
         if not host:
@@ -60,7 +61,7 @@ class SharedFiles:
 
     def is_same_host(self, token: str) -> bool:
         """Whether a peer that says ``token`` has these very files."""
-        return bool(self.offer) and secrets.compare_digest(token.encode(), self._token.encode())
+        return bool(self.offer) and hmac.compare_digest(token.encode(), self._token.encode())
 
 
 class PeerFiles:

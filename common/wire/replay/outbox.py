@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 
+from troupe.common import system
 from troupe.common.data.schema import Chunk
 from troupe.common.data.table_config import TableConfig
 from troupe.common.wire.replay.client import ReplayClient
@@ -47,9 +47,9 @@ class Outbox:
         for chunk in chunks:
             chunk.more |= dict.fromkeys(self._others, chunk.items)
         self._waiting.extend(chunks)
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = system.monotonic() + timeout_s
         self.pump()
-        while self._waiting and (left_s := deadline_s - time.monotonic()) > 0:
+        while self._waiting and (left_s := deadline_s - system.monotonic()) > 0:
             self.pump(min(left_s * 1000 + 1, 50))
         return not self._waiting
 
@@ -72,14 +72,14 @@ class Outbox:
         Once all shards answer and none has taken or acknowledged anything for ``PATIENCE_S``, a limiter holds
         what there is: with the learner gone it will not give way, so there is nothing to wait for.
         """
-        deadline_s = time.monotonic() + timeout_s
-        left, changed_s = self._left(), time.monotonic()
-        while left and time.monotonic() < deadline_s:
+        deadline_s = system.monotonic() + timeout_s
+        left, changed_s = self._left(), system.monotonic()
+        while left and system.monotonic() < deadline_s:
             self.pump(timeout_ms=50)
             before, left = left, self._left()
             if left != before:
-                changed_s = time.monotonic()
-            if self._client.paused and time.monotonic() - changed_s > PATIENCE_S:
+                changed_s = system.monotonic()
+            if self._client.paused and system.monotonic() - changed_s > PATIENCE_S:
                 break
         return left
 

@@ -7,13 +7,13 @@ ping and is not answered by then got lost, and is sent again.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from msgspec import UNSET
 
+from troupe.common import system
 from troupe.common.wire import messages
 from troupe.common.wire.body import Body
 from troupe.common.wire.link import Link
@@ -45,7 +45,7 @@ class Pings:
 
     def send(self, link: Link, *, asking: bool) -> None:
         """Ask a server that has not been heard for a while; with ``asking`` any other, too."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         if now_s - self._tried_s >= PING_S and (
             asking or not self._tried_s or now_s - link.heard_s >= PING_S
         ):
@@ -167,13 +167,13 @@ class SampleRequests:
         """
         request = request or self._requests.get(number)
         if request is not None:
-            request.sent_at_ping, request.not_before_s = NOT_SENT, time.monotonic() + pause_s
+            request.sent_at_ping, request.not_before_s = NOT_SENT, system.monotonic() + pause_s
             request.given_up = not self._retry_samples
             self._requests[number] = request
 
     def take_turned_down(self) -> list[int]:
         """Forget the requests that are not to be sent again; their numbers."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         numbers = [n for n, each in self._requests.items() if each.given_up and now_s >= each.not_before_s]
         for number in numbers:
             del self._requests[number]
@@ -185,7 +185,7 @@ class SampleRequests:
 
     def overdue(self, patience_s: float) -> bool:
         """Whether one was sent so long ago that it, or its answer, may have got lost."""
-        before_s = time.monotonic() - patience_s
+        before_s = system.monotonic() - patience_s
         return any(
             each.sent_at_ping != NOT_SENT and each.sent_s < before_s for each in self._requests.values()
         )
@@ -204,7 +204,7 @@ class SampleRequests:
 
     def send(self, send: Send, pings: int, token_of: Callable[[SampleRequest], str]) -> None:
         """Send what has not been sent, with the token ``token_of`` it, which is noted."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         for number, request in self._requests.items():
             if request.sent_at_ping != NOT_SENT or request.given_up or now_s < request.not_before_s:
                 continue
@@ -217,4 +217,4 @@ class SampleRequests:
                 body = messages.Sample(shares=shares, plain=True, token=token)
             if not send(body, number):
                 return
-            request.sent_at_ping, request.sent_s = pings, time.monotonic()
+            request.sent_at_ping, request.sent_s = pings, system.monotonic()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ import numpy as np
 import zmq
 from numpy.typing import ArrayLike
 
+from troupe.common import system
 from troupe.common.data.sample import Share
 from troupe.common.data.schema import Chunk, FieldSpec
 from troupe.common.errors import PeerError
@@ -128,7 +128,7 @@ class ShardedReplayClient(Sampler):
         self._shards: dict[str, _Shard] = {}
         self._gone: dict[str, ReplayClient] = {}
         self._unassigned: deque[_Wanted] = deque()
-        self._draws = np.random.default_rng(seed).random()
+        self._draws = system.generator(seed).random()
         self._turn = 0
         self._throttle = Throttle(_LOG_PERIOD_S)
         self.set_shards(shards)
@@ -213,8 +213,8 @@ class ShardedReplayClient(Sampler):
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until every insert is acknowledged; False where some are not after ``timeout_s``."""
-        deadline_s = time.monotonic() + timeout_s
-        done = [client.flush(deadline_s - time.monotonic()) for client in self._clients()]
+        deadline_s = system.monotonic() + timeout_s
+        done = [client.flush(deadline_s - system.monotonic()) for client in self._clients()]
         return all(done)  # each of them had its turn
 
     # ---------------------------------------------------------------- sampling
@@ -258,7 +258,7 @@ class ShardedReplayClient(Sampler):
         Its ``probabilities``, ``table_items`` and ``total_priority`` are those over all shards that it could
         have come from, and its ``min_probabilities`` are the least in the last batches of these.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = system.monotonic() + timeout_s
         while True:
             for endpoint, shard in sorted(self._shards.items(), key=lambda each: -len(each[1].wanted)):
                 batch = shard.client.receive(0)
@@ -269,7 +269,7 @@ class ShardedReplayClient(Sampler):
                 if batch is not None and self._complete(endpoint, shard, batch):
                     return batch
             self._look_after()
-            left_s = deadline_s - time.monotonic()
+            left_s = deadline_s - system.monotonic()
             if left_s <= 0:
                 return None
             self.poll(min(left_s * 1000 + 1, 200))
@@ -298,11 +298,11 @@ class ShardedReplayClient(Sampler):
 
     def status(self, timeout_s: float = 5.0) -> dict[str, dict[str, Any]]:
         """`ReplayClient.status` of every shard that answers, by address. Raises PeerError where none does."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = system.monotonic() + timeout_s
         found, silent = {}, NO_SHARD
         for endpoint, shard in self._shards.items():
             try:
-                found[endpoint] = shard.client.status(max(deadline_s - time.monotonic(), 0.1))
+                found[endpoint] = shard.client.status(max(deadline_s - system.monotonic(), 0.1))
             except PeerError as error:
                 silent = str(error)
         if not found:
@@ -330,7 +330,7 @@ class ShardedReplayClient(Sampler):
             clients[0].poll(timeout_ms)
             return
         if not clients:
-            time.sleep(timeout_ms / 1000)
+            system.sleep(timeout_ms / 1000)
         elif timeout_ms:
             poller = zmq.Poller()
             for socket in self.sockets:
@@ -355,7 +355,7 @@ class ShardedReplayClient(Sampler):
 
     def _candidates(self, key: _Key) -> list[str]:
         """Addresses of the shards to draw from: those that answer, and of them those that need not wait."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         live = {endpoint: shard for endpoint, shard in self._shards.items() if not shard.lost}
         ready = [endpoint for endpoint, shard in live.items() if shard.takes(key, now_s)]
         if not ready:  # one is as good as the other, and each may be the first to have something
@@ -377,17 +377,17 @@ class ShardedReplayClient(Sampler):
             wanted.chances = {self._shards[endpoint]: chances[endpoint] for endpoint in candidates}
             shard = self._shards[candidates[at]]
             if not shard.wanted:
-                shard.answered_s = time.monotonic()
+                shard.answered_s = system.monotonic()
             shard.wanted[shard.client.request_sample(wanted.shares)] = wanted
 
     def _draw_again(self, endpoint: str, shard: _Shard) -> None:
         """Have others asked for what ``shard`` has just not given."""
         for number in shard.client.take_turned_down():
-            shard.answered_s = time.monotonic()
+            shard.answered_s = system.monotonic()
             self._is_back(endpoint, shard)
             wanted = shard.wanted.pop(number, None)
             if wanted is not None:
-                shard.waits_until_s[wanted.key] = time.monotonic() + WAIT_S
+                shard.waits_until_s[wanted.key] = system.monotonic() + WAIT_S
                 self._unassigned.append(wanted)
 
     @staticmethod
@@ -402,7 +402,7 @@ class ShardedReplayClient(Sampler):
         for share in batch.shares:
             shard.weights[share.table] = share.total_priority
             shard.items[share.table] = share.table_items
-        shard.answered_s = time.monotonic()
+        shard.answered_s = system.monotonic()
         self._is_back(endpoint, shard)
         wanted = shard.wanted.pop(batch.request_id, None)
         if wanted is not None:
@@ -438,7 +438,7 @@ class ShardedReplayClient(Sampler):
 
     def _look_after(self) -> None:
         """Ask others where a shard does not answer, and try those that are lost."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         for endpoint, shard in self._shards.items():
             if now_s >= shard.trial_s:
                 shard.trial_s, shard.client.fault = math.inf, ""
@@ -457,7 +457,7 @@ class ShardedReplayClient(Sampler):
             _log.warning("replay at %s is lost, others are sampled: %s", endpoint, why)
         if shard.wanted:
             shard.trial = next(iter(shard.wanted.values())).shares
-        shard.lost, shard.trial_s = True, time.monotonic() + pause_s
+        shard.lost, shard.trial_s = True, system.monotonic() + pause_s
         shard.waits_until_s.clear()
         shard.client.cancel_samples()
         self._unassigned.extend(shard.wanted.values())

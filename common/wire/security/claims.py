@@ -11,7 +11,6 @@ import ipaddress
 import os
 import re
 import stat
-import time
 import unicodedata
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from troupe.common import timing
+from troupe.common import system, timing
 from troupe.common.errors import RefusedError
 from troupe.common.wire import messages, types
 from troupe.common.wire.control.messages import Game
@@ -297,11 +296,11 @@ class Allowance:
     def __init__(self, at_once: int, per_s: float) -> None:
         """Begin with all that may come at once."""
         self._at_once, self._per_s = at_once, per_s
-        self._left, self._counted_s = float(at_once), time.monotonic()
+        self._left, self._counted_s = float(at_once), system.monotonic()
 
     def take(self) -> bool:
         """Take one; False where none is left."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         self._left = min(self._at_once, self._left + (now_s - self._counted_s) * self._per_s)
         self._counted_s = now_s
         if self._left < 1:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
 import zmq
 
+from troupe.common import system
 from troupe.common.data.schema import FieldSpec
 from troupe.common.wire.replay.batch_reader import ArrayPool
 from troupe.common.wire.replay.codec import SampleBatch
@@ -58,10 +57,10 @@ class Prefetcher:
             tolerate_refusals=True,  # a shard that cannot prove itself, or misbehaves, must not end the run
             expected=fields,
         )
-        self._ready: queue.Queue[SampleBatch] = queue.Queue()
-        self._done: queue.Queue[tuple[SampleBatch, np.ndarray | None]] = queue.Queue()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
+        self._ready: system.Queue[SampleBatch] = system.Queue()
+        self._done: system.Queue[tuple[SampleBatch, np.ndarray | None]] = system.Queue()
+        self._stop = system.Event()
+        self._thread = system.Thread(target=self._run, name="prefetch", daemon=True)
         self._failure: BaseException | None = None
         self.wait_reason = "no replay shard has joined"
         self.waited_s = 0.0
@@ -80,13 +79,13 @@ class Prefetcher:
         """The next batch, or None after `timeout_s`; `wait_reason` then says what is missing."""
         if self._failure is not None:
             raise self._failure
-        began = time.monotonic()
+        began = system.monotonic()
         try:
             return self._ready.get(timeout=timeout_s)
         except queue.Empty:
             return None
         finally:
-            self.waited_s += time.monotonic() - began
+            self.waited_s += system.monotonic() - began
 
     def put_priorities(self, batch: SampleBatch, priorities: np.ndarray | None) -> None:
         """Send new priorities `[B]` float64 of a batch's items, if any, back to its shard; never blocks.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from troupe.common import system
 
 NO_TOTAL = 1 << 62
 MAX_STEPS = 1 << 53
@@ -40,7 +41,9 @@ class StepBudget:
         clock: seconds, monotonic.
     """
 
-    def __init__(self, total: int = NO_TOTAL, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, total: int = NO_TOTAL, clock: Callable[[], float] = lambda: system.monotonic()
+    ) -> None:
         self.total = total
         self._clock = clock
         self._away_s = 0.0  # between the checkpoint that was loaded and now
@@ -149,11 +152,11 @@ class StepBudget:
         with self._lock:
             # JSON keys are text; the newest actor processes are more than can still report.
             reported = {str(one): made for one, made in list(self._made.items())[-_REMEMBERED:]}
-            return {"steps": self._steps, "reported": reported, "counted_unix_s": time.time()}
+            return {"steps": self._steps, "reported": reported, "counted_unix_s": system.time()}
 
     def load_meta(self, meta: Mapping[str, Any]) -> None:
         """Take over what `to_meta` gave."""
         with self._lock:
             self._steps = int(meta["steps"])
             self._made = {int(one): int(made) for one, made in meta.get("reported", {}).items()}
-            self._away_s = max(0.0, time.time() - float(meta.get("counted_unix_s", 0.0)))
+            self._away_s = max(0.0, system.time() - float(meta.get("counted_unix_s", 0.0)))

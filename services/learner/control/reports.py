@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
+from troupe.common import system
 from troupe.common.errors import RefusedError
 from troupe.common.wire import messages
 from troupe.common.wire.control.messages import TelemetryFields
@@ -52,7 +53,7 @@ class Reports:
 
     def __init__(self, evaluations: Evaluations | None) -> None:
         """Without `evaluations`, nothing hands out parts of any, and evaluators report what they like."""
-        self.queue: queue.Queue[Report] = queue.Queue(_QUEUE)
+        self.queue: system.Queue[Report] = system.Queue(_QUEUE)
         self._evaluations = evaluations
         self._videos = claims.Allowance(claims.VIDEOS_AT_ONCE, claims.VIDEOS_PER_S)
         self._metric_names = claims.MetricNames()

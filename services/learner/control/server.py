@@ -6,9 +6,6 @@ One thread owns the sockets. Everything public may be called from any other thre
 from __future__ import annotations
 
 import logging
-import os
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 import numpy as np
 import zmq
 
+from troupe.common import system
 from troupe.common.errors import RefusedError
 from troupe.common.runtime.logging import Throttle
 from troupe.common.wire import messages, sockets
@@ -99,7 +97,7 @@ class ControlServer:
             budget: counts the steps of the run.
             evaluations: hands out the parts of evaluations; None where nothing is evaluated by this learner.
         """
-        self.session = int.from_bytes(os.urandom(8), "little") >> 1
+        self.session = system.random.getrandbits(63)
         self.inference_endpoint = ""
         self._ctx = ctx
         self._endpoints = (control_endpoint, announce_endpoint)
@@ -120,7 +118,7 @@ class ControlServer:
         self._reports = Reports(evaluations)
         self.telemetry = self._reports.queue
         self._offer = Offer()
-        self._changed = threading.Condition()  # guards everything below, and the roster
+        self._changed = system.Condition()  # guards everything below, and the roster
         self._state: dict[str, Any] = {
             "session": self.session,
             "version": -1,
@@ -131,9 +129,9 @@ class ControlServer:
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
         self._server: Server | None = None
         self._announce_due = True
-        self._stop = threading.Event()
+        self._stop = system.Event()
         self._waker = sockets.Waker()
-        self._thread: threading.Thread | None = None
+        self._thread: system.Thread | None = None
 
     # -- for the learner's threads --
 
@@ -178,7 +176,7 @@ class ControlServer:
         )
         # Before anybody hears of the address: whom a key keeps out comes once, and is to be told in the log.
         server.open(self._waker.fd)
-        self._thread = threading.Thread(
+        self._thread = system.Thread(
             target=self._serve, args=(server, pub), name="control-server", daemon=True
         )
         self._thread.start()
@@ -199,7 +197,7 @@ class ControlServer:
         manifest, blob = encode_params(params, bfloat16=self._bfloat16)
         with self._changed:
             steps, updates = self._budget.steps, self._state["updates"]
-            self._offer.newest = Published(version, manifest, blob, steps, updates, time.monotonic())
+            self._offer.newest = Published(version, manifest, blob, steps, updates, system.monotonic())
             self._state["version"] = version
             self._announce_due = True
         self._waker.wake()
@@ -236,7 +234,7 @@ class ControlServer:
     def peers(self) -> list[dict[str, Any]]:
         """A snapshot of all peers: role, name, slots, seen_s_ago, version, error, endpoint, host, pid, ..."""
         with self._changed:
-            peers = self._roster.snapshot(time.monotonic())
+            peers = self._roster.snapshot(system.monotonic())
             for peer in peers:
                 identity = peer.pop("identity")
                 peer["rejected"] = self._server.rejections.of(identity) if self._server else 0
@@ -256,7 +254,7 @@ class ControlServer:
         announce_s = 0.0
         try:
             while not self._stop.is_set():
-                now_s = time.monotonic()
+                now_s = system.monotonic()
                 if self._announce_due or now_s >= announce_s:
                     # Repeated although nothing is new: a PUB may have lost the newest for a slow peer.
                     self._announce(pub)
@@ -286,13 +284,13 @@ class ControlServer:
 
     def _expire(self) -> None:
         with self._changed:
-            for peer in self._roster.expire(time.monotonic()):
+            for peer in self._roster.expire(system.monotonic()):
                 line = "%s is silent for %.0f s: given up, slots %s are free"
                 self._tell(peer, logging.WARNING, line, peer.name, self._terms.liveness_s, ranges(peer.slots))
                 self._changed.notify_all()
 
     def _heard(self, envelope: Envelope) -> None:
-        self._roster.seen(envelope.peer, time.monotonic(), envelope.key.public)
+        self._roster.seen(envelope.peer, system.monotonic(), envelope.key.public)
 
     # -- one method per message, all called under the lock --
 
@@ -300,7 +298,7 @@ class ControlServer:
         """A handler that serves those who have said HELLO."""
 
         def handler(envelope: Envelope, body: Body) -> Body | None:
-            peer = self._roster.seen(envelope.peer, time.monotonic(), envelope.key.public)
+            peer = self._roster.seen(envelope.peer, system.monotonic(), envelope.key.public)
             if peer is None:
                 raise RefusedError(messages.UNKNOWN_PEER, "say HELLO first")
             return serve(peer, body)
@@ -336,7 +334,7 @@ class ControlServer:
             host=body.host,
             pid=body.pid,
         )
-        previous = self._roster.join(peer, body.slots_wanted, body.slots_held, time.monotonic())
+        previous = self._roster.join(peer, body.slots_wanted, body.slots_held, system.monotonic())
         again = previous is not None and previous.incarnation == peer.incarnation
         how = " again" if again else ""
         self._tell(peer, _level(peer), "%s joins%s (%s, slots %s)", name, how, peer.host, ranges(peer.slots))
@@ -393,7 +391,7 @@ class ControlServer:
     def _on_games_wanted(self, peer: Peer, body: messages.ParamsGet) -> messages.Params:
         """The part of an evaluation that is next, with the parameters that it is of."""
         claims.check_games(peer.role)
-        state, evaluations, now_s = self._run_state(), self._evaluations, time.monotonic()
+        state, evaluations, now_s = self._run_state(), self._evaluations, system.monotonic()
         params = self._offer.newest
         if evaluations is None or params is None:
             return messages.Params(manifest=[], **state)

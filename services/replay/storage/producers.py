@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from troupe.common import system
 from troupe.common.data.columns import MappedFile
 from troupe.common.data.inserts import HeldError
 from troupe.common.errors import RefusedError
@@ -60,7 +60,7 @@ class Producers:
         # A file of its own: folders that were made before it existed have none, and nothing to put in it.
         self._unstored = MappedFile(folder / UNSTORED_FILE, _UNSTORED, shape, sparse=False).array
         # A clock that was put back must not keep anybody for ever.
-        np.minimum(self._rows["time_s"], time.time(), out=self._rows["time_s"])
+        np.minimum(self._rows["time_s"], system.time(), out=self._rows["time_s"])
         incarnations: NDArray[np.uint64] = self._rows["incarnation"]
         taken = np.flatnonzero(incarnations)
         self._places = dict(zip(incarnations[taken].tolist(), taken.tolist(), strict=True))
@@ -85,7 +85,7 @@ class Producers:
             crowded = len(own) >= MAX_SHARE
             times_s = self._rows["time_s"]
             place = int(own[np.argmin(times_s[own])] if crowded else np.argmin(times_s))
-            if time.time() - self._rows["time_s"][place] < FORGET_S:
+            if system.time() - self._rows["time_s"][place] < FORGET_S:
                 if crowded:
                     detail = f"{len(own)} processes of one key or connection within {FORGET_S:g} s"
                     raise RefusedError("too_many", detail)
@@ -98,7 +98,7 @@ class Producers:
             self._free.append(place)
         # In this order: a death in the midst leaves nobody with the numbers of another.
         self._rows["incarnation"][place] = 0
-        self._rows["sequence"][place], self._rows["time_s"][place] = 0, time.time()
+        self._rows["sequence"][place], self._rows["time_s"][place] = 0, system.time()
         self._unstored[place] = (0, 0)
         self._rows["incarnation"][place] = incarnation
         self._places[incarnation] = place
@@ -107,7 +107,7 @@ class Producers:
 
     def heard(self, incarnation: int) -> None:
         """Note that a producer that is known is there still."""
-        self._rows["time_s"][self._places[incarnation]] = time.time()
+        self._rows["time_s"][self._places[incarnation]] = system.time()
 
     def newest(self, incarnation: int) -> int:
         """The largest number that is settled; 0 where none is."""
@@ -137,7 +137,7 @@ class Producers:
         row["refused"] = refused & ~bit if stored else refused | bit
         # Last: killed before this, the insert comes again and is settled again.
         self._rows["sequence"][place] = sequence
-        self._rows["time_s"][place] = time.time()
+        self._rows["time_s"][place] = system.time()
 
     def restore(self, incarnations: NDArray[np.uint64], sequences: NDArray[np.uint64]) -> None:
         """Note the inserts whose chunks are there: the last of one may be stored and not settled."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from troupe.common import system
 from troupe.common.data.columns import DiskFullError, Payload
 from troupe.common.data.distances import FEATURES
 from troupe.common.data.format import HEADER_FILE, check_run, load_signature, save_signature
@@ -102,7 +102,7 @@ class Replay:
         self.folder = folder
         self.budget_bytes = budget_bytes
         self.run = run
-        self.rng = np.random.default_rng(seed)
+        self.rng = system.generator(seed)
         self.counters = Counters()
         self.store: ChunkStore | None = None
         self.stuck = ""
@@ -256,7 +256,7 @@ class Replay:
             commit,
             steps=insert.steps,
             version=insert.version,
-            time_s=time.time(),
+            time_s=system.time(),
             incarnation=insert.incarnation,
             sequence=insert.sequence,
         )
@@ -384,7 +384,7 @@ class Replay:
         self._check_size(len(sample.ids), int(sample.lengths.max()))
         if places and not any(self._configs[name].max_times_sampled for name in shares):
             with CHANGE:
-                self._leases.hold(self.store, sample.rows, sample.commits, time.monotonic())
+                self._leases.hold(self.store, sample.rows, sample.commits, system.monotonic())
         else:
             offsets, lengths = sample.offsets.astype(np.int64), sample.lengths.astype(np.int64)
             sample.arrays = self.store.gather(sample.rows, offsets, lengths, plain=plain)
@@ -471,7 +471,7 @@ class Replay:
         """Let go of chunks that were kept for readers of the files; to be called now and then."""
         if self.store is not None:
             with CHANGE:
-                self._leases.expire(self.store, time.monotonic())
+                self._leases.expire(self.store, system.monotonic())
 
     def insert_blocked(self) -> dict[str, str]:
         """By table, why writers should pause; only the tables that want them to."""

@@ -14,8 +14,6 @@ import hashlib
 import json
 import os
 import shutil
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from troupe.common import system
 from troupe.common.data.fence import fence
 from troupe.common.data.format import RECORDS_FILE, SIGNATURE_FILE, check_run
 from troupe.common.data.table_config import TableConfig
@@ -85,8 +84,8 @@ class Snapshot:
         self._files: list[dict[str, Any]] = []
         sizes = [array.nbytes for array in (*self._lanes.values(), *self._small.values(), self._records)]
         self.progress = Progress(destination, bytes_total=sum(sizes))
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
+        self._stop = system.Event()
+        self._thread = system.Thread(target=self._run, name="snapshot", daemon=True)
 
     def start(self) -> None:
         """Write it, in a thread."""
@@ -115,7 +114,7 @@ class Snapshot:
             self._write(SIGNATURE_FILE, np.frombuffer(self._signature, np.uint8))
             manifest = {
                 "format": FORMAT,
-                "time_s": time.time(),
+                "time_s": system.time(),
                 "items": progress.items,
                 "layout": json.loads(self._signature)["layout"],
                 "files": self._files,

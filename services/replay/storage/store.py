@@ -8,13 +8,13 @@ the chunk (the entries and the items in every table), and cleared before anythin
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from troupe.common import system
 from troupe.common.data.columns import (
     FULL,
     Column,
@@ -179,7 +179,7 @@ class ChunkStore:
             raise StoreFullError(
                 f"a chunk of {self._bytes(payloads)} bytes, the store may use {self.space.budget_bytes}"
             )
-        if self._disk_full and time.monotonic() >= self._retry_s:
+        if self._disk_full and system.monotonic() >= self._retry_s:
             self.space.ceilings = [lane.most for lane in self._lanes]
         starts = self.space.place(counts)
         if starts is not None:
@@ -196,7 +196,7 @@ class ChunkStore:
         for i, end in enumerate(ends):
             if end > self._reserved[i]:
                 if not self._reserve_lane(i, end):
-                    self._retry_s = time.monotonic() + DISK_RETRY_S
+                    self._retry_s = system.monotonic() + DISK_RETRY_S
                     self.space.ceilings = list(self._reserved)
                     if not self._disk_full:
                         self._disk_full = True

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from troupe.common import system
 from troupe.common.data.columns import MappedFile
 from troupe.common.data.inserts import valid_priorities
 from troupe.common.data.table_config import TableConfig
@@ -64,7 +64,7 @@ class Table:
         self._commits: NDArray[np.uint64] = self._items["commit"]
         self._ids: NDArray[np.uint64] = self._items["id"]
         # Late priorities for items of a folder that has been emptied since must not meet those of this one.
-        self._first_ids = np.uint64(secrets.randbelow(MAX_FIRST_ID // capacity) * capacity + 1)
+        self._first_ids = np.uint64(system.random.randrange(MAX_FIRST_ID // capacity) * capacity + 1)
         self._priorities: NDArray[np.float64] = MappedFile(
             folder / f"{config.name}.priorities", "float64", (capacity,), sparse=False
         ).array

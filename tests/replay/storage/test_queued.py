@@ -126,7 +126,7 @@ def test_what_was_taken_is_not_given_again_after_a_death(tmp_path):
 def test_many_new_producers_do_not_make_replay_forget_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(producers_module, "MAX_PRODUCERS", 50)
     clock = [1e9]
-    monkeypatch.setattr(producers_module.time, "time", lambda: clock[0])
+    monkeypatch.setattr(producers_module.system, "time", lambda: clock[0])
     replay = open_tables(tmp_path, 1 << 20)
 
     def insert(incarnation, sequence=1):

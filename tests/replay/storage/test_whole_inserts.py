@@ -3,7 +3,6 @@
 import gc
 import itertools
 import resource
-import secrets
 import shutil
 import sys
 from multiprocessing import get_context
@@ -14,6 +13,7 @@ import pytest
 
 import troupe.services.replay.storage
 from tests.replay.storage.replays import make_insert, open_tables
+from troupe.common import system
 from troupe.common.data.schema import Items
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import TornStateError
@@ -132,7 +132,7 @@ def stored(replay):
 def test_an_insert_that_fails_at_any_line_is_whole_or_absent(
     tmp_path, monkeypatch, before, budget_bytes, tables
 ):
-    monkeypatch.setattr(secrets, "randbelow", lambda limit: 0)  # the twins should draw the same ids
+    monkeypatch.setattr(system.random, "randrange", lambda limit: 0)  # the twins should draw the same ids
     monkeypatch.setattr(producers, "MAX_PRODUCERS", 64)  # files that are copied hundreds of times
     replay = open_replay(tmp_path / "origin", budget_bytes)
     for sequence in range(1, before + 1):
