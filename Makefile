@@ -104,15 +104,15 @@ bench: setup ## measure: one JSON line per benchmark
 	done
 
 docs: setup ## write the generated pages and lists
-	$(BIN)/python -m troupe.common.config.docs > docs/configuration.md.new
+	$(BIN)/python -m docs.configuration > docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
-	$(BIN)/python -m troupe.common.config.docs presets > docs/presets.md.new
+	$(BIN)/python -m docs.configuration presets > docs/presets.md.new
 	mv docs/presets.md.new docs/presets.md
 	$(BIN)/python -m troupe.services.commands > docs/commands.md.new
 	mv docs/commands.md.new docs/commands.md
-	$(BIN)/python -m troupe.common.config.docs compose > deploy/docker/fields.yml.new
+	$(BIN)/python -m docs.configuration compose > deploy/docker/fields.yml.new
 	mv deploy/docker/fields.yml.new deploy/docker/fields.yml
-	$(BIN)/python -m troupe.common.wire.document
+	$(BIN)/python -m docs.protocol
 	$(BIN)/python deploy/terraform/document.py
 
 plan: ## show what `make apply` would change in AWS (TF_DIR, TF_ARGS; see docs/aws.md)

@@ -30,7 +30,7 @@ from troupe.common.config import Config, load_config
 from troupe.common.data.schema import Chunk
 from troupe.common.envs import EnvSpec, Step, VectorEnv, make_spec
 from troupe.common.envs.transfer import pack_start, pack_step
-from troupe.common.wire.inference.client import InferenceClient
+from troupe.services.actor.inference_client import InferenceClient
 from troupe.services.actor.local_inference import Rollout
 from troupe.services.learner.inference.service import CentralInference
 

@@ -14,7 +14,7 @@ from troupe.common.agents import make_agent
 from troupe.common.agents.apex import ApexConfig
 from troupe.common.agents.base import Batch
 from troupe.common.envs import EnvSpec
-from troupe.common.runtime.malloc import keep_freed_memory
+from troupe.common.machine import keep_freed_memory
 from troupe.common.spaces import ActionSpec
 
 PONG = EnvSpec("atari:pong", (4, 84, 84), "uint8", ActionSpec.discrete(6), 4, 4, True)

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from troupe.common.wire.replay.client import ReplayClient
-from troupe.common.wire.replay.writer import NStepWriter
+from troupe import NStepWriter, ReplayClient
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 arguments.add_argument("--replay", default="tcp://127.0.0.1:5560", help="address of the server")

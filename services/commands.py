@@ -12,6 +12,7 @@ from troupe.common.runtime.commands import Command
 
 _CONFIGURATION = "troupe.services.configuration"
 _EXPERIMENTS = "troupe.services.experiments.commands"
+_EXPORT = "troupe.services.export.command"
 _LAUNCHER = "troupe.services.launcher"
 _REPLAY = "troupe.services.replay"
 
@@ -27,14 +28,14 @@ COMMANDS = {
     "runs": Command("list run directories: state, steps, last evaluation", f"{_EXPERIMENTS}:runs"),
     "compare": Command("compare runs: a table with intervals over seeds", f"{_EXPERIMENTS}:compare"),
     "plot": Command("draw the learning curves of runs", f"{_EXPERIMENTS}:plot"),
-    "export": Command("write the policy into a file for other programs", "troupe.services.export:main"),
+    "export": Command("write the policy into a file for other programs", f"{_EXPORT}:main"),
     "presets": Command("list the presets", f"{_CONFIGURATION}:presets"),
     "config show": Command("print every value, and the layer that set it", f"{_CONFIGURATION}:show"),
     "config validate": Command("check presets, TOML files or run directories", f"{_CONFIGURATION}:validate"),
     "config explain": Command("describe a field, a section or an algorithm", f"{_CONFIGURATION}:explain"),
     "env check": Command(
         "play an environment at random: what it shows, how fast, whether it works",
-        "troupe.services.environment:check",
+        "troupe.services.environment.command:check",
     ),
     "keys new": Command(
         "make the keys of a run whose services talk over a network", f"{_LAUNCHER}.make_keys:new"

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from troupe.common.envs.registration import register_env
     from troupe.common.errors import TroupeError
     from troupe.common.wire.replay.client import ReplayClient
-    from troupe.common.wire.replay.writer import NStepWriter, Writer
     from troupe.policy import Policy, load
     from troupe.running import evaluate, resume, train
+    from troupe.writer import NStepWriter, Writer
 
 __all__ = [
     "Agent",
@@ -43,12 +43,12 @@ __all__ = [
 _HOMES = {
     "Agent": "troupe.common.agents:Agent",
     "AgentConfig": "troupe.common.config.fields:AgentConfig",
-    "NStepWriter": "troupe.common.wire.replay.writer:NStepWriter",
+    "NStepWriter": "troupe.writer:NStepWriter",
     "PixelAgentConfig": "troupe.common.config.fields:PixelAgentConfig",
     "Policy": "troupe.policy:Policy",
     "ReplayClient": "troupe.common.wire.replay.client:ReplayClient",
     "TroupeError": "troupe.common.errors:TroupeError",
-    "Writer": "troupe.common.wire.replay.writer:Writer",
+    "Writer": "troupe.writer:Writer",
     "evaluate": "troupe.running:evaluate",
     "load": "troupe.policy:load",
     "register_algorithm": "troupe.common.config.algorithms:register_algorithm",

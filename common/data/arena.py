@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from troupe.common.data.columns import Column, MappedFile, make_column
-from troupe.common.data.fence import fence
-from troupe.common.data.format import RECORDS_FILE, load_signature, record_dtype
+from troupe.common.data.format import RECORDS_FILE, fence, load_signature, record_dtype
 from troupe.common.data.packing import unpack_frame
 from troupe.common.data.schema import FieldSpec
 

@@ -1,9 +1,10 @@
-"""What a reader of replay's files must know: their names, their records, and their signature."""
+"""What a reader of replay's files must know: names, records, signature, and how to order reads and writes."""
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,7 @@ SIGNATURE_FILE = "signature.json"
 RECORDS_FILE = "chunks.records"
 HEADER_FILE = "chunks.header"
 FORMAT = 1
+_LOCK = threading.Lock()
 
 
 def record_dtype(lanes: int) -> np.dtype:
@@ -87,3 +89,14 @@ def check_run(place: object, layout: Mapping[str, Any], run: str, remedy: str) -
 
 def _named(run: str) -> str:
     return f"run {run}" if run else "no run"
+
+
+def fence() -> None:
+    """Let no read or write move from before this call to after it, or the other way round.
+
+    A lock keeps what is before it before its release, and what is after it after its acquisition: two rounds
+    keep the two apart, on processors that order memory less strictly than x86 as well.
+    """
+    for _ in range(2):
+        with _LOCK:
+            pass

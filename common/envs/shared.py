@@ -9,6 +9,8 @@ import numpy as np
 
 from troupe.common.envs.base import EnvSpec
 
+MAX_MESSAGE = 1 << 20
+"""Limit in bytes on a message between the two."""
 _ALIGNMENT = 64
 
 

@@ -22,11 +22,10 @@ import numpy as np
 from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import make_vector
 from troupe.common.envs.base import VectorEnv
-from troupe.common.envs.shared import SharedStep
+from troupe.common.envs.shared import MAX_MESSAGE, SharedStep
 from troupe.common.envs.spectator import NoPictureError
 from troupe.common.errors import TroupeError
 
-MAX_MESSAGE = 1 << 20
 _PR_SET_PDEATHSIG = 1
 
 

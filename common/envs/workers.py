@@ -37,9 +37,8 @@ from troupe.common.envs.base import (
     Step,
     VectorEnv,
 )
-from troupe.common.envs.shared import SharedStep
+from troupe.common.envs.shared import MAX_MESSAGE, SharedStep
 from troupe.common.envs.spectator import NoPictureError
-from troupe.common.envs.worker import MAX_MESSAGE
 from troupe.common.errors import ConfigError, MissingEngineError, TroupeError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from troupe.common.wire.control.messages import (
     Telemetry,
     Welcome,
 )
-from troupe.common.wire.inference.messages import Actions, Infer
+from troupe.common.wire.inference import Actions, Infer
 from troupe.common.wire.replay.messages import (
     Batch,
     Credit,

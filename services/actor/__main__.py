@@ -13,9 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from troupe.common.errors import ConfigError
 from troupe.common.installation import install_command
+from troupe.common.machine import keep_freed_memory
 from troupe.common.permits import add_module_argument
 from troupe.common.runtime.lifecycle import StopSignal, run_main
-from troupe.common.runtime.malloc import keep_freed_memory
 from troupe.common.runtime.parser import Parser, integer, real
 from troupe.common.runtime.startup import FIELDS_AT_LEARNER, add_service_arguments, begin
 from troupe.common.wire.control.relay import default_directory

@@ -13,9 +13,9 @@ from troupe.common.envs import VectorEnv, make_vector
 from troupe.common.envs.transfer import pack_start, pack_step
 from troupe.common.errors import PeerError
 from troupe.common.wire.control.client import ControlClient, Welcome
-from troupe.common.wire.inference.client import Answer, InferenceClient
 from troupe.common.wire.sockets import WaitLog, reachable_endpoint
 from troupe.services.actor.acting import ROUND_S, Place
+from troupe.services.actor.inference_client import Answer, InferenceClient
 from troupe.services.actor.timing import Timing
 
 _log = logging.getLogger(__name__)

@@ -96,7 +96,7 @@ def load(
 def _spec(above: list[Layer]) -> EnvSpec:
     """What the environment shows, found out in a process of its own."""
     from troupe.common.envs import make_spec
-    from troupe.common.envs.check import check
+    from troupe.services.environment.check import check
 
     own = [
         replace(layer, values={key: value for key, value in layer.values.items() if key.startswith("env.")})

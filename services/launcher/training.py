@@ -127,13 +127,13 @@ def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
     from troupe.common.agents import make_agent
     from troupe.common.agents.hindsight import hindsight_of
     from troupe.common.envs import check_settings, make_spec
-    from troupe.common.envs.check import check
+    from troupe.services.environment.check import check
 
     config = loaded.config
     if play and config.env.check_timeout_s:
         found = check(config.env, timeout_s=config.env.check_timeout_s)
         if found.failures:
-            from troupe.services.environment import failures_of
+            from troupe.services.environment.command import failures_of
 
             print(f"troupe: warning: {failures_of(found)}; such episodes are discarded", file=sys.stderr)
         spec = found.spec

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from troupe.common.config.field_options import parse_with_fields
 from troupe.common.errors import ConfigError
+from troupe.common.machine import keep_freed_memory
 from troupe.common.runtime import StopSignal, run_main
 from troupe.common.runtime.checkpoint import newest_first
 from troupe.common.runtime.files import atomic_write, make_directory, readable
-from troupe.common.runtime.malloc import keep_freed_memory
 from troupe.common.runtime.parser import Parser, real
 from troupe.common.runtime.startup import add_service_arguments, begin
 from troupe.common.wire.security.key_options import add_key_arguments

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from tests.agents.replayed import batch_of, windows
-from tests.agents.test_acting import onnx, torchscript
-from troupe.common.agents import formats, make_agent
-from troupe.common.agents.acting import Acting
+from tests.cli.test_export import onnx, torchscript
+from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.policy_gradient import PolicyGradientConfig
 from troupe.common.config import EnvConfig
@@ -21,6 +20,8 @@ from troupe.common.errors import ConfigError
 from troupe.common.nets.pixels import NormalizedPixels
 from troupe.common.spaces import ActionSpec
 from troupe.services.actor.local_inference import Rollout
+from troupe.services.export import formats
+from troupe.services.export.acting import Acting
 
 WHOLE = EnvSpec(
     id="tests:planes",

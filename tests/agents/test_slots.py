@@ -18,7 +18,7 @@ from troupe.common.envs import make_vector
 from troupe.common.envs.transfer import pack_start, pack_step, unpack_start, unpack_step
 from troupe.common.spaces import ActionSpec
 from troupe.common.wire.codec import decode, encode
-from troupe.common.wire.inference.messages import Actions
+from troupe.common.wire.inference import Actions
 from troupe.services.actor.local_inference import Rollout
 
 SLOTS, STEPS, SEED = 3, 60, 5

@@ -18,7 +18,7 @@ from tests.cli.folders import make_run
 from troupe.common import installation
 from troupe.common.config import Config, load_config, preset_names, read_config
 from troupe.common.runtime.checkpoint import save_checkpoint
-from troupe.services.environment import learned_range
+from troupe.services.environment.command import learned_range
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from docs.configuration import compose_fields, markdown, presets_page
 from troupe.common.config import (
     Config,
     changed_structure,
@@ -22,7 +23,6 @@ from troupe.common.config import (
     structural_hash,
     to_toml,
 )
-from troupe.common.config.docs import compose_fields, markdown, presets_page
 from troupe.common.config.fields import role_of
 from troupe.common.config.schema import DEFAULT_ENV, SECTIONS, EnvConfig
 from troupe.common.errors import ConfigError

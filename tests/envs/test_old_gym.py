@@ -12,9 +12,9 @@ import pytest
 
 from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import environment_module, make_spec, make_vector
-from troupe.common.envs.check import check
 from troupe.common.envs.gymnasium_envs import inspect
 from troupe.common.errors import ConfigError
+from troupe.services.environment.check import check
 
 
 class OldSpace:

@@ -8,8 +8,8 @@ import pytest
 from troupe.common.errors import ConfigError
 from troupe.common.policies import restore
 from troupe.common.runtime.checkpoint import open_checkpoint
-from troupe.services import export
 from troupe.services.evaluator.evaluate import evaluate, main
+from troupe.services.export import command as export
 
 RELEASE = Path(__file__).parents[2] / "release"
 LEAST = {

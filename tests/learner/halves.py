@@ -16,8 +16,8 @@ from troupe.common.data.accumulators.n_step import NStepAccumulator, n_step_fiel
 from troupe.common.data.schema import Chunk
 from troupe.common.envs import VectorEnv, make_spec, make_vector
 from troupe.common.envs.transfer import pack_start, pack_step
-from troupe.common.wire.inference.client import Answer, InferenceClient
 from troupe.common.wire.sockets import Security
+from troupe.services.actor.inference_client import Answer, InferenceClient
 from troupe.services.learner.inference.service import CentralInference
 
 ENV = EnvConfig(

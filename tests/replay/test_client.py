@@ -13,8 +13,7 @@ from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message
 from troupe.common.wire.replay.client import ReplayRefusedError
 from troupe.common.wire.replay.codec import encode_insert, infer_specs
-from troupe.common.wire.replay.errors import refusal
-from troupe.common.wire.replay.pending import Inserts
+from troupe.common.wire.replay.pending import Inserts, refusal
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 
 from troupe.common.data.schema import FieldSpec
 from troupe.common.errors import ConfigError, PeerError
-from troupe.common.wire.replay.writer import NStepWriter, Writer
+from troupe.writer import NStepWriter, Writer
 
 QUEUE = ("--table", "default:limiter=queue,capacity=1000", "--table", "other:limiter=queue,capacity=1000")
 SPECS = (

@@ -5,7 +5,7 @@ import pytest
 
 FAULTS = """
 import resource, sys
-from troupe.common.runtime.malloc import keep_freed_memory
+from troupe.common.machine import keep_freed_memory
 import numpy as np
 
 if sys.argv[1] == "keep" and not keep_freed_memory():

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import zmq
 
+from docs import protocol as document
 from tests.harness import LOOPBACK, Shard, until
-from troupe.common.wire import document, messages, sockets
+from troupe.common.wire import messages, sockets
 from troupe.common.wire.body import layout_of
 from troupe.common.wire.codec import PROTOCOL_VERSION, decode, encode
 from troupe.common.wire.security.claims import CLAIMS

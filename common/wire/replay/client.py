@@ -22,8 +22,14 @@ from troupe.common.wire.codec import Buffer, Message, WireError, encode
 from troupe.common.wire.link import Link, Question, new_incarnation
 from troupe.common.wire.replay.batch_reader import ArrayPool, BatchReader
 from troupe.common.wire.replay.codec import SampleBatch, encode_insert, infer_specs
-from troupe.common.wire.replay.errors import ReplayRefusedError, refusal
-from troupe.common.wire.replay.pending import Inserts, Pings, SampleRequest, SampleRequests
+from troupe.common.wire.replay.pending import (
+    Inserts,
+    Pings,
+    ReplayRefusedError,
+    SampleRequest,
+    SampleRequests,
+    refusal,
+)
 from troupe.common.wire.replay.sampler import Sampler
 
 __all__ = ["ReplayClient", "ReplayRefusedError", "SampleBatch"]

@@ -1,4 +1,4 @@
-"""What a replay client has sent and not been answered: inserts, requests for batches, and pings.
+"""What a replay client has sent and not been answered: inserts, requests for batches, pings; and refusals.
 
 Inserts and requests are numbered, and remember after which ping they were sent last. The answer to a ping
 overtakes no other answer, and says what the server keeps waiting: everything else that was sent before the
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from troupe.common import system
+from troupe.common.errors import AuthError, ConfigError, TroupeError
 from troupe.common.wire import messages
 from troupe.common.wire.body import Body
 from troupe.common.wire.link import Link
@@ -24,6 +25,29 @@ Send = Callable[[Body, int], bool]
 """Sends a message with this request id if that is possible at once."""
 
 NOT_SENT = -1
+
+
+class ReplayRefusedError(TroupeError):
+    """The server will never serve this request. ``kind`` is a word to branch on."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"replay refused: {detail} ({kind})")
+        self.kind = kind
+
+
+_USERS_OWN = {
+    "signature": ConfigError,
+    "plan": ConfigError,
+    "snapshot": ConfigError,
+    messages.REFUSED_KEY: AuthError,
+}
+"""Kinds that the user's settings are the cause of, and the only cure."""
+
+
+def refusal(endpoint: str, kind: str, detail: str) -> TroupeError:
+    """The error that an ERROR of this kind from ``endpoint`` is."""
+    error = _USERS_OWN.get(kind)
+    return error(f"replay at {endpoint} refused: {detail}") if error else ReplayRefusedError(kind, detail)
 
 
 class Pings:

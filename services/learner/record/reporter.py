@@ -33,10 +33,9 @@ from troupe.services.learner.record.curve import Curve
 from troupe.services.learner.record.episodes import EpisodesFile
 from troupe.services.learner.record.films import FilmWriter
 from troupe.services.learner.record.gathered import Evaluation, Gathered
-from troupe.services.learner.record.stored import StoredSteps
+from troupe.services.learner.record.totals import StoredSteps, Troubles
 from troupe.services.learner.record.tracking import Trackers
 from troupe.services.learner.record.training_returns import TrainingReturns
-from troupe.services.learner.record.troubles import Troubles
 from troupe.services.learner.saving.counters import RunCounters
 
 _log = logging.getLogger(__name__)

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from troupe.common import system
-from troupe.common.data.fence import fence
-from troupe.common.data.format import RECORDS_FILE, SIGNATURE_FILE, check_run
+from troupe.common.data.format import RECORDS_FILE, SIGNATURE_FILE, check_run, fence
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import CheckpointError, ConfigError, TroupeError
 from troupe.services.replay.storage.destinations import Destination, open_destination

@@ -24,8 +24,7 @@ from troupe.common.data.columns import (
     damaged,
     make_column,
 )
-from troupe.common.data.fence import fence
-from troupe.common.data.format import HEADER_FILE, RECORDS_FILE, record_dtype
+from troupe.common.data.format import HEADER_FILE, RECORDS_FILE, fence, record_dtype
 from troupe.common.data.schema import FieldSpec
 from troupe.services.replay.storage.space import Space
 

@@ -118,7 +118,7 @@ def test_what_comes_twice_counts_once(start: Callable[..., Learner]) -> None:
 
 
 def test_a_lost_answer_is_asked_for_again(start: Callable[..., Learner], monkeypatch: Any) -> None:
-    monkeypatch.setattr("troupe.common.wire.inference.client.RESEND_S", 0.1)
+    monkeypatch.setattr("troupe.services.actor.inference_client.RESEND_S", 0.1)
     learner = start()
     actor = Actor(learner, 1, [0])
     actor.begin()
@@ -147,7 +147,7 @@ def test_a_restarted_learner_lets_them_begin_again(start: Callable[..., Learner]
 
 
 def test_without_credit_there_are_no_answers(start: Callable[..., Learner], monkeypatch: Any) -> None:
-    monkeypatch.setattr("troupe.common.wire.inference.client.RESEND_S", 0.1)
+    monkeypatch.setattr("troupe.services.actor.inference_client.RESEND_S", 0.1)
     learner = start()
     learner.replay.open = False
     actor = Actor(learner, 1, [0])
@@ -165,7 +165,7 @@ def test_without_credit_there_are_no_answers(start: Callable[..., Learner], monk
 def test_on_policy_a_group_waits_at_the_end_of_its_unrolls_for_what_is_learned_from_them(
     start: Callable[..., Learner], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("troupe.common.wire.inference.client.RESEND_S", 0.1)
+    monkeypatch.setattr("troupe.services.actor.inference_client.RESEND_S", 0.1)
     learner = start(preset="cartpole-ppo")
     actors = [Actor(learner, incarnation, [2 * incarnation, 2 * incarnation + 1]) for incarnation in (1, 2)]
     for actor in actors:

@@ -32,7 +32,7 @@ STRIDE = 11
 """Of 640 to 1,300 lines those fail that are so far apart from each other; all of them would take minutes."""
 
 FOLDER = str(Path(troupe.services.replay.storage.__file__).parent)
-RECOVERY = ("changes.py", "fence.py")
+RECOVERY = "changes.py"
 
 
 class FailingAt:

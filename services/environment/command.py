@@ -14,11 +14,11 @@ import numpy as np
 
 from troupe.common.config import Config, Loaded, load_layers
 from troupe.common.config.field_options import field_parser, parse_with_fields
-from troupe.common.envs import check as checking
 from troupe.common.envs import check_settings
 from troupe.common.envs.base import clip_rewards
 from troupe.common.runtime.parser import integer
 from troupe.common.spaces import Leaf
+from troupe.services.environment import check as checking
 
 SECONDS = 20.0
 """Of playing at most, where somebody asks."""

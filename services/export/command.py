@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import torch
 
     from troupe.common.agents import Agent
-    from troupe.common.agents.acting import Acting
+    from troupe.services.export.acting import Acting
 
 FORMATS = ("onnx", "safetensors", "torchscript")
-"""Those of `troupe.common.agents.formats`, which needs torch."""
+"""Those of `troupe.services.export.formats`, which needs torch."""
 CHECKPOINT = "checkpoint"
 """The format that is no file for other programs: a checkpoint that only acts."""
 
@@ -84,8 +84,8 @@ def export(
     """
     from torch.onnx.errors import OnnxExporterError
 
-    from troupe.common.agents.acting import Acting
-    from troupe.common.agents.formats import WRITERS
+    from troupe.services.export.acting import Acting
+    from troupe.services.export.formats import WRITERS
 
     acting = Acting(agent, slots).eval()
     description = describe(acting, agent, config, checkpoint)

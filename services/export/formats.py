@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from troupe.common.agents import Agent
-from troupe.common.agents.acting import Acting
+from troupe.services.export.acting import Acting
 
 OPSET = 17
 """Of ONNX: the newest that the exporter knows whole."""

@@ -96,7 +96,7 @@ def check(
     with tempfile.TemporaryDirectory(prefix="troupe-check-") as name, tempfile.TemporaryFile() as said:
         result = Path(name) / "result"
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "troupe.common.envs.probe", str(result)],
+            [sys.executable, "-P", "-m", "troupe.services.environment.probe", str(result)],
             stdin=subprocess.PIPE,
             stdout=said,
             stderr=said,

@@ -169,7 +169,7 @@ def _number(value: float) -> str:
 
 def pages() -> Iterator[Path]:
     """The pages that have such parts."""
-    docs = Path(__file__).resolve().parents[2] / "docs"
+    docs = Path(__file__).resolve().parent
     yield docs / "protocol.md"
     yield docs / "security.md"
 

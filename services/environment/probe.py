@@ -1,7 +1,7 @@
-"""`python -m troupe.common.envs.probe RESULT`: plays an environment for a moment; may hang or crash.
+"""`python -m troupe.services.environment.probe RESULT`: plays an environment for a moment; may hang or crash.
 
-What to do comes as JSON on stdin, from `troupe.common.envs.check`, which watches; what was found goes into
-the file RESULT, for the environment may print on stdout.
+What to do comes as JSON on stdin, from `troupe.services.environment.check`, which watches; what was found
+goes into the file RESULT, for the environment may print on stdout.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import base, inspect, make_spec, make_vector
 from troupe.common.envs.calls import CHECKER, Calls
-from troupe.common.envs.check import WAY_PAST
 from troupe.common.errors import ConfigError, TroupeError
 from troupe.common.spaces import unpacked
+from troupe.services.environment.check import WAY_PAST
 
 MAX_FAILURES = 0.1
 """Of the steps played; a training in which more fail learns from little."""

@@ -1,4 +1,4 @@
-"""Writes what is generated from the schema: `python -m troupe.common.config.docs > docs/configuration.md`.
+"""Writes what is generated from the schema: `python -m docs.configuration > docs/configuration.md`.
 
 With `presets`, it writes docs/presets.md; with `compose`, deploy/docker/fields.yml: the list of variables
 that Docker Compose, which knows no wildcard, hands on to the learner.

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from troupe.common.config.schema import EnvConfig
-from troupe.common.envs.check import Findings, check
 from troupe.common.errors import ConfigError, MissingEngineError
+from troupe.services.environment.check import Findings, check
 
 BROKEN = "tests.envs.broken:Broken-v0"
 
@@ -79,7 +79,7 @@ def test_a_hang_is_told_and_leaves_no_process() -> None:
         check(EnvConfig(id=BROKEN, kwargs={"how": "hang"}), timeout_s=4)
     assert time.monotonic() - began_s < 60
     for process in psutil.Process().children(recursive=True):
-        assert "troupe.common.envs.probe" not in process.cmdline()
+        assert "troupe.services.environment.probe" not in process.cmdline()
 
 
 def test_what_cannot_be_made_here_is_the_error_that_it_is_there() -> None:

@@ -13,8 +13,7 @@ from tests.agents.replayed import batch_of, windows
 from tests.agents.test_action_spaces import match
 from tests.agents.test_contract import PIXELS, VECTORS
 from tests.agents.test_contract import played as chunks_of
-from troupe.common.agents import formats, make_agent
-from troupe.common.agents.acting import Acting
+from troupe.common.agents import make_agent
 from troupe.common.agents.apex import ApexConfig
 from troupe.common.agents.base import Batch, Inputs
 from troupe.common.agents.impala import ImpalaConfig
@@ -25,8 +24,10 @@ from troupe.common.agents.sac import SacConfig
 from troupe.common.config import EnvConfig, load_config
 from troupe.common.errors import ConfigError
 from troupe.common.spaces import unpacked
-from troupe.services import export
 from troupe.services.actor.local_inference import Rollout
+from troupe.services.export import command as export
+from troupe.services.export import formats
+from troupe.services.export.acting import Acting
 
 SMALL = {"mlp_units": (8,), "hidden_units": 16}
 MEMORY = {"lstm_units": 5, "see_last_step": True, "unroll_steps": 4}

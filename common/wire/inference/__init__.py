@@ -1,1 +1,0 @@
-"""Central inference as an actor sees it."""

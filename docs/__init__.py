@@ -1,0 +1,1 @@
+"""The pages, and what writes those that are made from the code."""

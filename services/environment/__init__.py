@@ -1,0 +1,1 @@
+"""`troupe env check`, and what else looks at an environment before a run begins."""

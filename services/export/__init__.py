@@ -1,0 +1,1 @@
+"""`troupe export`: a policy as a file for other programs."""
