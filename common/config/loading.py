@@ -23,6 +23,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.families import FAMILIES
 
 ENV_PREFIX = "TROUPE_"
+# What other programs call a field: no likeness of letters leads from one to the other.
 _SYNONYMS = {
     **dict.fromkeys(("lr", "learning_rate", "step_size"), "agent.learning_rate"),
     **dict.fromkeys(("device", "cuda", "gpu"), "learner.device"),
@@ -34,12 +35,11 @@ _SYNONYMS = {
     **dict.fromkeys(("steps", "timesteps", "total_timesteps", "num_steps"), "run.total_steps"),
     **dict.fromkeys(("discount", "discount_factor"), "agent.gamma"),
 }
-"""What other programs call a field: no likeness of letters leads from one to the other."""
+# What pydantic would call a valid tuple or dictionary.
 _FORMS = {
     "tuple_type": "should be a list as in TOML, such as [256, 256]",
     "dict_type": "should be a table as in TOML, such as {a = 1}",
 }
-"""What pydantic would call a valid tuple or dictionary."""
 SHORT_NAMES = {
     "env": "env.id",
     "seed": "run.seed",

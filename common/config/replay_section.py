@@ -31,6 +31,7 @@ _TABLES_LOOK = (
 
 ReplayTable = Annotated[TableConfig, BeforeValidator(_table)]
 
+# Fields of `[replay]` of which the one table is made where `tables` names none.
 _PLAIN_TABLE = {
     "capacity_items",
     "min_items",
@@ -38,7 +39,6 @@ _PLAIN_TABLE = {
     "samples_per_insert",
     "samples_per_insert_error",
 }
-"""Fields of `[replay]` of which the one table is made where `tables` names none."""
 
 
 class ReplayConfig(Section):

@@ -13,8 +13,8 @@ from typing import Any
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 _PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
+# A key of more parts than anything here has: tomllib's time grows with the square of their number.
 _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_.-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{64}}")
-"""A key of more parts than anything here has: tomllib's time grows with the square of their number."""
 
 
 def load_toml(text: str) -> dict[str, Any]:

@@ -138,6 +138,7 @@ _DISTANCE_BOUNDS = {
 }
 
 
+# Fields that only these samplers, or removers, use.
 _ONLY_OF: dict[str, tuple[str, tuple[str, ...]]] = {
     "candidates_max": ("sampler", ("elite", "attentive")),
     "candidates_anneal_samples": ("sampler", ("elite", "attentive")),
@@ -146,7 +147,6 @@ _ONLY_OF: dict[str, tuple[str, tuple[str, ...]]] = {
     "distance_power": ("sampler", ("attentive",)),
     "removal_candidates": ("remover", ("elite",)),
 }
-"""Fields that only these samplers, or removers, use."""
 
 
 def table_meanings() -> dict[str, tuple[Any, str]]:
@@ -221,15 +221,15 @@ def shard_tables(tables: Sequence[TableConfig], shards: int, batch_size: int) ->
     return [replace(part, samples_per_insert_error=part.limiter_error(batch_size)) for part in parts]
 
 
+# Numbers of a run's table that its shards divide.
 _SHARED = ("capacity", "min_items", "candidates_anneal_samples")
-"""Numbers of a run's table that its shards divide."""
 
+# The fields that are numbers: whole ones, or any.
 _NUMBERS = {
     each.name: int if isinstance(each.default, int) else float
     for each in fields(TableConfig)
     if not isinstance(each.default, str)
 }
-"""The fields that are numbers: whole ones, or any."""
 
 
 def _number(text: str) -> Any:

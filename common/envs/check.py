@@ -27,8 +27,8 @@ BRIEF_S = 1.0
 """Of playing, before a training."""
 WAY_PAST = "; --env.check_timeout_s 0 trains without this check"
 _POLL_S = 0.02
+# Longest calls that all of it may take.
 _CALLS_IN_ALL = 5
-"""Longest calls that all of it may take."""
 _MAKING = "while it is made"
 _ERRORS: dict[str, type[TroupeError]] = {error.__name__: error for error in (ConfigError, MissingEngineError)}
 

@@ -31,8 +31,8 @@ OPTIONS: dict[str, Any] = {"rewards": "scoring", "width": 96, "height": 72}
 PLANES = 4
 """Own team, other team, ball, active player."""
 NUM_ACTIONS = 19
+# Above all seeds that gfootball draws itself.
 _MAX_SEED = 2_000_000_000
-"""Above all seeds that gfootball draws itself."""
 
 
 def settings(spec: EnvSpec) -> set[str]:

@@ -48,8 +48,8 @@ _log = logging.getLogger(__name__)
 _USUAL_STEPS_PER_S = 30
 
 PREFIX = "gym:"
+# Modules whose `registered(name)` gives Gymnasium's id of what such a family calls `name`.
 _REGISTERED = {"mujoco": "troupe.common.envs.mujoco", "old_gym": "troupe.common.envs.old_gym"}
-"""Modules whose `registered(name)` gives Gymnasium's id of what such a family calls `name`."""
 
 
 def settings(spec: EnvSpec) -> set[str]:

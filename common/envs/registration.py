@@ -8,8 +8,8 @@ from typing import Any
 
 from troupe.common.errors import ConfigError
 
+# Ids that one line names.
 _SHOWN = 8
-"""Ids that one line names."""
 
 
 def register_env(name: str, make: Callable[..., Any], **options: Any) -> str:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 Outcome = tuple[Any, Any, Any, Any]
 """Next observation, raw reward, terminated, truncated, as the environment gave them."""
+# What an environment may raise without ending the process: it may also call `exit()`.
 _CAUGHT = (Exception, SystemExit)
-"""What an environment may raise without ending the process: it may also call `exit()`."""
 
 
 class Slot(Protocol):

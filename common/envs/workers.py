@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Longest time for a process to start and to make its environments, if `env.step_timeout_s` is not longer.
 _MAKING_S = 120.0
-"""Longest time for a process to start and to make its environments, if `env.step_timeout_s` is not longer."""
 _CLOSING_S = 2.0
 _ERRORS: dict[str, type[TroupeError]] = {
     error.__name__: error for error in (ConfigError, EnvError, MissingEngineError)

@@ -22,8 +22,8 @@ Initializer = Literal[
 Output = Literal["policy", "values"]
 OUTPUT_GAINS: dict[Output, float] = {"policy": 0.01, "values": 1.0}
 """Of last layers. A small gain: the first policy is nearly that of zeros, which is uniform over choices."""
+# Deviation of a standard normal that is truncated at two deviations.
 _TRUNCATED = 0.87962566103423978
-"""Deviation of a standard normal that is truncated at two deviations."""
 _VARIANCES: dict[str, Callable[[int, int], float]] = {
     "lecun": lambda fan_in, _: 1.0 / fan_in,
     "glorot": lambda fan_in, fan_out: 2.0 / (fan_in + fan_out),

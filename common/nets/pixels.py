@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from troupe.common.rl.normalizers import Normalizer
 
+# uint8 `[256, 8]`: the pixels that a byte holds.
 _PIXELS = torch.from_numpy(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) * np.uint8(255))
-"""uint8 `[256, 8]`: the pixels that a byte holds."""
 
 
 def stacked(frames: Tensor, real: Tensor, stack: int) -> Tensor:
@@ -78,10 +78,10 @@ def as_images(obs: Tensor) -> Tensor:
 FLOOR = 1.0
 """Deviation under which a pixel's changes are not made larger, in grey levels."""
 CLIP = 5.0
+# Images that are scaled at a time on a CPU: they stay in its cache between the passes.
 _BLOCK = 16
-"""Images that are scaled at a time on a CPU: they stay in its cache between the passes."""
+# Spacing of the rows and columns that are looked at before a whole frame is.
 _PROBE = 8
-"""Spacing of the rows and columns that are looked at before a whole frame is."""
 
 
 class ScaledPixels(nn.Module):

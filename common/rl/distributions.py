@@ -24,10 +24,10 @@ RealKind = Literal["normal", "tanh_normal", "tanh"]
 DeviationKind = Literal["softplus", "exp"]
 
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
+# Beyond this a squashed number counts as having reached its bound.
 _END = 0.999
-"""Beyond this a squashed number counts as having reached its bound."""
+# Deviations beyond which a tail is no smaller: its gradient would leave float32.
 _FARTHEST = -1000.0
-"""Deviations beyond which a tail is no smaller: its gradient would leave float32."""
 _NODES, _WEIGHTS = np.polynomial.hermite.hermgauss(32)
 
 
@@ -354,8 +354,8 @@ def distribution_of(
     return Joint(actions.choices, reals) if actions.choices else reals
 
 
+# Nodes in deviations from the mean, and their weights, which add up to 1.
 _QUADRATURE = (_NODES * math.sqrt(2.0), _WEIGHTS / math.sqrt(math.pi))
-"""Nodes in deviations from the mean, and their weights, which add up to 1."""
 
 
 def _normal_log_density(values: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:

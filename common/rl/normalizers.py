@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+# Samples that are summed at a time: their float64 copies stay in the processor's cache.
 _ROWS = 16
-"""Samples that are summed at a time: their float64 copies stay in the processor's cache."""
 
 
 class RunningMoments(nn.Module):

@@ -20,8 +20,8 @@ CONFIG_FILE = "config.toml"
 EPISODES_FILE = "episodes.csv"
 MAX_JSON_BYTES = 1 << 26
 """Of a file of ours with counters and names: thousands of times what they take."""
+# An empty file can be made on a full disk.
 _PROBE_BYTES = 1 << 16
-"""An empty file can be made on a full disk."""
 
 
 def lock_file(path: Path, refusal: str) -> IO[str]:

@@ -33,12 +33,12 @@ EVALUATION_RETURN, TRAINING_RETURN = "eval/episode_return", "train/episode_retur
 EVALUATION_AGE = "eval/age_s"
 """How old the parameters were when their games were over. Runs without it date evaluations by that end."""
 LEAST_EXPLORING_RETURN = "train/least_exploring_return"
+# TensorBoard sorts groups, capitals first: under these tags the returns stand above all other curves.
 _FIRST_TAGS = {
     EVALUATION_RETURN: "Returns/evaluation",
     TRAINING_RETURN: "Returns/training",
     LEAST_EXPLORING_RETURN: "Returns/least_exploring",
 }
-"""TensorBoard sorts groups, capitals first: under these tags the returns stand above all other curves."""
 _TAIL_BYTES = 1 << 16
 
 

@@ -46,8 +46,8 @@ GROWTH_BYTES = 1 << 29
 """Frames of no bytes arrive as 2 and take 64. So where more than `SMALL_BYTES` is kept, and the process has
 grown by more than `AMPLIFICATION` times as much and `GROWTH_BYTES`, the peer that holds the most is cut."""
 
+# What ZMTP adds to a frame at most: 9, and 33 for CURVE. Where it is less, the peer has the advantage.
 _FRAME_BYTES = 42
-"""What ZMTP adds to a frame at most: 9, and 33 for CURVE. Where it is less, the peer has the advantage."""
 
 _SLACK_BYTES = 1 << 18  # headers, and what ZMTP adds to 64 frames
 _UNREAD_BYTES = 1 << 12

@@ -30,8 +30,8 @@ RETRY_AUTH_S = 10.0
 MESSAGES_PER_TURN = 256
 """Bounds the work of one poll, so that a flood of messages cannot starve the rest of the loop."""
 
+# Of the sockets of this process: no two of them may have one identity.
 _numbers = itertools.count(1)
-"""Of the sockets of this process: no two of them may have one identity."""
 
 
 def new_incarnation() -> int:

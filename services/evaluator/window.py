@@ -26,8 +26,8 @@ from troupe.common.runtime.video import thinned
 
 _MAX_FRAMES_PER_S = 60.0
 _START_S = 30.0
+# A window that takes no frame for so long is given up: games are worth more than their picture.
 _STUCK_S = 5.0
-"""A window that takes no frame for so long is given up: games are worth more than their picture."""
 _SIDE, _MAX_SIDE = 480, 1000
 """Pictures are enlarged by a whole factor up to the first, in pixels, and made smaller down to the second."""
 _HEAD = struct.Struct("<II")

@@ -17,8 +17,8 @@ from troupe.common.runtime.metrics import EVALUATION_AGE, EVALUATION_RETURN, TRA
 from troupe.common.stats.played import LEVELS, LEVELS_PLAYED, levels_missed
 from troupe.services.experiments.runs import Run, Series, read_episodes
 
+# Rows of returns in training that make a curve.
 _FEW_ROWS = 10
-"""Rows of returns in training that make a curve."""
 _NEVER = {"run.seed", "run.name"}
 ENV, PRESET, ALGORITHM = "env.id", "run.preset", "agent.algorithm"
 

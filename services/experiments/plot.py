@@ -31,8 +31,8 @@ AXES = {"steps": "environment steps", "minutes": "wall clock, minutes"}
 _LABELS = {EVALUATION_RETURN: "return per game, evaluation", TRAINING_RETURN: "return per game, training"}
 NORMALISED = "normalised score"
 _COLUMNS = 5
+# Places of a performance profile.
 _TAUS = 101
-"""Places of a performance profile."""
 _MARKED = 100
 _IN_LEGEND = 20
 

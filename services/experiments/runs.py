@@ -17,10 +17,10 @@ from troupe.common.runtime.checkpoint import newest_first, steps_of
 from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE, check_regular, read_status, readable
 from troupe.common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, read_rows
 
+# Folders below one that is searched for runs.
 _MAX_DEPTH = 5
-"""Folders below one that is searched for runs."""
+# A learner on another machine, or in a container, writes its status every second.
 _FRESH_S = 30.0
-"""A learner on another machine, or in a container, writes its status every second."""
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 STORAGE = "study.sqlite3"
 _NAME = "sweep"
+# Parts of a run after which its newest evaluation is compared with that of other trials: pruners need places
+# that all trials pass, and evaluations come when they come.
 _LEVELS = 20
-"""Parts of a run after which its newest evaluation is compared with that of other trials: pruners need places
-that all trials pass, and evaluations come when they come."""
 _WARM_UP_LEVELS = 5
+# No trial ends early before this level, nor before this many have ended by themselves.
 _STARTUP_TRIALS = 4
-"""No trial ends early before this level, nor before this many have ended by themselves."""
 _SEED = 0x0A7
+# What Optuna calls the end of a trial. One that is `RUNNING` waits to be resumed.
 _STATES = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed"}
-"""What Optuna calls the end of a trial. One that is `RUNNING` waits to be resumed."""
 
 
 def check_installed() -> None:

@@ -14,8 +14,8 @@ from troupe.common.errors import ConfigError
 
 _DIGITS = 4
 _SEED = 0x5EA4C4
+# The largest bound: whole numbers are drawn as 64-bit ones, and no field needs a larger one.
 _MOST = 1e18
-"""The largest bound: whole numbers are drawn as 64-bit ones, and no field needs a larger one."""
 
 
 @dataclass(frozen=True)

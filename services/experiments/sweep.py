@@ -31,8 +31,8 @@ RECORD = "sweep.json"
 _VERSION = 1
 _POLL_S = 0.5
 _LINE_S = 60.0
+# How long runs may take to stop: each writes a checkpoint.
 _STOP_S = 120.0
-"""How long runs may take to stop: each writes a checkpoint."""
 _OVER = ("done", "failed", "pruned")
 
 

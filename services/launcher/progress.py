@@ -12,8 +12,8 @@ from troupe.common.stats.played import levels_missed
 from troupe.services.launcher.curves import Points
 
 _RATE_WINDOW_S = 60.0
+# Metrics that say nothing once the learner is silent.
 _RATES = ("speed/", "gpu/")
-"""Metrics that say nothing once the learner is silent."""
 _STARVED_SHARE = 0.3  # of the demand; the scheduler alone causes less where cores are free
 _SLOW_STEP_MS = 5.0
 _SETTLED_S = 30.0  # before, starting processes take the processor and caches are cold

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+# Services report every second or so; a busy machine may keep one for several.
 _LIMIT_S = 10.0
-"""Services report every second or so; a busy machine may keep one for several."""
 _SERVICES = ("actor", "replay", "evaluator")
 
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TRIALS = 3
+# bfloat16 has to take at most this share of float32's time: it is less exact, so a draw is no gain.
 _WORTH = 0.9
-"""bfloat16 has to take at most this share of float32's time: it is less exact, so a draw is no gain."""
 
+# What /proc/cpuinfo says of processors with units for bfloat16: of Intel's and AMD's the first two.
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
-"""What /proc/cpuinfo says of processors with units for bfloat16: of Intel's and AMD's the first two."""
 
 
 class PassesConfig(LearningRateConfig, RecurrentAgentConfig):

@@ -23,8 +23,8 @@ from troupe.common.rl.sequences import next_values
 if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
 
+# Fields that the network is not given, or not as they are stored.
 _NOT_READ = ("memory", "features", "value")
-"""Fields that the network is not given, or not as they are stored."""
 
 
 class Unrolls(NamedTuple):

@@ -13,8 +13,8 @@ import numpy as np
 from troupe.common.wire import types
 from troupe.common.wire.codec import DTYPES, WireError
 
+# Every tensor starts at a multiple of this, which suits any vector unit and any later device copy.
 _ALIGN_BYTES = 64
-"""Every tensor starts at a multiple of this, which suits any vector unit and any later device copy."""
 
 
 BFLOAT16 = "bfloat16"

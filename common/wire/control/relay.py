@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 PATIENCE_S = 2.0
 """How long the relay may take to answer before the learner is asked instead."""
+# How long a relay that did not answer is left alone.
 _SHUN_S = 5.0
-"""How long a relay that did not answer is left alone."""
+# How long one that is not there, or not yet.
 _ABSENT_S = 0.2
-"""How long one that is not there, or not yet."""
 
 
 def default_directory() -> Path:

@@ -14,13 +14,13 @@ class ReplayRefusedError(TroupeError):
         self.kind = kind
 
 
+# Kinds that the user's settings are the cause of, and the only cure.
 _USERS_OWN = {
     "signature": ConfigError,
     "plan": ConfigError,
     "snapshot": ConfigError,
     messages.REFUSED_KEY: AuthError,
 }
-"""Kinds that the user's settings are the cause of, and the only cure."""
 
 
 def refusal(endpoint: str, kind: str, detail: str) -> TroupeError:

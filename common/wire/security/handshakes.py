@@ -26,12 +26,12 @@ Socket: TypeAlias = "zmq.Socket[bytes]"
 _log = logging.getLogger(__name__)
 
 _LOG_PERIOD_S = 60.0
+# Broken-off handshakes in a row after which a client looks what is at the other end.
 _SUSPICIOUS_FAILURES = 3
-"""Broken-off handshakes in a row after which a client looks what is at the other end."""
 
 _PROBE_S = 2.0
+# How a ZMTP 3.1 client with keys begins (RFC 37): signature, version, mechanism, not a server, filler.
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-"""How a ZMTP 3.1 client with keys begins (RFC 37): signature, version, mechanism, not a server, filler."""
 
 _MECHANISM = slice(12, 32)
 _GREETING_WITHOUT_KEYS = _GREETING.replace(b"CURVE", b"NULL\0")

@@ -31,8 +31,8 @@ PROJECT = "troupe"
 """Project or experiment of the runs, unless a variable of the library says another."""
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|_PW|AUTH|CREDENTIAL", re.IGNORECASE)
 _NAMED = re.compile(r"((?:key|token|secret|password|auth)\w*=)[^\s&]+|\b(bearer|basic) \S+", re.IGNORECASE)
+# Characters of a value of the configuration, in MLflow.
 _MAX_PARAM = 500
-"""Characters of a value of the configuration, in MLflow."""
 
 
 @dataclass(frozen=True)
