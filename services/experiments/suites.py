@@ -65,6 +65,7 @@ def _reference(path: Path, env_id: str, scores: Any) -> tuple[float, float] | No
     ):
         raise ConfigError(f'{path}: tasks."{env_id}" should have two numbers, low and high, or nothing')
     low, high = (float(value) for value in values if value is not None)
+    # Infinite bounds have a difference of inf, and every score would be 0 or nan.
     if not low < high or high - low == float("inf"):
         raise ConfigError(f'{path}: tasks."{env_id}": low ({low:g}) should be less than high ({high:g})')
     return low, high
