@@ -13,6 +13,8 @@ def fence() -> None:
     A lock keeps what is before it before its release, and what is after it after its acquisition: two rounds
     keep the two apart, on processors that order memory less strictly than x86 as well.
     """
+    # One round is not enough: what comes before may move into the locked region from above, and what follows
+    # from below.
     for _ in range(2):
         with _LOCK:
             pass

@@ -40,6 +40,8 @@ def save_signature(folder: Path, specs: Sequence[FieldSpec], layout: Mapping[str
             file.write(text)
             file.flush()
             os.fsync(file.fileno())  # a power cut must not leave an empty one for all that was stored since
+        # A reader sees the former file or the whole new one. The directory is forced to the disk as well:
+        # without that the new name may be lost though the contents are not.
         os.replace(temporary, folder / SIGNATURE_FILE)
         directory = os.open(folder, os.O_RDONLY)
         try:
