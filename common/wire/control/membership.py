@@ -89,11 +89,14 @@ class Membership:
                 if self._live(wait_log):
                     self._link.welcomed()
                     wait_log = sockets.WaitLog()
+            # The process ends, and took the context with it: there is nothing left to say BYE over.
             except zmq.ContextTerminated:
                 return
             except TroupeError as error:
                 with member.changed:
                     member.failure = error
+            # Counted as a loss of the connection: a thread that died silently would leave a service that
+            # waits for ever.
             except Exception as error:
                 _log.exception("the control thread of %s starts again after an error of its own", self._name)
                 member.waiting_for = f"{type(error).__name__}: {error}"
@@ -111,6 +114,8 @@ class Membership:
             welcome = self._say_hello(wait_log)
             if welcome is None:
                 return False
+            # A learner in a container binds 0.0.0.0 and says so; the host by which it was reached is the one
+            # that works.
             announce = sockets.reachable_endpoint(welcome.announce, self._link.endpoint)
             sub = sockets.make_sub(self._ctx, announce, self._link.security)
             self._stay(sub)
@@ -152,6 +157,8 @@ class Membership:
                 link.bad(nonsense)
                 continue
             member.waiting_for = error.detail
+            # What time may change is tried again, such as a name that a dead process holds until its lease
+            # ends.
             if error.kind not in messages.RETRY_KINDS:
                 raise self._refusal(error)
             hello_s = time.monotonic() + self._heartbeat_s
@@ -169,6 +176,7 @@ class Membership:
             return msgspec.structs.replace(self.hello, **member.former())
 
     def _enter(self, welcome: Welcome, slots_wanted: int) -> Welcome:
+        # The learner's values, not our own: its patience decides when a lease ends.
         self._heartbeat_s, self._link.liveness_s = welcome.heartbeat_s, welcome.liveness_s
         member = self._member
         with member.changed:
@@ -201,6 +209,7 @@ class Membership:
         self._join_relay(poller)
         heartbeat_s = params_s = 0.0
         while not self.stopped.is_set():
+            # Somebody called `want_slots`: only HELLO can ask for slots, so this life ends for another.
             if self._member.slots_wanted != self.hello.slots_wanted:
                 return
             if link.lost():  # or AuthError: it may have been restarted, and no longer let us in
@@ -227,6 +236,7 @@ class Membership:
             if self._relay is not None and self._turn_of_relay(self._relay):
                 params_s = 0.0
         self._send_telemetry()
+        # After the last reports: the learner forgets a member at its BYE.
         link.send(messages.Bye(reason=self.bye_reason, steps_made=self._member.steps_made))
 
     def _hear(self, sub: sockets.Socket) -> None:
@@ -249,6 +259,7 @@ class Membership:
         member = self._member
         while True:
             with member.changed:
+                # Taken out only once it is sent, and in order: steps and games are counted as they come.
                 if not member.telemetry or not self._link.send_frames(member.telemetry[0]):
                     return
                 member.telemetry.popleft()

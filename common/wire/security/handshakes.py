@@ -183,6 +183,7 @@ class HandshakeWatch:
 
 def greeted_by_curve(endpoint: str) -> bool:
     """Whether something that speaks ZMTP with CURVE is at `tcp://HOST:PORT`. Takes two seconds at most."""
+    # The mechanism stands in the greeting, in the clear, before any key is used.
     return _answer(endpoint, _GREETING)[_MECHANISM].rstrip(b"\0") == b"CURVE"
 
 
@@ -196,6 +197,8 @@ def _answer(endpoint: str, greeting: bytes) -> bytes:
     ):
         connection.sendall(greeting)
         while len(answer) < len(greeting):
+            # The deadline is for all of it: a server that sends a byte a second would never run into one for
+            # each read.
             connection.settimeout(max(0.001, deadline.remaining_s))
             part = connection.recv(len(greeting))
             if not part:

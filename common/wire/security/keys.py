@@ -64,8 +64,10 @@ class AllowList:
 
     def _refresh(self) -> None:
         signature = _signature(self.path)
+        # Looked at for every handshake: a stat is cheap, and a revoked key has to be turned away at once.
         if signature == self._seen:
             return
+        # Also where the file is damaged: the error is said once, not at every handshake.
         self._seen = signature
         try:
             self._roles = _parse_allowed(self.path)
@@ -89,6 +91,7 @@ class Keys:
     directory: Path
     role: str
     public: bytes
+    # Out of `repr`, and with that out of logs and tracebacks.
     secret: bytes = field(repr=False)
     servers: Mapping[str, bytes] = field(default_factory=dict)
 
