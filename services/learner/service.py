@@ -175,6 +175,7 @@ class Learner:
     def _make_inference(self, security: Security) -> CentralInference:
         """The service that acts for the actors, with a network of its own: updates change the other one."""
         config = self.config
+        # With the steps: a resumed run would otherwise explore by the very draws of its beginning.
         seed = np.random.SeedSequence([config.run.seed, self.counters.steps]).generate_state(1)[0]
         agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
         return CentralInference(
@@ -204,6 +205,7 @@ class Learner:
             self.checkpoints.save()
         if self.inference is not None:
             self.inference.start()
+            # Before control starts: WELCOME has to name the address to whoever joins first.
             self.control.inference_endpoint = self.inference.endpoint
         self.control.start()
         self.prefetch.start()
@@ -253,6 +255,7 @@ class Learner:
         """One update, its priorities, and every so often a new parameter version."""
         replay, counters = self.config.replay, self.counters
         usable = self._usable.of(sample)
+        # Before anything is computed: one NaN would spread through the gradient into every weight.
         if usable.rows is not None:
             self.reporter.note("learner", {"learner/unusable_items_total": float(self._usable.left_out)})
             if not usable.rows.any():

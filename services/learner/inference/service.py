@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 LIMITS = Limits(arrays=16, array_bytes=1 << 28, total_bytes=1 << 28)
 SWEEP_S = 0.5
 """How often leases, shards and rates are looked at."""
+# Short enough for acknowledgements to be read as they come: they are what ends the wait.
 BLOCKED_POLL_MS = 50
 FLUSH_TIMEOUT_S = 3.0
 

@@ -192,6 +192,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def without_secrets(text: str, variables: Mapping[str, str]) -> str:
     """One line of `text` in which neither the values of secret variables nor users of an address stand."""
     for name, value in variables.items():
+        # Shorter values would also replace parts of ordinary words.
         if _SECRET.search(name) and len(value) > 3:
             text = text.replace(value, "***").replace(quote(value, safe=""), "***")
     text = _NAMED.sub(lambda found: f"{found[1] or found[2] + ' '}***", text)
@@ -238,6 +239,7 @@ def serve(tracker: Tracker, lines: TextIO, out: TextIO) -> int:
             tracker.add(row["steps"], row["values"])
         except Exception as error:
             problems.tell("does not take a row", error)
+    # The library may wait for a server that is gone, in threads that no exception reaches.
     watchdog = threading.Timer(END_S, os._exit, (1,))
     watchdog.daemon = True
     watchdog.start()
