@@ -46,6 +46,7 @@ class Rollout:
         self.env = env
         self.timing = timing or Timing()
         self._agent = agent
+        # Two streams, one for exploration and one for games: from one number they would be correlated.
         seeds = np.random.SeedSequence(seed).generate_state(2)
         self._rng = np.random.default_rng(int(seeds[0]))
         self._slots = Slots(agent, env.reset(int(seeds[1])), chunk_steps, hindsight, pace)
@@ -163,6 +164,7 @@ class LocalActing:
         Then everything stands still: nothing is dropped, nothing piles up here.
         """
         learner = self._place.learner
+        # Every round: shards come and go, and an unchanged list costs a comparison.
         self._replay.set_shards([reachable_endpoint(shard, learner) for shard in self._control.shards])
         blocked = self._outbox.waiting > 0
         self._blocked.set(blocked)

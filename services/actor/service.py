@@ -74,8 +74,10 @@ class ActorService:
             welcome = self._join()
         except Stopped:
             return
+        # Overwritten where all goes well: BYE says it, whichever exception leads there.
         reason = "failed"
         acting = self._acting
+        # Joined already, so that what goes wrong from the first reset on can be reported.
         self._watch = EnvWatch(lambda: acting.envs, self._tell, self._config.actor.env_stall_s)
         self._watchdog = StallWatchdog(STALL_LIMIT_S)
         try:
@@ -104,6 +106,7 @@ class ActorService:
         Making emulators may keep the whole process busy, its heartbeats included, for longer than a lease
         lasts.
         """
+        # Without slots at first: see above. A lease that nobody uses would keep them from other actors.
         self._control = ControlClient(
             self._place.ctx,
             self._place.learner,
@@ -190,6 +193,7 @@ class ActorService:
         at_once = MAX_NAMED_GAMES if fields.tasks else MAX_GAMES
         for first in range(0, max(1, len(fields.episodes)), at_once):
             self._control.send_telemetry(metrics, fields=fields.cut(first, first + at_once))
+            # With the first part only: rates would otherwise be told several times.
             metrics = {}
 
     def _tell(self, metrics: dict[str, float], trouble: str) -> None:

@@ -89,5 +89,6 @@ class TimingReports:
         fields = fields_of(timing.episodes)
         metrics |= {f"env/{name}": value for name, value in means_told(timing.episodes).items()}
         timing.episodes.clear()
+        # A copy: `timing` itself goes on counting.
         self._last_s, self._last = now, replace(timing)
         return metrics, fields
