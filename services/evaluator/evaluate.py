@@ -41,6 +41,8 @@ def main(argv: Sequence[str]) -> int:
     options, fields = parse(argv)
     paths = [path for given in options.path for path in (every_checkpoint(given) if options.all else [given])]
     _check_outputs(options, paths)
+    # Many small forward passes: threads of torch would wait for each other longer than they compute, and the
+    # games' threads have the cores.
     torch.set_num_threads(1)
     reports: list[Report] = []
     recorder = Recorder() if options.video else None
