@@ -68,6 +68,7 @@ class WorkerVector(VectorEnv):
         self._seed: int | None = seed  # of the next reset
         self.failures = deque(maxlen=KEPT_FAILURES)
         self.calls = calls.Calls(1, whole=True)  # nothing is ever in a call here
+        # For the records of their calls, which outlive a process that crashes.
         self._folder = tempfile.TemporaryDirectory(prefix="troupe-envs-")
         parts = np.array_split(np.arange(num_slots), min(config.processes, num_slots))
         task = {"config": config.model_dump(mode="json"), "threads": threads, "evaluation": evaluation}
@@ -121,6 +122,7 @@ class WorkerVector(VectorEnv):
         shared = self._shared
         shared.actions[:] = actions
         for worker in self._workers:
+            # All are told before any is asked, so that they step side by side.
             worker.tell({"do": "step"})
         final: list[int] = []
         episodes: list[Episode] = []
@@ -140,6 +142,7 @@ class WorkerVector(VectorEnv):
             episodes += [Episode(first + slot, *rest) for slot, *rest in answer.get("episodes", ())]
             self._note_failures(worker, answer)
         return Step(
+            # Copies: the next step writes over shared memory while these are still on their way into chunks.
             shared.obs.copy(),
             shared.reward.copy(),
             shared.terminated.copy(),
@@ -166,6 +169,7 @@ class WorkerVector(VectorEnv):
 
     def _discard_processes(self) -> None:
         for worker in self._workers:
+            # Closing the socket is the request: a process that is waiting for it ends by itself.
             worker.hang_up()
         deadline_s = time.monotonic() + _CLOSING_S
         for worker in self._workers:
