@@ -136,8 +136,10 @@ def _values(algo: str, spec: EnvSpec) -> list[Layer]:
         for key, value in flat(read_preset(start.preset), start.preset).items()
         if not key.startswith("env.")
     }
+    # A preset names the torso for its own pictures; these may have another size.
     if "agent.torso" in values:
         fields["agent.torso"] = "auto"
+    # Clipping to one suits Atari's scores; elsewhere it would hide most of what there is to learn.
     if values.get("agent.reward_clip") == "abs_one" and not spec.id.startswith("atari:"):
         fields["agent.reward_clip"] = "none"
     return [

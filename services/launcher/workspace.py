@@ -61,6 +61,7 @@ def socket_directory() -> Iterator[Path]:
     """Yield a private directory for the sockets, with a path that the kernel accepts; removed afterwards."""
     short_enough = len(tempfile.gettempdir()) < _MAX_SOCKET_PATH - _SOCKET_NAME_LENGTH
     try:
+        # An ipc path has room for 107 bytes, and TMPDIR of some clusters is longer than that alone.
         parent = None if short_enough else "/tmp"
         path = Path(tempfile.mkdtemp(prefix=f"troupe-{os.getpid()}-", dir=parent))
     except OSError as error:
@@ -79,6 +80,7 @@ def _remove_abandoned(parent: Path) -> None:
     for path in parent.glob("troupe-*-*"):
         pid = path.name.split("-")[1]
         with contextlib.suppress(OSError):
+            # Our own only: the temporary folder is everybody's.
             if pid.isdecimal() and not psutil.pid_exists(int(pid)) and path.stat().st_uid == os.getuid():
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -95,6 +97,7 @@ def launcher_log(run_dir: Path) -> Iterator[logging.Logger]:
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    # Its lines are for the file; the panel shows those that people need.
     logger.propagate = False
     try:
         yield logger
@@ -166,6 +169,7 @@ def tensorboard_port(wanted: int) -> int:
 
 def _check_free(port: int) -> None:
     with socket.socket() as probe:
+        # As TensorBoard binds: without it a port that was closed a minute ago would count as taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
 
