@@ -53,6 +53,7 @@ class ReplayService:
         """The main loop."""
         watchdog = StallWatchdog(STALL_LIMIT_S)
         while not self._done():
+            # Bounded, or a flood of inserts would leave the learner's parked requests waiting.
             self._server.turn(POLL_S, BURST)
             self._requests.advance()
             if self._rates.due():

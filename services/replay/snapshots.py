@@ -75,8 +75,11 @@ class Snapshots:
             raise RefusedError(
                 "snapshot", "not without keys here: start the shard with --snapshot-to DIRECTORY"
             )
+        # Resolved once, and what was looked at is what is written: a link that changes in between leads
+        # nowhere else.
         place = _resolved(destination)
         below = posixpath.join(_resolved(self._permitted), "")
+        # With the slash: `/backup-of-others` is not below `/backup`.
         if self._permitted and not posixpath.join(place, "").startswith(below):
             raise RefusedError("snapshot", f"only below {self._permitted}")
         return place

@@ -71,6 +71,8 @@ class Statistics:
         """Note the version of an insert."""
         now_s = time.monotonic()
         if now_s - self._epoch_s > EPOCH_S:
+            # A learner that went back to a checkpoint counts from there; a maximum for good would call all
+            # its items stale.
             self._newest_before, self._newest, self._epoch_s = self._newest, 0, now_s
         self._newest = max(self._newest, version)
 
@@ -129,6 +131,7 @@ class Statistics:
         tries = min(LOOK_AT * slots // max(table.size, 1), MAX_TRIES)
         if table.size <= LOOK_AT or tries * table.size < slots * LOOK_AT // 16:
             return table.filled()
+        # Drawn and not all of them: a status page must not hold up a shard of millions.
         some = self._rng.integers(0, slots, tries)
         return some[table.items(some)["commit"] != 0]
 
