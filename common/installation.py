@@ -31,6 +31,7 @@ def commit() -> str:
     checkout = Path(__file__).resolve().parents[1]
     if not (checkout / ".git").exists():
         return ""
+    # Without tags (`--exclude=*`): a commit is what finds the code again, and a tag may move.
     command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

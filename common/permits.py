@@ -97,6 +97,7 @@ def _named(config: Config, *, plays: bool, thinks: bool) -> dict[str, str]:
 
 
 def _is_below(module: str, names: Collection[str]) -> bool:
+    # With the dot: `my_envs_evil` is not below `my_envs`.
     return any(f"{module}.".startswith(f"{name}.") for name in names)
 
 

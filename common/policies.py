@@ -38,6 +38,7 @@ def restore(
         return config, agent_of(checkpoint, config, make_spec(config.env), device)
     if not own_id:
         config = config.model_copy(
+            # They were chosen for the other environment, and would be refused here, or mean something else.
             update={"env": config.env.model_copy(update={"kwargs": {}, "wrappers": ()})}
         )
     loaded = with_overrides(config, fields)

@@ -124,7 +124,6 @@ class Server:
                 self._take(frames)
         # After the messages, and every time: an event that nobody reads stays in memory.
         with self._lock:
-            # After the messages, and every time: an event that nobody reads stays in memory.
             self._monitor.drain(self.handshakes)
             self._intake.look(self.rejections.by_kind)
 
