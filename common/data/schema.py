@@ -157,6 +157,7 @@ def as_array(name: str, values: ArrayLike, dtype: str | None = None) -> NDArray:
     if dtype is None or array.dtype == np.dtype(dtype) or array.dtype.kind not in "biuf":
         return array
     with np.errstate(all="ignore"):
+        # Python's lists become float64 and int64 by default, which is rarely what was declared.
         converted = array.astype(dtype)
     # Numbers with a fraction are rounded to float32, and never to integers.
     exact = converted.dtype.kind == "f" or np.array_equal(converted, array)
