@@ -114,6 +114,7 @@ class Window:
         assert self._process is not None
         assert self._process.stdin is not None
         pipe = self._process.stdin.fileno()
+        # A window that hangs must not hang the games: a blocking write would wait for as long as it does.
         os.set_blocking(pipe, False)
         rest = memoryview(data)
         while len(rest):
@@ -155,7 +156,9 @@ def show(title: str, stream: BinaryIO) -> None:
         raise pygame.error("there is no screen")
     pygame.display.set_caption(title)
     print(_READY.decode(), end="", flush=True)
+    # One frame: the pipe fills behind it, and the player's clock is the one that counts.
     frames: queue.Queue[tuple[bytes, tuple[int, int]] | None] = queue.Queue(1)
+    # Events have to be read all the time, or the desktop offers to end a window that does not answer.
     threading.Thread(target=_read, args=(stream, frames), daemon=True).start()
     while not any(_closes(event) for event in pygame.event.get()):
         try:
