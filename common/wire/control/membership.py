@@ -335,6 +335,8 @@ class Membership:
             elif message.type == messages.Error.TYPE:
                 error = messages.Error.of(message)
                 kind, detail = error.kind, error.detail
+                # It has no lease for us any more, so everything that it sends or takes waits for another
+                # HELLO.
                 if kind == messages.UNKNOWN_PEER:
                     _log.info("%s does not know %s (restarted?)", self._link, self._name)
                     return False
@@ -374,6 +376,7 @@ class Membership:
                 member.state = state
             if member.want_games:
                 held = member.params
+                # Where we have the parameters already, they are not sent again with every part.
                 if body.part >= 0 and held is not None and held.version == body.evaluated:
                     member.games = Games(body.part, held)
                 member.want_games, member.games_over = False, body.over
@@ -390,5 +393,6 @@ def _params_of(body: messages.Params) -> Params | None:
     if body.blob is UNSET:
         return None
     encoded = body.manifest, body.blob
+    # Parameters for an evaluation may be older than the newest, whose number the state carries.
     version = body.version if body.evaluated < 0 else body.evaluated
     return Params(version, decode_params(*encoded), body.session, encoded)

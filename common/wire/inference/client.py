@@ -188,6 +188,7 @@ class InferenceClient:
         asked = self._asked.pop(group)
         self._carried_out[group] = message.request_id
         self.wait_reason = ""
+        # A copy: the array is a view of the frame, which would be kept for as long as the actions are.
         return Answer(group, np.array(body.actions), body.version, time.monotonic() - asked.question.asked_s)
 
     def _on_error(self, group: int | None, message: Message) -> Answer | None:

@@ -113,6 +113,8 @@ class ReplayClient(Sampler):
         self._session: int | None = None
         self._inserts = Inserts()
         self._requests = SampleRequests(retry_samples=retry_samples)
+        # Unpacked only in `receive`: `poll` may be called from within an insert, where decompression would be
+        # a surprise.
         self._batches: deque[tuple[Message, SampleRequest]] = deque()
         self._tolerate_refusals = tolerate_refusals
         self._reader = BatchReader(pool, map_files=map_files, expected=expected)
@@ -256,6 +258,7 @@ class ReplayClient(Sampler):
         if arrays["ids"].shape != arrays["priorities"].shape or arrays["ids"].ndim != 1:
             shapes = [array.shape for array in arrays.values()]
             raise ConfigError("ids of the shape {} and priorities of the shape {}".format(*shapes))
+        # Counted, since the deque drops the oldest without a word.
         if len(self._updates) == self._updates.maxlen:
             self.counters["lost_updates"] += 1
         self._updates.append(encode(messages.Priorities(table=table, **arrays).message()))

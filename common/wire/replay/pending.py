@@ -50,6 +50,7 @@ class Pings:
             asking or not self._tried_s or now_s - link.heard_s >= PING_S
         ):
             self._tried_s = now_s
+            # The number only grows where it was really sent: an answer to an unsent ping would never come.
             self.sent += link.send(self._question, self.sent + 1)
 
 

@@ -333,6 +333,7 @@ class ShardedReplayClient(Sampler):
             clients[0].poll(timeout_ms)
             return
         if not clients:
+            # Without a shard there is no socket to wait on, and the caller would spin.
             time.sleep(timeout_ms / 1000)
         elif timeout_ms:
             poller = zmq.Poller()
