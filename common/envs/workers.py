@@ -270,6 +270,8 @@ class _Worker:
 
     def start(self, seed: int) -> None:
         """A new process, which is told what to make."""
+        # SEQPACKET: a message is whole or absent, and its files come with it, so no framing of our own is
+        # needed.
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [
             sys.executable,
@@ -280,6 +282,7 @@ class _Worker:
             str(os.getpid()),
         ]
         variables = {**os.environ, calls.VARIABLE: str(self._folder), "OMP_NUM_THREADS": "1"}
+        # Our copy of its end is closed at once: otherwise its death would not look like the end of the line.
         with theirs:
             self._child = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=variables
@@ -324,6 +327,7 @@ class _Worker:
             raise self._failed("")
         said: dict[str, Any] = json.loads(message)
         if "error" in said:
+            # By name and out of a table: nothing that comes over the line is ever turned into code.
             raise _ERRORS.get(said["error"], EnvError)(said["text"])
         return said, fds
 
@@ -347,6 +351,7 @@ class _Worker:
         if self._child.poll() is None:  # it has closed the line, and lives
             self._child.kill()
             self._child.wait()
+        # After its end: until then the record may still change.
         running = calls.calls_of(self._folder, self.pid)
         self._forget()
         cause = cause or f"ended its process ({calls.ending(self._child.returncode)})"
