@@ -133,6 +133,8 @@ class PartsTorso(nn.Module):
             else:
                 self.encoders.append(VectorTorso((width,), mlp_units[:1], style))
         found = sum(int(encoder.features) for encoder in self.encoders)  # type: ignore[arg-type, misc]
+        # At least one layer on all of them: without it the parts would meet in the heads only, which are
+        # linear.
         self.joined = VectorTorso((found,), mlp_units[1:] or mlp_units[-1:], style)
         self.features = self.joined.features
 
