@@ -142,6 +142,7 @@ class _Collector:
         for name, value in sorted(health.values().items()):
             stem = name.removesuffix("_total")
             kind = "gauge" if stem == name else "counter"
+            # prometheus_client adds `_total` to a counter's name by itself.
             metric = Metric(prometheus_name(stem), f"last value of {name}", kind)
             metric.add_sample(prometheus_name(name), {"service": self._service}, float(value))
             yield metric
