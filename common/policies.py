@@ -45,6 +45,8 @@ def restore(
     spec = make_spec(loaded.config.env)
     check_settings(loaded.config.env, spec, loaded.chosen("env"))
     if "spec" in checkpoint.meta:
+        # Compared with what the training saw, so that the message names what differs; the network would only
+        # name a matrix.
         _check_fits(spec, spec_of(checkpoint))
     return loaded.config, agent_of(checkpoint, loaded.config, spec, device)
 

@@ -273,6 +273,7 @@ class ActionSpec:
         """The values from -1 to 1 that a number with bins may have."""
         if not self.bins_ratio:
             return np.linspace(-1.0, 1.0, self.bins)
+        # With three bins there is one value on each side, its largest.
         side = np.geomspace(1.0 / self.bins_ratio, 1.0, self.bins // 2) if self.bins > 3 else np.ones(1)
         return np.concatenate([-side[::-1], [0.0], side])
 
