@@ -35,6 +35,7 @@ class Evaluator:
 
     def __init__(self, config: Config, client: ControlClient, stop: StopSignal) -> None:
         """Build the agent for the run that `client` has joined."""
+        # Evaluation takes what training leaves; a second thread would be taken from the learner.
         torch.set_num_threads(1)
         self._config = config
         self._client = client
@@ -124,6 +125,7 @@ class Evaluator:
         except ImportError as error:
             _log.warning("no film: it needs %s (%s)", error.name, install_command("evaluator"))
             return
+        # Both travel in one message. The GIF stays, which TensorBoard plays.
         if len(film["mp4"]) > MAX_VIDEO_BYTES - MAX_GIF_BYTES:
             film.pop("mp4")
         self._client.send_telemetry({}, film)
