@@ -75,6 +75,7 @@ class CentralActing:
         parts = self._split(welcome.slots)
         if [env.num_slots for env in self._envs] != [len(part) for part in parts]:
             self.prepare(len(welcome.slots))
+        # Kept over a rejoin: its request numbers have to grow over the whole life of the process.
         self._client = self._client or InferenceClient(
             self._place.ctx,
             self._endpoint(welcome),
@@ -171,6 +172,7 @@ class CentralActing:
         self._asking.move(self._endpoint(welcome))
         if len(welcome.slots) != len(before):
             self.begin(self._control, welcome)
+        # As many as before: the environments stay, and only their exploration is another.
         elif welcome.slots != before:
             for group, slots in zip(self._groups, self._split(welcome.slots), strict=True):
                 group.slots = slots

@@ -191,6 +191,8 @@ class LocalActing:
             return False
         now_s = time.monotonic()
         self._held_since_s = self._held_since_s or now_s
+        # Another actor may have died with its part of the batch: without its unrolls no version would ever
+        # come.
         if now_s - self._held_since_s > HELD_LIMIT_S:
             _log.info("%s acts on with version %d: no newer one came", self._place.name, self.version)
             self._pace.release()
@@ -200,6 +202,7 @@ class LocalActing:
         else:
             self._outbox.pump(HELD_MS)
             time.sleep(HELD_MS / 1000)
+        # Asked again, so that a version that has just come is acted on in this round.
         return self._pace.holds(self.version)
 
     def _say_who_waits(self) -> None:

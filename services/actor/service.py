@@ -118,6 +118,8 @@ class ActorService:
             relay_directory=self._relay_directory,
         )
         try:
+            # Twice: the first WELCOME brings the configuration, by which environments are made, the second
+            # the slots.
             seen = self._welcome()
             # The agent's section is checked by who runs the network: others need no torch.
             self._config = config_from_dict(seen.config, typed_agent=False)
@@ -129,6 +131,7 @@ class ActorService:
             self._control.want_slots(wanted)
             return self._welcome()
         except BaseException:
+            # BYE at once: otherwise the name would be taken until the lease ends, and a second try refused.
             self._control.close("gives up")
             raise
 

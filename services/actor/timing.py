@@ -73,6 +73,7 @@ class TimingReports:
         report does no harm; the rest are means over the time since the last one.
         """
         now, last = time.monotonic(), self._last
+        # A report may follow another at once, as the last one does at the end.
         elapsed = max(1e-9, now - self._last_s)
         calls = max(1, timing.calls - last.calls)
         metrics = {
