@@ -104,6 +104,7 @@ class Learner:
         self.checkpoints = RunCheckpoints(
             config, directory, self.agent, self.spec, self.counters, self._check_weights
         )
+        # Before any socket: a run that cannot go on says so without a service having joined it.
         self.checkpoints.begin_run(resume=resume)
         name, place = config.run.name or run_dir.resolve().name, str(run_dir.resolve())
         known_as = Run(self.checkpoints.run_id, name, place, config.to_dict())
@@ -226,6 +227,8 @@ class Learner:
                 self._finish()
             # Last of all, so that what is resumed later has every step that the status shows.
             self._collect(LAST_COLLECT_S)
+            # A report after this would be in the status and not in the checkpoint: the resumed run would seem
+            # to lose steps.
             self.counters.budget.close()
             if not self._complete_before:  # else everything is in the run directory already
                 self.checkpoints.save()
@@ -356,6 +359,7 @@ class Learner:
         self._publish()
         # The status first: who sees a service leave looks there for whether that is in order.
         self.reporter.tick(self.control, self.prefetch.waited_s, note="complete", force=True)
+        # After the last version is out: who hears of the end fetches that one.
         self.control.set_state(updates=self.counters.updates, stopping=True)
         if self._linger_s:
             self._stay_for_latecomers()
@@ -403,6 +407,7 @@ class Learner:
             if self._best is not None:
                 ends.callback(self._best.wait, CHECKPOINT_S)
             ends.callback(self._context.destroy, linger=1000)
+            # After the reporter, whose last status names the peers.
             ends.callback(self.control.stop)
             ends.callback(self.reporter.close)
             ends.callback(

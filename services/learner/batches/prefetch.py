@@ -124,6 +124,7 @@ class Prefetcher:
                 batch, priorities = self._done.get_nowait()
                 if priorities is not None:
                     self._replay.update(batch, priorities, self._kept)
+                # Here and not by the learner: the pool belongs to this thread.
                 self._replay.recycle(batch)
 
 

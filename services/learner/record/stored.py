@@ -33,10 +33,14 @@ class StoredSteps:
         inserted = report.metrics.get("replay/steps_inserted_total")
         if report.role != "replay" or inserted is None:
             return
+        # The larger one, since a report may come late; by process, since a shard that is restarted counts
+        # from 0.
         self._of[report.incarnation] = max(inserted, self._of.pop(report.incarnation, 0.0))
         if len(self._of) > MAX_SHARDS:
             self._former += self._of.pop(next(iter(self._of)))
         counted, stored = steps - self._start, self._former + sum(self._of.values())
+        # Half of them may be missing: steps are lost with environments that fail and with unrolls that are
+        # never finished, and that is no fraud.
         missing = counted > FACTOR * stored + SLACK_STEPS
         if missing and not self.missing:
             _log.warning(

@@ -117,6 +117,7 @@ class Mlflow:
         self._client = mlflow.MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = mlflow.set_experiment(name).experiment_id
+        # MLflow makes its own ids, so a resumed run is found by a tag of ours.
         past = self._client.search_runs([experiment], f"tags.`troupe.run` = '{run.id}'", max_results=1)
         if past:
             self._id = past[0].info.run_id

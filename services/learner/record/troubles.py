@@ -28,6 +28,7 @@ class Troubles:
             return
         counts = self._of.pop(report.incarnation, dict.fromkeys(self.NAMES, 0.0))
         for name, metric in self.NAMES.items():
+            # Totals of a process only grow, so a late report must not lower them.
             counts[name] = min(MAX_COUNTED, max(counts[name], report.metrics.get(metric, 0.0)))
         self._of[report.incarnation] = counts
         if len(self._of) > self.MOST:
