@@ -366,6 +366,7 @@ class _Usage:
         """How many cores a process had lately, and how many more its threads were ready for."""
         times = process.cpu_times()
         sample = time.monotonic(), times.user + times.system, _waited_s(process.pid)
+        # Keyed by psutil's object, which knows the start time: a pid that is used again is another process.
         samples = self._samples[process] = self._samples.pop(process, deque())
         while len(self._samples) > _MAX_PROCESSES:
             self._samples.pop(next(iter(self._samples)))

@@ -211,6 +211,7 @@ def damage(run_dir: Path) -> str:
     """
     problems: list[str] = []
     with readable(run_dir / "checkpoints"):
+        # Only until one is whole: hashing all of them could take minutes.
         for path in newest_first(run_dir / "checkpoints"):
             try:
                 check(path)
@@ -227,6 +228,7 @@ def own_command(program: str = "troupe") -> str:
     """How a user runs a program of this very installation: its name where a shell finds it, or its path."""
     beside = Path(sys.executable).parent / program
     found = shutil.which(program)
+    # A virtual environment that is not activated: the bare name would run another installation, or none.
     if beside.is_file() and (found is None or not os.path.samefile(found, beside)):
         return shell_path(beside)
     return program
