@@ -51,11 +51,13 @@ class HeldInserts:
         """Keep ``insert`` behind the others of its producer. Raises GapError where one is missing."""
         line = self._lines.get(insert.incarnation)
         if line is not None:
+            # A producer may have a new socket by now: the answer goes to where it was heard last.
             line.peer = peer
             last = line.inserts[-1].sequence
             # Sent again by a producer that has heard nothing: it is here already.
             if insert.sequence <= last:
                 return
+            # A gap, unless the producer says itself that it does not want to know of those between.
             if insert.sequence > max(last + 1, insert.oldest):
                 raise GapError(last + 1)
         size = _bytes(insert)

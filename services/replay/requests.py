@@ -79,6 +79,8 @@ class RequestHandlers:
         self._files = SharedFiles(replay.folder)
         self._parked: deque[Parked] = deque()
         self._parked_by_peer: Counter[bytes] = Counter()
+        # Batches that nobody reads stay in ZeroMQ's memory: to be counted, or a silent learner would fill
+        # this process.
         self._unread = UnreadBatches()
         # The tables that each has inserted into. The one heard last is last.
         self._writers: OrderedDict[bytes, frozenset[str]] = OrderedDict()
@@ -210,6 +212,7 @@ class RequestHandlers:
         peer = envelope.peer
         # Those that wait come first: a new request that is served at once would starve a larger one.
         if self._parked or self._unread.blocked(peer) or self._try(parked) is not None:
+            # Before the limit for all, so that one peer cannot use it up.
             if self._parked_by_peer[peer] >= MAX_PARKED_PER_PEER:
                 raise RefusedError(messages.TOO_MANY, f"{MAX_PARKED_PER_PEER} requests of yours wait already")
             if len(self._parked) >= MAX_PARKED:
@@ -297,4 +300,5 @@ class RequestHandlers:
         self._writers[peer] = self._writers.get(peer, frozenset()) | tables
         self._writers.move_to_end(peer)
         if len(self._writers) > MAX_PEERS:
+            # The one not heard for longest; if it still writes, its next ping puts it back.
             self._writers.popitem(last=False)

@@ -47,6 +47,7 @@ class ReplayService:
         self._rates = Rates(replay, self._requests)
         self._server = self._requests.server
         self._end: Deadline | None = None
+        # The stop wakes the poll, or a signal would be noticed a tenth of a second late.
         self._server.open(stop.fileno())
 
     def run(self) -> None:

@@ -57,6 +57,7 @@ class Statistics:
         self._rng = np.random.default_rng()
         self._ages = {name: Histogram(AGE_BOUNDS_S) for name in replay.tables}
         self._staleness = {name: Histogram(STALENESS_BOUNDS) for name in replay.tables}
+        # From the items that are there: after a restart all of them would otherwise count as fresh.
         live = replay.store.live()["version"] if replay.store else np.zeros(0, np.int64)
         self._newest = self._newest_before = int(live.max(initial=0))
         self._epoch_s = time.monotonic()
