@@ -31,6 +31,7 @@ def commit() -> str:
     checkout = Path(__file__).resolve().parents[1]
     if not (checkout / ".git").exists():
         return ""
+    # Without tags (`--exclude=*`): a commit is what finds the code again, and a tag may move.
     command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -107,6 +108,7 @@ def _missing(module: str, error: ImportError) -> str:
     top = missing.partition(".")[0]
     if not isinstance(error, ModuleNotFoundError):
         return f": importing {module} failed: {' '.join(str(error).split())}"
+    # The module is there and something that it imports is not: its name has to be in the advice.
     if top != module.partition(".")[0]:
         return f": the module {module} imports {missing}, which is not installed"
     if Path(f"{top}.py").exists() or Path(top).is_dir():

@@ -44,5 +44,6 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
+    # Both are needed: one decides what is taken from the heap, the other when the heap gives it back.
     trimmed_late = mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES) and trimmed_late)

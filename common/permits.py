@@ -90,6 +90,8 @@ def _named(config: Config, *, plays: bool, thinks: bool) -> dict[str, str]:
         found[f"the environment {config.env.id}"] = environment_module(config.env.id)
         for wrapper in config.env.wrappers:
             module = wrapper.partition(":")[0]
+            # Gymnasium's own wrappers only: its other modules make environments and import what they are told
+            # to.
             found[f"the wrapper {wrapper}"] = "" if module == "gymnasium.wrappers" else module
     if thinks:
         found[f"the algorithm {config.agent.algorithm}"] = algorithm_module(config.agent.algorithm)
@@ -97,6 +99,7 @@ def _named(config: Config, *, plays: bool, thinks: bool) -> dict[str, str]:
 
 
 def _is_below(module: str, names: Collection[str]) -> bool:
+    # With the dot: `my_envs_evil` is not below `my_envs`.
     return any(f"{module}.".startswith(f"{name}.") for name in names)
 
 

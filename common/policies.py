@@ -38,12 +38,15 @@ def restore(
         return config, agent_of(checkpoint, config, make_spec(config.env), device)
     if not own_id:
         config = config.model_copy(
+            # They were chosen for the other environment, and would be refused here, or mean something else.
             update={"env": config.env.model_copy(update={"kwargs": {}, "wrappers": ()})}
         )
     loaded = with_overrides(config, fields)
     spec = make_spec(loaded.config.env)
     check_settings(loaded.config.env, spec, loaded.chosen("env"))
     if "spec" in checkpoint.meta:
+        # Compared with what the training saw, so that the message names what differs; the network would only
+        # name a matrix.
         _check_fits(spec, spec_of(checkpoint))
     return loaded.config, agent_of(checkpoint, loaded.config, spec, device)
 

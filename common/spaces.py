@@ -251,9 +251,11 @@ class ActionSpec:
         if limits is None or len(limits[0]) != len(part):
             limits = self._limits[leaf.path] = tuple(np.repeat(_limits_of(leaf)[:, None], len(part), axis=1))
         low, high, middle, half = limits
+        # `np.clip` costs more than both for a few numbers.
         values = np.minimum(np.maximum(half * values.reshape(low.shape) + middle, low), high)
         dtype = np.dtype(leaf.dtype)
         if values.dtype != dtype:
+            # Rounded, for `astype` cuts, and the largest whole number would hardly ever be reached.
             values = (values if dtype.kind == "f" else np.rint(values)).astype(dtype)
         # Rows without a shape would be numbers, and an environment expects arrays.
         return values if leaf.shape else [values[row, ...] for row in range(len(part))]
@@ -271,6 +273,7 @@ class ActionSpec:
         """The values from -1 to 1 that a number with bins may have."""
         if not self.bins_ratio:
             return np.linspace(-1.0, 1.0, self.bins)
+        # With three bins there is one value on each side, its largest.
         side = np.geomspace(1.0 / self.bins_ratio, 1.0, self.bins // 2) if self.bins > 3 else np.ones(1)
         return np.concatenate([-side[::-1], [0.0], side])
 
@@ -280,6 +283,7 @@ def _limits_of(leaf: Leaf) -> np.ndarray:
     columns = [
         (-np.inf if low is None else low, np.inf if high is None else high, 0.0, 1.0)
         if low is None or high is None
+        # Halved before they are added: the range of float64's extremes has no finite width.
         else (low, high, low / 2 + high / 2, high / 2 - low / 2)
         for low, high in zip(leaf.low, leaf.high, strict=True)
     ]

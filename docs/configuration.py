@@ -148,9 +148,12 @@ services:
 def compose_fields() -> str:
     """Return a Compose file with a variable for each field that belongs to the run."""
     paths = {
+        # A dict, not a set: several algorithms have a field of the same path, and the order should be the
+        # schema's.
         field.path: None
         for section in sections()
         for field in section.fields
+        # Addresses and ports are a container's own affair; compose gives them service by service.
         if field.role != "operational" and field.path != "run.preset"
     }
     return _COMPOSE_HEAD + "".join(f"      TROUPE_{path.upper().replace('.', '__')}:\n" for path in paths)

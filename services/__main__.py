@@ -15,6 +15,7 @@ from collections.abc import Sequence
 # Ctrl-C while the rest is imported, which takes a moment, ends as it does later: without a traceback.
 _IN_MAIN_THREAD = threading.current_thread() is threading.main_thread()
 if _IN_MAIN_THREAD:
+    # `os._exit`: an exception would only end the import that it interrupts, with a traceback.
     _former_handler = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 from troupe.common import installation
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complete()
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
+    # Taken out here, so that it may stand anywhere and no parser has to know it.
     words = [word for word in words if word != "--debug"]
     if debug:
         logging.basicConfig(level=logging.DEBUG)

@@ -67,10 +67,14 @@ def _environments(**_: Any) -> list[str]:
     found = []
     atari = importlib.util.find_spec("ale_py")
     if atari and atari.origin:
+        # Read off the folder: importing ale-py for the list would take longer than anybody waits at the Tab
+        # key.
         found += [f"atari:{path.stem}" for path in Path(atari.origin).parent.glob("roms/*.bin")]
     if importlib.util.find_spec("gymnasium"):
         import gymnasium
 
+        # Names with a namespace are other families' (`ALE/`, `phys2d/`), which have prefixes of their own or
+        # none here.
         found += [f"gym:{name}" for name in gymnasium.registry if "/" not in name]
     return found
 

@@ -123,5 +123,6 @@ def _load(source: str | None, sweep: Path | None, overrides: dict[str, str]) -> 
         with readable(Path(source)):
             is_run = Path(source).is_dir()
         if is_run:
+            # As `troupe resume` loads it, so that what is shown is what a resumed run would have.
             return load_layers(None, sweep, overrides, os.environ, run_config=run_config(Path(source)))
     return load_layers(source, sweep, overrides, os.environ)

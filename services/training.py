@@ -99,6 +99,7 @@ def add_algo(parser: argparse.ArgumentParser) -> None:
 
 def chosen_algo(algo: str, preset: str | None, overrides: dict[str, str], command: str) -> str:
     """Return `--algo`, empty with a preset. Raises ConfigError unless it is one of the two."""
+    # So that the command in the message can be copied as it stands.
     env_id = overrides.get("env") or overrides.get("env.id") or "ID"
     if algo and preset:
         raise ConfigError(f"--algo {algo} is instead of a preset: leave out one, {preset} or --algo")

@@ -59,6 +59,7 @@ class _Form:
     def checked(self, name: str, value: ArrayLike) -> NDArray:
         """A copy of ``value`` as an array. Raises ConfigError where it differs from those before."""
         dtype, shape = self._known.get(name, (None, ()))
+        # A copy: environments reuse their arrays, and the chunk is cut steps later.
         entry = np.array(as_array(name, value, dtype))
         if dtype is None:
             self._known[name] = (entry.dtype.name, entry.shape)
@@ -137,6 +138,7 @@ class Writer(_Sender):
         first = not self._versions
         for spec in self._specs:
             kept = self._entries.setdefault(spec.name, [])
+            # As in a stack of frames at reset: what was before the episode looks like its first step.
             kept += [entries[spec.name]] * (1 + (spec.before if first else 0))
         self._versions.append(version)
         self._send(self._cut(self._chunk_steps))
@@ -179,11 +181,14 @@ class Writer(_Sender):
 
     def _cut(self, after_steps: int, *, ended: bool = False) -> list[Chunk]:
         """A chunk of the items that are complete, once the first of them is older than this many steps."""
+        # An item needs entries after its last step, which only the next steps, or the end, bring.
         margin = 0 if ended else max((spec.after for spec in self._specs), default=0)
         ready = [item for item in self._items if item.end + margin <= self.steps]
         if not ready:
             return []
         begin, end = min(item.begin for item in ready), max(item.end for item in ready)
+        # By the first item's age: a chunk gathers as many items as will share its steps, and none waits
+        # longer.
         if after_steps and self.steps - margin - begin <= after_steps:
             return []
         self._items = [item for item in self._items if item.end + margin > self.steps]

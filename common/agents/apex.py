@@ -80,6 +80,8 @@ class ApexAgent(NetworkAgent):
         """Epsilon-greedy actions; the accumulator learns the values that give initial priorities."""
         q = self.net(self._to_device(inputs.obs)).cpu().numpy()
         action = epsilon_greedy(q, epsilon, rng)
+        # From the forward pass that is made anyhow: initial priorities cost the actor nothing (Horgan et al.
+        # 2018, section 3, against giving new items the largest priority seen).
         return Act(action, {"value_taken": q[np.arange(len(q)), action], "value_max": q.max(axis=1)})
 
     def decide(self, step: Step) -> dict[str, Tensor]:
@@ -100,6 +102,8 @@ class ApexAgent(NetworkAgent):
         transitions = self.stored.read(batch.fields)
         judge = self._quantile_losses if self.config.quantiles else self._losses
         losses, error, q = judge(transitions)
+        # Importance weights multiply the loss, after Huber: inside it they would move the point at which it
+        # turns linear.
         loss = (self._to_device(batch.weights) * losses).mean()
         norm = learner.step(loss)
         # After the step: the next update, and all actors, see pixels as the published network does.
@@ -107,11 +111,13 @@ class ApexAgent(NetworkAgent):
         metrics: dict[str, float] = {}
         if batch.measure:
             metrics = {
+                # Each `item` waits for the GPU, which is why this is not done in every update.
                 "learner/loss": loss.item(),
                 "learner/grad_norm": norm.item(),
                 "learner/q_mean": q.mean().item(),
                 "learner/td_error_mean": error.abs().mean().item(),
             }
+        # Above 0: a priority of 0 would mean never again, also once the network has changed.
         priorities = error.detach().abs().double().cpu().numpy() + PRIORITY_FLOOR
         return Update(priorities=priorities, metrics=metrics)
 
@@ -127,6 +133,7 @@ class ApexAgent(NetworkAgent):
         """What the Q of the actions should be, `[B]`: of double Q-learning, of plain, or Munchausen's."""
         config, target = self.config, self.learner.target
         if config.munchausen_alpha:
+            # One pass over both: half the kernel launches.
             q, next_q = target(torch.cat([transitions.obs, transitions.next_obs])).chunk(2)
             return returns.munchausen_target(
                 *(transitions.reward, transitions.discount, transitions.action, q, next_q),
@@ -151,6 +158,8 @@ class ApexAgent(NetworkAgent):
         with torch.no_grad():
             following = learner.target.quantiles(transitions.next_obs, next_shares)
             q_next = net(transitions.next_obs) if self.config.double else following.mean(1)
+            # One action for all quantiles, the one whose mean is largest; a choice per quantile would be an
+            # agent that knows its luck.
             following = following[rows, :, q_next.argmax(1)]
             goals = transitions.reward[:, None] + transitions.discount[:, None] * following
         values = net.quantiles(transitions.obs, shares)[rows, :, transitions.action]
@@ -190,6 +199,7 @@ class ApexAgent(NetworkAgent):
 
     def _optimizer(self) -> torch.optim.Optimizer:
         config, parameters = self.config, self.net.parameters()
+        # Fused: one kernel for all parameters. Unfused, Adam is a dozen small operations for each of them.
         if config.optimizer == "adam":
             return torch.optim.Adam(
                 parameters, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True

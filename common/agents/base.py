@@ -54,6 +54,7 @@ class Inputs:
           reward: `[S]` float32.
           ended: `[S]` bool.
         """
+        # Not reset where an episode ended: `first` tells the network to, in acting and in learning alike.
         memory = self.memory if act.memory is None else act.memory
         return Inputs(obs, act.action, reward, ended, memory)
 
@@ -64,6 +65,7 @@ class Inputs:
     @staticmethod
     def joined(several: Sequence[Inputs]) -> Inputs:
         """The slots of all of these, in their order."""
+        # Central inference joins groups for every forward; with one group there is nothing to copy.
         if len(several) == 1:
             return several[0]
         return Inputs(*map(np.concatenate, zip(*(inputs._parts() for inputs in several), strict=True)))
@@ -90,6 +92,8 @@ class Act:
 
     def extras_by_slot(self) -> list[dict[str, Any]]:
         """The extras of each slot: a Python number of each array `[S]`, a row of every other."""
+        # `tolist` makes Python numbers of a whole column at once; indexing `[slot]` costs a numpy scalar each
+        # time.
         columns = [array.tolist() if array.ndim == 1 else list(array) for array in self.extras.values()]
         if not columns:
             return [{} for _ in range(len(self.action))]

@@ -41,6 +41,7 @@ class Hindsight:
             copies=self._copies,
             window_steps=self._window_steps,
             chunk_steps=chunk_steps,
+            # A stream for each slot: with one for all, goals would depend on the order in which episodes end.
             rng=np.random.default_rng(self._seeds.spawn(1)[0]),
         )
 

@@ -126,12 +126,15 @@ class ImpalaAgent(NetworkAgent):
     net: ActorCritic
 
     def __init__(self, config: ImpalaConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        # Its closed form sums over all actions (`implied_kl`), of which real numbers and several choices have
+        # too many.
         implied = config.trust_region is not None and config.trust_region_of == "implied"
         if implied and not spec.actions.count:
             raise ConfigError(
                 f"agent.trust_region_of implied is for one choice of several, which actions of {spec.id} are "
                 "not: set it to behaviour"
             )
+        # Before the base class, which makes the network, whose last layer has the distribution's size.
         self.policy = policy_distribution(config, spec)
         super().__init__(config, spec, seed=seed, device=device)
 
@@ -142,8 +145,12 @@ class ImpalaAgent(NetworkAgent):
         """Actions drawn from the policy with chance `epsilon`, else its most likely ones."""
         params, values, memory, features = self.net.described(*self.step_of(inputs).sequence())
         behaviour = params[0].cpu().numpy()
+        # All parameters, not only the probability of the action: KL and cloning on the learner's side need
+        # them.
         extras = {"behaviour": behaviour}
         if self.config.behaviour_features != "none":
+            # Half the bytes: features are most of an unroll of vectors, and distances do not need more
+            # digits.
             extras["features"] = features[0].clamp(-LARGEST_FEATURE, LARGEST_FEATURE).half().cpu().numpy()
         if self.config.clear_value_cost:
             extras["value"] = values[0].cpu().numpy()
@@ -176,6 +183,7 @@ class ImpalaAgent(NetworkAgent):
         norm = learner.step(loss)
         # After the step: the next update sees pixels as actors do with what is published now. Where they are
         # behind, V-trace corrects for statistics as for weights: it has the policy that they acted by.
+        # The first observation of an unroll is the last of the one before it: each counts once.
         self.net.observe(unrolls.obs[1:])
         metrics: dict[str, float] = {}
         if batch.measure:
@@ -186,6 +194,7 @@ class ImpalaAgent(NetworkAgent):
             return Update(priorities=None, metrics=metrics)
         distance = self._distances(batch.fields["features"], features)
         if batch.measure:
+            # Fresh unrolls are near by nature; only replayed ones say whether features drift.
             old = distance if batch.replayed is None else distance[batch.replayed]
             metrics["learner/feature_distance"] = float(old.mean()) if len(old) else 0.0
         return Update(nearness(distance), metrics)
@@ -210,8 +219,12 @@ class ImpalaAgent(NetworkAgent):
         params = params[:-1]
         actions = unrolls.last_action[1:]
         log_probs = self.policy.log_prob(params, actions)
+        # The mean of log(mu / pi) over actions of mu estimates KL(mu || pi): with its gradient it is the term
+        # of `kl_cost`.
         log_ratio = self.policy.log_prob(unrolls.behaviour, actions) - log_probs
         trusted = self._trusted(params.detach(), unrolls, replayed)
+        # Targets are constants: V-trace has no gradient, and one through the values would teach them to meet
+        # themselves.
         corrected = self._corrected(unrolls, -log_ratio.detach(), values.detach(), trusted)
         entropy = self.policy.entropy(params)
         gradient = policy.policy_gradient(log_probs, corrected.advantages)
@@ -221,6 +234,7 @@ class ImpalaAgent(NetworkAgent):
         if replayed is not None:
             to_today = self.policy.kl(unrolls.behaviour, params)
             costs = {"policy_cost": config.clear_policy_cost, "value_cost": config.clear_value_cost}
+            # From mu to pi, the direction that punishes today's policy for forgetting an action that mu took.
             clones = cloning(to_today, values[:-1], stored_values, replayed, **costs)
             terms = terms + clones
             measured = _of_replayed(replayed, to_today.detach(), clones.detach(), trusted)
@@ -329,6 +343,7 @@ class ImpalaLearner(Learner):
     def arrays(self) -> dict[str, np.ndarray]:
         """See `Learner`; a fixed cost is what the configuration says now."""
         adjusted = module_arrays(self.entropy_cost)
+        # The name is older than `Multiplier`: checkpoints of begun runs have it.
         return {"log_entropy_cost": adjusted["position"].copy()} if adjusted else {}
 
     def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:

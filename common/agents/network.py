@@ -95,8 +95,13 @@ class Learner:
 
     def descend(self, loss: Tensor) -> Tensor:
         """Moves down the gradient of `loss`; returns the norm of the network's gradient before clipping."""
+        # None, not zeros: a first backward pass then writes gradients instead of adding to them, and RMSProp
+        # can see which parameters were not used.
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        # With infinity nothing is clipped, and the norm is still measured. Multipliers and temperatures are
+        # not among these parameters: their gradients have another scale and would eat into the network's
+        # share.
         norm = nn.utils.clip_grad_norm_(self.net.parameters(), self._max_grad_norm or float("inf"))
         self.optimizer.step()
         return norm
@@ -126,14 +131,19 @@ class NetworkAgent(ABC):
         self.seed = seed
         self.device = torch.device(device)
         # Layers draw their first weights from the generator of the whole process, which is not ours to seed.
+        # With `devices=[]` CUDA's generators are left alone: touching them would initialise CUDA in every
+        # actor.
         with torch.random.fork_rng(devices=[]):
             torch.random.default_generator.manual_seed(seed)
+            # A network of terabytes is a typing error: without this the kernel's OOM killer ends the process,
+            # without a word.
             _check_size(self._network)
             self.net = self._network().to(self.device)
             gains: dict[Output, float] = {"values": config.value_gain}
             if hasattr(config, "policy_gain"):
                 gains["policy"] = config.policy_gain
             initialize(self.net, config.initializer, gains)
+        # Read once here, since `stored` may ask the network for its sizes.
         self.fields = self.stored.fields
         self.item_steps = self.stored.item_steps
         self.memory_size = self.stored.memory_size
@@ -192,6 +202,7 @@ class NetworkAgent(ABC):
         """Copies `params` into the network."""
         try:
             self.net.load_state_dict(tensors(params))
+        # torch lists every missing and every unexpected name, over many lines; the first says enough.
         except RuntimeError as error:
             raise ConfigError(
                 f"parameters do not fit the network: {_first_line(error)}; use the run's own config"
@@ -211,6 +222,8 @@ class NetworkAgent(ABC):
         """Restores what `state` gave, or only the network."""
         with _checkpoint_of(self.config.algorithm, meta):
             self.net.load_state_dict(tensors(below("net/", arrays)))
+            # An evaluator, or a new run with `init_from`, wants the network only: it has no optimiser, or
+            # another one.
             if to_learn:
                 learner = self.learner
                 load_optimizer(learner.optimizer, below("optimizer/", arrays))
@@ -232,6 +245,7 @@ def suited(config: PixelAgentConfig, spec: EnvSpec, make: Callable[[str], Networ
     pixel_torso = config.pixel_torso
     sides = picture_sides(spec)
     pixels = bool(sides)
+    # The strides of the torsos for Atari leave nothing of pictures under 20 x 20.
     if pixels and min(sides) < LEAST_SIDE:
         pixel_torso = "minatar"
     if torso == "auto":
@@ -263,11 +277,14 @@ def network_inputs(
     limit = config.normalize_pixels_frames
     if spec.obs_leaves:
         return PartInputs(spec.obs_leaves, pixels=config.normalize_pixels, limit=limit, vectors=vectors)
+    # Deviations of vectors differ by orders of magnitude between positions; beyond 10 of them it is an
+    # outlier, such as a contact force, that would rule the gradient.
     if vectors and not spec.pixels:
         return Normalizer(spec.obs_shape, clip=10.0)
     pixels: NormalizedPixels | None = None
     if config.normalize_pixels and spec.pixels:
         *channels, height, width = spec.seen_shape[1:] if spec.stack else spec.seen_shape
+        # Statistics of pixels would treat the codes of words as brightness.
         height -= bool(spec.instruction_words)  # the last row of pixels is words
         pixels = NormalizedPixels((*channels, height, width), spec.stack, limit)
     return PackedPixels(pixels or ScaledPixels()) if spec.packed_bits else pixels

@@ -42,6 +42,7 @@ class Pace:
         tables = config.replay.sampled_tables()
         fresh = [table.share or config.replay.batch_size for table in tables if table.is_queue]
         # With fewer slots than a batch has fresh unrolls, several rounds make one batch.
+        # This actor's share of a batch: all actors together have `total_slots`.
         unrolls = math.ceil(max(fresh, default=0) * slots / config.total_slots)
         return Pace(max(slots, unrolls), config.agent.unroll_steps, limit)
 
@@ -57,7 +58,9 @@ class Pace:
         If it does, every complete unroll is to be handed over: the learner makes the newer version of them.
         """
         if self._steps == 0:
+            # A round that lacks unrolls is completed by this one, so both go into the same version.
             next_learner = version if self._learner is None else self._learner + (not self._lacks)
+            # At least the version that acts: this actor may have been away while others went on.
             self._learner = max(version, next_learner)
         self._steps = (self._steps + 1) % self._unroll_steps
         return self._steps == 0
@@ -68,6 +71,8 @@ class Pace:
         if self._steps == 0:
             self._lacks = self._unrolls < self._batch
             if not self._lacks:
+                # What is left over counts, or the surplus of every round would be lost, and the count fall
+                # behind the learner's.
                 self._unrolls -= self._batch
 
     def release(self) -> None:

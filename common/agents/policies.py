@@ -29,6 +29,8 @@ def policy_distribution(config: PolicyConfig, spec: EnvSpec) -> Distribution:
 def policy_options(config: PolicyConfig, policy: Distribution, spec: EnvSpec) -> dict[str, Any]:
     """Arguments of an `ActorCritic` that follow from its distribution."""
     chance = config.action_distribution != "tanh"
+    # Deviations that do not depend on the observation are parameters by themselves, as in PPO's reference
+    # code.
     free = spec.actions.reals if chance and not config.deviation_of_input else 0
     return {"policy_size": policy.size, "free": free}
 
@@ -40,6 +42,8 @@ def drawn(
 
     That is with chance `epsilon` `[S]`; otherwise the most likely action is taken.
     """
+    # Drawn for all slots, also where the best one is taken: a generator that advances alike makes runs
+    # comparable.
     action = policy.sample(params, rng)
     best = rng.random(len(params)) >= epsilon
     if best.any():

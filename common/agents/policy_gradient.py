@@ -158,12 +158,15 @@ class _Adjusted(nn.Module):
                 for name, cost_and_target in costs.items()
             }
         )
+        # As `Multiplier`: on a logarithmic scale, with a speed of its own beside the network's learning rate.
         self.log_temperature = nn.Parameter(torch.tensor(config.vmpo_temperature).log() / self._speed)
         self.target = copy.deepcopy(net).requires_grad_(False) if config.target_period_updates else None
 
     @property
     def temperature(self) -> Tensor:
         """Of V-MPO, a positive scalar."""
+        # exp(14) is about a million: beyond it, or below its inverse, V-MPO's weights are uniform or a single
+        # one anyway.
         return (self._speed * self.log_temperature).clamp(-14.0, 14.0).exp()
 
 
@@ -203,6 +206,7 @@ class PolicyGradientAgent(NetworkAgent):
 
     def _in_returns(self, values: Tensor) -> Tensor:
         """The baseline's values in units of returns."""
+        # With PopArt the network speaks in deviations; an actor's final values go into returns, which do not.
         return values if self.net.returns is None else self.net.returns.inverse(values)
 
     # -------------------------------------------------------------- learning
@@ -222,11 +226,15 @@ class PolicyGradientAgent(NetworkAgent):
         params, values = self.learner.forward(*steps.inputs)
         log_probs = self.policy.log_prob(params, steps.action)
         log_ratio = log_probs - self.policy.log_prob(steps.behaviour, steps.action)
+        # From above only: a ratio near 0 is harmless, and its gradient is wanted.
         log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
+        # log(pi / mu) + log(mu / pi_target) = log(pi / pi_target): IMPACT's ratio, with the weight of mu
+        # against the target clipped beforehand (Luo et al. 2020).
         gradient = self._policy_loss(log_probs, log_ratio + steps.anchor, steps.advantage)
         baseline = policy_losses.value_errors(
             values, steps.value, steps.target, self.config.value_clip, self._huber_delta
         ).mean()
+        # Parameters of zeros are uniform logits, or the first policy of real numbers, as `Reals` makes them.
         reference = torch.zeros_like(params)
         measured = {
             "entropy": self.policy.entropy(params).mean(),
@@ -239,6 +247,8 @@ class PolicyGradientAgent(NetworkAgent):
             if multiplier.used:
                 loss = loss + multiplier.loss(measured[name])
                 measured[f"{name}_cost"] = multiplier.value()
+        # Measured for every loss, also where nothing is clipped: it tells how far a batch has moved the
+        # policy.
         clipped = ((log_ratio.exp() - 1.0).abs() > self.config.clip_epsilon).float().mean()
         measured |= {"policy_loss": gradient, "baseline_loss": baseline, "clipped": clipped}
         measured["value_mean"] = values.mean()
@@ -296,10 +306,14 @@ class PolicyGradientAgent(NetworkAgent):
         values = self._in_returns(values)
         advantages, targets = self._advantages(unrolls, log_pi - log_mu, values)
         if self.net.returns is not None:
+            # Statistics move once per batch: moved in each pass, targets would change their scale between
+            # passes.
             if previous is None:
                 self.net.observe_returns(targets)
             values, targets = self.net.returns(values), self.net.returns(targets)
         if config.normalize_advantages:
+            # Over the whole batch, not each minibatch as the reference does: a minibatch of few steps has a
+            # noisy deviation.
             advantages = normalized_advantages(advantages)
         steps = JudgedSteps(
             **inputs_of(unrolls),
@@ -309,6 +323,7 @@ class PolicyGradientAgent(NetworkAgent):
             target=targets,
             anchor=anchor,
         )
+        # Without memory single steps are shuffled; with it whole unrolls have to stay together.
         return steps if self.memory_size else steps.flattened()
 
     def _advantages(self, unrolls: Unrolls, log_rhos: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

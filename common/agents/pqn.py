@@ -108,6 +108,7 @@ class PqnAgent(NetworkAgent):
         exploration = annealed(
             config.epsilon_start, config.epsilon_final, batch.progress, config.epsilon_share
         )
+        # In place: the buffer goes out with the next parameters, under the same name.
         self.net.exploration.fill_(exploration)
         metrics = learner.metrics(measured) | {"learner/epsilon": exploration} if batch.measure else {}
         return Update(priorities=None, metrics=metrics)
@@ -129,6 +130,7 @@ class PqnAgent(NetworkAgent):
         config = self.config
         (q,) = self.learner.evaluated(unrolls)
         rewards = config.reward_scale * policy.clip_reward(unrolls.last_reward[1:], config.reward_clip)
+        # `lambda_returns` takes values and not Q: the largest Q is the value of acting greedily.
         outcomes = unrolls.outcomes(q.amax(dim=-1), config.gamma)
         steps = TargetedSteps(
             **inputs_of(unrolls), target=lambda_returns(rewards, *outcomes, lambda_=config.lambda_)
@@ -142,6 +144,8 @@ class PqnAgent(NetworkAgent):
 
         def make(torso: str) -> PqnNetwork:
             net = PqnNetwork(spec.seen_shape, spec.actions, torso, head_units=0, **styled_body(config, spec))
+            # float64 with one dimension: the wire rounds float32 weights to bfloat16 where that is asked for,
+            # and never these.
             net.register_buffer("exploration", torch.tensor([config.epsilon_start], dtype=torch.float64))
             return net
 

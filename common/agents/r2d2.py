@@ -91,6 +91,7 @@ class R2d2Agent(NetworkAgent):
         # Summed over time, as in SEED: a shorter sequence weighs as much as it has steps.
         loss = (self._to_device(batch.weights) * 0.5 * errors.square().sum(dim=0)).mean()
         norm = learner.step(loss)
+        # Without the burn-in, whose frames are learned from in the sequence before and would count twice.
         self.net.observe(sequences.obs[self.config.burn_in_steps : -1], sequences.counts)
         errors, counts = errors.detach(), sequences.counts.to(errors.dtype)
         priorities = mixed_priorities(errors, self.config.priority_eta, counts)
@@ -119,6 +120,8 @@ class R2d2Agent(NetworkAgent):
                 sequences.goes_on,
             )
         actions = sequences.last_action[burn_in + 1 :, :, None]
+        # One pass serves twice: entry t is the Q that is learned, entry t + 1 what the step's bootstrap
+        # chooses by. Its gradient is cut in the targets only.
         q = online_q[:-1].gather(2, actions).squeeze(2)
         return q, targets - q
 

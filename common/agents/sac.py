@@ -107,6 +107,8 @@ class SacConfig(SequenceAgentConfig):
 
     @model_validator(mode="after")
     def _sequences_are_for_memory(self) -> SacConfig:
+        # Refused because they are silent: somebody who sets burn-in without an LSTM would believe in a
+        # memory.
         fields = [*SequenceAgentConfig.__annotations__, "lstm_layers", "see_last_step"]
         changed = [name for name in fields if getattr(self, name) != type(self).model_fields[name].default]
         if changed and not self.lstm_units:
@@ -132,6 +134,8 @@ class SacAgent(NetworkAgent):
         features, memory = self._seen(inputs)
         params = self.net.policy(features)
         action = drawn(self.policy, params.cpu().numpy(), epsilon, rng)
+        # The least of the critics, as in the targets (Fujimoto et al. 2018): initial priorities are errors
+        # against these.
         taken = self._q_taken(features, self._to_device(action)).amin(0)
         value = self._value(features, params, taken)
         extras = {"value_taken": taken.cpu().numpy(), "value_max": value.cpu().numpy()}
@@ -158,6 +162,7 @@ class SacAgent(NetworkAgent):
 
     def _value(self, features: Tensor, params: Tensor, q: Tensor) -> Tensor:
         """The soft value `[S]`, of real numbers with `q` of one action in the place of the mean over all."""
+        # The mean over all actions is known here, so it replaces the Q of the one that was taken.
         if self.spec.actions.count:
             q = _mean_q(self.net, features, params)
         return q + self.net.entropy_cost.value().to(q.device) * self.policy.entropy(params)
@@ -202,6 +207,7 @@ class SacAgent(NetworkAgent):
         targets = self._sequence_targets(sequences, features.detach(), next_noise, learner.target)
         actions = sequences.last_action[burn_in + 1 :]
         importance = self._to_device(batch.weights).expand(counts.shape)
+        # Only the steps that count are judged: critics and policy are the expensive part.
         steps = features[:-1], actions, targets, importance, noise
         loss, measured, errors = self._loss(*(part[counts] for part in steps))
         metrics = self._descend(loss, measured, batch.measure)
@@ -239,12 +245,18 @@ class SacAgent(NetworkAgent):
           noise: `[M, draws]`, of a standard normal, for the policy's own actions.
         """
         net, cost = self.net, self._cost
+        # Detached: the policy's gradient would teach the shared torso to please the policy, at the cost of
+        # what the critics see (Yarats et al. 2021, on SAC from pixels).
         params = net.policy(features.detach())
+        # The policy follows the gradient through the critics to the action, and must not change them: without
+        # this it would raise their values.
         with net.critics_fixed():
             value, entropy = self._soft_value(net, features.detach(), params, noise)
         policy_loss = -(weights * value).mean()
         errors = targets - self._q_taken(features, action)
+        # The sum over critics, not the mean: each learns at the same speed, however many there are.
         critic_loss = 0.5 * (weights * errors.square()).mean(1).sum()
+        # One backward pass for all: neither policy, critics nor cost get a gradient from another's term.
         loss = policy_loss + critic_loss + net.entropy_cost.adjustment(entropy.mean())
         if net.values is not None:
             loss = loss + 0.5 * (weights * (value.detach() - net.value(features)).square()).mean()
@@ -305,6 +317,7 @@ class SacAgent(NetworkAgent):
 
     def _noise(self, *shape: int) -> Tensor:
         """Draws of a standard normal, which a resumed run repeats."""
+        # On the CPU, then moved: a CUDA generator draws others, and a checkpoint would not go on elsewhere.
         return torch.randn(shape, generator=self.learner.generator)
 
     # ----------------------------------------------------------------- parts
@@ -355,6 +368,7 @@ class SacAgent(NetworkAgent):
         """See the base class; nothing is asked of the target's policy."""
         config, net = self.config, self.net
         policy_rate = config.policy_learning_rate or config.learning_rate
+        # By identity: tensors compare by elements.
         of_policy = {id(each) for each in net.policy.parameters()}
         groups: list[dict[str, Any]] = [
             {"params": [each for each in net.parameters() if id(each) not in of_policy]},
@@ -393,10 +407,12 @@ def _mean_q_of_several(
         count = chances.shape[1]
         tried = actions.repeat_interleave(count, dim=0)
         tried[:, number] = torch.arange(count, device=tried.device).repeat(len(actions))
+        # Only the chances need a gradient: the critics of up to thousands of tried actions do not.
         with torch.no_grad():
             q = critics.q(features.repeat_interleave(count, dim=0), tried).amin(0)
         means.append((chances * q.unflatten(0, chances.shape)).sum(1))
     each = torch.stack(means)
+    # The value of one part, the gradient of the other: `each - each.detach()` is 0 with a gradient.
     return each.detach().mean(0) + (each - each.detach()).sum(0)
 
 
@@ -407,6 +423,7 @@ def _distribution(config: SacConfig, spec: EnvSpec) -> Categorical | MultiCatego
         return Categorical(actions.count)
     if not actions.reals:
         return MultiCategorical(actions.choices)
+    # Tanh needs two bounds; beside choices the reparametrised gradient reaches only a part of the action.
     if actions.choices or not all(actions.bounded):
         raise ConfigError(
             "sac needs an action of choices, or of real numbers with two bounds each; that "
@@ -421,6 +438,7 @@ def _entropy_cost(config: SacConfig, spec: EnvSpec) -> Multiplier:
         target = config.target_entropy
         if target is None:
             choices = spec.actions.choices
+            # Minus the number of reals is the paper's target for continuous actions.
             target = DISCRETE_SHARE * sum(map(math.log, choices)) if choices else -float(spec.actions.reals)
     speed = config.entropy_cost_adjustment_speed
     return Multiplier(config.entropy_cost, target, at_most=False, speed=speed)

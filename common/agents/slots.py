@@ -35,9 +35,13 @@ class Slots:
     ) -> None:
         """Every slot begins at `obs` `[S, *obs_shape]`; none explores until `explore`."""
         self.inputs = Inputs.start(obs, agent.memory_size, agent.spec.actions)
+        # Zeros until the learner says which slots these are: exploration belongs to a slot's index in the
+        # run.
         self.epsilons = np.zeros(len(obs), np.float32)
         self.pace = pace
         self._agent = agent
+        # Spread over a chunk's length, so that unrolls become complete one after the other, not all in one
+        # step.
         self._accumulators = [agent.accumulator(chunk_steps, slot / len(obs)) for slot in range(len(obs))]
         if hindsight is not None:
             self._accumulators = [hindsight.around(each, chunk_steps) for each in self._accumulators]
@@ -55,6 +59,8 @@ class Slots:
         """Take in where `act`, chosen by parameters `version`, has led; the chunks that are complete now."""
         chunks = self._accumulate(act, step, version)
         ended = step.terminated | step.truncated
+        # The failed environment was made again and shows a first observation: the memory must not reach
+        # across.
         ended[step.discarded] = True
         self.inputs = self.inputs.after(act, step.obs, step.reward, ended)
         if self.pace is not None:
@@ -109,6 +115,8 @@ class Slots:
         cut = np.flatnonzero(step.truncated & ~step.terminated).tolist()
         if not cut:
             return {}
+        # The value is that of the last observation with the memory after this step, so the inputs are moved
+        # on first. The memory after `take` would not do: it belongs to the next episode.
         last = self.inputs.after(act, step.obs, step.reward, np.zeros(len(step.obs), bool)).rows(cut)
         values = self._agent.values(replace(last, obs=np.stack([step.final_obs[slot] for slot in cut])))
         return dict(zip(cut, values.tolist(), strict=True))

@@ -19,11 +19,14 @@ def shared_tensor(array: np.ndarray) -> Tensor:
 
 def on_device(array: np.ndarray, device: torch.device | str) -> Tensor:
     """The array as a tensor there: in its own memory on the CPU, else a copy that is under way."""
+    # The copy is ordered before the kernels that read it, on the same stream, so nothing has to wait for it
+    # here.
     return shared_tensor(array).to(device, non_blocking=True)
 
 
 def module_arrays(module: nn.Module) -> dict[str, np.ndarray]:
     """Weights and buffers by name, as views where they live on the CPU."""
+    # Views: publishing encodes them at once, and a checkpoint copies what it keeps (`prefixed`).
     return {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
 
 
@@ -53,12 +56,14 @@ def optimizer_arrays(optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
 
 def load_optimizer(optimizer: torch.optim.Optimizer, arrays: dict[str, np.ndarray]) -> None:
     """Puts saved moments back; learning rate and the like stay as configured now."""
+    # By order, as torch's own state does: names would change with every regrouping of the parameters.
     parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
     state: dict[int, dict[str, Tensor]] = {}
     for path, array in arrays.items():
         index, name = path.split("/")
         value = torch.from_numpy(array.copy())
         like = parameters[int(index)]
+        # Step counts are scalars; only moments have the parameter's shape.
         if value.shape == like.shape:
             # Fused optimisers go through memory as it lies: a moment has to lie as its parameter does
             # (convolutions are channels-last), or elements get the moments of others.

@@ -42,6 +42,8 @@ DEFAULT_ALGORITHM = "apex"
 ENTRY_POINTS = "troupe.algorithms"
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+# Filled when a module is imported, so the names that it holds depend on what has been imported so far;
+# `agent_model` imports the one that it needs first.
 _registered: dict[str, type[AgentConfig]] = {}
 
 Model = TypeVar("Model", bound=AgentConfig)
@@ -64,11 +66,14 @@ def register_algorithm(model: type[Model]) -> type[Model]:
             f'structural("{module}", "...")'
         )
     (name,) = names
+    # A service on another machine gets nothing but the name, in WELCOME or from a checkpoint, and imports the
+    # module that it names.
     if "." in name and name != module:
         raise ConfigError(
             f"the algorithm {name} cannot be found in the module {module}: it should be {module}"
         )
     other = _registered.get(name)
+    # The same module may register twice: a notebook runs its cell again, tests reload it.
     if other is not None and other.__module__ != module:
         raise ConfigError(f"the algorithm {name} of {module} has the name of that of {other.__module__}")
     _registered[name] = model
@@ -106,6 +111,7 @@ def agent_model(algorithm: str) -> type[AgentConfig]:
     if not own and not module_name:
         known = [*ALGORITHMS, *outside_names()]
         means = KNOWN_AS.get(algorithm.lower().replace("-", "_"))
+        # Likeness of letters would lead from `ppo` to `pqn`.
         near = [means] if means else difflib.get_close_matches(algorithm, known, n=1, cutoff=0.0)
         raise ValueError(f"unknown algorithm {algorithm!r}; nearest: {', '.join(near)}")
     own_module, _, attribute = own.partition(":")
@@ -113,6 +119,8 @@ def agent_model(algorithm: str) -> type[AgentConfig]:
         module = import_module(own_module or module_name, f"the algorithm {algorithm}")
     except ConfigError as error:
         cause = error.__cause__
+        # Only torch may be missing. Any other missing module is a broken installation, or the user's own
+        # mistake, and an untyped section would hide it until something fails far from here.
         if isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] == "torch":
             return UntypedAgentConfig
         if own and cause is not None:

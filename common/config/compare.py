@@ -35,6 +35,8 @@ def to_toml(config: Config) -> str:
         fields = type(getattr(config, name)).model_fields
         for key, value in values.items():
             if value is None and key in fields and fields[key].default is not None:
+                # TOML has no null. Left out, the field would be at its default when the file is read again,
+                # and that is another value.
                 values[key] = "none"
     return format_toml(sections)
 
@@ -48,6 +50,7 @@ def structural_fields(config: Config) -> dict[str, Any]:
 
 def structural_hash(config: Config) -> str:
     """Return a short hash of the structural fields."""
+    # Sorted and ASCII, so that clients in other languages can compute the same bytes.
     text = json.dumps(structural_fields(config), sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -67,6 +70,8 @@ def changed_structure(written: Any, config: Config) -> list[str]:
         model, values = type(getattr(config, name)), written.get(name, {})
         try:
             sections[name] = model.model_validate(
+                # Unknown keys are left out, for the section would refuse them: they are from a later version,
+                # or of an algorithm that has dropped them since.
                 {key: values[key] for key in model.model_fields if key in values}
             )
         except (ValidationError, TypeError):
@@ -87,6 +92,7 @@ def differences(old: Config, new: Config) -> list[Difference]:
         old_value, role = before.get(path, (None, None))
         new_value, new_role = after.get(path, (None, None))
         if old_value != new_value or (role is None) != (new_role is None):
+            # The role that it has now decides: a field may have become tunable since the run began.
             found.append(Difference(path, new_role or role or "structural", old_value, new_value))
     return found
 
@@ -107,6 +113,7 @@ def _fields(config: Config) -> dict[str, tuple[Any, Role]]:
     for section, values in config.to_dict().items():
         model = type(getattr(config, section))
         for name, value in values.items():
+            # Only an untyped agent section has fields that its model does not name.
             role = role_of(model, name) if name in model.model_fields else "structural"
             result[f"{section}.{name}"] = (value, role)
     return result

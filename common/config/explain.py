@@ -49,6 +49,7 @@ def sections(algorithms: Collection[str] = tuple(ALGORITHMS)) -> Iterator[Sectio
     """Yield every section in the schema's order; `agent` once per algorithm that can be imported."""
     for name, model in SECTIONS.items():
         yield _section(name, model)
+        # Algorithms stand where `Config` has its `agent`, after the environment.
         if name == "env":
             for algorithm in algorithms:
                 agent = agent_model(algorithm)
@@ -62,6 +63,8 @@ def explain(path: str) -> str:
     Algorithms outside this tree are looked at where one is named, or a field of `[agent]`.
     """
     path = path.removeprefix("--").replace("-", "_")
+    # Importing a module of somebody else's takes time and may fail, so only where the question is about
+    # `[agent]`.
     outside = outside_names() if path.partition(".")[0] == "agent" else []
     if path.partition(".")[0] not in ("agent", *SECTIONS) and algorithm_module(path):
         outside = [path]
@@ -105,6 +108,7 @@ def show_toml(loaded: Loaded, *, changed_only: bool = False) -> str:
         lines, blocks = [], []
         for name, value in values.items():
             origin = loaded.origins.get(f"{section}.{name}", "default")
+            # By value, not by layer: a preset may set a field to what it would have been anyway.
             if changed_only and name in defaults[section] and defaults[section][name] == value:
                 continue
             if is_array_of_tables(value):
@@ -140,6 +144,7 @@ def _parts(annotation: Any) -> tuple[FieldText, ...]:
     """The fields of each entry, where a field is an array of tables."""
     if _entry(annotation) is not TableConfig:
         return ()
+    # With `from __future__ import annotations` the dataclass holds its types as text.
     hints = typing.get_type_hints(TableConfig)
     return tuple(
         FieldText(
@@ -181,6 +186,7 @@ def _type_name(annotation: Any) -> str:
     if origin is typing.Literal:
         return " or ".join(f"`{option}`" for option in arguments)
     if origin in (typing.Union, types.UnionType):
+        # Unions print as a person says them; pydantic's own schema would say `anyOf`.
         return " or ".join("none" if option is type(None) else _type_name(option) for option in arguments)
     if origin is typing.Annotated:
         return _type_name(arguments[0])

@@ -32,6 +32,7 @@ def field_parser(command: str, usage: str, description: str) -> Parser:
         usage=f"troupe {command} {usage} [--SECTION.FIELD VALUE ...]",
         description=description,
         epilog=f"{FIELDS_HELP}\n\n{EXIT_CODES}",
+        # argparse's own would print its text alone, without the fields.
         add_help=False,
     )
     parser.add_argument(
@@ -51,6 +52,7 @@ class _HelpWithFields(argparse.Action):
     """Prints the help, then every field."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        # Imports every algorithm, and so torch, which takes seconds: only who asks for help waits.
         from troupe.common.config.explain import help_text
 
         print(f"{parser.format_help()}\nfields of the configuration:\n{_wrapped(help_text())}")
@@ -68,6 +70,8 @@ def parse_with_fields(
     parser: argparse.ArgumentParser, words: Sequence[str]
 ) -> tuple[argparse.Namespace, dict[str, str]]:
     """Parse a command line of `parser`'s options and of fields, the latter as text."""
+    # argparse has no public list of its options, and `parse_known_args` would take the value of an unknown
+    # option for a positional argument.
     names = {name: action for action in parser._actions for name in action.option_strings}
     flags = [name for name, action in names.items() if action.nargs == 0]
     own, overrides = split_overrides(words, flags, [name for name in names if name not in flags])
@@ -102,6 +106,7 @@ def split_overrides(
                 own.append(words.pop(0))
         else:
             if not equals:
+                # A negative number begins with one dash, so it is still a value.
                 if not words or words[0].startswith("--"):
                     raise ConfigError(f"{name} needs a value")
                 value = words.pop(0)

@@ -27,6 +27,7 @@ from pydantic import (
 from troupe.common.config.text import accepts_none, accepts_text
 
 Role = Literal["structural", "tunable", "operational"]
+# At run time `Literal` is only text to a type checker, so the roles are listed once more for `role_of`.
 ROLES: tuple[Role, ...] = ("structural", "tunable", "operational")
 
 MAX_UNITS = 1 << 16
@@ -87,16 +88,22 @@ def operational(default: Any, description: str, **constraints: Any) -> Any:
 class Section(BaseModel):
     """Base of every section: immutable, no unknown fields, no NaN."""
 
+    # Unknown fields are refused because a misspelt one would train silently with the default. Frozen, since
+    # one configuration is shared by threads. TOML can write `inf`, which would pass every lower bound.
+    # Defaults are validated too: a subclass may give a field another default, and the bound that it breaks is
+    # found at once.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
 
     @field_validator("*", mode="before")
     @classmethod
+    # Both validators run before pydantic's own, on every field: afterwards `true` would already be 1.
     def _none_can_be_said(cls, value: Any, info: ValidationInfo) -> Any:
         # TOML has no word for it, and leaving a field out means its default.
         if value == "none" and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
             if typing.get_origin(annotation) is dict:
                 return {}
+            # One that takes text keeps the word, which may be among its options.
             if accepts_none(annotation) and not accepts_text(annotation):
                 return None
         return value
@@ -106,6 +113,8 @@ class Section(BaseModel):
     def _numbers_are_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         # Python's bool is an int, so `batch_size = true` would otherwise silently mean 1.
         if isinstance(value, bool) and info.field_name is not None:
+            # As text, since the number may stand anywhere in it: `float | None`, a tuple of widths, an
+            # Annotated.
             annotation = str(cls.model_fields[info.field_name].annotation)
             if "int" in annotation or "float" in annotation:
                 raise ValueError("should be a number, not true or false")
@@ -137,6 +146,8 @@ class AgentConfig(Section):
     A subclass says here what must be known of its algorithm before an agent can be made.
     """
 
+    # Class variables, not fields: they are what the code can do, so no user may set them, and they are known
+    # before an agent is made, so that a run that cannot work is refused while its configuration is checked.
     table: ClassVar[TableNeeds] = TableNeeds()
     """Where its chunks go."""
     reads_instructions: ClassVar[bool] = False
@@ -148,6 +159,7 @@ class AgentConfig(Section):
     """Whether it has a policy: its epsilon is then the chance that an action is drawn from it instead of
     being its best one, and no chance of an action at random."""
 
+    # Every subclass narrows this to a `Literal` of its own name, which is what the registry looks up.
     algorithm: str = structural("apex", "Name of the algorithm, a key of the registry.")
 
     @property
@@ -230,6 +242,7 @@ class QLearningConfig(PixelAgentConfig):
         0.4, "Exploration of slot i of N is base^(1 + alpha i / (N - 1)).", ge=0, le=1
     )
     epsilon_alpha: float = tunable(7.0, "Spread of exploration over the slots.", ge=0)
+    # Nearly greedy, not greedy: in a deterministic game one losing cycle could go on to the limit of frames.
     eval_epsilon: float = tunable(0.001, "Exploration of the evaluator.", ge=0, le=1)
 
 
@@ -253,6 +266,8 @@ class SequenceAgentConfig(RecurrentAgentConfig):
     )
 
     @model_validator(mode="after")
+    # Overlap is how R2D2 cuts (80 steps every 40); a gap is an oversight, for those steps are never learned
+    # from.
     def _sequences_leave_no_gap(self) -> Self:
         if self.sequence_period_steps > self.sequence_steps:
             raise ValueError(
@@ -289,6 +304,8 @@ class PolicyConfig(RecurrentAgentConfig):
     )
 
     @model_validator(mode="after")
+    # The floor is added to what the layer gives, so the bias that gives `deviation_start` would need the
+    # logarithm of a number that is not positive.
     def _starts_above_the_floor(self) -> Self:
         if self.deviation_start <= self.deviation_floor:
             raise ValueError("deviation_start should be more than deviation_floor")
@@ -298,6 +315,8 @@ class PolicyConfig(RecurrentAgentConfig):
 class UntypedAgentConfig(AgentConfig):
     """The agent section where the algorithm cannot be imported (no torch): values are kept, not checked."""
 
+    # Replay runs where torch, and so the algorithm, is not installed. It hands these values on in the files
+    # that it writes, so they have to survive unchanged.
     model_config = ConfigDict(extra="allow", frozen=True)
 
 

@@ -23,6 +23,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.families import FAMILIES
 
 ENV_PREFIX = "TROUPE_"
+# What other programs call a field: no likeness of letters leads from one to the other.
 _SYNONYMS = {
     **dict.fromkeys(("lr", "learning_rate", "step_size"), "agent.learning_rate"),
     **dict.fromkeys(("device", "cuda", "gpu"), "learner.device"),
@@ -34,12 +35,13 @@ _SYNONYMS = {
     **dict.fromkeys(("steps", "timesteps", "total_timesteps", "num_steps"), "run.total_steps"),
     **dict.fromkeys(("discount", "discount_factor"), "agent.gamma"),
 }
-"""What other programs call a field: no likeness of letters leads from one to the other."""
+# What pydantic would call a valid tuple or dictionary.
 _FORMS = {
     "tuple_type": "should be a list as in TOML, such as [256, 256]",
     "dict_type": "should be a table as in TOML, such as {a = 1}",
 }
-"""What pydantic would call a valid tuple or dictionary."""
+# The fields that people set most, on the command line and in Python. Help and docs/configuration.md list
+# them.
 SHORT_NAMES = {
     "env": "env.id",
     "seed": "run.seed",
@@ -78,6 +80,8 @@ class Loaded:
             origin = self.origins[f"{section}.{name}"]
             changed = getattr(values, name) != info.default
             own_preset = origin.startswith("preset ") and origin == self.origins["env.id"]
+            # A value at its default in a file proves nothing: `config.toml` and `troupe config show` write
+            # every field.
             if origin in ("command line", "environment") or (
                 changed and (own_preset or origin.startswith("file "))
             ):
@@ -120,12 +124,14 @@ def load_layers(
     layers = upper_layers(overrides, file, environ)
     if run_config is not None:
         resumed = read_config(run_config)
+        # Below what is said now, above the preset: the preset may have changed since, and the run has not.
         layers.append(Layer(f"run {run_config.parent}", _resumable(resumed)))
         preset = preset or _still_there(resumed.run.preset)
     if preset is not None:
         layers += _preset_layers(preset)
     layers += beneath
     loaded = merge(layers)
+    # After merging, since what is unused depends on `replay.tables`, which any layer may have set.
     _check_unused(loaded)
     return _without_preset_table(loaded)
 
@@ -147,9 +153,12 @@ def upper_layers(
 def merge(layers: Iterable[Layer]) -> Loaded:
     """Return the configuration that `layers`, highest first, give over the defaults."""
     layers = _without_others_kwargs(list(layers))
+    # The algorithm comes first: whether `agent.NAME` exists, and what its text means, depends on it.
     agent = _agent_model(layers)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
+    # From the lowest up, so that a dictionary such as `env.kwargs` can be laid over the one beneath key by
+    # key.
     for layer in reversed(layers):
         for key, value in layer.values.items():
             path, inner, annotation = _resolve(key, agent, layer.name)
@@ -177,6 +186,7 @@ def _without_others_kwargs(layers: list[Layer]) -> list[Layer]:
     def serves(layer: Layer) -> bool:
         own = layer.values.get("env.id", chosen)
         name = str(own).partition(":")[0]
+        # Games of one such family take the same options, so another game keeps them.
         alike = name in FAMILIES and FAMILIES[name].same_options and str(chosen).startswith(f"{name}:")
         return own == chosen or alike
 
@@ -296,8 +306,11 @@ def _check_variable(name: str) -> None:
     section, _, field = name.removeprefix(ENV_PREFIX).lower().partition("_")
     models: list[type[BaseModel]] = [SECTIONS[section]] if section in SECTIONS else []
     if section == "agent":
+        # The algorithm is not known yet at this point, so a field of any of them counts.
         models = [agent_model(algorithm) for algorithm in ALGORITHMS]
     fields = [field for model in models for field in model.model_fields]
+    # Strict, because the prefix is not ours alone: TROUPE_MODULES and variables of other programs of that
+    # name must not stop a training.
     near = difflib.get_close_matches(field, fields, n=1, cutoff=0.9)
     if near:
         meant = f"{ENV_PREFIX}{section}__{near[0]}".upper()
@@ -330,6 +343,7 @@ def flat(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
             raise ConfigError(
                 f"{source}: {section!r} stands outside any section; write it under [run], [env], ..."
             )
+        # A section without fields leaves no trace in flat values.
         if not fields and section not in (*SECTIONS, "agent"):
             values[f"{section}."] = None  # so that an empty unknown section is still reported
         values.update({f"{section}.{name}": value for name, value in fields.items()})
@@ -363,6 +377,7 @@ def _resolve(key: str, agent: type[BaseModel], source: str) -> tuple[str, list[s
     name, *inner = names
     model = models[section]
     if name not in model.model_fields:
+        # Nobody here knows the algorithm's fields, so none can be refused; the learner checks them.
         if model is UntypedAgentConfig:
             return f"{section}.{name}", inner, Any
         raise ConfigError(
@@ -401,6 +416,7 @@ def nearest_field(path: str) -> str:
 def _near(key: str, *models: Mapping[str, type[BaseModel]]) -> str:
     """Return advice: the valid name closest to `key`, by its last part first, then as a whole."""
     section, _, name = key.partition(".")
+    # Unless it names a field that exists: `replay.capacity` means replay, whatever others call it.
     if (name or section) in _SYNONYMS and not (name and section in SECTIONS):
         return f"nearest: {_SYNONYMS[name or section]}"
     sections = [section for several in models for section in several.items()]
@@ -409,6 +425,8 @@ def _near(key: str, *models: Mapping[str, type[BaseModel]]) -> str:
     near = difflib.get_close_matches(key, within, n=1, cutoff=0.7)
     if not near:
         wanted = name or section
+        # The name is compared alone as well as with its section: `train.batch_size` should lead to
+        # `replay.batch_size`, which has little in common with it as a whole.
         ranked = sorted(
             paths,
             key=lambda path: max(
@@ -476,6 +494,8 @@ def _validated_with(model: type[BaseModel], tables: Mapping[str, Any], origins: 
 def _explain(error: ValidationError, origins: Mapping[str, str], *prefix: str) -> str:
     """Return the first problem on one line: field, value, where it came from, what it should be."""
     problem = error.errors(include_url=False)[0]
+    # pydantic's location of a union goes on with the branch that failed; only section and field mean anything
+    # to a user.
     location = [*prefix, *(str(part) for part in problem["loc"])]
     path, value = ".".join(location[:2]), problem["input"]
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
@@ -486,9 +506,12 @@ def _explain(error: ValidationError, origins: Mapping[str, str], *prefix: str) -
         ]
         near = difflib.get_close_matches(str(value), options, n=1, cutoff=0.5)
         advice = f"; nearest: {near[0]}" if near else ""
+    # A table would be printed whole, which is the part of the message nobody reads.
     if isinstance(value, str | int | float | bool | list):
         shown = format_value(value)
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        # People put a list of values to try where the value stands; the field's own error would not help
+        # them.
         if isinstance(value, list) and origins.get(path, "").startswith("file "):
             advice += (
                 "; this file is laid over the preset, with one value for each field; several to "

@@ -34,6 +34,7 @@ def read_preset(name: str) -> dict[str, Any]:
     if is_path(name):
         return read_toml(Path(name))
     if name not in preset_names():
+        # `atari:pong` and `CartPole-v1` are what people type first who know other libraries.
         if re.fullmatch(r"[\w/]+:.+|.+-v\d+", name):
             raise ConfigError(
                 f"{name!r} is no preset but an environment: `troupe train PRESET --env.id {name}`"
@@ -42,6 +43,7 @@ def read_preset(name: str) -> dict[str, Any]:
             raise ConfigError(
                 f"{name} is not TOML: a configuration is a file NAME.toml, as `troupe config show` prints"
             )
+        # Without a cutoff there is always a nearest one, so that the sentence is never empty.
         near = difflib.get_close_matches(name, preset_names(), n=1, cutoff=0.0)
         raise ConfigError(f"unknown preset {name!r}; nearest: {', '.join(near)} (`troupe presets` lists all)")
     return _tables(
@@ -64,7 +66,10 @@ def read_bases(name: str) -> list[tuple[str, dict[str, Any]]]:
             return found
         if not isinstance(base, str) or not base:
             raise ConfigError(f'{name}: preset should be the name of a preset or a path, preset = "NAME"')
+        # Relative to the file, not to the working directory: a folder of configurations can then be moved as
+        # a whole.
         name = str(Path(name).parent / base) if is_path(base) else base
+        # By absolute path: `../a/b.toml` and `b.toml` may be the same file, and the circle would never end.
         if preset_id(name) in seen:
             raise ConfigError(f"{found[-1][0]}: preset = {base!r} leads back to itself")
         seen.add(preset_id(name))

@@ -20,6 +20,7 @@ def _table(value: Any) -> TableConfig:
         raise ValueError(_TABLES_LOOK)
     try:
         return table_from(value)
+    # Only a ValueError becomes pydantic's ValidationError, which names the field.
     except ConfigError as error:
         raise ValueError(str(error)) from None
 
@@ -31,6 +32,8 @@ _TABLES_LOOK = (
 
 ReplayTable = Annotated[TableConfig, BeforeValidator(_table)]
 
+# Fields of `[replay]` of which the one table is made where `tables` names none.
+# They came first, and presets still use them: one table needs no `[[replay.tables]]`.
 _PLAIN_TABLE = {
     "capacity_items",
     "min_items",
@@ -38,7 +41,6 @@ _PLAIN_TABLE = {
     "samples_per_insert",
     "samples_per_insert_error",
 }
-"""Fields of `[replay]` of which the one table is made where `tables` names none."""
 
 
 class ReplayConfig(Section):
@@ -99,6 +101,7 @@ class ReplayConfig(Section):
 
     def shard_tables(self, shards: int) -> list[TableConfig]:
         """Return the tables of each shard, given the number of shards."""
+        # Made here and not kept: capacity is over all shards, and only who asks knows how many there are.
         plain = TableConfig(
             capacity=self.capacity_items,
             min_items=self.min_items,
@@ -115,6 +118,7 @@ class ReplayConfig(Section):
     def shares(self) -> dict[str, int]:
         """Return the rows of a batch by table, in the order of `tables`; actors insert into all of these."""
         shares = {table.name: table.share for table in self.tables if table.share}
+        # `TableConfig.name` on the class is the default of the field, "default".
         return shares or {TableConfig.name: self.batch_size}
 
     def sampled_tables(self, shards: int = 1) -> list[TableConfig]:

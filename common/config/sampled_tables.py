@@ -25,6 +25,8 @@ def check_sampled_tables(agent: AgentConfig, replay: ReplayConfig) -> None:
             f"the shares of replay.tables add up to {sum(shares.values())} rows, but replay.batch_size is "
             f"{replay.batch_size}: make them the same"
         )
+    # Every case below would otherwise end in silence: actors hold, the learner waits, no process has an error
+    # to report. So they are worked out beforehand, each with the field to change.
     _check_kinds(agent, replay, tables)
     _check_features(agent, tables)
     for table in tables:
@@ -40,6 +42,7 @@ def _check_kinds(agent: AgentConfig, replay: ReplayConfig, tables: list[TableCon
     queues = [table for table in tables if table.is_queue]
     others = [table for table in tables if not table.is_queue]
     if needs.kind == "queue" and not queues:
+        # Two batches for each shard: one is learned from while the next gathers.
         room = max(64, 2 * replay.batch_size * replay.shards)
         queue = f'[{{name = "default", limiter = "queue", capacity = {room}}}]'
         raise ValueError(f"{algorithm} learns from a queue table: set replay.tables to {queue}, or the like")
@@ -56,6 +59,7 @@ def _check_kinds(agent: AgentConfig, replay: ReplayConfig, tables: list[TableCon
             f"{algorithm} learns from fresh unrolls only: take the share from `{others[0].name}`, or take "
             "agent.algorithm impala"
         )
+    # Replayed unrolls are old by intention, so a bound on age would throw all of them away.
     if needs.kind == "queue" and others and agent.allowed_staleness is not None:
         raise ValueError(
             f"{algorithm} keeps to agent.max_staleness = {agent.allowed_staleness}, which the unrolls of "
@@ -67,6 +71,7 @@ def _check_kinds(agent: AgentConfig, replay: ReplayConfig, tables: list[TableCon
             "share that gives any: add one (docs/elite.md), or leave the field out"
         )
     for table in queues:
+        # With a bound on staleness an actor counts on every unroll being learned from before it acts on.
         if agent.allowed_staleness is not None and not table.holds_writers:
             raise ValueError(
                 f"{algorithm} keeps to agent.max_staleness = {agent.allowed_staleness} and waits for every "
@@ -81,6 +86,8 @@ def _check_kinds(agent: AgentConfig, replay: ReplayConfig, tables: list[TableCon
 
 def _check_features(agent: AgentConfig, tables: list[TableConfig]) -> None:
     """Who samples or removes by distance needs an agent that stores features, and measures them."""
+    # A field of IMPALA alone; asked by name, so that this module does not import an algorithm, and torch with
+    # it.
     if getattr(agent, "behaviour_features", "none") != "none":
         return
     for table in tables:
@@ -94,6 +101,7 @@ def _check_features(agent: AgentConfig, tables: list[TableConfig]) -> None:
 def _check_room(table: TableConfig, rows: int, replay: ReplayConfig) -> None:
     """A batch has to find its rows, and the limiter has to let it take them."""
     what = "replay.batch_size" if not table.share else f"the share of `{table.name}`"
+    # A batch comes from one shard, so each shard has to hold a whole one.
     if table.is_queue and table.capacity < rows * replay.shards:
         raise ValueError(
             f"replay.tables should let `{table.name}` hold a batch of each shard, {rows} x "
@@ -132,12 +140,16 @@ def _check_ratios(tables: list[TableConfig], shares: dict[str, int]) -> None:
     for table in limited:
         rows, first = shares[table.name], limited[0]
         if queue is not None:
+            # A queue gives every item the same number of times. Each batch takes its share from both, and
+            # inserts go to both, so the other table's samples per insert follow from the shares; a second
+            # limiter could only contradict.
             ratio = rows / shares[queue.name] * queue.max_times_sampled
             raise ValueError(
                 f"beside the queue `{queue.name}` an item of `{table.name}` is sampled {ratio:g} times, as "
                 f"the shares say: leave samples_per_insert of `{table.name}` out"
             )
         ratio = first.samples_per_insert / shares[first.name] * rows
+        # Relative: the ratio may have been typed with a few digits only.
         if abs(table.samples_per_insert - ratio) > 1e-6 * ratio:
             raise ValueError(
                 f"the shares and samples_per_insert of `{first.name}` have items of `{table.name}` sampled "

@@ -26,6 +26,7 @@ from troupe.common.config.replay_section import ReplayConfig
 from troupe.common.config.sampled_tables import check_sampled_tables
 from troupe.common.families import FORMS
 
+# libzmq would accept more, and fail at bind or connect with an errno that names neither address nor field.
 _ENDPOINT = re.compile(r"(tcp://[^:/\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:]+\]:\d{1,5}|ipc://\S+|inproc://\S+)")
 
 
@@ -43,6 +44,8 @@ def _device(value: str) -> str:
     return value
 
 
+# A name to import, checked for its form only: the package need not be installed where the configuration is
+# read.
 def _wrapper(value: str) -> str:
     if not re.fullmatch(r"\w+(\.\w+)*:\w+", value):
         raise ValueError(f"should be package.module:Name, not {value!r}")
@@ -351,11 +354,13 @@ class NetConfig(Section):
     liveness_s: float = operational(
         15.0,
         "Seconds of silence after which a peer's lease ends.",
+        # The bounds are the protocol's, since a learner's values reach clients that others have written.
         ge=timing.LIVENESS_S[0],
         le=timing.LIVENESS_S[1],
     )
 
     @model_validator(mode="after")
+    # Otherwise one heartbeat that is a little late ends a lease, and the slots change hands for nothing.
     def _leases_outlive_heartbeats(self) -> NetConfig:
         if self.liveness_s < 2 * self.heartbeat_s:
             raise ValueError("liveness_s should be at least twice heartbeat_s")
@@ -378,6 +383,7 @@ class Config(Section):
 
     @field_validator("agent", mode="before")
     @classmethod
+    # Before validation: the field is Any, so that pydantic would keep the dictionary as it is.
     def _typed_agent(cls, value: Any) -> Any:
         if isinstance(value, BaseModel):
             return value
@@ -392,6 +398,8 @@ class Config(Section):
                 f"replay.min_items ({self.replay.min_items}) should not exceed "
                 f"replay.capacity_items ({self.replay.capacity_items})"
             )
+        # The limiter lets the ratio move by the error to either side. A batch that is larger than the whole
+        # band can neither be sampled nor waited for: samplers and writers would both stand still.
         error, batch = self.replay.samples_per_insert_error, self.replay.batch_size
         if self.replay.samples_per_insert > 0 and error is not None and 2 * error < batch:
             raise ValueError(
@@ -406,11 +414,14 @@ class Config(Section):
         ports = (
             1 + self.replay.shards + self.actor.processes + self.evaluator.enabled * self.evaluator.processes
         )
+        # Found here, not when the last of the services fails to bind.
         if self.net.metrics_port and self.net.metrics_port + ports > 65536:
             raise ValueError(
                 f"net.metrics_port ({self.net.metrics_port}) should leave room below 65536 for a port of "
                 f"each of the {ports} services: at most {65536 - ports}"
             )
+        # Replay without torch does not know what the algorithm needs; the launcher and the learner have
+        # checked it.
         if not isinstance(self.agent, UntypedAgentConfig):
             check_sampled_tables(self.agent, self.replay)
         return self
@@ -418,6 +429,7 @@ class Config(Section):
     @property
     def total_slots(self) -> int:
         """Return the number of exploration slots of the whole run."""
+        # Zero processes is a run whose actors are started by hand, elsewhere.
         return self.actor.total_slots or max(1, self.actor.processes * self.actor.slots)
 
     def torch_threads(self, role: Literal["actor", "learner"], cores: int) -> int:

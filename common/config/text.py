@@ -13,8 +13,8 @@ from typing import Any
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 _PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
+# A key of more parts than anything here has: tomllib's time grows with the square of their number.
 _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_.-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{64}}")
-"""A key of more parts than anything here has: tomllib's time grows with the square of their number."""
 
 
 def load_toml(text: str) -> dict[str, Any]:
@@ -22,15 +22,19 @@ def load_toml(text: str) -> dict[str, Any]:
 
     Raises TOMLDecodeError, also for what is nested absurdly deep, and for integers of hundreds of digits.
     """
+    # The text may come from a peer or an uploaded file, so it must not be able to take minutes.
     if _LONG_KEY.search(text):
         raise tomllib.TOMLDecodeError("a key of more than 64 parts")
     try:
         tables = tomllib.loads(text)
+        # Such an integer becomes no float (OverflowError), and beyond 4,300 digits Python refuses to print
+        # it: either would raise far from here, in a bound's comparison or in the middle of an error message.
         if _has_long_integer(tables):
             raise tomllib.TOMLDecodeError(_LONG_INTEGER)
         return tables
     except RecursionError:
         raise tomllib.TOMLDecodeError("it is nested too deep") from None
+    # It is a ValueError itself, so it has to pass before the next clause.
     except tomllib.TOMLDecodeError:
         raise
     except ValueError:  # of Python's own, where an integer has thousands of digits
@@ -78,6 +82,7 @@ def parse_value(text: str, annotation: Any = Any) -> Any:
     if accepts_text(annotation):
         return text
     try:
+        # A line break would let the text set keys of its own.
         return load_toml(f"value = {text}")["value"] if "\n" not in text else text
     except tomllib.TOMLDecodeError:
         lowered = text.strip().lower()
@@ -87,11 +92,14 @@ def parse_value(text: str, annotation: Any = Any) -> Any:
 
 def format_value(value: Any) -> str:
     """Return a value as TOML, on one line."""
+    # Before int: True is an int, and would become `True`, which is not TOML.
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):
+        # JSON's escapes are a subset of TOML's. DEL is the exception: JSON leaves it as it is, TOML forbids
+        # it.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         inner = ", ".join(
@@ -113,6 +121,8 @@ def format_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
             if value is not None and not is_array_of_tables(value)
         ]
         parts.append("\n".join([f"[{_key(name)}]", *lines]) + "\n")
+        # Headed blocks come after the plain fields: what follows `[[a.b]]` belongs to that block, up to the
+        # next header.
         for key, value in fields.items():
             if is_array_of_tables(value):
                 parts += [text + "\n" for text in format_tables(f"{_key(name)}.{_key(key)}", value)]

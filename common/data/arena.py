@@ -43,6 +43,7 @@ class Arena:
             make_column(spec, folder, layout["budget_bytes"], layout["entries"][spec.name], read_only=True)
             for spec in self.specs
         ]
+        # Lane 0 is the records themselves, see `ChunkStore`.
         dtype = record_dtype(1 + sum(len(column.lanes) for column in self._columns))
         path = folder / RECORDS_FILE
         records = MappedFile(path, dtype, (path.stat().st_size // dtype.itemsize,), read_only=True).array
@@ -61,10 +62,14 @@ class Arena:
 
         None if one of the chunks has left meanwhile. Raises ValueError for places that never were.
         """
+        # numpy would take a negative row from the end, and read some other chunk's record without an error.
         if int(rows.min()) < 0 or int(rows.max()) >= len(self._commits):
             raise ValueError("a row outside of the records")
+        # Before the arrays are made: what the server says decides how much memory this takes.
         if int(lengths.min()) < 1 or self._bytes(len(rows), int(lengths.max())) > MAX_BYTES:
             raise ValueError("a batch of no size, or of an impossible one")
+        # Read once, before the copy. If the record changes after this, so has the commit, and the batch is
+        # given up.
         starts = self._starts[rows]
         steps = lengths.astype(np.int64)
         fields: dict[str, NDArray] = {}

@@ -79,6 +79,7 @@ class MappedFile:
         try:
             self._file = path.open("r+b" if path.exists() else "w+b")
             if os.fstat(self._file.fileno()).st_size < shape[0] * self._unit_bytes:
+                # A sparse file: address space now, blocks on the disk when `reserve` takes them.
                 self._file.truncate(shape[0] * self._unit_bytes)
             if not sparse:
                 self.reserve(0, shape[0])
@@ -86,6 +87,7 @@ class MappedFile:
             raise file_error(f"cannot make {path}", error) from None
         self.array = np.memmap(self._file, dtype=dtype, mode="r+", shape=shape).view(np.ndarray)
         if not sparse:
+            # The mapping outlives the descriptor, which only `reserve` of a sparse file needs again.
             self._file.close()
 
     def reserve(self, start: int, end: int) -> None:
@@ -95,6 +97,8 @@ class MappedFile:
         """
         if end > start:
             size_bytes = (end - start) * self._unit_bytes
+            # Real blocks, not only a length: `ftruncate` leaves holes, and writing to a hole of a full disk
+            # is SIGBUS.
             os.posix_fallocate(self._file.fileno(), start * self._unit_bytes, size_bytes)
 
     def close(self) -> None:
@@ -198,6 +202,7 @@ class RawColumn(Column):
             flat = out.reshape(len(starts) * longest, *self.spec.shape)
             np.take(self._data, places.reshape(-1), axis=0, out=flat, mode="clip")
             return out
+        # The commonest window: one entry needs no table of places.
         if longest == 1:
             return self._data[starts][:, None]
         if int(entries.min()) == longest:
@@ -222,6 +227,7 @@ class Lz4Column(Column):
     ) -> None:
         super().__init__(spec)
         entries = max(min(budget_bytes // LZ4_INDEX_BYTES, most_entries), 1)
+        # No entry takes more than itself and the four bytes of its size.
         budget_bytes = min(budget_bytes, entries * (spec.entry_bytes + 4))
         offsets, lengths, blocks = (
             MappedFile(folder / f"{spec.name}.{end}", dtype, (units,), read_only=read_only)
@@ -233,6 +239,7 @@ class Lz4Column(Column):
         )
         self.lanes = [Lane(entries, LZ4_INDEX_BYTES, [offsets, lengths]), Lane(budget_bytes, 1, [blocks])]
         self._offsets, self._lengths, self._blocks = offsets.array, lengths.array, blocks.array
+        # A memoryview: slicing it copies nothing, and is faster than slicing an array.
         self._bytes = self._blocks.data
 
     def counts(self, payload: Payload) -> list[int]:
@@ -259,11 +266,14 @@ class Lz4Column(Column):
         """See `Column`."""
         longest = int(entries.max())
         last = np.minimum(starts + entries, len(self._offsets)) - 1  # whatever a reader may have been told
+        # Entries of a chunk lie end to end, so a window is one slice of bytes, from its first block to the
+        # end of its last.
         first_begins = self._offsets[starts]
         last_begins = self._offsets[last]
         ends = last_begins + self._lengths[last]
         uniform = int(entries.min()) == longest
         block_bytes = self.spec.entry_bytes + 4
+        # All blocks have the largest size there is, so none has shrunk: there is nothing to unpack.
         if plain and uniform and np.all(ends - first_begins == longest * block_bytes):
             return self._gather_stored(first_begins, longest, out)
         view = self._bytes
@@ -275,6 +285,8 @@ class Lz4Column(Column):
                 first_begins.tolist(), last_begins.tolist(), ends.tolist(), entries.tolist(), strict=True
             ):
                 parts.append(view[b:e])
+                # Windows have one length in an array; blocks are independent, so the last one can simply
+                # stand there again.
                 parts.extend([view[lb:e]] * (longest - n))
         entry_bytes = self.spec.entry_bytes
         frame = join_frame(parts, entry_bytes, entry_bytes * longest * len(starts))

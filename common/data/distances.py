@@ -25,6 +25,7 @@ def distances(kind: str, left: NDArray, right: NDArray, power: float = 2.0) -> N
         right: the same.
         power: at least 1.
     """
+    # float64, since features are stored as float16, whose squares overflow from 256 on.
     ours, theirs = np.broadcast_arrays(np.asarray(left, np.float64), np.asarray(right, np.float64))
     if kind == "kl":
         log_p, log_q = _log_softmax(ours), _log_softmax(theirs)
@@ -34,6 +35,7 @@ def distances(kind: str, left: NDArray, right: NDArray, power: float = 2.0) -> N
     if kind == "cosine":
         lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
         cosine = (ours * theirs).sum(axis=1) / np.where(lengths > 0, lengths, 1.0)
+        # Equal vectors, also two of zeros, are at 0 exactly; rounding would put them slightly apart.
         return np.where(np.all(ours == theirs, axis=1), 0.0, 1.0 - np.clip(cosine, -1.0, 1.0))
     apart = np.abs(ours - theirs)
     if power == 2.0:
@@ -50,5 +52,6 @@ def nearness(distance: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _log_softmax(features: NDArray[np.float64]) -> NDArray[np.float64]:
+    # exp overflows beyond 709; the shift cancels out of the softmax.
     shifted = features - features.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

@@ -42,6 +42,8 @@ def save_signature(folder: Path, specs: Sequence[FieldSpec], layout: Mapping[str
             file.write(text)
             file.flush()
             os.fsync(file.fileno())  # a power cut must not leave an empty one for all that was stored since
+        # A reader sees the former file or the whole new one. The directory is forced to the disk as well:
+        # without that the new name may be lost though the contents are not.
         os.replace(temporary, folder / SIGNATURE_FILE)
         directory = os.open(folder, os.O_RDONLY)
         try:
@@ -97,6 +99,8 @@ def fence() -> None:
     A lock keeps what is before it before its release, and what is after it after its acquisition: two rounds
     keep the two apart, on processors that order memory less strictly than x86 as well.
     """
+    # One round is not enough: what comes before may move into the locked region from above, and what follows
+    # from below.
     for _ in range(2):
         with _LOCK:
             pass

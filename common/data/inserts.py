@@ -78,6 +78,7 @@ def check_insert(
 
     ``item_steps`` are those of the shortest and of the longest item that are taken.
     """
+    # Signature first: everything below reads the data by these fields.
     if stored is not None and not same_fields(insert.specs, stored):
         raise RefusedError("signature", _difference(insert.specs, tuple(stored)))
     if not 0 < insert.steps < 2**31:
@@ -141,8 +142,10 @@ def _check_items(items: Items, steps: int, capacity: int) -> None:
     count = len(items.offsets)
     if not count or len(items.lengths) != count or len(items.priorities) != count:
         raise RefusedError("bad_items", "offsets, lengths and priorities differ in length, or there are none")
+    # It could never have a place, and held for good it would hold up all inserts of its producer behind it.
     if count > capacity:
         raise RefusedError("bad_items", f"{count} items in a table of {capacity}")
+    # The sum of two int32 may wrap, and a window beyond the chunk would pass.
     ends = items.offsets.astype(np.int64) + items.lengths
     if int(items.offsets.min()) < 0 or int(items.lengths.min()) < 1 or int(ends.max()) > steps:
         raise RefusedError("bad_items", "an item lies outside of its chunk")
@@ -152,10 +155,12 @@ def _check_items(items: Items, steps: int, capacity: int) -> None:
 
 def same_fields(a: Sequence[FieldSpec], b: Sequence[FieldSpec]) -> bool:
     """Whether two lists of fields store the same, in whatever order; only the sum of the margins matters."""
+    # Another order of the same fields is the same: JSON and dictionaries of other languages need not keep it.
     return {_essence(spec) for spec in a} == {_essence(spec) for spec in b} and len(a) == len(b)
 
 
 def _essence(spec: FieldSpec) -> tuple[Any, ...]:
+    # How the margin is divided is the agent's affair: stored are entries.
     return spec.name, spec.dtype, spec.shape, spec.before + spec.after, spec.compress
 
 

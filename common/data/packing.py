@@ -54,8 +54,11 @@ def pack_entries(array: NDArray) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]
     compress = lz4.block.compress
     for i in range(count):
         raw = flat[i * entry_bytes : (i + 1) * entry_bytes]
+        # Without lz4's own four bytes of size: the frame format has the size of the block in their place.
         block: bytes | memoryview = compress(raw, store_size=False)
         size = len(block)
+        # The frame format allows no block that is larger than what it unpacks to; it is marked as stored
+        # instead.
         if size >= entry_bytes:
             block, size = raw, entry_bytes | int(STORED)
         parts.append(size.to_bytes(4, "little"))
@@ -95,6 +98,8 @@ class Packer:
                 return store_entries(array)
         blocks, lengths = pack_entries(array)
         self.tried += len(array)
+        # Noise does not shrink, and trying takes as long as compressing: one probe per chunk finds out when
+        # that ends.
         self._hopeless = bool(np.all(lengths == 4 + array[0].nbytes))
         return blocks, lengths
 
@@ -114,9 +119,12 @@ def check_blocks(blocks: NDArray[np.uint8], lengths: NDArray[np.uint32], entry_b
     sizes = sizes & ~STORED
     if np.any(sizes + np.uint32(4) != lengths) or np.any(stored & (sizes != entry_bytes)):
         raise PackingError("a block has another size than the lengths say")
+    # Really unpacked: a block that lies about its contents would otherwise end a learner's batch, long after
+    # its sender has gone. Together they have to fill exactly the entries' bytes.
     unpack([blocks], (len(lengths), entry_bytes), "uint8")
 
 
+# The header depends on the two sizes alone, which are the same for every batch of a run.
 @lru_cache(maxsize=64)
 def frame_header(entry_bytes: int, total_bytes: int) -> bytes:
     """The header of a frame of independent blocks, ``entry_bytes`` each and ``total_bytes`` in all."""
@@ -129,7 +137,9 @@ def frame_header(entry_bytes: int, total_bytes: int) -> bytes:
             context,
             source_size=total_bytes,
             block_size=block_size,
+            # Independent blocks: windows are cut from anywhere, in any order.
             block_linked=False,
+            # No checksums: they would have to be computed anew for every batch that is put together.
             content_checksum=False,
             block_checksum=False,
         )

@@ -53,6 +53,7 @@ def make_plan(folder: Path, tables: Sequence[TableConfig], max_bytes: int | None
     if not all((folder / f"{table.name}.items").exists() for table in tables):
         limit, name = min((limit, name), (disk_limit_bytes(folder), "disk"))
     table_bytes = sum(table.slots for table in tables) * TABLE_BYTES_PER_ITEM
+    # A tenth is left for everything else: the process itself, and for the page cache to write back.
     most = int(limit * MAX_SHARE)
     wanted = table_bytes + (max_bytes or 1)
     if wanted > most:
@@ -91,5 +92,6 @@ def disk_limit_bytes(folder: Path) -> int:
     existing = folder
     while not existing.exists():
         existing = existing.parent
+    # Blocks, not sizes: the files are sparse, and as long as they may ever become.
     used = sum(file.stat().st_blocks * 512 for file in folder.glob("*")) if folder.exists() else 0
     return shutil.disk_usage(existing).free + used

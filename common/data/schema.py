@@ -49,6 +49,7 @@ class FieldSpec:
     before: int = 0
     after: int = 0
     compress: bool = False
+    # Not compared: replay's server does not know it, and its fields have to equal the agent's.
     bounds: tuple[float, float] | None = field(default=None, compare=False)
 
     @property
@@ -71,6 +72,7 @@ class FieldSpec:
     def bad_rows(self, rows: NDArray) -> NDArray[np.bool_] | None:
         """Which of ``rows [B, ...]`` have a value outside of the limits, or NaN, ``[B]``; None if none."""
         limits = self.limits()
+        # The whole batch at first, which is nearly always good: two passes without a temporary array.
         if limits is None or not rows.size or (rows.min() >= limits[0] and rows.max() <= limits[1]):
             return None  # NaN is neither
         flat = rows.reshape(len(rows), -1)
@@ -155,6 +157,7 @@ def as_array(name: str, values: ArrayLike, dtype: str | None = None) -> NDArray:
     if dtype is None or array.dtype == np.dtype(dtype) or array.dtype.kind not in "biuf":
         return array
     with np.errstate(all="ignore"):
+        # Python's lists become float64 and int64 by default, which is rarely what was declared.
         converted = array.astype(dtype)
     # Numbers with a fraction are rounded to float32, and never to integers.
     exact = converted.dtype.kind == "f" or np.array_equal(converted, array)

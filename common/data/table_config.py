@@ -127,6 +127,8 @@ class TableConfig:
             return self.samples_per_insert_error
         # Neither a deadlock nor a ratio that wanders: a tenth of the minimum, or a few batches.
         ratio = self.samples_per_insert
+        # A band narrower than a batch would deadlock (`Limiter.impossible`); one insert moves the ratio by
+        # `ratio` samples.
         return max(0.1 * ratio * self.min_items, 8.0 * batch_size, 200.0 * ratio)
 
 
@@ -138,6 +140,7 @@ _DISTANCE_BOUNDS = {
 }
 
 
+# Fields that only these samplers, or removers, use.
 _ONLY_OF: dict[str, tuple[str, tuple[str, ...]]] = {
     "candidates_max": ("sampler", ("elite", "attentive")),
     "candidates_anneal_samples": ("sampler", ("elite", "attentive")),
@@ -146,7 +149,6 @@ _ONLY_OF: dict[str, tuple[str, tuple[str, ...]]] = {
     "distance_power": ("sampler", ("attentive",)),
     "removal_candidates": ("remover", ("elite",)),
 }
-"""Fields that only these samplers, or removers, use."""
 
 
 def table_meanings() -> dict[str, tuple[Any, str]]:
@@ -190,6 +192,7 @@ def parse_table(text: str) -> TableConfig:
             raise ConfigError(f"{where}: {key!r} has no value: write {remedy}")
         if key in values:
             raise ConfigError(f"{where}: {key} is there twice")
+        # By the field's kind: a table may be named `7`, and a number there must stay text.
         values[key] = _number(value) if key in _NUMBERS else value
     if "share" in values:
         raise ConfigError(
@@ -215,21 +218,25 @@ def check_tables(tables: Iterable[TableConfig]) -> None:
 
 def shard_tables(tables: Sequence[TableConfig], shards: int, batch_size: int) -> list[TableConfig]:
     """Return each shard's part of the tables of a run: capacities and minima are divided, rounded up."""
+    # Rounded up: rounded down, `min_items` below the number of shards would become 0, and capacity might not
+    # hold a batch.
     parts = [
         replace(table, **{name: -(-getattr(table, name) // shards) for name in _SHARED}) for table in tables
     ]
+    # Filled in here, where the batch is known: a shard that works it out again would take the usual size of
+    # one.
     return [replace(part, samples_per_insert_error=part.limiter_error(batch_size)) for part in parts]
 
 
+# Numbers of a run's table that its shards divide.
 _SHARED = ("capacity", "min_items", "candidates_anneal_samples")
-"""Numbers of a run's table that its shards divide."""
 
+# The fields that are numbers: whole ones, or any.
 _NUMBERS = {
     each.name: int if isinstance(each.default, int) else float
     for each in fields(TableConfig)
     if not isinstance(each.default, str)
 }
-"""The fields that are numbers: whole ones, or any."""
 
 
 def _number(text: str) -> Any:
@@ -249,6 +256,7 @@ def _typed(where: str, key: str, value: Any) -> Any:
     if kind is str and isinstance(value, str):
         return value
     if kind is not str and not isinstance(value, bool):
+        # A whole number is fine for a fraction, as in TOML; the reverse is refused rather than rounded.
         if isinstance(value, int) and abs(value) < 2**63:  # what fits in a message
             return kind(value)
         if kind is float and isinstance(value, float):

@@ -98,6 +98,7 @@ def game_of(env_id: str) -> str:
     games = list(ale_py.roms.get_all_rom_ids())
     if snake in games:
         return snake
+    # Gymnasium's names tell no word borders of digits and capitals: `UpNDown` is `up_n_down`.
     squeezed = {game.replace("_", ""): game for game in games}
     if snake.replace("_", "") in squeezed:
         return squeezed[snake.replace("_", "")]
@@ -146,6 +147,8 @@ class AtariVector(VectorEnv):
             max_num_frames_per_episode=config.max_episode_frames,
             repeat_action_probability=config.sticky_actions,
             full_action_space=config.full_action_space,
+            # The protocol of `Step`. In the other mode the step after an end is a dummy that belongs to no
+            # episode.
             autoreset_mode="SameStep",
             img_height=height,
             img_width=width,
@@ -169,6 +172,7 @@ class AtariVector(VectorEnv):
         obs, info = self._env.reset(seed=seeds)
         self.calls.leave(0)
         self._games = GameTracker(self.num_slots)
+        # A seed begins a history anew, so what came before is not needed to play it again.
         if seeds is not None:
             self._played, self._twin = [], None
         if self._evaluation:
@@ -208,6 +212,8 @@ class AtariVector(VectorEnv):
             return
         step.final_obs[slot] = self._oriented(info["final_obs"][slot][None])[0]
         since = int(info["frame_number"][slot]) - self._total_frames[slot]
+        # The counter of the new game has begun already; the emulator's own goes on through it and says how
+        # many frames passed.
         frames = self._game_frames[slot] + since - int(info["episode_frame_number"][slot])
         step.episodes.append(self._games.finish(slot, int(frames)))
 

@@ -139,6 +139,7 @@ def told_in(info: Any) -> dict[str, float]:
     for name, value in info.items():
         if not (isinstance(name, str) and _TOLD_NAME.fullmatch(name)):
             continue
+        # The bounds of the wire, which would refuse the whole report for one number; NaN is in no range.
         if isinstance(value, _NUMBERS) and -1e30 <= value <= 1e30:
             told[name] = float(value)
     return dict(sorted(told.items())[:MAX_TOLD])
@@ -277,6 +278,8 @@ class Rebuilder:
             )
         pause_s = 0.0
         if self.failures_in_a_row > 1:
+            # Longer each time: what keeps failing may need a moment, as a display that starts or a disk that
+            # fills does.
             pause_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (self.failures_in_a_row - 2))
         _log.warning("%s; its episode is discarded, rebuilding in %.1f s", failure, pause_s)
         if pause_s:
@@ -312,6 +315,7 @@ def options(config: EnvConfig, known: dict[str, Any]) -> dict[str, Any]:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
             raise ConfigError(f"{config.id} has no option {name!r} in env.kwargs; nearest: {near}")
+        # Exactly the type: True is an int, and would be taken for a width of 1.
         if type(value) is not type(known[name]):
             kind = type(known[name]).__name__
             raise ConfigError(f"env.kwargs {name} of {config.id} should be a {kind}, not {value!r}")

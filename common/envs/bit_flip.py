@@ -59,6 +59,7 @@ class BitFlipEnv(gymnasium.Env):
 
     def step(self, action: int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """Flip a bit."""
+        # The array was handed out with the observation before.
         self._state = self._state.copy()
         self._state[action] ^= 1
         self._time += 1

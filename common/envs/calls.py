@@ -68,9 +68,13 @@ class Calls:
             self._path = Path(directory) / f"{os.getpid()}-{next(_FILES)}"
             with self._path.open("w+b") as file:
                 file.truncate(size)
+                # A shared mapping: writes reach the page cache by themselves, so the record is there whatever
+                # ends the process.
                 memory = mmap.mmap(file.fileno(), size)
         else:
             memory = mmap.mmap(-1, size)
+        # Aligned words of 8 bytes, each written by one thread: a reader sees the old number or the new one.
+        # To set one number of a memoryview costs less than one of an array.
         self._numbers = memoryview(memory).cast("q")
         self._numbers[1] = whole
         self.current = self._numbers[_HEAD::_RECORD]
@@ -85,6 +89,7 @@ class Calls:
         """A call begins; an episode is in its `step`."""
         at = _HEAD + _RECORD * slot
         self._numbers[at + 1] += 1
+        # The call last, below: what it says of itself has to be there when it can be seen.
         self._numbers[at + 2] = self._numbers[2] - step
         self.current[slot] = call
 
@@ -132,6 +137,7 @@ def last_words(directory: Path, pid: int, code: int, env_id: str) -> str:
     running = calls_of(directory, pid)
     for path in directory.glob(f"{pid}-*"):
         path.unlink(missing_ok=True)
+    # SIGKILL and SIGTERM come from outside, whatever the environment was doing.
     if not running or (code < 0 and -code not in _CRASHES):
         return ""
     return f"{env_id} ended the process {running[0]} ({ending(code)})"

@@ -83,6 +83,8 @@ class ControlSlot:
     def step(self, action: np.ndarray) -> Outcome:
         """One step of control; the last one of an episode is truncated unless its discount is 0."""
         step = self._env.step(action)
+        # dm_env's way of telling the two ends apart: the discount after a termination is 0, and at a time
+        # limit it is not.
         last, over = step.last(), bool(step.discount == 0.0)
         return step.observation["observations"], step.reward, last and over, last and not over
 

@@ -225,6 +225,7 @@ class LabSlot:
         if seed is not None:
             self._random = np.random.default_rng(seed)
         level = next(self._turns)
+        # Only then: an engine takes seconds to start, and compiling a map may take much longer.
         if level != self.level:
             self.level = level
             self.close()
@@ -237,6 +238,7 @@ class LabSlot:
         """One action, repeated; the engine ends episodes by itself, and levels know of their end."""
         reward = float(self._lab.step(ACTIONS[action], num_steps=self._spec.frames_per_step))
         ended = not self._lab.is_running()
+        # The engine has no observation after its end and raises where it is asked for one.
         if not ended:
             self.obs = self._observe()
         return self.obs, reward, ended, False
@@ -271,6 +273,7 @@ class LevelCache:
         self._directory = directory
 
     def _file(self, key: str) -> Path:
+        # Keys are the engine's and may hold anything that a file name must not.
         name = hashlib.sha256(key.encode()).hexdigest()
         return self._directory / name[:2] / name[2:]
 
@@ -286,6 +289,8 @@ class LevelCache:
         """Keep the map at `pk3_path` as `key`."""
         file = self._file(key)
         file.parent.mkdir(parents=True, exist_ok=True)
+        # Another name and a rename: processes share the folder, and one must not read what another is
+        # writing.
         handle, temporary = tempfile.mkstemp(dir=file.parent)
         os.close(handle)
         shutil.copyfile(pk3_path, temporary)

@@ -31,8 +31,8 @@ OPTIONS: dict[str, Any] = {"rewards": "scoring", "width": 96, "height": 72}
 PLANES = 4
 """Own team, other team, ball, active player."""
 NUM_ACTIONS = 19
+# Above all seeds that gfootball draws itself.
 _MAX_SEED = 2_000_000_000
-"""Above all seeds that gfootball draws itself."""
 
 
 def settings(spec: EnvSpec) -> set[str]:
@@ -130,6 +130,7 @@ class FootballSlot:
         planes, reward, done, info = self._env.step(int(action))
         goals = int(info["score_reward"])
         self.score += goals
+        # A goal may end a scenario in its very last step: then it has terminated.
         cut = bool(done) and not goals and self._env.unwrapped.observation()[0]["steps_left"] <= 0
         return self._push(planes), float(reward), bool(done) and not cut, cut
 

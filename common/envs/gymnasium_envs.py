@@ -48,8 +48,8 @@ _log = logging.getLogger(__name__)
 _USUAL_STEPS_PER_S = 30
 
 PREFIX = "gym:"
+# Modules whose `registered(name)` gives Gymnasium's id of what such a family calls `name`.
 _REGISTERED = {"mujoco": "troupe.common.envs.mujoco", "old_gym": "troupe.common.envs.old_gym"}
-"""Modules whose `registered(name)` gives Gymnasium's id of what such a family calls `name`."""
 
 
 def settings(spec: EnvSpec) -> set[str]:
@@ -122,6 +122,7 @@ class _Slot:
         if spec.pixels:
             layout = _layout(config, self._space)
             self._frames = FrameProcessor(config.frame_size, grayscale=config.grayscale, layout=layout)
+        # Nothing to convert: `SlotVector` checks and converts the arrays of all copies at once.
         self._plain = not spec.pixels and not spec.obs_leaves and hasattr(self._space, "low")
         self.returned = np.zeros(self._space.shape, self._space.dtype) if self._plain else self.obs
 
@@ -142,6 +143,7 @@ class _Slot:
         raw = reset_result(result)
         self._seed = None
         if self._frames is not None:
+            # A new array: the old stack may still be the last observation of the episode before.
             self.obs = np.zeros_like(self.obs)
         return raw if self._plain else self._observe(raw)
 
@@ -151,6 +153,7 @@ class _Slot:
             result = self.env.step(action)
         except ValueError as error:
             raise _unpacking_error(error) or error from None
+        # `type` and not `isinstance`: the quick test passes nearly always, and the slow one is behind it.
         if type(result) is not tuple or len(result) != 5:
             check_step(result)
         raw, reward, terminated, truncated, self.info = result
@@ -207,6 +210,8 @@ class _Slot:
 def _unpacking_error(error: ValueError) -> BadReturn | None:
     """What to say where one of Gymnasium's wrappers could not take apart what the environment returned."""
     trace = error.__traceback__
+    # Where it was raised says whose fault it is: an environment may raise the same words for reasons of its
+    # own.
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     module = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""

@@ -69,6 +69,7 @@ def stored_dtype(dtype: np.dtype) -> str:
     """The dtype in which numbers of an observation are stored: float32, or that of whole numbers."""
     if dtype.kind == "b":
         return "uint8"
+    # float64 is stored as float32, which is what networks see; uint32 has no tensor of its own in torch.
     return dtype.name if dtype in _STORED else "int64" if dtype == np.uint32 else "float32"
 
 

@@ -91,6 +91,8 @@ class MinAtarSlot:
         """A new game. Without a seed the last action may stick to its first steps, as in the original."""
         if seed is not None:
             self._game.seed(seed)
+            # Otherwise the first step might repeat an action of the game before, and a seed would not
+            # determine a game.
             self._game.last_action = 0
         self._game.reset()
         self.obs = self._game.state()

@@ -29,6 +29,8 @@ def registered(name: str) -> str:
     own = f"old_gym/{name.replace(':', '.').replace('/', '--')}"  # an id has one namespace at most
     if own not in gymnasium.registry:
         make, limit = _found(name)
+        # Registered under a name of its own, so that wrappers, limits and checks of Gymnasium apply as to any
+        # other.
         gymnasium.register(
             own, entry_point=lambda **kwargs: OldGymEnv(make, **kwargs), max_episode_steps=limit
         )
@@ -54,6 +56,7 @@ class OldGymEnv(gymnasium.Env):
             try:
                 result = self._env.reset(seed=seed)
             except TypeError:
+                # Up to 0.21 `reset` took no seed and `seed` was a method; some versions have both.
                 if hasattr(self._env, "seed"):
                     self._env.seed(seed)
                 result = self._env.reset()

@@ -78,6 +78,7 @@ class FrameProcessor:
         cv2, layout = self._cv2, self._layout
         if layout.scale is not None:
             check_finite(picture)
+            # Rounded and clipped: `astype` cuts fractions, and wraps what is beyond the range.
             picture = np.rint(np.clip(picture * layout.scale, 0, 255)).astype(np.uint8)
         if layout.channels_first:
             picture = np.moveaxis(picture, 0, -1)
@@ -87,6 +88,8 @@ class FrameProcessor:
         if self._grayscale and picture.ndim == 3:
             picture = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
         if picture.shape[:2] != (self._size, self._size):
+            # The mean over an area, as in DQN's pipeline: a ball of two pixels does not vanish between
+            # sampled rows.
             picture = cv2.resize(picture, (self._size, self._size), interpolation=cv2.INTER_AREA)
         if self._grayscale:
             return picture
@@ -97,6 +100,7 @@ class FrameProcessor:
 
 def push_frame(stack: np.ndarray, frame: np.ndarray) -> np.ndarray:
     """A new stack `[K, ...]`: the oldest frame dropped, `frame` added at the end."""
+    # `np.roll` would make two copies.
     pushed = np.empty_like(stack)
     pushed[:-1] = stack[1:]
     pushed[-1] = frame

@@ -8,8 +8,8 @@ from typing import Any
 
 from troupe.common.errors import ConfigError
 
+# Ids that one line names.
 _SHOWN = 8
-"""Ids that one line names."""
 
 
 def register_env(name: str, make: Callable[..., Any], **options: Any) -> str:
@@ -33,6 +33,7 @@ def register_env(name: str, make: Callable[..., Any], **options: Any) -> str:
     if module == "__main__":
         raise ConfigError(f"{name} is defined in the program itself: put it into a module that it imports")
     known = gymnasium.registry.get(name)
+    # The same module may be imported twice, as a script and by its name, and registers the same each time.
     if known is not None and known.entry_point != entry_point:
         raise ConfigError(f"{name} of {module} has the name of an environment of {known.entry_point}")
     if known is None:

@@ -78,6 +78,8 @@ def as_announced(raw: Any, like: Any, path: tuple[str | int, ...] = ()) -> np.nd
         array = np.asarray(raw)
     except ValueError:  # lists of unlike lengths
         array = np.empty((), object)
+    # Bounds are not looked at: many environments step over their own by a rounding, and nothing here depends
+    # on them.
     if array.shape != like.shape or not taken_for(array, like):
         shown = _shown(raw) if array.dtype == object else _kind(array)
         raise BadReturn(f"returned an observation {shown}{_as(path)} instead of {_kind(like)}")

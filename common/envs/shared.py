@@ -40,8 +40,11 @@ class SharedStep:
         places, size = {}, 0
         for name, (shape, dtype) in kinds.items():
             places[name] = size, (slots, *shape), dtype
+            # A cache line apart, so that processes that write to neighbouring arrays do not share one.
             size += -(-slots * int(np.prod(shape)) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         if fd is None:
+            # Without a name: nothing is left behind whoever is killed, and /dev/shm, which containers limit
+            # to 64 MiB, has no part in it.
             fd = os.memfd_create("troupe-envs", os.MFD_CLOEXEC)
             os.truncate(fd, size)
         self.fd = fd

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 Outcome = tuple[Any, Any, Any, Any]
 """Next observation, raw reward, terminated, truncated, as the environment gave them."""
+# What an environment may raise without ending the process: it may also call `exit()`.
 _CAUGHT = (Exception, SystemExit)
-"""What an environment may raise without ending the process: it may also call `exit()`."""
 
 
 class Slot(Protocol):
@@ -108,6 +108,8 @@ class SlotVector(VectorEnv):
         """One step of every copy."""
         failed, over = dict[int, BaseException](), list[int]()
         natives = self.spec.actions.natives(actions)
+        # All copies are stepped before anything is looked at: checks of one array of all take a fraction of
+        # those of each.
         returned, reward, terminated, truncated = self._play(natives, failed, over)
         obs = self._observed(returned, failed)
         games = self._games
@@ -115,6 +117,7 @@ class SlotVector(VectorEnv):
         self._sure_steps -= 1
         if self._sure_steps <= 0:
             steps = np.array([games.length(slot) for slot in range(self.num_slots)])
+            # Termination wins: a game that ends in its last permitted step has no value after it.
             truncated |= (steps >= self._steps_of_a_game) & ~terminated
             over = np.flatnonzero(terminated | truncated).tolist()
             self._sure_steps = self._steps_of_a_game - games.longest()
@@ -122,6 +125,7 @@ class SlotVector(VectorEnv):
         if failed or self._failing:
             self._discard(step, failed)
         if over:
+            # A copy that failed in the step that ended its episode has no last observation to hand over.
             over = sorted(set(over) - failed.keys())
             for slot in over:
                 step.final_obs[slot] = obs[slot].copy()
@@ -178,6 +182,7 @@ class SlotVector(VectorEnv):
 
         self.calls.announce_steps()
         if self._pool:
+            # `list` waits for all of them; what one raises is in `failed` already.
             list(self._pool.map(run, [(slot,) for slot in range(self.num_slots)]))
         else:
             run(range(self.num_slots))
@@ -191,6 +196,8 @@ class SlotVector(VectorEnv):
         """
         announced = self._announced
         try:
+            # A copy, always: a list of references to arrays that environments write to again would change
+            # under the learner.
             together: np.ndarray | None = np.array(returned)
         except _CAUGHT:  # they are not alike, or no arrays
             together = None
@@ -235,6 +242,7 @@ class SlotVector(VectorEnv):
         self.restarts_total += 1
         self.failures.append(failure)
         self._rebuilders[slot].failed(failure)
+        # Another seed than before: a crash that the old one leads to would only come again.
         again_seed = int(self._seeds.spawn(1)[0].generate_state(1)[0] >> 1)
         self.calls.seeded(slot, again_seed)
         self.calls.enter(slot, MAKING)
@@ -242,6 +250,8 @@ class SlotVector(VectorEnv):
             self._slots[slot].rebuild(again_seed)
         except _CAUGHT as again:
             self.calls.leave(slot)
+            # The rebuilder raises in the end, so the recursion is at most as deep as failures in a row are
+            # permitted.
             return self._recover(slot, again, 0)
         first: np.ndarray = self._begin([slot])[0]
         return first

@@ -39,12 +39,14 @@ def pack_step(step: Step, stack: int) -> dict[str, np.ndarray]:
     """
     obs = step.obs[:, -1] if stack else step.obs
     if step.final_obs:
+        # `step.obs` is what the actor acts on next: the last observation must not get into it.
         obs = obs.copy()
         for slot, last in step.final_obs.items():
             obs[slot] = last[-1] if stack else last
     ended = np.zeros(len(obs), np.uint8)
     ended[step.truncated] = TRUNCATED
     ended[step.terminated] = TERMINATED
+    # Last, since it outweighs the others: nothing of such a step may be learned from.
     ended[step.discarded] = DISCARDED
     return {"obs": obs, "reward": step.reward, "ended": ended, "first": step.obs[ended != RUNNING]}
 
@@ -93,6 +95,7 @@ def _checked(arrays: Mapping[str, np.ndarray], name: str, dtype: str, shape: tup
     if array is None or array.shape != shape or array.dtype != np.dtype(dtype):
         got = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
         raise TransferError(f"{name} should be {dtype}{list(shape)}, is {got}")
+    # An actor checks its environments; this is for one of another make, whose NaN would reach every weight.
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise TransferError(f"{name} holds values that are not finite")
     return array

@@ -50,6 +50,7 @@ class _Worker:
     def step(self) -> dict[str, Any]:
         """One step, with the actions that are there."""
         shared, part = self._shared, self._part
+        # A copy, since some engines keep the array.
         step = self.vector.step(shared.actions[part].copy())
         shared.obs[part], shared.reward[part] = step.obs, step.reward
         shared.terminated[part], shared.truncated[part] = step.terminated, step.truncated
@@ -70,6 +71,7 @@ class _Worker:
             picture = np.ascontiguousarray(self.vector.render_frame(slot))
         except NoPictureError as error:
             return {"missing": str(error)}, None
+        # Through a file, since a picture is larger than a message of the socket may be.
         fd = os.memfd_create("troupe-picture", os.MFD_CLOEXEC)
         with os.fdopen(os.dup(fd), "wb") as file:
             file.write(picture.tobytes())
@@ -115,6 +117,7 @@ def main() -> None:
                 else:
                     said = worker.step() if do == "step" else worker.reset(**task)
         except TroupeError as error:
+            # Only errors that name a cause; anything else ends the process, and its traceback is in the log.
             said = {"error": type(error).__name__, "text": str(error)[:4000]}
         socket.send_fds(link, [json.dumps(said).encode()], [] if fd is None else [fd])
         if fd is not None:

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Longest time for a process to start and to make its environments, if `env.step_timeout_s` is not longer.
 _MAKING_S = 120.0
-"""Longest time for a process to start and to make its environments, if `env.step_timeout_s` is not longer."""
 _CLOSING_S = 2.0
 _ERRORS: dict[str, type[TroupeError]] = {
     error.__name__: error for error in (ConfigError, EnvError, MissingEngineError)
@@ -67,6 +67,7 @@ class WorkerVector(VectorEnv):
         self._seed: int | None = seed  # of the next reset
         self.failures = deque(maxlen=KEPT_FAILURES)
         self.calls = calls.Calls(1, whole=True)  # nothing is ever in a call here
+        # For the records of their calls, which outlive a process that crashes.
         self._folder = tempfile.TemporaryDirectory(prefix="troupe-envs-")
         parts = np.array_split(np.arange(num_slots), min(config.processes, num_slots))
         task = {"config": config.model_dump(mode="json"), "threads": threads, "evaluation": evaluation}
@@ -120,6 +121,7 @@ class WorkerVector(VectorEnv):
         shared = self._shared
         shared.actions[:] = actions
         for worker in self._workers:
+            # All are told before any is asked, so that they step side by side.
             worker.tell({"do": "step"})
         final: list[int] = []
         episodes: list[Episode] = []
@@ -139,6 +141,7 @@ class WorkerVector(VectorEnv):
             episodes += [Episode(first + slot, *rest) for slot, *rest in answer.get("episodes", ())]
             self._note_failures(worker, answer)
         return Step(
+            # Copies: the next step writes over shared memory while these are still on their way into chunks.
             shared.obs.copy(),
             shared.reward.copy(),
             shared.terminated.copy(),
@@ -165,6 +168,7 @@ class WorkerVector(VectorEnv):
 
     def _discard_processes(self) -> None:
         for worker in self._workers:
+            # Closing the socket is the request: a process that is waiting for it ends by itself.
             worker.hang_up()
         deadline_s = time.monotonic() + _CLOSING_S
         for worker in self._workers:
@@ -265,6 +269,8 @@ class _Worker:
 
     def start(self, seed: int) -> None:
         """A new process, which is told what to make."""
+        # SEQPACKET: a message is whole or absent, and its files come with it, so no framing of our own is
+        # needed.
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [
             sys.executable,
@@ -275,6 +281,7 @@ class _Worker:
             str(os.getpid()),
         ]
         variables = {**os.environ, calls.VARIABLE: str(self._folder), "OMP_NUM_THREADS": "1"}
+        # Our copy of its end is closed at once: otherwise its death would not look like the end of the line.
         with theirs:
             self._child = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=variables
@@ -319,6 +326,7 @@ class _Worker:
             raise self._failed("")
         said: dict[str, Any] = json.loads(message)
         if "error" in said:
+            # By name and out of a table: nothing that comes over the line is ever turned into code.
             raise _ERRORS.get(said["error"], EnvError)(said["text"])
         return said, fds
 
@@ -342,6 +350,7 @@ class _Worker:
         if self._child.poll() is None:  # it has closed the line, and lives
             self._child.kill()
             self._child.wait()
+        # After its end: until then the record may still change.
         running = calls.calls_of(self._folder, self.pid)
         self._forget()
         cause = cause or f"ended its process ({calls.ending(self._child.returncode)})"

@@ -25,6 +25,7 @@ class PolicyHead(nn.Module):
     def __init__(self, features: int, size: int, free: int = 0) -> None:
         super().__init__()
         self.policy = output_layer(nn.Linear(features, size - free), "policy")
+        # Zeros are `deviation_start`, see `Reals`.
         self.free = nn.Parameter(torch.zeros(free)) if free else None
         self.baseline = output_layer(nn.Linear(features, 1), "values")
 
@@ -85,6 +86,7 @@ class ActorCritic(SequenceBody):
         self._policy_state_size = self.state_size
         if not shared:  # its inputs are those of the policy
             self.critic = SequenceBody(obs_shape, actions, torso, **body)
+            # Shared: two copies of the statistics would double what is published, and see the same pixels.
             self.critic.inputs = None
             self.state_size += self.critic.state_size
 
@@ -123,5 +125,6 @@ class ActorCritic(SequenceBody):
         before, mean = self.returns.deviation.float(), self.returns.mean.float()
         self.returns.update(returns)
         now, weight, bias = self.returns.deviation.float(), *self.head.baseline.parameters()
+        # The deviation goes down where the weights go up, so that `w x * deviation + mean` is what it was.
         weight.mul_(before / now)
         bias.copy_((before * bias + mean - self.returns.mean.float()) / now)

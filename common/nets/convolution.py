@@ -26,6 +26,7 @@ class Convolution(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[B, C, H, W]` to `[B, filters, H', W']`."""
+        # Acting, float32 and GPUs take torch's own way, which is the faster one there.
         learns = torch.is_grad_enabled() and self.weight.requires_grad
         if not (learns and x.device.type == "cpu" and torch.is_autocast_enabled("cpu")):
             return super().forward(x)
@@ -57,6 +58,7 @@ class _InParts(torch.autograd.Function):
 
         def of_part(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
             _, of_weight, of_bias = gradients(grad, x, False, True, True)
+            # Summed in float32: in bfloat16 each sum would be rounded to eight bits.
             return of_weight.float(), of_bias.float()
 
         of_x = gradients(grads[0], x, True, False, False)[0] if ctx.needs_input_grad[0] else None

@@ -22,8 +22,8 @@ Initializer = Literal[
 Output = Literal["policy", "values"]
 OUTPUT_GAINS: dict[Output, float] = {"policy": 0.01, "values": 1.0}
 """Of last layers. A small gain: the first policy is nearly that of zeros, which is uniform over choices."""
+# Deviation of a standard normal that is truncated at two deviations.
 _TRUNCATED = 0.87962566103423978
-"""Deviation of a standard normal that is truncated at two deviations."""
 _VARIANCES: dict[str, Callable[[int, int], float]] = {
     "lecun": lambda fan_in, _: 1.0 / fan_in,
     "glorot": lambda fan_in, fan_out: 2.0 / (fan_in + fan_out),
@@ -59,6 +59,7 @@ def initialize(network: nn.Module, initializer: Initializer, gains: dict[Output,
       gains: of last layers: what their weights are multiplied by; those that are left out keep their own.
     """
     for module in network.modules():
+        # LSTMs and embeddings have forms of their own, which none of these initialisers is made for.
         if not getattr(module, "has_first_weights", False):
             continue
         of: Output | None = getattr(module, "output_of", None)
@@ -88,9 +89,11 @@ def _multiply(weight: Tensor, factor: float) -> None:
 def _scaled_variance(weight: Tensor, initializer: str) -> None:
     """Fill a weight `[out, in, ...]`; normals are truncated at two deviations."""
     family, kind = initializer.split("_")
+    # Of a convolution every position of the kernel counts: fan-in is channels times area.
     area = math.prod(weight.shape[2:])
     deviation = math.sqrt(_VARIANCES[family](weight.shape[1] * area, weight.shape[0] * area))
     if kind == "uniform":
+        # A uniform distribution on [-a, a] has the deviation a / sqrt(3).
         nn.init.uniform_(weight, -math.sqrt(3.0) * deviation, math.sqrt(3.0) * deviation)
     else:
         whole = deviation / _TRUNCATED

@@ -83,6 +83,7 @@ class PartInputs(nn.Module):
         places = array.long() - torch.tensor(leaf.start, device=array.device)
         most = max(leaf.choices)
         hot = one_hot(places.clamp(0, most - 1), most).to(torch.float32)
+        # All alike, as buttons are: one tensor for all, instead of a slice for each.
         if min(leaf.choices) == most:
             return hot.flatten(1)
         return torch.cat([hot[:, place, :count] for place, count in enumerate(leaf.choices)], dim=1)
@@ -96,6 +97,7 @@ def _ready(leaf: Leaf, part: Tensor) -> Tensor:
     array = part.reshape(-1, leaf.size)
     if not array.is_floating_point():
         return array
+    # Bytes from a peer are any float there is; one NaN would spread over the batch through the statistics.
     return array.float().nan_to_num(0.0, _LARGEST, -_LARGEST).clamp(-_LARGEST, _LARGEST)
 
 
@@ -131,6 +133,8 @@ class PartsTorso(nn.Module):
             else:
                 self.encoders.append(VectorTorso((width,), mlp_units[:1], style))
         found = sum(int(encoder.features) for encoder in self.encoders)  # type: ignore[arg-type, misc]
+        # At least one layer on all of them: without it the parts would meet in the heads only, which are
+        # linear.
         self.joined = VectorTorso((found,), mlp_units[1:] or mlp_units[-1:], style)
         self.features = self.joined.features
 

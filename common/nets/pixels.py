@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from troupe.common.rl.normalizers import Normalizer
 
+# uint8 `[256, 8]`: the pixels that a byte holds.
 _PIXELS = torch.from_numpy(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) * np.uint8(255))
-"""uint8 `[256, 8]`: the pixels that a byte holds."""
 
 
 def stacked(frames: Tensor, real: Tensor, stack: int) -> Tensor:
@@ -31,6 +31,7 @@ def stacked(frames: Tensor, real: Tensor, stack: int) -> Tensor:
     obs = interleaved(views) if grey and stack == 4 else torch.stack(views, dim=2)
     cut = (real < stack).nonzero(as_tuple=True)  # few: an episode's first steps
     foreign = torch.arange(stack, device=obs.device) < stack - real[cut][:, None].long()
+    # The frames there are another episode's, which is stored next to this one; the agent saw zeros.
     obs[cut] = obs[cut].masked_fill(foreign.reshape(*foreign.shape, *(1,) * (obs.ndim - 3)), 0)
     return obs
 
@@ -40,8 +41,10 @@ def interleaved(frames: Sequence[Tensor]) -> Tensor:
 
     The four bytes of a pixel are put together as one integer: twice as fast as copying with strides.
     """
+    # The first byte in memory has to be the oldest frame.
     if sys.byteorder == "big":
         frames = frames[::-1]
+    # Newest first: each shift moves it up by a byte, so that it ends as the last channel.
     pixels = frames[3].to(torch.int32, memory_format=torch.contiguous_format, copy=True)
     for frame in reversed(frames[:3]):
         pixels.bitwise_left_shift_(8).bitwise_or_(frame)
@@ -78,10 +81,10 @@ def as_images(obs: Tensor) -> Tensor:
 FLOOR = 1.0
 """Deviation under which a pixel's changes are not made larger, in grey levels."""
 CLIP = 5.0
+# Images that are scaled at a time on a CPU: they stay in its cache between the passes.
 _BLOCK = 16
-"""Images that are scaled at a time on a CPU: they stay in its cache between the passes."""
+# Spacing of the rows and columns that are looked at before a whole frame is.
 _PROBE = 8
-"""Spacing of the rows and columns that are looked at before a whole frame is."""
 
 
 class ScaledPixels(nn.Module):
@@ -130,6 +133,7 @@ class NormalizedPixels(Normalizer):
         # Both are laid out as a whole image: broadcast over channels, the innermost axis, they would be slow.
         factor, shift = self._as_image(scale), self._as_image(-self.mean * scale)
         images = torch.empty_like(pixels, dtype=dtype, memory_format=torch.channels_last)
+        # A GPU has no use for blocks: each would be a launch of its own.
         block = _BLOCK if images.device.type == "cpu" else max(1, len(images))
         for raw, image in zip(pixels.split(block), images.split(block), strict=True):
             scaled = image.copy_(raw) if dtype == torch.float32 else raw.to(torch.float32)
@@ -174,11 +178,14 @@ class NormalizedPixels(Normalizer):
         if self._stack < 2:
             return
         frames = pixels.unflatten(1, (self._stack, -1))
+        # One pixel in 64 of the oldest frame: most frames show something there, and only the rest are looked
+        # at whole.
         probe = frames[:, 0, :, ::_PROBE, ::_PROBE].flatten(1)
         rows = (probe.amax(1) == 0).nonzero().squeeze(1)  # few, where the ground is not black
         if not len(rows):
             return
         blank = frames[rows, :-1].flatten(2).amax(2) == 0
+        # From the oldest on and without a gap: a black frame in the middle of a stack was really seen.
         padding = blank.cumprod(1).bool()
         padded = images.unflatten(1, (self._stack, -1))
         padded[rows, :-1] = padded[rows, :-1].masked_fill(padding[..., None, None, None], 0.0)

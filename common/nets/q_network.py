@@ -110,6 +110,7 @@ class QuantileNetwork(QNetwork):
     def forward(self, obs: Tensor) -> Tensor:
         """Map observations `[B, *obs_shape]` to Q values `[B, A]`: means over evenly spaced quantiles."""
         places = torch.arange(ACTING_QUANTILES, device=obs.device, dtype=torch.float32)
+        # Midpoints of equal parts, not draws: acting is then a function of the observation alone.
         shares = ((places + 0.5) / ACTING_QUANTILES).expand(len(obs), -1)
         return self.quantiles(obs, shares).mean(dim=1)
 
@@ -118,6 +119,7 @@ class QuantileNetwork(QNetwork):
         seen = obs if self.inputs is None else self.inputs(obs)
         features = self.torso(seen)
         steps = torch.arange(COSINES, device=shares.device, dtype=torch.float32)
+        # Equation 4 of Dabney et al. 2018b.
         cosines = torch.cos(math.pi * steps * shares[..., None])
         embedded = torch.relu(self.shares(cosines))
         hidden = torch.relu(self.hidden(features[:, None] * embedded))

@@ -44,6 +44,7 @@ class LstmCore(nn.Module):
         hidden, cell = self._unpacked(state)
         outputs = []
         # Between two steps at which any sequence begins an episode, the LSTM runs undisturbed, in one call.
+        # A whole segment is one call of cuDNN or MKL, where a loop would make one for each step.
         starts = first.any(dim=1).nonzero().squeeze(1).tolist()
         edges = sorted({0, *starts, len(inputs)})
         for begin, end in pairwise(edges):
@@ -54,6 +55,7 @@ class LstmCore(nn.Module):
 
     def _unpacked(self, state: Tensor) -> tuple[Tensor, Tensor]:
         layers, units = self.lstm.num_layers, self.lstm.hidden_size
+        # torch wants `[layers, B, units]`; in chunks a state is a row, for replay knows arrays by rows.
         parts = state.view(len(state), 2, layers, units).permute(1, 2, 0, 3).contiguous()
         return parts[0], parts[1]
 
@@ -84,6 +86,8 @@ def encoded(rows: Tensor, actions: ActionSpec) -> Iterator[Tensor]:
         return
     begin = 0
     for numbers, count in runs(actions.choices):
+        # Stored rows are a peer's: an index that is not there is an error in `one_hot`, and on CUDA the end
+        # of the process.
         chosen = rows[..., begin : begin + numbers].long().clamp(0, count - 1)
         yield one_hot(chosen, count).flatten(-2).to(torch.float32)
         begin += numbers

@@ -89,6 +89,7 @@ class SoftActorCritic(nn.Module):
             self.state_size = self.core.state_size
             width += lstm_units
         self.policy = Perceptron(width, mlp_units, policy_size, of="policy")
+        # For one choice a critic gives a Q for every action; else it is asked about one, which it is fed.
         with_action = width if actions.count else width + actions.encoded_size
         self.critics = nn.ModuleList(
             Perceptron(with_action, mlp_units, actions.count or 1) for _ in range(critics)

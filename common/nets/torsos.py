@@ -112,6 +112,7 @@ class ResidualTorso(nn.Module):
             ]
             layers += [ResidualBlock(filters) for _ in range(self.BLOCKS)]
             channels = filters
+            # What pooling with stride 2 and padding 1 leaves, odd sides rounded up.
             height, width = (height + 1) // 2, (width + 1) // 2
         self.sections = nn.Sequential(*layers)
         self.features = channels * height * width
@@ -179,6 +180,7 @@ def make_torso(
     """
     if kind == "mlp":
         return VectorTorso(obs_shape, mlp_units, style)
+    # Weights as well as images: with one of the two in another layout every convolution converts.
     return pixel_torso(kind, obs_shape, style).to(memory_format=torch.channels_last)  # type: ignore
 
 

@@ -24,10 +24,12 @@ RealKind = Literal["normal", "tanh_normal", "tanh"]
 DeviationKind = Literal["softplus", "exp"]
 
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
+# Beyond this a squashed number counts as having reached its bound.
 _END = 0.999
-"""Beyond this a squashed number counts as having reached its bound."""
+# Deviations beyond which a tail is no smaller: its gradient would leave float32.
 _FARTHEST = -1000.0
-"""Deviations beyond which a tail is no smaller: its gradient would leave float32."""
+# The integrand has no closed form. It is nearly linear away from 0, which 32 nodes integrate to well below
+# the noise of a batch.
 _NODES, _WEIGHTS = np.polynomial.hermite.hermgauss(32)
 
 
@@ -89,6 +91,7 @@ class Categorical(Distribution):
 
     def sample(self, params: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The largest of logits plus Gumbel noise is distributed as the softmax of the logits."""
+        # Needs neither a softmax nor a cumulative sum, and so nothing that over- or underflows.
         return (params + rng.gumbel(size=params.shape)).argmax(axis=-1)
 
 
@@ -107,6 +110,7 @@ class MultiCategorical(Distribution):
         """Values that are not there count as the nearest that are."""
         chosen = actions.long().split([numbers for numbers, _ in self._runs], dim=-1)
         return self._summed(
+            # Stored rows are a peer's: an index beyond the logits would end the learner in `gather`.
             policy.log_prob(logits, each.clamp(0, logits.shape[-1] - 1))
             for logits, each in zip(self._logits(params), chosen, strict=True)
         )
@@ -134,6 +138,8 @@ class MultiCategorical(Distribution):
 
     def drawn(self, params: Tensor, noise: Tensor) -> Tensor:
         """Actions drawn with draws of a standard normal, `[..., size]` like the parameters."""
+        # Normal noise becomes Gumbel's by its quantiles, -log(-log Phi(z)), so that a caller draws one kind
+        # of noise for choices and reals. `log_ndtr` is exact in the lower tail, where log(Phi) would be -inf.
         return self.best(params - (-torch.special.log_ndtr(noise)).log())
 
     def _logits(self, params: Tensor) -> list[Tensor]:
@@ -166,11 +172,15 @@ class Reals(Distribution):
         self._kind = deviation
         self._floor = floor
         above = start - floor
+        # The inverse of softplus, written so that it neither overflows for large `above` nor cancels for
+        # small ones.
         self._shift = above + math.log(-math.expm1(-above)) if deviation == "softplus" else math.log(above)
 
     def moments(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and deviation `[..., numbers]` of the normals, bounded so that float32 bears their squares."""
         mean, raw = params.chunk(2, dim=-1)
+        # Bounded before the exponential: a clamp after it would meet inf, whose gradient is nan even where it
+        # is not chosen.
         raw = (raw + self._shift).clamp(max=MAX_REAL if self._kind == "softplus" else math.log(MAX_REAL))
         spread = softplus(raw) if self._kind == "softplus" else raw.exp()
         return mean.clamp(-MAX_REAL, MAX_REAL), self._floor + spread
@@ -190,6 +200,7 @@ class Reals(Distribution):
         """Float32."""
         mean, deviation = self._moments_of_rows(params)
         noise = rng.standard_normal(mean.shape, np.float32)
+        # Chunks with larger numbers are refused, and the actor would lose its episode.
         return (mean + deviation * noise).clip(-MAX_REAL, MAX_REAL)
 
     def _moments_of_rows(self, params: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -221,11 +232,15 @@ class TanhNormal(Reals):
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         """Exact, but for the spreading of the tails."""
         mean, deviation = self.moments(params)
+        # Both branches of the `where` below are computed, and gradients of the one that is not taken still
+        # count: atanh(1) would make them nan.
         inner = actions.clamp(-_END, _END)
         density = _normal_log_density(torch.atanh(inner), mean, deviation) - torch.log1p(-inner.square())
         above = self._tail((mean - self._EDGE) / deviation)
         below = self._tail((-self._EDGE - mean) / deviation)
         ends = torch.where(actions > 0, above, below)
+        # Without it, an action at the bound would have the density of a point that float32 cannot tell from
+        # infinity, and a ratio of policies there would be noise.
         return torch.where(actions.abs() >= _END, ends, density).sum(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
@@ -243,6 +258,7 @@ class TanhNormal(Reals):
         """
         mean, deviation = self.moments(params)
         drawn = mean + deviation * noise
+        # The standardised distance is the noise itself, so it is not computed back from `drawn`.
         normal = -0.5 * noise.square() - deviation.log() - _HALF_LOG_TAU
         return drawn.tanh(), (normal - _log_slope(drawn)).sum(-1)
 
@@ -319,6 +335,7 @@ class Joint(Distribution):
     def best(self, params: Tensor) -> Tensor:
         """Both, float32."""
         left, right = params[..., : self._width], params[..., self._width :]
+        # One row holds both, so choices travel as float32, which is exact for their few values.
         return torch.cat([self._choices.best(left).to(torch.float32), self._reals.best(right)], dim=-1)
 
     def sample(self, params: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -354,8 +371,8 @@ def distribution_of(
     return Joint(actions.choices, reals) if actions.choices else reals
 
 
+# Nodes in deviations from the mean, and their weights, which add up to 1.
 _QUADRATURE = (_NODES * math.sqrt(2.0), _WEIGHTS / math.sqrt(math.pi))
-"""Nodes in deviations from the mean, and their weights, which add up to 1."""
 
 
 def _normal_log_density(values: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
@@ -364,4 +381,5 @@ def _normal_log_density(values: Tensor, mean: Tensor, deviation: Tensor) -> Tens
 
 def _log_slope(drawn: Tensor) -> Tensor:
     """`log(1 - tanh(u)^2)`, exact also where `tanh(u)` is 1 in float32."""
+    # 1 - tanh(u)^2 = 4 / (e^u + e^-u)^2; the direct form is log(0) from |u| = 9 on.
     return 2.0 * (math.log(2.0) - drawn - softplus(-2.0 * drawn))

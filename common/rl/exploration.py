@@ -17,5 +17,7 @@ def epsilon_ladder(base: float, alpha: float, indices: list[int], total_slots: i
 
 def epsilon_greedy(q: np.ndarray, epsilon: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Best actions `[S]` of `q [S, A]`; with chance `epsilon [S]` any action, all being equally likely."""
+    # Random actions are drawn for all slots and used for some: the generator then advances alike whatever is
+    # explored.
     explores = rng.random(len(q)) < epsilon
     return np.where(explores, rng.integers(0, q.shape[1], len(q)), q.argmax(axis=1))

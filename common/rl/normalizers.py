@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+# Samples that are summed at a time: their float64 copies stay in the processor's cache.
 _ROWS = 16
-"""Samples that are summed at a time: their float64 copies stay in the processor's cache."""
 
 
 class RunningMoments(nn.Module):
@@ -76,6 +76,8 @@ class RunningMoments(nn.Module):
         first /= len(rows)
         variance = (second / len(rows) - first.square()).clamp_(min=0.0)
         total = int(self.count) + len(rows)
+        # At least the batch itself, which may be larger than the window: a share above 1 would make variances
+        # negative.
         share = len(rows) / max(len(rows), min(total, self._window or total))
         step = near + first - self.mean
         # Of a mixture: the mean of both variances, and what the means lie apart.
@@ -113,6 +115,8 @@ class Normalizer(RunningMoments):
 
     def forward(self, samples: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Map `[..., *shape]` to floats of the same shape."""
+        # Statistics are float64, a forward pass is float32: they are rounded once per call, not the samples
+        # widened.
         mean, scale = self._of_a_sample(self.mean), self._of_a_sample(1.0 / self.deviation)
         return ((samples.to(torch.float32) - mean) * scale).clamp(-self._clip, self._clip).to(dtype)
 
@@ -133,5 +137,6 @@ def normalized_advantages(advantages: Tensor, floor: float = 1e-8) -> Tensor:
 
     What PPO's reference implementation does in every minibatch (Dhariwal et al. 2017, `baselines`).
     """
+    # Without Bessel's correction, as numpy's `std` in the reference; with it a batch of one would be nan.
     deviation, mean = torch.std_mean(advantages, correction=0)
     return (advantages - mean) / (deviation + floor)

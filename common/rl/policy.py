@@ -19,6 +19,7 @@ def log_prob(logits: Tensor, actions: Tensor) -> Tensor:
 def entropy(logits: Tensor) -> Tensor:
     """`-sum_a pi(a) log pi(a)` in nats: logits `[..., A]` to `[...]`."""
     logs = torch.log_softmax(logits, dim=-1)
+    # From log-softmax: p log p of probabilities would be 0 times -inf for an impossible action.
     return -(logs.exp() * logs).sum(dim=-1)
 
 

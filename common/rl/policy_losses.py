@@ -33,6 +33,7 @@ def clipped_surrogate(
         5): an action that has become much more likely cannot push without limit; None: no limit.
     """
     ratio = log_ratio.exp()
+    # `inverse` for large epsilon: 1 - epsilon reaches 0 at 1, and there would be no lower bound left.
     low = 1.0 - epsilon if lower == "symmetric" else 1.0 / (1.0 + epsilon)
     worth = torch.minimum(ratio * advantages, ratio.clamp(low, 1.0 + epsilon) * advantages)
     if dual_clip is not None:
@@ -72,6 +73,7 @@ def vmpo_loss(
     """
     best = top_half(advantages)
     scaled = advantages[best].detach() / temperature
+    # Detached: the policy's loss must not move the temperature, which has a loss of its own.
     weights = torch.softmax(scaled.detach(), dim=0)
     policy_loss = -(weights * log_probs[best]).sum()
     # The derivative by the temperature is `epsilon - KL(weights || uniform)`.
@@ -126,7 +128,10 @@ class Multiplier(nn.Module):
         self._fixed = cost
         self.used = cost > 0 or target is not None
         if target is not None:
+            # A cost of 0 is a fine fixed weight, but it has no logarithm to begin from.
             start = math.log(max(cost, math.exp(-self.MAX_LOG))) / speed
+            # Scaled by `speed`: Adam moves every parameter by about its learning rate, which is a network's
+            # and would take the logarithm of a weight too long.
             self.position = nn.Parameter(torch.tensor(start))
 
     def value(self) -> Tensor:
@@ -137,6 +142,8 @@ class Multiplier(nn.Module):
 
     def loss(self, measured: Tensor) -> Tensor:
         """The term of a measured scalar: its gradient moves what is measured, and the weight."""
+        # Each half is detached from the other: one gradient for what is measured, the opposite one for the
+        # weight, as in any Lagrangian.
         return self._sign * self.value().detach() * measured + self.adjustment(measured)
 
     def adjustment(self, measured: Tensor) -> Tensor:

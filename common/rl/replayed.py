@@ -32,6 +32,7 @@ def cloning(
     loss = policy_cost * divergence
     if stored_values is not None:
         loss = loss + value_cost * (values - stored_values).square()
+    # `[B]` bool against `[T, B]`: a row is fresh or replayed as a whole.
     return loss * replayed
 
 
@@ -64,5 +65,6 @@ def implied_kl(logits: Tensor, behaviour: Tensor, rho_bar: float | None) -> Tens
     if rho_bar is None:
         return torch.zeros_like(logs[..., 0])
     # implied = pi exp(-clipped) / Z, so the divergence is E_pi[clipped] + log Z, Z = E_pi[exp(-clipped)].
+    # For actions that are clipped log(pi / (rho_bar mu)) is above 0; the others keep pi itself.
     clipped = (logs - torch.log_softmax(behaviour, dim=-1) - math.log(rho_bar)).clamp(min=0.0)
     return (logs.exp() * clipped).sum(-1) + torch.logsumexp(logs - clipped, dim=-1)

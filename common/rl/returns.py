@@ -23,6 +23,7 @@ def double_q_target(reward: Tensor, discount: Tensor, q_next_online: Tensor, q_n
 
 def double_q_value(q_online: Tensor, q_target: Tensor) -> Tensor:
     """`Q_target(s, argmax_a Q_online(s, a))`: `[..., A]` twice to `[...]` (van Hasselt et al. 2016)."""
+    # One network chooses, the other values: the maximum of one noisy estimate would be too large on average.
     return q_target.gather(-1, q_online.argmax(dim=-1, keepdim=True)).squeeze(-1)
 
 
@@ -60,6 +61,8 @@ def munchausen_target(
     Returns:
       `[B]` float.
     """
+    # tau log pi is computed as a whole: at the paper's tau of 0.03, Q / tau is large, and the softmax of it
+    # underflows for all but the best action.
     log_policy = tau * torch.log_softmax(q / tau, dim=1)
     bonus = log_policy.gather(1, action[:, None]).squeeze(1).clamp(least, 0.0)
     next_log_policy = tau * torch.log_softmax(next_q / tau, dim=1)
@@ -79,6 +82,7 @@ def quantile_losses(values: Tensor, shares: Tensor, targets: Tensor, delta: floa
     Returns:
       `[B]`: the sum over the N quantiles of means over the M targets.
     """
+    # `[B, N, M]`: every quantile against every draw.
     errors = targets[:, None] - values[:, :, None]
     sides = (shares[:, :, None] - (errors < 0).to(shares.dtype)).abs()
     return (sides * huber(errors, delta) / delta).mean(dim=2).sum(dim=1)
@@ -98,5 +102,7 @@ def signed_parabolic(x: Tensor, epsilon: float = 1e-3) -> Tensor:
 def huber(error: Tensor, delta: float = 1.0) -> Tensor:
     """Huber loss of each error: quadratic within `delta`, linear with slope `delta` beyond (Huber 1964)."""
     size = error.abs()
+    # Two terms instead of a `where`: no branch is computed for nothing, and the gradient at `delta` is the
+    # same from both sides.
     quadratic = size.clamp(max=delta)
     return 0.5 * quadratic.square() + delta * (size - quadratic)

@@ -29,11 +29,14 @@ def next_values(values: Tensor, truncated: Tensor, final_values: Tensor) -> Tens
     Returns:
       `[T, B]` float. Where a step terminated the episode it is arbitrary: its discount is 0.
     """
+    # Not `values[t + 1]` at a cut: that is of the next episode's first observation.
     return torch.where(truncated, final_values, values[1:])
 
 
 def backward_sum(terms: Tensor, factors: Tensor) -> Tensor:
     """`y_t = terms_t + factors_t y_{t+1}` with `y_T = 0`, all `[T, B]`."""
+    # The recursion is sequential; T is at most some hundred steps, so the loop costs little beside the
+    # network's passes.
     carry = torch.zeros_like(terms[0])
     sums = torch.empty_like(terms)
     for t in range(len(terms) - 1, -1, -1):

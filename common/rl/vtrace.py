@@ -58,6 +58,7 @@ def vtrace(
     """
     # What sums up backwards is `vs - V` (remark 1). A discount of 0 ends it at a termination, `continues` at
     # a truncation, whose own difference still counts its `next_values`.
+    # May overflow to inf for a policy that has moved far; every use but an unclipped one is bounded by a bar.
     rhos = log_rhos.exp()
     deltas = clipped(rhos, rho_bar) * (rewards + discounts * next_values - values)
     traces = lambda_ * clipped(rhos, c_bar) * discounts * continues

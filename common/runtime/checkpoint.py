@@ -76,6 +76,8 @@ def save_checkpoint(
         directory.mkdir(parents=True, exist_ok=True)
         _remove_temporaries(directory)
         temporary.mkdir()
+        # safetensors writes memory as it lies: an array that is channels-last would come back with its axes
+        # mixed up.
         save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary / _ARRAYS)
         (temporary / _META).write_text(json.dumps(dict(meta), indent=1, sort_keys=True))
         # The library's is the owner's alone; what copies a run may be another user.
@@ -85,17 +87,22 @@ def save_checkpoint(
             "files": {n: _fingerprint(temporary / n) for n in (_ARRAYS, _META)},
         }
         (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+        # Data first, then the directory, then the rename, then its directory: after a power cut the name
+        # exists only if everything under it does.
         for name in (_ARRAYS, _META, _MANIFEST):
             fsync_path(temporary / name)
         fsync_path(temporary)
         final = _free_name(directory, int(meta.get("steps", 0)))
         temporary.rename(final)
         fsync_path(directory)
+        # Last, and not needed: without it the one with the most steps is taken. It is for runs that went back
+        # to an older checkpoint, and now write fewer steps than damaged ones beside it have.
         atomic_write(directory / LATEST, f"{final.name}\n".encode())
     except (OSError, SafetensorError) as error:  # the second is what a full disk is to the library
         shutil.rmtree(temporary, ignore_errors=True)
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"cannot write a checkpoint into {directory}: {reason}") from error
+    # After the new one is whole: a crash may leave one too many, never one too few.
     prune(directory, keep)
     return final
 
@@ -203,6 +210,7 @@ def load_newest(directory: str | Path) -> Checkpoint:
     """
     directory = Path(directory)
     damaged: list[CheckpointError] = []
+    # Each is hashed whole before it is used; only a damaged one costs a second look.
     for path in newest_first(directory):
         try:
             whole = load_checkpoint(path)
@@ -292,6 +300,7 @@ def keep_checkpoint(path: Path, directory: Path) -> None:
     temporary.mkdir()
     for file in path.iterdir():
         try:
+            # A link costs nothing and outlives the pruning of the other name.
             os.link(file, temporary / file.name)
         except OSError:
             shutil.copy2(file, temporary / file.name)
@@ -325,6 +334,7 @@ def check(path: Path) -> None:
         if expected is None or not file.is_file():
             raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing")
         size = file.stat().st_size
+        # Cheaper than the hash, and the commonest damage: a copy that was cut short.
         if size != expected.get("bytes"):
             raise CheckpointError(
                 f"checkpoint {path} is damaged: {name} has {size} of {expected.get('bytes')} bytes"

@@ -58,6 +58,7 @@ def find(commands: Commands, words: Sequence[str]) -> tuple[Command, list[str]] 
     Raises:
         ConfigError: there is no such command, in one line that names the nearest.
     """
+    # Two words first: `config show` must not be taken for a command `config`.
     for count in (2, 1):
         command = commands.get(" ".join(words[:count]))
         if command is not None and len(words) >= count:

@@ -39,6 +39,7 @@ class EventFile:
         self._flushed_at = time.monotonic()
         if resumed_steps is not None:
             start = Event(wall_time=time.time(), step=resumed_steps)
+            # TensorBoard then hides what an earlier session wrote at this step or later.
             start.session_log.status = SessionLog.SessionStatus.START
             self._file.write_event(start)
 

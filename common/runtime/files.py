@@ -20,8 +20,8 @@ CONFIG_FILE = "config.toml"
 EPISODES_FILE = "episodes.csv"
 MAX_JSON_BYTES = 1 << 26
 """Of a file of ours with counters and names: thousands of times what they take."""
+# An empty file can be made on a full disk.
 _PROBE_BYTES = 1 << 16
-"""An empty file can be made on a full disk."""
 
 
 def lock_file(path: Path, refusal: str) -> IO[str]:
@@ -35,6 +35,8 @@ def lock_file(path: Path, refusal: str) -> IO[str]:
     file = path.open("w")
     for pause_s in (0.1, 0.0):
         try:
+            # The kernel's, not a file with a number in it: it ends with the process, and nobody has to find
+            # out whether that lives.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             system.sleep(pause_s)
@@ -71,6 +73,8 @@ def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
 
     `durable` also survives a power cut, at the price of two fsyncs.
     """
+    # In the same directory, since a rename across file systems is a copy; with the pid, since two processes
+    # may write.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -83,6 +87,7 @@ def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
         temporary.unlink(missing_ok=True)
         raise
     if durable:
+        # The name is the directory's data: without this a power cut may leave the old one.
         fsync_path(path.parent)
 
 

@@ -25,6 +25,7 @@ def report(metrics: Mapping[str, float] | None = None, families: Sequence[Metric
     """Say that the main loop is alive, with its newest values by name, and those that have labels."""
     global _reported_at, _families
     with _lock:
+        # What a service has said once stays: a scrape between two reports must find every metric.
         _values.update(metrics or {})
         if families is not None:
             _families = families

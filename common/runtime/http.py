@@ -54,6 +54,7 @@ class StatusServer:
         Raises:
             ConfigError: the port is taken.
         """
+        # A registry of its own: the library's global one collects whatever other packages register.
         registry = CollectorRegistry()
         registry.register(_Collector(service))
         ProcessCollector(registry=registry)
@@ -103,6 +104,7 @@ class StatusServer:
 class _Server(ThreadingHTTPServer):
     """Serves each connection from a thread, and a new one at once however many silent ones there are."""
 
+    # A client that is still connected must not keep the process from ending.
     daemon_threads = True
     request_queue_size = 128  # the default of 5 makes the kernel drop what comes while a thread starts
 
@@ -115,6 +117,8 @@ class _Server(ThreadingHTTPServer):
         self._open.append(request)
         while len(self._open) > MOST_CLIENTS:
             with contextlib.suppress(OSError, IndexError):  # its thread was faster
+                # `shutdown` and not `close`: it wakes the thread that reads, which then closes the socket
+                # itself.
                 self._open.popleft().shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
@@ -138,6 +142,7 @@ class _Collector:
         for name, value in sorted(health.values().items()):
             stem = name.removesuffix("_total")
             kind = "gauge" if stem == name else "counter"
+            # prometheus_client adds `_total` to a counter's name by itself.
             metric = Metric(prometheus_name(stem), f"last value of {name}", kind)
             metric.add_sample(prometheus_name(name), {"service": self._service}, float(value))
             yield metric

@@ -89,6 +89,7 @@ class StopSignal:
         self._counted_s = -_TOGETHER_S
         self._force_after_s = force_after_s
         self._reader, self._writer = os.pipe()
+        # A handler must not block; and a full pipe means that the reader knows already.
         os.set_blocking(self._writer, False)
         self._former: dict[signal.Signals, Any] = {}
 
@@ -114,6 +115,7 @@ class StopSignal:
         self._signals += 1
         if self._force_after_s is not None:
             if self._signals > 1:
+                # Not `sys.exit`: that would run the very clean-up that hangs.
                 os._exit(128 + number)
             StallWatchdog.exit_after(self._force_after_s)
         self.set()

@@ -91,6 +91,7 @@ def setup_logging(service: str, path: str | Path | None = None, level: str = "in
             raise ConfigError(f"cannot write the log file {path}: {error.strerror}") from error
     handler.setFormatter(OneLineFormatter(_FORMAT.format(service=service.replace("%", "%%"))))
     root = logging.getLogger()
+    # Libraries add handlers of their own as they are imported, and each would write every line once more.
     for old in root.handlers[:]:
         root.removeHandler(old)
         old.close()

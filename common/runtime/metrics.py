@@ -33,12 +33,12 @@ EVALUATION_RETURN, TRAINING_RETURN = "eval/episode_return", "train/episode_retur
 EVALUATION_AGE = "eval/age_s"
 """How old the parameters were when their games were over. Runs without it date evaluations by that end."""
 LEAST_EXPLORING_RETURN = "train/least_exploring_return"
+# TensorBoard sorts groups, capitals first: under these tags the returns stand above all other curves.
 _FIRST_TAGS = {
     EVALUATION_RETURN: "Returns/evaluation",
     TRAINING_RETURN: "Returns/training",
     LEAST_EXPLORING_RETURN: "Returns/least_exploring",
 }
-"""TensorBoard sorts groups, capitals first: under these tags the returns stand above all other curves."""
 _TAIL_BYTES = 1 << 16
 
 
@@ -106,6 +106,7 @@ class MetricsWriter:
         csv_path = self._run_dir / CSV_FILE
         try:
             wall_before_s = _repair_and_last_wall_s(csv_path)
+            # Line by line: what was recorded before a kill is in the kernel's hands.
             self._csv = csv_path.open("a", buffering=1, encoding="utf-8", newline="\n")
             cut_half_line(self._run_dir / EVALUATIONS_FILE)
             if csv_path.stat().st_size == 0:
@@ -266,6 +267,7 @@ class MetricsWriter:
                 path.unlink(missing_ok=True)  # half a film takes room and cannot be played
                 raise
             films = [path for kind in ("gif", "mp4") for path in directory.glob(f"*.{kind}")]
+            # By time, since a resumed run may film at fewer steps than the files that are there.
             films.sort(key=lambda film: film.stat().st_mtime)
             for old in films[: -self._keep_videos] if self._keep_videos else []:
                 old.unlink(missing_ok=True)
@@ -379,6 +381,7 @@ def cut_half_line(path: Path) -> bytes:
     with path.open("rb+") as file:
         size = file.seek(0, os.SEEK_END)
         start = file.seek(max(0, size - _TAIL_BYTES))
+        # Only the end is read: the file may have hundreds of megabytes, and just its last line can be cut.
         tail = file.read()
         if tail.endswith(b"\n"):
             return tail

@@ -37,6 +37,7 @@ class Parser(argparse.ArgumentParser):
             message = f"unknown argument {word}" + (f"; did you mean {near[0]}?" if near else "")
             if is_field and self._fields:
                 message += f": {self._fields}"
+        # argparse would print its usage, of dozens of lines, and end the process.
         raise ConfigError(f"{message} (`{self.prog} --help` shows the usage)")
 
     def _near(self, word: str) -> list[str]:

@@ -61,6 +61,7 @@ class Recorder(Sequence[np.ndarray]):
             small = _enlarged(frame, max(1, _LEAST_SIDE // max(frame.shape[:2])))
         self._shape = self._shape or small.shape
         if small.shape == self._shape:
+            # Compressed at once: an hour of pictures would be gigabytes.
             self._frames.append(lz4.frame.compress(small))
 
     def __len__(self) -> int:
@@ -103,6 +104,8 @@ def encode_gif(
 
     _check(frames)
     shown = np.unique(np.linspace(0, len(frames) - 1, _PALETTE_FRAMES).astype(int))
+    # One palette from frames over the whole film: with one for each frame, colours would flicker and the file
+    # double.
     palette = Image.fromarray(np.concatenate([frames[i] for i in shown])).quantize(256)
     pictures = [
         Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames
@@ -135,6 +138,7 @@ def encode_mp4(frames: Sequence[np.ndarray], frames_per_s: float = 15.0) -> byte
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
         rate = Fraction(frames_per_s).limit_denominator(1000)
+        # One thread: films are made beside training, whose cores these are.
         options = {"preset": "veryfast", "crf": "20", "threads": "1"}
         stream = container.add_stream("libx264", rate=rate, options=options)
         stream.width, stream.height, stream.pix_fmt = width + odd[1][1], height + odd[0][1], "yuv420p"

@@ -45,12 +45,14 @@ def iqm(tasks: Sequence[Scores]) -> Scores:
     A quarter of them, rounded down, is left out at either end; of three runs or fewer that is none.
     """
     scores = np.sort(np.concatenate(list(tasks), axis=-1), axis=-1)
+    # Rounded down, where rliable's `trim_mean` does the same: the two agree on any number of runs.
     cut = scores.shape[-1] // 4
     return np.asarray(scores[..., cut : scores.shape[-1] - cut].mean(axis=-1))
 
 
 def optimality_gap(tasks: Sequence[Scores]) -> Scores:
     """By how much normalised scores fall short of 1 on average; what is above 1 makes up for nothing."""
+    # Cut run by run, before the mean: one brilliant run must not hide one that failed.
     return 1.0 - _by_task([np.minimum(task, 1.0) for task in tasks]).mean(axis=-1)
 
 
@@ -77,6 +79,7 @@ def bootstrap(
     samples = [np.asarray(task, dtype=np.float64) for task in tasks]
     if not samples or any(task.size == 0 or not np.isfinite(task).all() for task in samples):
         raise ValueError("a statistic needs at least one value of each task, all of them finite")
+    # Seeded, so that a table that is printed twice is the same table.
     rng = np.random.default_rng(seed)
     # A bounded number of indices at once: 10,000 resamples of 1,000 games would take 80 MB each way.
     rows = max(1, _NUMBERS_AT_ONCE // sum(task.size for task in samples))
@@ -126,9 +129,11 @@ def mean_curve(
         Places, means, and the interval's lower and upper bounds, each `[points]`, or as long as a single
         curve; all empty where no place has a value of every curve.
     """
+    # One run has no spread: bounds of its own value draw a line without a band.
     if len(curves) == 1:
         places, values = (np.asarray(each, dtype=np.float64) for each in curves[0])
         return places, values, values, values
+    # Where all curves have values: a mean over fewer and fewer runs would jump wherever one ends.
     first = max((x[0] for x, _ in curves if len(x)), default=0.0)
     last = min((x[-1] for x, _ in curves if len(x)), default=-1.0)
     if any(not len(x) for x, _ in curves) or first > last:
@@ -136,6 +141,8 @@ def mean_curve(
         return empty, empty, empty, empty
     places = np.linspace(first, last, points)
     values = np.stack([np.interp(places, x, y) for x, y in curves])
+    # Whole runs are drawn, for all places alike: values of one run at neighbouring places are no independent
+    # samples.
     drawn = np.random.default_rng(seed).integers(0, len(curves), (resamples, len(curves)))
     # The share of each curve in each resample: one product instead of a copy of all values.
     shares = np.stack([(drawn == index).mean(axis=1) for index in range(len(curves))], axis=1)

@@ -42,6 +42,7 @@ class Result:
     def by_task(self) -> dict[str, float]:
         """Mean return of each task that was played."""
         found: dict[str, list[float]] = {}
+        # `tasks` is empty where the environment is one: then nothing is to be told apart.
         for task, score in zip(self.tasks, self.returns, strict=False):
             found.setdefault(task, []).append(score)
         return {task: float(np.mean(scores)) for task, scores in sorted(found.items())}

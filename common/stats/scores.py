@@ -144,4 +144,5 @@ def _letters(name: str) -> str:
     return name.replace("_", "").replace("-", "").lower()
 
 
+# Without underscores: Gymnasium writes `UpNDown`, ale-py `up_n_down`, papers `Up'n Down`.
 _BY_LETTERS = {_letters(game): game for game in RANDOM_AND_HUMAN}

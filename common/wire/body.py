@@ -66,6 +66,8 @@ class Layout:
                 found[name] = array
                 continue
             for group, (_, wanted) in self.groups.items():
+                # Unknown arrays are ignored, as unknown fields are: a later version may send more, and old
+                # servers live on.
                 if name.startswith(prefix := _prefix(group)):
                     wanted.check(kind, name, array)
                     found[group][name[len(prefix) :]] = array
@@ -95,6 +97,8 @@ class Body(msgspec.Struct):
         if message.arrays or layout.groups:
             values |= layout.sort(cls.TYPE, message.arrays)
         try:
+            # Only known names are converted: a header may hold thousands of others, each of which would be
+            # looked at.
             return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise WireError("bad_field", _sentence(cls.TYPE, str(error))) from None
@@ -113,6 +117,7 @@ class Body(msgspec.Struct):
         return Message(self.TYPE, fields, arrays, request_id)
 
 
+# Reflection over annotations takes far longer than decoding a message.
 @functools.cache
 def layout_of(kind: type[Body]) -> Layout:
     """Where the fields and arrays of a struct stand."""
@@ -134,6 +139,7 @@ def layout_of(kind: type[Body]) -> Layout:
 def names_of(kind: type[Body]) -> dict[str, str]:
     """The names on the wire of the attributes of a struct, in their order."""
     names = {each.name: each.encode_name for each in msgspec.structs.fields(kind)}
+    # A struct's bases come first in msgspec; in the document what is special about a message should.
     own_first = [name for base in kind.__mro__ if issubclass(base, Body) for name in base.__annotations__]
     return {name: names[name] for name in dict.fromkeys(own_first) if name in names}
 

@@ -46,8 +46,8 @@ GROWTH_BYTES = 1 << 29
 """Frames of no bytes arrive as 2 and take 64. So where more than `SMALL_BYTES` is kept, and the process has
 grown by more than `AMPLIFICATION` times as much and `GROWTH_BYTES`, the peer that holds the most is cut."""
 
+# What ZMTP adds to a frame at most: 9, and 33 for CURVE. Where it is less, the peer has the advantage.
 _FRAME_BYTES = 42
-"""What ZMTP adds to a frame at most: 9, and 33 for CURVE. Where it is less, the peer has the advantage."""
 
 _SLACK_BYTES = 1 << 18  # headers, and what ZMTP adds to 64 frames
 _UNREAD_BYTES = 1 << 12
@@ -109,6 +109,7 @@ class Intake:
         except zmq.Again:
             return None
         if self._port:
+            # What the sender's kernel counted includes ZMTP's headers, so they are added here as well.
             size = sum(map(len, frames[1:])) + _FRAME_BYTES * (len(frames) - 1)
             with contextlib.suppress(
                 zmq.ZMQError
@@ -123,6 +124,8 @@ class Intake:
             return
         self._measure()
         watched = [(fd, each) for fd, each in self._connections.items() if each.watched and not each.cut]
+        # Largest last: that one is cut first, so that a peer who sends little is never cut for one who sends
+        # much.
         watched.sort(key=lambda entry: entry[1].kept)
         # Asked after measuring: what was whole by then has been taken where none waits now.
         behind = int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
@@ -158,6 +161,7 @@ class Intake:
     def _measure(self) -> None:
         """Bring up to date what is kept of every connection."""
         connections = {}
+        # libzmq does not tell which descriptors are its connections; the local port does.
         for name in os.listdir("/proc/self/fd"):
             fd = int(name)
             with contextlib.suppress(OSError):  # no socket, or closed since

@@ -29,12 +29,13 @@ RETRY_AUTH_S = 10.0
 MESSAGES_PER_TURN = 256
 """Bounds the work of one poll, so that a flood of messages cannot starve the rest of the loop."""
 
+# Of the sockets of this process: no two of them may have one identity.
 _numbers = itertools.count(1)
-"""Of the sockets of this process: no two of them may have one identity."""
 
 
 def new_incarnation() -> int:
     """A random number to name a process by, positive and below 2^63."""
+    # Below 2^63 for languages whose integers are signed, and odd so that it is never 0, which means none.
     return system.random.getrandbits(63) | 1
 
 
@@ -117,8 +118,11 @@ class Link:
 
     def connect(self, endpoint: str = "") -> None:
         """Make a new socket, to `endpoint` if it has moved. Raises ConfigError for what is no address."""
+        # No linger: what this socket still holds is sent again over the next one, and would then come twice.
         self.close(0)
         self.endpoint = endpoint or self.endpoint
+        # New for every socket. A ROUTER tells peers apart by it, and could hand answers for the old
+        # connection to the new one.
         identity = f"{self._name[:64]}-{self._incarnation:x}-{next(_numbers)}".encode()[-255:]
         self._watch = sockets.make_watch(self.endpoint, self.security)
         self._socket = sockets.make_dealer(
@@ -155,6 +159,7 @@ class Link:
         frames = sockets.receive_frames(self.socket)
         if frames is None:
             return None
+        # Decoded before it counts as a sign of life: garbage from something else on that port is none.
         message = decode(frames)
         self.heard_s = system.monotonic()
         self.silent = False
@@ -204,9 +209,12 @@ class Link:
         """
         self._check_keys()
         now_s = system.monotonic()
+        # Silence is counted from when something is awaited. Otherwise an idle hour would end the connection
+        # at the first question.
         if not waiting:
             self._awaited_s = now_s
         if self.refusal:
+            # A socket that was refused does not try again by itself: libzmq gives up after a clear no.
             return now_s >= self._retry_s
         return waiting and self.silent_s > self.liveness_s + self._pause_s
 
@@ -216,6 +224,8 @@ class Link:
         waiting |= bool(self.refusal)
         if lost:
             self.connect()
+            # Longer each time, so that a server which is slow rather than gone is not buried under new
+            # connections.
             self._pause_s = self.backoff.next_s()
         # A new connection is no sign of life.
         self.silent = waiting and (self.silent or lost or self.silent_s > SILENT_S or bool(self.refusal))
@@ -257,6 +267,7 @@ class Question:
     def send(self, link: Link) -> bool:
         """Send it if that is due; False where it is due and cannot be sent now."""
         now_s = system.monotonic()
+        # With a new connection it is always sent: what went over the old one may have been lost with it.
         if self._connection == link.connection and now_s - self._sent_s <= self.again_s:
             return True
         if not sockets.send(link.socket, self.message):

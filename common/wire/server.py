@@ -112,6 +112,7 @@ class Server:
         also = list(also)
         for each in also:
             self._poller.register(each, zmq.POLLIN)
+        # Rounded up: rounded down, the last millisecond before a deadline would be spent in a busy loop.
         self._poller.poll(max(0, math.ceil(min(timeout_s * 1000, self._intake.period_ms))))
         for each in also:
             self._poller.unregister(each)
@@ -121,6 +122,7 @@ class Server:
                 break
             with self._lock:
                 self._take(frames)
+        # After the messages, and every time: an event that nobody reads stays in memory.
         with self._lock:
             self._monitor.drain(self.handshakes)
             self._intake.look(self.rejections.by_kind)
@@ -134,6 +136,7 @@ class Server:
                 raise WireError("bad_type", f"the {self._name} does not serve {message.type}")
             body, handler = known
             self._check_role(body, key)
+            # Role before contents: who may not send it is not told what would have been wrong with it.
             answer = handler(envelope, body.of(message))
             if answer is not None:
                 self.send(peer, answer, message.request_id)
@@ -150,6 +153,9 @@ class Server:
             self.refuse(envelope, about, RefusedError(messages.NO_MEMORY, detail))
         except (zmq.ZMQError, TornStateError):
             raise  # the socket's, or the whole server's, not the message's
+        # The one place where everything is caught: a defect in one handler must not end the service for all.
+        # The trace is in the log, once a minute for each kind, since a peer may cause it as often as it
+        # likes.
         except Exception as error:
             what = type(error).__name__
             if self._throttle((what, about)):
@@ -182,6 +188,7 @@ class Server:
 
     def _check_role(self, body: type[Body], key: sockets.PeerKey) -> None:
         """Refuse a message to a key of another role than those that may send it."""
+        # Without keys everybody may; then only the address protects the port.
         roles = messages.MAY_SEND[body.TYPE]
         if self._keyed and key.role not in roles:
             detail = f"{body.TYPE} takes a key of {' or '.join(roles)}, and this is one of {key.role}"

@@ -93,7 +93,10 @@ def make_dealer(
     socket = ctx.socket(zmq.DEALER)
     _set_common(socket, max_message_bytes, hwm)
     if identity is not None:
+        # Chosen by us, so that logs name the peer, and a ROUTER's counts by peer mean something.
         socket.setsockopt(zmq.IDENTITY, identity)
+    # Without it libzmq queues messages for a connection that may never come; with it a send fails at once,
+    # and the caller decides what is still worth sending.
     socket.setsockopt(zmq.IMMEDIATE, 1)
     if watch is not None:
         watch.attach(socket)
@@ -154,10 +157,13 @@ def send_frames(socket: Socket, frames: Sequence[Buffer], to: bytes | None = Non
     """Send encoded frames, to the peer `to` where the socket is a ROUTER; False as for `send`."""
     parts: list[Buffer] = [to, *frames] if to is not None else list(frames)
     try:
+        # NOBLOCK, always: a full queue is a slow peer, and one slow peer must not stop a loop that serves
+        # all.
         socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
     except zmq.Again:
         return False
     except zmq.ZMQError as error:
+        # ROUTER_MANDATORY reports it, where the default would drop the message without a word.
         if error.errno == errno.EHOSTUNREACH:
             return False
         raise
@@ -257,6 +263,7 @@ class Waker:
         self._lock = threading.Lock()
         self.fd, self._write_fd = os.pipe()
         os.set_blocking(self.fd, False)
+        # Both ends: a writer must not wait for a thread that is not reading, as at its end.
         os.set_blocking(self._write_fd, False)
 
     def wake(self) -> None:

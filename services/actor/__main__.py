@@ -71,6 +71,7 @@ def _run(arguments: argparse.Namespace) -> None:
         import zmq
 
         from troupe.services.actor.service import ActorService
+    # Only here: inside the service a missing module is a defect, or the environment's own affair.
     except ImportError as error:
         raise ConfigError(f"the actor needs the package {error.name}: {install_command('actor')}") from error
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

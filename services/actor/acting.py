@@ -11,6 +11,7 @@ from troupe.common.wire.control.client import ControlClient, Welcome
 from troupe.common.wire.sockets import Context, Security
 from troupe.services.actor.timing import Timing
 
+# Short enough for signals and lost leases to be noticed, long enough to cost nothing while nothing comes.
 ROUND_S = 0.2
 """Longest wait of a round: then the actor looks at everything else."""
 

@@ -61,6 +61,7 @@ class CentralActing:
         config = self._config
         for size in sizes:
             env = make_vector(config.env, size, config.run.seed, config.actor.env_threads)
+            # Slots are numbered over the whole process, so that the watch names the one that hangs.
             env.calls.number_from(sum(each.num_slots for each in self._envs))
             self._envs.append(env)
 
@@ -74,6 +75,7 @@ class CentralActing:
         parts = self._split(welcome.slots)
         if [env.num_slots for env in self._envs] != [len(part) for part in parts]:
             self.prepare(len(welcome.slots))
+        # Kept over a rejoin: its request numbers have to grow over the whole life of the process.
         self._client = self._client or InferenceClient(
             self._place.ctx,
             self._endpoint(welcome),
@@ -121,6 +123,7 @@ class CentralActing:
     def round(self) -> None:
         """Step the groups whose actions have come, waiting for at most `ROUND_S`; or hold those back."""
         began_s = system.perf_counter()
+        # Not waiting while actions are held: they may be permitted at any moment.
         answers = self._held + self._asking.poll(0 if self._held else round(ROUND_S * 1000))
         self._held = []
         self.timing.inference_s += system.perf_counter() - began_s
@@ -138,6 +141,7 @@ class CentralActing:
 
     def _step(self, answer: Answer, actions: np.ndarray) -> None:
         group, timing = self._groups[answer.group], self.timing
+        # Before the environment gets them: an emulator takes any number for an action, or ends the process.
         fault = group.env.spec.actions.fault(actions, len(group.slots))
         if fault:
             raise PeerError(f"the learner chose {fault}: it should be actions of {len(group.slots)} slots")
@@ -146,6 +150,7 @@ class CentralActing:
         step = group.env.step(actions)
         stepped_s = system.perf_counter()
         group.obs = step.obs
+        # Before the books are kept below: the learner can choose meanwhile.
         self._asking.go_on(answer.group, pack_step(step, group.env.spec.stack))
         timing.take(step.episodes, group.slots)
         timing.steps += len(actions)
@@ -167,6 +172,7 @@ class CentralActing:
         self._asking.move(self._endpoint(welcome))
         if len(welcome.slots) != len(before):
             self.begin(self._control, welcome)
+        # As many as before: the environments stay, and only their exploration is another.
         elif welcome.slots != before:
             for group, slots in zip(self._groups, self._split(welcome.slots), strict=True):
                 group.slots = slots

@@ -92,6 +92,8 @@ class InferenceClient:
 
     def go_on(self, group: int, arrays: Mapping[str, Any]) -> None:
         """A group has carried out its newest actions. Leave the arrays alone until the answer."""
+        # With the number of the actions that were carried out the learner can tell a repeated request from
+        # the next one.
         after = self._carried_out[group]
         body = messages.Infer(incarnation=self._incarnation, group=group, after=after, **arrays)
         self._ask(group, body)
@@ -173,6 +175,7 @@ class InferenceClient:
             return self._on_error(group, message)
         if group is None:
             raise WireError("bad_type", f"the learner does not send {message.type} unasked")
+        # Only an answer that serves us: an ERROR also comes from a learner that does not know us.
         if message.type in (messages.Wait.TYPE, messages.Actions.TYPE):
             self.answered = True
             self._link.welcomed()
@@ -185,6 +188,7 @@ class InferenceClient:
         asked = self._asked.pop(group)
         self._carried_out[group] = message.request_id
         self.wait_reason = ""
+        # A copy: the array is a view of the frame, which would be kept for as long as the actions are.
         return Answer(
             group, np.array(body.actions), body.version, system.monotonic() - asked.question.asked_s
         )
@@ -202,6 +206,7 @@ class InferenceClient:
             del self._asked[group]
             return Answer(group, None)
         self.wait_reason = detail
+        # Not at once: leases are granted over another socket, and ours may still be on its way.
         self._asked[group].refused_until_s = system.monotonic() + AGAIN_S
         if kind not in (messages.UNKNOWN_PEER, messages.NOT_LEASED):
             self._link.bad(WireError(kind, detail))

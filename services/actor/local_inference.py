@@ -46,6 +46,7 @@ class Rollout:
         self.env = env
         self.timing = timing or Timing()
         self._agent = agent
+        # Two streams, one for exploration and one for games: from one number they would be correlated.
         seeds = np.random.SeedSequence(seed).generate_state(2)
         self._rng = system.generator(int(seeds[0]))
         self._slots = Slots(agent, env.reset(int(seeds[1])), chunk_steps, hindsight, pace)
@@ -163,6 +164,7 @@ class LocalActing:
         Then everything stands still: nothing is dropped, nothing piles up here.
         """
         learner = self._place.learner
+        # Every round: shards come and go, and an unchanged list costs a comparison.
         self._replay.set_shards([reachable_endpoint(shard, learner) for shard in self._control.shards])
         blocked = self._outbox.waiting > 0
         self._blocked.set(blocked)
@@ -189,6 +191,8 @@ class LocalActing:
             return False
         now_s = system.monotonic()
         self._held_since_s = self._held_since_s or now_s
+        # Another actor may have died with its part of the batch: without its unrolls no version would ever
+        # come.
         if now_s - self._held_since_s > HELD_LIMIT_S:
             _log.info("%s acts on with version %d: no newer one came", self._place.name, self.version)
             self._pace.release()
@@ -198,6 +202,7 @@ class LocalActing:
         else:
             self._outbox.pump(HELD_MS)
             system.sleep(HELD_MS / 1000)
+        # Asked again, so that a version that has just come is acted on in this round.
         return self._pace.holds(self.version)
 
     def _say_who_waits(self) -> None:

@@ -74,8 +74,10 @@ class ActorService:
             welcome = self._join()
         except Stopped:
             return
+        # Overwritten where all goes well: BYE says it, whichever exception leads there.
         reason = "failed"
         acting = self._acting
+        # Joined already, so that what goes wrong from the first reset on can be reported.
         self._watch = EnvWatch(lambda: acting.envs, self._tell, self._config.actor.env_stall_s)
         self._watchdog = StallWatchdog(STALL_LIMIT_S)
         try:
@@ -104,6 +106,7 @@ class ActorService:
         Making emulators may keep the whole process busy, its heartbeats included, for longer than a lease
         lasts.
         """
+        # Without slots at first: see above. A lease that nobody uses would keep them from other actors.
         self._control = ControlClient(
             self._place.ctx,
             self._place.learner,
@@ -115,6 +118,8 @@ class ActorService:
             relay_directory=self._relay_directory,
         )
         try:
+            # Twice: the first WELCOME brings the configuration, by which environments are made, the second
+            # the slots.
             seen = self._welcome()
             # The agent's section is checked by who runs the network: others need no torch.
             self._config = config_from_dict(seen.config, typed_agent=False)
@@ -126,6 +131,7 @@ class ActorService:
             self._control.want_slots(wanted)
             return self._welcome()
         except BaseException:
+            # BYE at once: otherwise the name would be taken until the lease ends, and a second try refused.
             self._control.close("gives up")
             raise
 
@@ -190,6 +196,7 @@ class ActorService:
         at_once = MAX_NAMED_GAMES if fields.tasks else MAX_GAMES
         for first in range(0, max(1, len(fields.episodes)), at_once):
             self._control.send_telemetry(metrics, fields=fields.cut(first, first + at_once))
+            # With the first part only: rates would otherwise be told several times.
             metrics = {}
 
     def _tell(self, metrics: dict[str, float], trouble: str) -> None:

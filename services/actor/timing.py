@@ -73,6 +73,7 @@ class TimingReports:
         report does no harm; the rest are means over the time since the last one.
         """
         now, last = system.monotonic(), self._last
+        # A report may follow another at once, as the last one does at the end.
         elapsed = max(1e-9, now - self._last_s)
         calls = max(1, timing.calls - last.calls)
         metrics = {
@@ -89,5 +90,6 @@ class TimingReports:
         fields = fields_of(timing.episodes)
         metrics |= {f"env/{name}": value for name, value in means_told(timing.episodes).items()}
         timing.episodes.clear()
+        # A copy: `timing` itself goes on counting.
         self._last_s, self._last = now, replace(timing)
         return metrics, fields

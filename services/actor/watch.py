@@ -76,6 +76,8 @@ class EnvWatch:
         before_s, period_s = system.monotonic(), min(PERIOD_S, self._stall_s / 4)
         while not self._stopped.wait(period_s):
             now_s = system.monotonic()
+            # At most two periods: what passes while this process is stopped, or the machine asleep, is not
+            # the environment's.
             self.look(min(now_s - before_s, 2 * period_s))
             before_s = now_s
 
@@ -100,9 +102,12 @@ class EnvWatch:
 
                 stall_s = self._stall_s
                 if call.slot is None and call.call == RESET:
+                    # Atari loads the ROM of each slot anew where it is given a seed, a tenth of a second
+                    # each.
                     stall_s *= max(1.0, env.num_slots / SLOTS_AT_A_TIME)
                 self._seen[key] = now_s, f"{env.spec.id} hung {call}", stall_s
                 text = f"{env.spec.id} hangs {call}, for {now_s:.0f} s"
+                # Once, where the limit is crossed; the lines that follow are for each further multiple of it.
                 if before_s < stall_s <= now_s:
                     self._hangs += 1
                     _log.warning("%s; after %.0f s the actor ends", text, ENDS_AFTER * stall_s)

@@ -27,8 +27,8 @@ BRIEF_S = 1.0
 """Of playing, before a training."""
 WAY_PAST = "; --env.check_timeout_s 0 trains without this check"
 _POLL_S = 0.02
+# Longest calls that all of it may take.
 _CALLS_IN_ALL = 5
-"""Longest calls that all of it may take."""
 _MAKING = "while it is made"
 _ERRORS: dict[str, type[TroupeError]] = {error.__name__: error for error in (ConfigError, MissingEngineError)}
 
@@ -112,6 +112,7 @@ def check(
             return _findings(_found(result, child, config.id, Path(name), said))
         finally:
             with contextlib.suppress(ProcessLookupError):
+                # The whole group: an engine may have started processes of its own.
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
 
@@ -123,6 +124,8 @@ def _watch(child: subprocess.Popen[bytes], env_id: str, directory: Path, timeout
     while child.poll() is None:
         time.sleep(_POLL_S)
         now_s, running = time.monotonic(), calls.calls_of(directory, child.pid)
+        # A new call is progress, however long all of them together take; the second limit is for those that
+        # never end.
         if running != last:
             last, since_s = running, now_s
         if now_s - since_s > timeout_s or now_s - began_s > _CALLS_IN_ALL * timeout_s:

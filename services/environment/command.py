@@ -50,6 +50,7 @@ def check(words: Sequence[str]) -> int:
 def check_and_print(loaded: Loaded, steps: int, as_json: bool) -> None:
     """Play, ask Gymnasium's own checker, and print what was found; ConfigError where it is broken."""
     began_s, config = time.monotonic(), loaded.config.env
+    # 0 turns the check before a training off; somebody who asks for it wants one.
     timeout_s = config.check_timeout_s or 60.0
     findings = checking.check(config, steps=steps, seconds=SECONDS, timeout_s=timeout_s, thorough=True)
     check_settings(config, findings.spec, loaded.chosen("env"))
@@ -64,6 +65,8 @@ def check_and_print(loaded: Loaded, steps: int, as_json: bool) -> None:
 
 def learned_range(raw: tuple[float, float], config: Config) -> tuple[float, float]:
     """Return what a configuration makes of the smallest and the largest reward before it learns from them."""
+    # In the order in which a training applies them: in the environment, in the loss, then the scale. All are
+    # monotone, so the ends of the range stay its ends.
     low, high = clip_rewards(np.asarray(raw), config.env.reward_clip).tolist()
     mode: Any = getattr(config.agent, "reward_clip", "none")
     if mode != "none":

@@ -108,6 +108,7 @@ def _check_failures(vector: base.VectorEnv, steps: int) -> None:
     """Refuse what fails again and again; what fails now and then is trained with, as it would be later."""
     if vector.restarts_total < 2:
         return
+    # Always at one step is a defect of the environment, and no accident that a training survives.
     at = {failure.step for failure in vector.failures}
     if len(at) == 1 or vector.restarts_total > MAX_FAILURES * steps:
         times = f" ({vector.restarts_total} failures in {steps} steps)"

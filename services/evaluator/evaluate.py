@@ -41,8 +41,11 @@ def main(argv: Sequence[str]) -> int:
     options, fields = parse(argv)
     paths = [path for given in options.path for path in (every_checkpoint(given) if options.all else [given])]
     _check_outputs(options, paths)
+    # Many small forward passes: threads of torch would wait for each other longer than they compute, and the
+    # games' threads have the cores.
     torch.set_num_threads(1)
     reports: list[Report] = []
+    # One for all checkpoints: only one can be filmed, see `_check_outputs`.
     recorder = Recorder() if options.video else None
     ended_by: BaseException | None = None
     title = f"troupe eval {' '.join(map(str, options.path))}"
@@ -72,6 +75,8 @@ def main(argv: Sequence[str]) -> int:
     if recorder is not None and _write_video(options.video, recorder):
         _say_written(options.video, options)
     if ended_by is not None:
+        # Last: what has been played by then is printed and written, and the exit code still says that it was
+        # cut short.
         raise ended_by
     return 0
 
@@ -85,6 +90,7 @@ def _say_written(path: Path, options: argparse.Namespace) -> None:
 def _check_outputs(options: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Refuse, before the games, what could not be written after them."""
     if options.video:
+        # A film of each would need a name for each.
         if len(paths) > 1:
             raise ConfigError(f"--video films the first game of one checkpoint: there are {len(paths)}")
         check_film_path(options.video)
@@ -206,6 +212,8 @@ def evaluate(
         config.env,
         episodes=episodes,
         slots=slots,
+        # Slots that have played their share go on: only then are the first games the same however many there
+        # are.
         steady=True,
         seed=seed,
         epsilon=epsilon,

@@ -62,9 +62,11 @@ def play(
         The games, or None if stopped early.
     """
     slots = slots if steady else min(slots, episodes)
+    # Apart, so that another epsilon does not change the games.
     game_seed, action_seed = np.random.SeedSequence(seed).generate_state(2)
     rng = np.random.default_rng(action_seed)
     env = env.model_copy(update={"max_episode_frames": max_episode_frames})
+    # Seeds of emulators are 31 bits.
     vector = make_vector(env, slots, int(game_seed) >> 1, threads, evaluation=True)
     vector.assign(range(first_game, first_game + slots), all_games or slots)
     quotas = [episodes // slots + (slot < episodes % slots) for slot in range(slots)]
@@ -124,6 +126,7 @@ def _show(vector: VectorEnv, watching: list[Recorder | Window]) -> None:
 
 
 def _result(games: Sequence[Sequence[Episode]], levels: int) -> Result:
+    # First games of all slots, then second ones: a shorter evaluation is then a prefix of a longer one.
     flat = [game for of_number in itertools.zip_longest(*games) for game in of_number if game is not None]
     tasks = [game.task for game in flat]
     named = tasks if any(tasks) else []

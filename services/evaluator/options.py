@@ -20,6 +20,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     parser = eval_parser()
     options, fields = parse_with_fields(parser, argv)
     for name in fields:
+        # Other fields would change the agent, and it would no longer be that of the checkpoint.
         if not name.startswith("env."):
             parser.error(f"unrecognized arguments: --{name}")
     return options, fields

@@ -56,6 +56,7 @@ def env_fields(config: Config, checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         name: value
         for name, value in config.to_dict()["env"].items()
+        # A field that the checkpoint does not have is newer than it, and had its default.
         if name != "id" and value != trained.get(name, default[name])
     }
 

@@ -35,6 +35,7 @@ class Evaluator:
 
     def __init__(self, config: Config, client: ControlClient, stop: StopSignal) -> None:
         """Build the agent for the run that `client` has joined."""
+        # Evaluation takes what training leaves; a second thread would be taken from the learner.
         torch.set_num_threads(1)
         self._config = config
         self._client = client
@@ -59,6 +60,7 @@ class Evaluator:
             if self._client.state.stopping:
                 if self._client.games_over:
                     return
+                # Another evaluator may still hold the last part: it is handed out again if that one leaves.
                 end = end or Deadline(LAST_GAMES_S)
                 if end.expired:
                     _log.warning("nothing of the last evaluation was left to play for %.0f s", end.elapsed_s)
@@ -71,6 +73,7 @@ class Evaluator:
         started = time.monotonic()
         recorder = None
         last = self._client.state.stopping
+        # Part 0 only, which is always played: with many evaluators there would otherwise be a film from each.
         if section.video and part == 0 and (last or started >= self._next_video_s):
             recorder = Recorder(max_steps=section.video_max_steps)
 
@@ -122,6 +125,7 @@ class Evaluator:
         except ImportError as error:
             _log.warning("no film: it needs %s (%s)", error.name, install_command("evaluator"))
             return
+        # Both travel in one message. The GIF stays, which TensorBoard plays.
         if len(film["mp4"]) > MAX_VIDEO_BYTES - MAX_GIF_BYTES:
             film.pop("mp4")
         self._client.send_telemetry({}, film)
@@ -129,5 +133,6 @@ class Evaluator:
 
 def evaluation_seed(run_seed: int, version: int, part: int = 0) -> int:
     """New games for every version and part, apart from training's, and the same again in a repeated run."""
+    # SeedSequence takes no negative numbers, and before the first version there is -1.
     entropy = [run_seed, _SEED_TAG, max(0, version), part]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -26,8 +26,8 @@ from troupe.common.runtime.video import thinned
 
 _MAX_FRAMES_PER_S = 60.0
 _START_S = 30.0
+# A window that takes no frame for so long is given up: games are worth more than their picture.
 _STUCK_S = 5.0
-"""A window that takes no frame for so long is given up: games are worth more than their picture."""
 _SIDE, _MAX_SIDE = 480, 1000
 """Pictures are enlarged by a whole factor up to the first, in pixels, and made smaller down to the second."""
 _HEAD = struct.Struct("<II")
@@ -114,6 +114,7 @@ class Window:
         assert self._process is not None
         assert self._process.stdin is not None
         pipe = self._process.stdin.fileno()
+        # A window that hangs must not hang the games: a blocking write would wait for as long as it does.
         os.set_blocking(pipe, False)
         rest = memoryview(data)
         while len(rest):
@@ -155,7 +156,9 @@ def show(title: str, stream: BinaryIO) -> None:
         raise pygame.error("there is no screen")
     pygame.display.set_caption(title)
     print(_READY.decode(), end="", flush=True)
+    # One frame: the pipe fills behind it, and the player's clock is the one that counts.
     frames: queue.Queue[tuple[bytes, tuple[int, int]] | None] = queue.Queue(1)
+    # Events have to be read all the time, or the desktop offers to end a window that does not answer.
     threading.Thread(target=_read, args=(stream, frames), daemon=True).start()
     while not any(_closes(event) for event in pygame.event.get()):
         try:

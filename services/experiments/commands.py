@@ -39,6 +39,7 @@ def runs(words: Sequence[str]) -> int:
             found.append((str(path), read_run(path)))
         except ConfigError as error:
             found.append((str(path), f"unreadable: {error}"))
+    # Newest last: that is where the cursor is after a long list.
     found.sort(key=lambda each: 0.0 if isinstance(each[1], str) else each[1].changed_s)
     if options.json:
         for name, run in found:
@@ -195,7 +196,11 @@ def sweep(words: Sequence[str]) -> int:
         runs = [f"{name}  {steps:,} steps" for name, steps in totals.items()]
         print(f"{wanted.section.trials} trials" if wanted.is_study else "\n".join(runs))
         return 0
+    # Only `--resume` may change fields of runs that have begun: with a file, another value is more likely a
+    # mistake.
     changed = overrides if options.resume is not None else ()
+    # A second signal must not end this process: the runs are children that still write checkpoints, see
+    # `Runner._stop_all`.
     stop = StopSignal(force_after_s=None).install()
     with running.claimed(folder):
         runner = running.Runner(wanted, folder, stop, totals, retry=options.retry, changed=changed)

@@ -17,8 +17,9 @@ from troupe.common.runtime.metrics import EVALUATION_AGE, EVALUATION_RETURN, TRA
 from troupe.common.stats.played import LEVELS, LEVELS_PLAYED, levels_missed
 from troupe.services.experiments.runs import Run, Series, read_episodes
 
+# Rows of returns in training that make a curve.
 _FEW_ROWS = 10
-"""Rows of returns in training that make a curve."""
+# Seeds are what a group is the mean over; a name is chosen by hand and says nothing of the training.
 _NEVER = {"run.seed", "run.name"}
 ENV, PRESET, ALGORITHM = "env.id", "run.preset", "agent.algorithm"
 
@@ -138,9 +139,11 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
         task: _metric([each for run, each in zip(runs, read, strict=True) if run.env_id == task], names)
         for task in dict.fromkeys(run.env_id for run in runs)
     }
+    # Evaluations where any task has them; tasks that have none are then compared among themselves.
     chosen = min(metrics.values(), key=names.index)
     labels = labelled([run.fields for run in runs], fields)
     if not by:
+        # Names stand for the groups only where no fields were asked for: `--by` wants to see values.
         labels = _names(runs, labels) or labels
     groups: dict[tuple[str, str], list[int]] = {}
     for index, run in enumerate(runs):
@@ -157,6 +160,8 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
             for (label, task), members in groups.items()
         ],
         dated_late=sum(
+            # An evaluation without an age is from before evaluations were dated by the parameters that were
+            # played.
             len(series[EVALUATION_AGE].values) < len(series[chosen].values)
             for series in read
             if chosen.startswith("eval/")
@@ -171,6 +176,8 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
 
 def _metric(read: Sequence[Mapping[str, Series]], names: Sequence[str]) -> str:
     """The first metric that all runs of a task have; else the first that any has."""
+    # A task is compared by one metric: evaluations of some runs and training returns of others differ by
+    # exploration and clipped episodes.
     for among in (all, any):
         for name in names:
             if among(bool(series[name]) for series in read):
@@ -180,6 +187,7 @@ def _metric(read: Sequence[Mapping[str, Series]], names: Sequence[str]) -> str:
 
 def _training(run: Run, rows: Series) -> Series:
     """A run's returns in training: of a short one, whose rows are few, from its single games."""
+    # `log_every_s` is 10 s, and CartPole is learned in less than a minute.
     if len(rows.values) >= _FEW_ROWS:
         return rows
     games = read_episodes(run.path / EPISODES_FILE)
@@ -198,6 +206,7 @@ def _names(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
     """What runs call themselves, where each label has one name and each name one label; else nothing."""
     names = [str(run.fields.get("run.name", "")) for run in runs]
     kinds = len(set(zip(names, labels, strict=True)))
+    # Two settings under one name would otherwise become one group.
     return names if all(names) and kinds == len(set(names)) == len(set(labels)) > 1 else []
 
 
@@ -217,6 +226,7 @@ def differing_fields(runs: Sequence[Run]) -> list[str]:
         within[PRESET] = None
     if len({algorithm for preset, algorithm, _ in kinds if not preset}) > 1:
         within[ALGORITHM] = None
+    # Sorted, so that labels do not depend on the order in which directories were named.
     for kind in sorted(kinds):
         within.update(dict.fromkeys(_differing(kinds[kind])))
     return list(within)
@@ -246,6 +256,7 @@ def _differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     names: dict[str, None] = {}
     for run in runs:
         names.update(dict.fromkeys(run))
+    # repr, since values may be lists, which have no hash.
     return [name for name in names if _counts(name) and len({repr(run.get(name)) for run in runs}) > 1]
 
 

@@ -77,6 +77,7 @@ class Job:
         fields = self.planned.fields
         if _PORT_VARIABLE not in os.environ:
             fields = {_PORT: 0, **fields}  # one TensorBoard shows all runs
+        # A child reads it at once, and it can be made again, so nothing waits for the disk.
         atomic_write(values, values_file(fields).encode(), durable=False)
         log_path = make_directory(self.folder / LOGS, "directory") / f"{self.name}.log"
         command = ["train", preset, "--run-dir", str(self.run_dir)]
@@ -86,11 +87,14 @@ class Job:
             else:
                 shutil.rmtree(self.run_dir)  # it ended before there was anything to keep
         command += ["--sweep", str(values), "--no-progress"]
+        # Also for `resume`: they may differ from what the run began with, as far as the fields' roles permit.
         command += as_options(overrides)
         # The launcher gets SIGTERM if this process dies, and then ends its own children.
         prefix = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(int(signal.SIGTERM)), "0"]
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
+                # -P keeps the working directory off the path, where a user's `signal.py` would hide Python's
+                # own.
                 [*prefix, sys.executable, "-P", "-m", "troupe", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -106,10 +110,12 @@ class Job:
             return False
         self._process = None
         run = self.run()
+        # Its exit code is that of a run that was stopped, which would count as failed.
         if self.state == "pruned":
             return True
         if code == 0 and run is not None and run.state == "done":
             self.state = "done"
+        # 0 without all steps is an orderly stop; 130 and SIGTERM come before a run has begun.
         elif code in (0, 130) or (code == -signal.SIGTERM):
             self.state = "stopped"
         else:
@@ -136,6 +142,7 @@ class Job:
     def _last_lines(self) -> Sequence[str]:
         try:
             with (self.folder / LOGS / f"{self.name}.log").open("rb") as file:
+                # A log may have grown for days; the reason for the end is in its last lines.
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 return file.read().decode("utf-8", "replace").splitlines()
         except OSError:

@@ -26,6 +26,7 @@ SECTION = "sweep"
 SEED = "run.seed"
 NAME = "run.name"
 MAX_RUNS = 10_000
+# File systems take 255 bytes, and the files of values and logs add to the name.
 _MAX_NAME_BYTES = 120
 
 Fields = dict[str, Any]
@@ -35,6 +36,7 @@ Fields = dict[str, Any]
 class SweepSection(BaseModel):
     """`[sweep]`: what differs between the runs, and how they are made; docs/sweeps.md explains the keys."""
 
+    # Strict: `seeds = "3"` would otherwise be taken for the number.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     preset: str = ""
@@ -42,6 +44,7 @@ class SweepSection(BaseModel):
     parallel: int = Field(1, ge=1, le=64)
     suite: str = ""
     grid: dict[str, Any] = {}
+    # `list` as a name in the class would hide the type for the annotations that follow it.
     entries: list[dict[str, Any]] = Field([], alias="list")
     search: dict[str, Any] = {}
     trials: int = Field(0, ge=0, le=MAX_RUNS)
@@ -92,6 +95,8 @@ class Sweep:
         if self.is_study:
             return []
         found: dict[str, Planned] = {}
+        # Seeds vary fastest: a sweep that is stopped early has whole groups to compare, rather than one seed
+        # of everything.
         repetitions = list(itertools.product(self._tasks(), self.seeds))
         for label, setting, said in self._settings():
             for task, seed in repetitions:
@@ -101,6 +106,7 @@ class Sweep:
                 if found.setdefault(planned.name, planned).fields != planned.fields:
                     other = Planned(f"{planned.name}-{_digest(varied)}", planned.fields)
                     found[other.name] = other
+            # Within the loop: a grid of ten fields may mean more runs than memory holds.
             if len(found) > MAX_RUNS:
                 raise ConfigError(f"{self.source} means more than {MAX_RUNS:,} runs, which is the most")
         return list(found.values())
@@ -121,6 +127,7 @@ class Sweep:
 
     def with_fields(self, name: str, setting: Fields) -> Planned:
         """The run of a trial."""
+        # `_check` lets a study have one seed at most.
         seed = self.seeds[0]
         return Planned(name, {**self.fixed, **self._varied({**setting, **seed})})
 
@@ -166,6 +173,7 @@ def read(source: str, options: Mapping[str, Any], overrides: Mapping[str, str]) 
         ConfigError: says what is wrong with the file.
     """
     tables = read_toml(Path(source)) if is_path(source) else {}
+    # Read for its errors: a misspelt preset is refused by its name, with the nearest.
     if SECTION not in tables:
         read_preset(source)
         tables = {SECTION: {"preset": source}}
@@ -246,6 +254,7 @@ def _check(sweep: Sweep) -> None:
         "suite": {ENV} if section.suite else set(),
         "its own section": set(sweep.fixed),
     }
+    # Whichever of two layers won, the other would name runs by values that they do not have.
     for (first, names), (second, others) in itertools.combinations(layers.items(), 2):
         for name in sorted(names & others):
             raise ConfigError(f"{source}: {name} is in {first} and in {second}; leave one out")
@@ -260,6 +269,7 @@ def _grid(source: str, tables: Mapping[str, Any], prefix: str = "") -> dict[str,
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
             found.update(_grid(source, value, f"{path}."))
+        # A field that is itself a list, such as `agent.mlp_units`, is a list of lists here.
         elif isinstance(value, list) and value and "." in path:
             found[canonical(path)] = value
         else:
@@ -295,6 +305,7 @@ def _name(label: str, fields: Fields, hidden: Collection[str]) -> str:
         name = "run"
     if len(name.encode()) <= _MAX_NAME_BYTES:
         return name
+    # Bytes, since file systems count them; cutting may split a character, which `ignore` leaves out.
     return f"{name.encode()[:60].decode(errors='ignore')}-{_digest(fields)}"
 
 
@@ -304,6 +315,7 @@ def _plain(text: str) -> str:
 
 
 def _digest(fields: Fields) -> str:
+    # Sorted, so that the name stays the same when the order in the file changes.
     text = format_value({name: fields[name] for name in sorted(fields)})
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 

@@ -31,8 +31,9 @@ AXES = {"steps": "environment steps", "minutes": "wall clock, minutes"}
 _LABELS = {EVALUATION_RETURN: "return per game, evaluation", TRAINING_RETURN: "return per game, training"}
 NORMALISED = "normalised score"
 _COLUMNS = 5
+# Places of a performance profile.
 _TAUS = 101
-"""Places of a performance profile."""
+# Above this the marks would run into a band.
 _MARKED = 100
 _IN_LEGEND = 20
 
@@ -46,6 +47,7 @@ def check_picture(path: Path) -> None:
     if path.suffix.lower() not in KINDS:
         raise ConfigError(f"cannot draw {path}: its name should end in {', '.join(KINDS)}")
     try:
+        # Tried in earnest: it may be installed and not importable, against another numpy.
         import matplotlib.figure  # noqa: F401
     except ImportError:
         raise ConfigError(f"a picture needs matplotlib: {install_command('plot')}") from None
@@ -109,6 +111,7 @@ def draw(comparison: Comparison, out: Path, style: Style) -> list[Line]:
     across = list(style.x) or (list(AXES) if len(tasks) == 1 else ["steps"])
     panels = [(task, axis) for task in tasks for axis in across]
     columns = len(across) if len(tasks) == 1 else min(_COLUMNS, math.ceil(math.sqrt(len(panels))))
+    # Both axes of a task stand side by side.
     columns = max(columns, len(across))
     rows = math.ceil(len(panels) / columns)
     figure = _figure(style, (5.5 * columns, 4.0 * rows))
@@ -142,6 +145,8 @@ def draw_profile(scores: Mapping[str, Scores], axis: str, out: Path, style: Styl
         style: how it looks.
     """
     flat = [score for tasks in scores.values() for task in tasks for score in task]
+    # From 0, which is random play where scores are normalised; a little beyond the best, so that the curve is
+    # seen to reach 0.
     low, high = min(0.0, *flat), max(flat)
     taus = np.linspace(low, high + 0.02 * (high - low or 1.0), _TAUS)
     figure = _figure(style, (5.5, 4.0))
@@ -216,12 +221,14 @@ def _short(value: float) -> str:
 
 def _share_above(tau: float) -> Statistic:
     """The share of runs above tau, as a mean over tasks: each task counts alike, however many runs it has."""
+    # Agarwal et al. 2021 call this the task-wise average of the run-score distribution.
     return lambda tasks: np.stack([(task > tau).mean(axis=-1) for task in tasks], axis=-1).mean(axis=-1)
 
 
 def _figure(style: Style, size: tuple[float, float]) -> Figure:
     from matplotlib.figure import Figure
 
+    # Without pyplot, which would choose a backend, perhaps open a display, and keep every figure in memory.
     figure = Figure(figsize=style.size or size, layout="constrained")
     figure.suptitle(style.title)
     return figure
@@ -276,6 +283,7 @@ def _smoothed(places: list[float], values: list[float], share: float) -> tuple[l
     if share <= 0 or len(places) < 2:
         return places, values
     sums = np.concatenate([[0.0], np.cumsum(values)])
+    # By length on the axis and not by count of values: evaluations come at uneven distances.
     first = np.searchsorted(places, np.asarray(places) - share * (places[-1] - places[0]))
     last = np.arange(1, len(places) + 1)
     return places, list((sums[last] - sums[first]) / (last - first))

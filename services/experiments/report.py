@@ -98,6 +98,7 @@ def group_table(comparison: Comparison) -> list[str]:
     for group in comparison.groups:
         row = [group.label or "all runs", *([group.task] if several else []), f"{len(group.finals)}"]
         finals, bests = group.finals, group.bests
+        # Steps and minutes of the runs that the means are of; of all, where there is no value yet.
         counted = [run for run, series in zip(group.runs, group.series, strict=True) if series or not finals]
         row += [
             interval([finals], mean) if finals else "-",
@@ -196,12 +197,14 @@ def number(value: float | None) -> str:
 def interval(scores: Scores, statistic: Statistic) -> str:
     """`3.00 [2.50, 3.50]`; without bounds where no task has two runs to tell them from."""
     found = bootstrap(scores, statistic)
+    # Resampling single runs gives one number, and an interval of no width would look like certainty.
     bounds = f" [{number(found.low)}, {number(found.high)}]" if max(map(len, scores)) > 1 else ""
     return f"{number(found.value)}{bounds}"
 
 
 def _estimate(scores: Scores, statistic: Statistic) -> dict[str, float | None]:
     found = asdict(bootstrap(scores, statistic))
+    # As in `interval`: no bounds rather than false ones.
     return found if max(map(len, scores)) > 1 else {**found, "low": None, "high": None}
 
 
@@ -250,6 +253,7 @@ def _normalized(
         scores = []
         for group in comparison.of(label):
             reference = of(group.task)
+            # Scores of training are not mixed with those of evaluation: published ones are of evaluation.
             if reference is not None and group.finals and group.metric == comparison.metric:
                 scores.append([normalized(value, reference) for value in group.finals])
         tasks = comparison.tasks if references is None else references

@@ -17,10 +17,10 @@ from troupe.common.runtime.checkpoint import newest_first, steps_of
 from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE, check_regular, read_status, readable
 from troupe.common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, read_rows
 
+# Folders below one that is searched for runs.
 _MAX_DEPTH = 5
-"""Folders below one that is searched for runs."""
+# A learner on another machine, or in a container, writes its status every second.
 _FRESH_S = 30.0
-"""A learner on another machine, or in a container, writes its status every second."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,14 @@ def read_run(path: Path) -> Run:
         raise ConfigError(f"{path / CONFIG_FILE} is not that of a run: it has no run.total_steps")
     status = read_status(path)
     saved = next((steps_of(newest) for newest in newest_first(path / "checkpoints")), None)
+    # `status.json` is not forced to the disk: after a crash it may be older than the newest checkpoint.
     steps = max(_integer(status.get("steps")), saved or 0)
     metrics = status.get("metrics")
     return Run(
         path=path,
         fields=fields,
+        # The checkpoint decides, where there is one: a learner that was killed at the end had reported steps
+        # that were never saved.
         state=_state(path, steps if saved is None else saved, total),
         steps=steps,
         wall_s=_number(status.get("wall_s")),
@@ -180,6 +183,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
             if not path.is_dir():
                 what = "is not a directory" if path.exists() else "does not exist"
                 raise ConfigError(f"{path} {what}: name a run directory, or one that has runs in it")
+        # Limited, since somebody may name a home directory, or a folder with a link back to itself.
         below = list(_below(path, _MAX_DEPTH))
         if not below:
             raise ConfigError(f"there is no run in {path}")
@@ -266,6 +270,7 @@ def _is_locked(path: Path) -> bool:
     """Whether a launcher holds the run."""
     try:
         with path.open("rb") as lock:
+            # Shared: two readers that look at the same moment must not take each other for a launcher.
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -282,6 +287,7 @@ def _changed_s(path: Path) -> float:
 
 
 def _integer(value: Any) -> int:
+    # The file is another process's, perhaps another version's: what is not as expected counts as not there.
     return value if isinstance(value, int) else 0
 
 

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 STORAGE = "study.sqlite3"
 _NAME = "sweep"
+# Parts of a run after which its newest evaluation is compared with that of other trials: pruners need places
+# that all trials pass, and evaluations come when they come.
 _LEVELS = 20
-"""Parts of a run after which its newest evaluation is compared with that of other trials: pruners need places
-that all trials pass, and evaluations come when they come."""
 _WARM_UP_LEVELS = 5
+# No trial ends early before this level, nor before this many have ended by themselves.
 _STARTUP_TRIALS = 4
-"""No trial ends early before this level, nor before this many have ended by themselves."""
+# Fixed, so that a study of one run at a time repeats itself; several at a time end in no fixed order.
 _SEED = 0x0A7
+# What Optuna calls the end of a trial. One that is `RUNNING` waits to be resumed.
 _STATES = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed"}
-"""What Optuna calls the end of a trial. One that is `RUNNING` waits to be resumed."""
 
 
 def check_installed() -> None:
@@ -79,11 +80,17 @@ class Study:
         if run is None or run.score is None or self._sweep.section.pruner == "none":
             return False
         level = _LEVELS * run.steps // max(1, run.total_steps)
+        # A trial that has all its steps only waits for its last evaluation: pruning saves nothing and loses
+        # its score.
         if level >= _LEVELS or level <= self._levels.get(job.name, 0):
             return False
         self._levels[job.name] = level
         frozen = self._study.get_trials(deepcopy=False)[_number(job)]
+        # Optuna hands a `Trial` only to the process that asked for it; after a resume it has to be made
+        # again.
         trial = optuna.trial.Trial(self._study, frozen._trial_id)
+        # Every level up to here, since one evaluation may span several and Optuna compares trials at the same
+        # level.
         for passed in range(max(frozen.intermediate_values, default=0) + 1, level + 1):
             trial.report(run.score, passed)
         return trial.should_prune()
@@ -99,6 +106,7 @@ class Study:
         elif job.state == "pruned":
             self._study.tell(_number(job), state=TrialState.PRUNED)
         elif job.state in ("done", "failed"):
+            # Optuna has no end without a value, and a missing score must not count as a bad one.
             job.state, job.error = "failed", job.error or "no game of it was counted"
             self._study.tell(_number(job), state=TrialState.FAIL)
 
@@ -129,6 +137,7 @@ class Study:
 def _opened(sweep: Sweep, file: Path) -> OptunaStudy:
     import optuna
 
+    # It would print a line for each trial between those of the sweep.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if sweep.section.pruner == "median":
@@ -145,6 +154,8 @@ def _opened(sweep: Sweep, file: Path) -> OptunaStudy:
             )
             # One that goes on must not draw again what it began with.
             seed = _SEED + len(study.get_trials(deepcopy=False))
+            # A constant liar counts running trials as bad ones: without it, runs side by side would try the
+            # same place.
             study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=sweep.section.parallel > 1)
     except Exception as error:  # SQLAlchemy's and Optuna's own are of no common kind
         why = str(error).splitlines()[0]

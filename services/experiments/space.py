@@ -13,9 +13,11 @@ from troupe.common.config.loading import canonical
 from troupe.common.errors import ConfigError
 
 _DIGITS = 4
+# Fixed, not the run's seed: the same file means the same trials on every machine, and `--trials` only adds to
+# them.
 _SEED = 0x5EA4C4
+# The largest bound: whole numbers are drawn as 64-bit ones, and no field needs a larger one.
 _MOST = 1e18
-"""The largest bound: whole numbers are drawn as 64-bit ones, and no field needs a larger one."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ def read_space(source: str, tables: Mapping[str, Any], prefix: str = "") -> dict
 def draw(space: Space, trial: int) -> dict[str, Any]:
     """The values of a trial, drawn at random; the same for every call with the same number."""
     return {
+        # A generator for each trial and field: more trials, or another range of one field, leave all other
+        # values as they were.
         name: _drawn(place, np.random.default_rng([_SEED, trial, index]))
         for index, (name, place) in enumerate(space.items())
     }
@@ -78,6 +82,8 @@ def ends(space: Space) -> list[dict[str, Any]]:
     values = [
         [place.low, place.high] if isinstance(place, Range) else place.values for place in space.values()
     ]
+    # Ends side by side, not all combinations, which would be 2^n. What fails only for two values together is
+    # found when that run starts.
     longest = max(map(len, values), default=0)
     return [
         {name: options[min(index, len(options) - 1)] for name, options in zip(space, values, strict=True)}
@@ -87,6 +93,7 @@ def ends(space: Space) -> list[dict[str, Any]]:
 
 def readable(place: Range, value: float) -> float:
     """`value` with as many digits as one reads, within the bounds."""
+    # Rounding to four digits may step over a bound.
     return min(place.high, max(place.low, float(f"{value:.{_DIGITS}g}")))
 
 

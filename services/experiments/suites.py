@@ -14,8 +14,8 @@ from troupe.common.stats.scores import DMLAB30, RANDOM_AND_HUMAN, random_and_hum
 Suite = dict[str, tuple[float, float] | None]
 """Environment to its scores of 0 and of 1; None where there are none."""
 
+# Aitchison et al. 2023, "Atari-5": the five games whose scores say most about the median over all 57.
 _ATARI5 = ("battle_zone", "double_dunk", "name_this_game", "phoenix", "qbert")
-"""Aitchison et al. 2023, "Atari-5": the five games whose scores say most about the median over all 57."""
 _MINATAR5 = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 _MUJOCO5 = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5")
 
@@ -65,6 +65,7 @@ def _reference(path: Path, env_id: str, scores: Any) -> tuple[float, float] | No
     ):
         raise ConfigError(f'{path}: tasks."{env_id}" should have two numbers, low and high, or nothing')
     low, high = (float(value) for value in values if value is not None)
+    # Infinite bounds have a difference of inf, and every score would be 0 or nan.
     if not low < high or high - low == float("inf"):
         raise ConfigError(f'{path}: tasks."{env_id}": low ({low:g}) should be less than high ({high:g})')
     return low, high

@@ -31,8 +31,8 @@ RECORD = "sweep.json"
 _VERSION = 1
 _POLL_S = 0.5
 _LINE_S = 60.0
+# How long runs may take to stop: each writes a checkpoint.
 _STOP_S = 120.0
-"""How long runs may take to stop: each writes a checkpoint."""
 _OVER = ("done", "failed", "pruned")
 
 
@@ -61,13 +61,18 @@ def check(sweep: Sweep) -> dict[str, int]:
         planned = [sweep.with_fields(f"end-{i}", each) for i, each in enumerate(ends(sweep.space))]
     with tempfile.TemporaryDirectory(prefix="troupe-") as folder:
         values = Path(folder) / "values.toml"
+        # Layers are merged as the run's own process will merge them, from a file of the same text, so that
+        # what is refused there is refused here, hours earlier.
         for run in planned:
             values.write_text(values_file(run.fields), "utf-8")
             try:
                 loaded = load_layers(sweep.preset, values, sweep.overrides, os.environ)
             except ConfigError as error:
+                # The user wrote the sweep's file, and never saw the one in the temporary folder.
                 raise ConfigError(str(error).replace(f"file {values}", f"file {sweep.source}")) from None
             totals[run.name] = loaded.config.run.total_steps
+            # Making an environment or a network takes up to seconds. Runs that differ in neither, such as
+            # those of further seeds, need no second look.
             parts = {repr(loaded.config.env), repr(loaded.config.agent)}
             if not parts <= seen:
                 seen |= parts
@@ -93,6 +98,8 @@ def read_record(folder: Path) -> dict[str, Any]:
         ConfigError: it is damaged, or of another version of Troupe.
     """
     try:
+        # Size and kind are looked at first: the folder may hold a pipe, which would block, or anything else
+        # of that name.
         record = json.loads(check_regular(folder / RECORD, MAX_JSON_BYTES).read_bytes())
     except FileNotFoundError:
         return {}
@@ -112,6 +119,7 @@ def recorded_sweep(folder: Path, options: Mapping[str, Any], overrides: Mapping[
         raise ConfigError(f"there is no sweep in {folder}: it has no {RECORD}")
     tables = record["tables"]
     chosen = {name: value for name, value in options.items() if value is not None}
+    # As parsed then, not read again: the file may have changed, or gone, since.
     tables = {**tables, SECTION: {**tables[SECTION], **chosen}}
     return parse(record["source"], tables, {**record["overrides"], **overrides})
 
@@ -155,6 +163,7 @@ class Runner:
                     self._check_same(job.planned, record["runs"][job.name], record)
         for job in self.jobs:
             job.check_place()
+        # Their directories are somebody's results: they are named, and never deleted.
         self._left_alone = sorted(set(record.get("runs", {})) - {job.name for job in self.jobs})
         self._next_line_s = time.monotonic() + _LINE_S
 
@@ -163,10 +172,13 @@ class Runner:
         before = record.get("runs", {}).get(planned.name)
         if before is not None:
             self._check_same(planned, before, record)
+            # What has failed would most likely fail again, and hold up the runs that have not been tried.
             if before["state"] in ("failed", "pruned") and not (retry and before["state"] == "failed"):
                 job.state, job.error = before["state"], before["error"]
         run = job.run()
         if run is not None and run.state != "running":
+            # A killed run reports more steps than its newest checkpoint has; those after the checkpoint are
+            # made again.
             made = run.steps if run.state == "done" else saved_steps(job.run_dir)
             if made >= self._totals[planned.name]:
                 job.state, job.error = "done", ""
@@ -174,6 +186,8 @@ class Runner:
 
     def _opened_study(self, record: dict[str, Any]) -> search.Study:
         now = self.sweep.section.search
+        # Optuna cannot use trials of another space, and would go on without a word as if they were of this
+        # one.
         if record and record["tables"][SECTION].get("search") != now:
             raise ConfigError(f"{self.folder} has a study of another [sweep.search]; choose another --dir")
         return search.Study(self.sweep, self.folder)
@@ -185,6 +199,8 @@ class Runner:
 
     def _check_same(self, planned: Planned, before: dict[str, Any], record: dict[str, Any]) -> None:
         """Refuse to go on with a run under other values than it began with."""
+        # Compared as text and values of the sweep, not as whole configurations: a default that has changed
+        # with the version does not make another run.
         was = {**before["fields"], **record["overrides"], "preset": record["preset"]}
         now = {**planned.fields, **self.sweep.overrides, "preset": self.sweep.preset}
         for name in (*was, *now):
@@ -207,16 +223,20 @@ class Runner:
                 for job in self.jobs:
                     if job.poll():
                         self._ended(job)
+                    # Pruned before it ends, so that `poll` does not take the stop for one from outside.
                     elif self.study is not None and job.state == "running" and self.study.look(job):
                         job.state = "pruned"
                         job.stop()
                 self._tell()
                 self._stop.wait(_POLL_S)
         finally:
+            # In `finally`: an exception of the runner, as of a full disk, must not leave trainings that
+            # nobody watches.
             self._stop_all()
             self._save()
 
     def _all_over(self) -> bool:
+        # A pruned trial still writes its checkpoint; the next call would find its directory in use.
         over = all(job.state in _OVER and not job.alive for job in self.jobs)
         return over and len(self.jobs) >= self.planned
 
@@ -241,6 +261,8 @@ class Runner:
         self._save()
 
     def _ended(self, job: Job) -> None:
+        # Somebody else sent the signal. Left as `stopped` it would never count as over, and the loop would
+        # not end.
         if job.state == "stopped" and not self._stop:
             job.state, job.error = "failed", "stopped from outside"
         run = job.run()
@@ -266,6 +288,8 @@ class Runner:
         self._say(f"stopping {runs} with a checkpoint each (once more to stop at once)")
         for job in running:
             job.stop()
+        # A second Ctrl-C reaches this process only, since each run has a process group of its own: it is
+        # passed on.
         deadline_s, signals = time.monotonic() + _STOP_S, self._stop.signals
         while any(job.alive for job in running) and time.monotonic() < deadline_s:
             for job in running:
@@ -361,6 +385,7 @@ def best_trial(study: search.Study, sweep: Sweep, folder: Path) -> list[str]:
     said = ", ".join(f"{field} = {format_value(chosen)}" for field, chosen in setting.items())
     file = shell_path(folder.absolute() / VALUES / f"{name}.toml")
     fields = shlex.join([*as_options(sweep.overrides), "--run.seed", "2"])
+    # Another seed: the best of many trials is partly luck, and its own seed would only repeat it.
     again = f"{own_command()} train {shlex.quote(sweep.preset)} --sweep {file} {fields}"
     return [f"best: {name}, {what} {report.number(value)}: {said}", f"train with it: {again}"]
 

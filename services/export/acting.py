@@ -47,8 +47,12 @@ class Acting(nn.Module):
                 for leaf in self._leaves
             }
         self._parts = len(self.inputs)
+        # What the network ignores is no argument: exporters drop unused inputs, each in its own way, and the
+        # file would then not take what its description says.
         self.inputs |= {name: getattr(self._empty, name) for name in _looked_at(self.net, agent.memory_size)}
         with torch.inference_mode():
+            # Run once to see which outputs there are: an agent without memory gives a `next_memory` of width
+            # 0.
             decided = self._decide(self._step(tuple(self.inputs.values())))
         self.outputs = tuple(name for name, value in decided.items() if value.numel())
 
@@ -61,6 +65,8 @@ class Acting(nn.Module):
         seen, rest = inputs[: self._parts], inputs[self._parts :]
         obs = seen[0]
         if self._leaves:
+            # The network takes parts as one flat row; programs outside give them by name, as the environment
+            # does.
             parts = self.net.inputs
             assert isinstance(parts, PartInputs)
             obs = parts.of_parts(seen)

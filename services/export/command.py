@@ -67,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
     with warnings_shown("troupe.common.runtime.checkpoint"):
         checkpoint = open_checkpoint(arguments.path)
     torch.set_num_threads(1)
+    # The environment is never made, so its module needs no permission; the algorithm's does.
     config = config_of(checkpoint, arguments.modules, plays=False)
     agent = agent_of(checkpoint, config, spec_of(checkpoint))
     description = export(agent, config, checkpoint, arguments.format, arguments.out, arguments.slots)
@@ -97,6 +98,8 @@ def export(
     except ImportError as error:
         message = f"--format {form} needs the package {error.name}: {install_command('export')}"
         raise ConfigError(message) from None
+    # What exporters raise for a network that they cannot express. Anything else is a defect, and keeps its
+    # traceback.
     except (RuntimeError, ValueError, OnnxExporterError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"this network cannot be written as {form}: {reason}") from error
@@ -110,6 +113,7 @@ def export(
 def _write_checkpoint(agent: Agent, config: Config, checkpoint: Checkpoint, out: Path) -> None:
     """Network, configuration and counters as a directory with one checkpoint, without what learning needs."""
     with readable(out):
+        # `prune` would otherwise take what is there for older checkpoints.
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is there already: name a new directory, or remove it first")
     arrays = {f"net/{name}": array for name, array in agent.params().items()}

@@ -21,6 +21,8 @@ def _torchscript(acting: Acting, agent: Agent, description: str) -> bytes:
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # of shapes that become constants, as they should
+        # A trace, not a script: it needs no annotations in the networks, and no branch of a decision depends
+        # on data. Its own check would run everything again.
         traced = torch.jit.trace(acting, tuple(acting.inputs.values()), check_trace=False)
         torch.jit.save(torch.jit.freeze(traced), buffer, _extra_files={NAME: description})
     return buffer.getvalue()
@@ -40,6 +42,7 @@ def _onnx(acting: Acting, agent: Agent, description: str) -> bytes:
             dynamo=False,  # the other exporter needs a package more, and refuses what depends on data
         )
     model = onnx.load_from_string(buffer.getvalue())
+    # Here, where the error names the algorithm that was exported, not in the user's program.
     onnx.checker.check_model(model)
     model.producer_name = "troupe"
     onnx.helper.set_model_props(model, {NAME: description})

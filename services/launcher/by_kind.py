@@ -42,8 +42,8 @@ class _Start:
 
 
 _LONG = {"run.total_steps": 500_000}
+# Where nobody has looked at the size of rewards and observations.
 _ANY_SIZE = {"agent.reward_scale": 1.0, "agent.normalize_returns": True, "agent.normalize_vectors": True}
-"""Where nobody has looked at the size of rewards and observations."""
 _SAC = {"run.total_steps": 100_000, "replay.capacity_items": 100_000}
 _OWN_ENTROPY = {"agent.target_entropy": "none", "agent.entropy_cost": 1.0}
 _LOST_SIGHT = {"agent.see_last_step": True, "agent.gamma": 0.99}
@@ -136,8 +136,10 @@ def _values(algo: str, spec: EnvSpec) -> list[Layer]:
         for key, value in flat(read_preset(start.preset), start.preset).items()
         if not key.startswith("env.")
     }
+    # A preset names the torso for its own pictures; these may have another size.
     if "agent.torso" in values:
         fields["agent.torso"] = "auto"
+    # Clipping to one suits Atari's scores; elsewhere it would hide most of what there is to learn.
     if values.get("agent.reward_clip") == "abs_one" and not spec.id.startswith("atari:"):
         fields["agent.reward_clip"] = "none"
     return [

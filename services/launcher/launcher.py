@@ -177,6 +177,8 @@ class _Launcher:
         while not self._stop:
             complete = self._complete()
             for child in self._children:
+                # Asked for before the children are looked at: one that ends in between is restarted once too
+                # often rather than believed too early.
                 child.poll(may_be_done=complete)
             if self._learner.state == "done":
                 self._check_learned()
@@ -221,6 +223,7 @@ class _Launcher:
         def hurry() -> bool:
             return self._stop.signals > 1
 
+        # Replay last: what actors still hold goes there, and it is what a resumed run begins with.
         replay = [child for child in self._children if child.name.startswith("replay")]
         others = [child for child in self._children if child not in replay and child is not self._learner]
         for group, timeout_s in (
@@ -363,6 +366,7 @@ class _Usage:
         """How many cores a process had lately, and how many more its threads were ready for."""
         times = process.cpu_times()
         sample = time.monotonic(), times.user + times.system, _waited_s(process.pid)
+        # Keyed by psutil's object, which knows the start time: a pid that is used again is another process.
         samples = self._samples[process] = self._samples.pop(process, deque())
         while len(self._samples) > _MAX_PROCESSES:
             self._samples.pop(next(iter(self._samples)))

@@ -44,6 +44,7 @@ def child_specs(
         return [*words, "--resume"] if again else words
 
     # An orphaned learner may still write its checkpoint: it gets SIGTERM, and ends itself if that hangs.
+    # First in the list: it is the one that all others wait for, and is stopped first.
     learner = builder.service(
         "learner",
         learner_words,
@@ -74,6 +75,7 @@ def child_specs(
 
         def tensorboard_words(restarts: int) -> list[str]:
             words = ["--logdir", logdir, "--port", str(tensorboard.of_start(restarts))]
+            # A resumed run has several event files, of which TensorBoard otherwise reads the newest only.
             return [*words, "--reload_multifile=true", "--reload_interval=10"]
 
         module = "troupe.services.launcher.tensorboard"

@@ -12,8 +12,8 @@ from troupe.common.stats.played import levels_missed
 from troupe.services.launcher.curves import Points
 
 _RATE_WINDOW_S = 60.0
+# Metrics that say nothing once the learner is silent.
 _RATES = ("speed/", "gpu/")
-"""Metrics that say nothing once the learner is silent."""
 _STARVED_SHARE = 0.3  # of the demand; the scheduler alone causes less where cores are free
 _SLOW_STEP_MS = 5.0
 _SETTLED_S = 30.0  # before, starting processes take the processor and caches are cold
@@ -116,6 +116,7 @@ def run_view(status: dict[str, Any], **values: Any) -> RunView:
     metrics = {k: float(v) for k, v in status.get("metrics", {}).items() if isinstance(v, int | float)}
     counters["version"] = int(status.get("version", -1))
     if "learner" in values.get("silent", {}):
+        # The last rates would stand there for as long as it is silent, and look like a run that goes on.
         metrics = {name: value for name, value in metrics.items() if not name.startswith(_RATES)}
         values["eta_s"] = None
     return RunView(
@@ -166,6 +167,8 @@ def verdict(view: RunView) -> tuple[str, str]:
         return f"filling replay before learning starts: {items:,.0f} of {view.min_items:,} items", ""
     if view.elapsed_s < _SETTLED_S:
         return "too early to say what limits training", ""
+    # From here on in the order in which causes hide each other: a full machine makes the learner wait as
+    # well, and a slow environment leaves cores idle.
     wait_share = view.metrics.get("learner/wait_share", 0.0)
     learner, actors = _cores(view, "learner"), _cores(view, "actor")
     busy = sum(service.cpu for service in view.services)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+# Services report every second or so; a busy machine may keep one for several.
 _LIMIT_S = 10.0
-"""Services report every second or so; a busy machine may keep one for several."""
 _SERVICES = ("actor", "replay", "evaluator")
 
 
@@ -15,6 +15,7 @@ class Silence:
 
     def __init__(self, liveness_s: float) -> None:
         """`liveness_s`: the learner forgets a service that is silent for so long."""
+        # Before the learner forgets it: afterwards its silence would no longer stand in the status.
         self._limit_s = min(_LIMIT_S, 0.75 * liveness_s)
         self._written_ns = 0
         self._written_s = 0.0

@@ -104,6 +104,8 @@ class Child:
         It stays in the launcher's session: Linux shares the CPU among sessions first (autogroup), and `nice`
         would count for nothing across them.
         """
+        # The guard asks the kernel for a signal at this process's death (PR_SET_PDEATHSIG) and then becomes
+        # the child: Python's own `preexec_fn` would run in a fork of a process with threads.
         prefix = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
         prefix += [str(int(self.spec.orphan_signal)), str(self.spec.nice)]
         with self._open_log() as log:
@@ -191,6 +193,7 @@ class Child:
         """The end of what this start has logged."""
         with self.spec.log_path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
+            # From this start on: an error of the start before would otherwise be told as that of this one.
             log.seek(max(self._log_offset, size - _TAIL_BYTES))
             return [line.strip() for line in log.read().decode("utf-8", "replace").splitlines()]
 

@@ -140,6 +140,8 @@ def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
     else:
         spec = make_spec(config.env)
     check_settings(config.env, spec, loaded.chosen("env"))
+    # Made and thrown away: a torso that does not suit, or a goal that is not shown, is refused here and not
+    # by a service.
     agent, hindsight = make_agent(config.agent, spec), hindsight_of(config, spec)
     if hindsight is not None:
         hindsight.around(agent.accumulator(config.actor.chunk_steps), config.actor.chunk_steps)
@@ -156,6 +158,7 @@ def _with_beginning(config: Config, spec: EnvSpec) -> Config:
     path = Path(learner.init_from).expanduser().resolve()
     agent = make_agent(config.agent, spec)
     begin_from(agent, path, partial(changed_structure, config=config), optimizer=learner.init_optimizer)
+    # In full, since a resumed run may be started from another folder.
     changed = learner.model_copy(update={"init_from": str(path)})
     return config.model_copy(update={"learner": changed})
 

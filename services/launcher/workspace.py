@@ -61,6 +61,7 @@ def socket_directory() -> Iterator[Path]:
     """Yield a private directory for the sockets, with a path that the kernel accepts; removed afterwards."""
     short_enough = len(tempfile.gettempdir()) < _MAX_SOCKET_PATH - _SOCKET_NAME_LENGTH
     try:
+        # An ipc path has room for 107 bytes, and TMPDIR of some clusters is longer than that alone.
         parent = None if short_enough else "/tmp"
         path = Path(tempfile.mkdtemp(prefix=f"troupe-{os.getpid()}-", dir=parent))
     except OSError as error:
@@ -79,6 +80,7 @@ def _remove_abandoned(parent: Path) -> None:
     for path in parent.glob("troupe-*-*"):
         pid = path.name.split("-")[1]
         with contextlib.suppress(OSError):
+            # Our own only: the temporary folder is everybody's.
             if pid.isdecimal() and not psutil.pid_exists(int(pid)) and path.stat().st_uid == os.getuid():
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -95,6 +97,7 @@ def launcher_log(run_dir: Path) -> Iterator[logging.Logger]:
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    # Its lines are for the file; the panel shows those that people need.
     logger.propagate = False
     try:
         yield logger
@@ -166,6 +169,7 @@ def tensorboard_port(wanted: int) -> int:
 
 def _check_free(port: int) -> None:
     with socket.socket() as probe:
+        # As TensorBoard binds: without it a port that was closed a minute ago would count as taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
 
@@ -207,6 +211,7 @@ def damage(run_dir: Path) -> str:
     """
     problems: list[str] = []
     with readable(run_dir / "checkpoints"):
+        # Only until one is whole: hashing all of them could take minutes.
         for path in newest_first(run_dir / "checkpoints"):
             try:
                 check(path)
@@ -223,6 +228,7 @@ def own_command(program: str = "troupe") -> str:
     """How a user runs a program of this very installation: its name where a shell finds it, or its path."""
     beside = Path(sys.executable).parent / program
     found = shutil.which(program)
+    # A virtual environment that is not activated: the bare name would run another installation, or none.
     if beside.is_file() and (found is None or not os.path.samefile(found, beside)):
         return shell_path(beside)
     return program

@@ -73,6 +73,7 @@ def run_config(
     if preset is None:
         if not exists:
             raise ConfigError(f"{run_dir} has no config.toml: name a preset to begin a new run there")
+        # Without variables: the file has been written from them, and they may have changed since.
         config = load_config(None, file, overrides, {})
         check_resumable(read_config(file), config)
         return config
@@ -85,6 +86,7 @@ def run_config(
     else:
         loaded = load_layers(preset, None, overrides, os.environ)
         config = loaded.config
+        # Before the directory: a run that cannot begin should leave nothing behind.
         check_settings(config.env, make_spec(config.env), loaded.chosen("env"))
         make_directory(run_dir, "run directory")
     atomic_write(file, to_toml(config).encode())
@@ -96,6 +98,7 @@ def _changed_config(file: Path, preset: str, overrides: dict[str, str]) -> Confi
     from troupe.common.config import check_resumable, load_config, read_config
 
     old = read_config(file)
+    # The command line is the same for every start, so a volume that holds another run has to be noticed here.
     if old.run.preset and Path(old.run.preset).stem != Path(preset).stem:
         raise ConfigError(f"{file.parent} has a run of {old.run.preset}: choose another folder for {preset}")
     config = load_config(None, None, overrides, os.environ, run_config=file)

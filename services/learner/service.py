@@ -104,6 +104,7 @@ class Learner:
         self.checkpoints = RunCheckpoints(
             config, directory, self.agent, self.spec, self.counters, self._check_weights
         )
+        # Before any socket: a run that cannot go on says so without a service having joined it.
         self.checkpoints.begin_run(resume=resume)
         name, place = config.run.name or run_dir.resolve().name, str(run_dir.resolve())
         known_as = Run(self.checkpoints.run_id, name, place, config.to_dict())
@@ -175,6 +176,7 @@ class Learner:
     def _make_inference(self, security: Security) -> CentralInference:
         """The service that acts for the actors, with a network of its own: updates change the other one."""
         config = self.config
+        # With the steps: a resumed run would otherwise explore by the very draws of its beginning.
         seed = np.random.SeedSequence([config.run.seed, self.counters.steps]).generate_state(1)[0]
         agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
         return CentralInference(
@@ -204,6 +206,7 @@ class Learner:
             self.checkpoints.save()
         if self.inference is not None:
             self.inference.start()
+            # Before control starts: WELCOME has to name the address to whoever joins first.
             self.control.inference_endpoint = self.inference.endpoint
         self.control.start()
         self.prefetch.start()
@@ -224,6 +227,8 @@ class Learner:
                 self._finish()
             # Last of all, so that what is resumed later has every step that the status shows.
             self._collect(LAST_COLLECT_S)
+            # A report after this would be in the status and not in the checkpoint: the resumed run would seem
+            # to lose steps.
             self.counters.budget.close()
             if not self._complete_before:  # else everything is in the run directory already
                 self.checkpoints.save()
@@ -253,6 +258,7 @@ class Learner:
         """One update, its priorities, and every so often a new parameter version."""
         replay, counters = self.config.replay, self.counters
         usable = self._usable.of(sample)
+        # Before anything is computed: one NaN would spread through the gradient into every weight.
         if usable.rows is not None:
             self.reporter.note("learner", {"learner/unusable_items_total": float(self._usable.left_out)})
             if not usable.rows.any():
@@ -353,6 +359,7 @@ class Learner:
         self._publish()
         # The status first: who sees a service leave looks there for whether that is in order.
         self.reporter.tick(self.control, self.prefetch.waited_s, note="complete", force=True)
+        # After the last version is out: who hears of the end fetches that one.
         self.control.set_state(updates=self.counters.updates, stopping=True)
         if self._linger_s:
             self._stay_for_latecomers()
@@ -400,6 +407,7 @@ class Learner:
             if self._best is not None:
                 ends.callback(self._best.wait, CHECKPOINT_S)
             ends.callback(self._context.destroy, linger=1000)
+            # After the reporter, whose last status names the peers.
             ends.callback(self.control.stop)
             ends.callback(self.reporter.close)
             ends.callback(

@@ -47,6 +47,7 @@ def _own_files(folder: Path, tables: Collection[str]) -> list[Path]:
     own = _FIXED | {f"{table}.{suffix}" for table in {*layout["tables"], *tables} for suffix in _OF_TABLE}
     own |= {f"{spec.name}.{suffix}" for spec in specs for suffix in _OF_FIELD}
     files = [path for path in folder.iterdir() if not path.is_dir() and path.name != "lock"]
+    # Refused as a whole: a mistyped --data-dir may be somebody's home, of which nothing must go.
     foreign = sorted(path.name for path in files if path.name not in own)
     if saved is None:
         # A shard that died in its first insert has made files for fields that it had not noted yet. They are

@@ -51,13 +51,17 @@ class HeldInserts:
         """Keep ``insert`` behind the others of its producer. Raises GapError where one is missing."""
         line = self._lines.get(insert.incarnation)
         if line is not None:
+            # A producer may have a new socket by now: the answer goes to where it was heard last.
             line.peer = peer
             last = line.inserts[-1].sequence
+            # Sent again by a producer that has heard nothing: it is here already.
             if insert.sequence <= last:
                 return
+            # A gap, unless the producer says itself that it does not want to know of those between.
             if insert.sequence > max(last + 1, insert.oldest):
                 raise GapError(last + 1)
         size = _bytes(insert)
+        # The first is always kept, however large: otherwise it could never be stored.
         if self._count and (self._count >= MAX_HELD or self.bytes + size > MAX_HELD_BYTES):
             return
         if line is None:
@@ -72,6 +76,7 @@ class HeldInserts:
         Those that had one stored wait behind the others next time.
         """
         served = 0
+        # One of each producer in turn, so that a fast one does not take all the room that becomes free.
         for incarnation, line in list(self._lines.items()):
             if not store(line.peer, line.inserts[0]):
                 continue

@@ -68,6 +68,7 @@ def parse_serve(words: Sequence[str]) -> tuple[ShardOptions, argparse.Namespace]
     Raises:
         ConfigError: a word that means nothing, or nothing here, rather than pass over it.
     """
+    # Before argparse, which would call them unknown and suggest nothing.
     for word in words:
         if key := FIELDS_OF_TABLES.get(word.partition("=")[0]):
             raise ConfigError(f"{word.partition('=')[0]} is a field of a table: --table default:{key}=VALUE")

@@ -79,6 +79,8 @@ class RequestHandlers:
         self._files = SharedFiles(replay.folder)
         self._parked: deque[Parked] = deque()
         self._parked_by_peer: Counter[bytes] = Counter()
+        # Batches that nobody reads stay in ZeroMQ's memory: to be counted, or a silent learner would fill
+        # this process.
         self._unread = UnreadBatches()
         # The tables that each has inserted into. The one heard last is last.
         self._writers: OrderedDict[bytes, frozenset[str]] = OrderedDict()
@@ -114,6 +116,8 @@ class RequestHandlers:
     def advance(self) -> None:
         """Do what waits, as far as it can be done now, and tell writers whether to go on."""
         self.serve_parked()
+        # Each round may make room for the next: an insert that is stored fills a batch, which empties a
+        # queue.
         while len(self.held) and self.held.serve(self._store):
             self.serve_parked()
         self.grant_credit()
@@ -122,6 +126,7 @@ class RequestHandlers:
         """Answer parked requests that can be served now, in order, and those that have waited too long."""
         self._replay.expire_leases()
         now_s = system.monotonic()
+        # Requests of one kind wait for the same thing: once one has to, the others need not be tried.
         blocked: dict[tuple[tuple[str, int], ...], str] = {}
         for _ in range(len(self._parked)):
             parked = self._parked.popleft()
@@ -160,6 +165,8 @@ class RequestHandlers:
                 self._blocked_s[name] += now_s - self._paused_since_s.pop(name)
         for peer, tables in list(self._writers.items()):
             concerned = not changed.isdisjoint(tables or self._tables)
+            # Only on a change, and only to those whom it concerns; a lost one is made up for by the next
+            # ping.
             if concerned and not self.server.send(peer, self._grant(peer)):
                 self._writers.pop(peer, None)
 
@@ -203,7 +210,9 @@ class RequestHandlers:
     def _sample(self, envelope: Envelope, body: messages.Sample) -> None:
         parked = Parked(envelope, body, body.counts(), system.monotonic() + PARK_S)
         peer = envelope.peer
+        # Those that wait come first: a new request that is served at once would starve a larger one.
         if self._parked or self._unread.blocked(peer) or self._try(parked) is not None:
+            # Before the limit for all, so that one peer cannot use it up.
             if self._parked_by_peer[peer] >= MAX_PARKED_PER_PEER:
                 raise RefusedError(messages.TOO_MANY, f"{MAX_PARKED_PER_PEER} requests of yours wait already")
             if len(self._parked) >= MAX_PARKED:
@@ -249,6 +258,7 @@ class RequestHandlers:
         self._note_writer(peer, frozenset())
         answer = self._grant(peer)
         held = self.held.first(body.incarnation)
+        # So that the client does not send again what only waits.
         parked = [each.envelope.number for each in self._parked if each.envelope.peer == peer]
         answer.held = UNSET if held is None else held
         answer.reason = answer.reason or self.held.reason(body.incarnation)
@@ -290,4 +300,5 @@ class RequestHandlers:
         self._writers[peer] = self._writers.get(peer, frozenset()) | tables
         self._writers.move_to_end(peer)
         if len(self._writers) > MAX_PEERS:
+            # The one not heard for longest; if it still writes, its next ping puts it back.
             self._writers.popitem(last=False)

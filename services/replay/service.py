@@ -47,12 +47,14 @@ class ReplayService:
         self._rates = Rates(replay, self._requests)
         self._server = self._requests.server
         self._end: Deadline | None = None
+        # The stop wakes the poll, or a signal would be noticed a tenth of a second late.
         self._server.open(stop.fileno())
 
     def run(self) -> None:
         """The main loop."""
         watchdog = StallWatchdog(STALL_LIMIT_S)
         while not self._done():
+            # Bounded, or a flood of inserts would leave the learner's parked requests waiting.
             self._server.turn(POLL_S, BURST)
             self._requests.advance()
             if self._rates.due():

@@ -64,12 +64,15 @@ def serve(options: ShardOptions, ctx: Context, stop: StopSignal) -> None:
             options = with_run(options, welcome.config, welcome.seed(incarnation, options.index))
         replay = open_replay(options, run, specs, item_steps)
         _log.info("serving at %s", endpoint)
+        # Without keys and off loopback anybody could have files written here.
         permitted = options.snapshot_to or (None if options.insecure and not options.keys else "")
         ReplayService(replay, router, stop, control, snapshots=permitted).run()
         replay.close()
     finally:
         if control is not None:
             control.close()
+        # A second for the last acknowledgements: without them actors would send the same chunks again to a
+        # shard that is gone.
         router.close(linger=1000)
 
 

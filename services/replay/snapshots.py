@@ -33,8 +33,11 @@ class Snapshots:
         by a client that did not get the answer. Raises RefusedError.
         """
         last = self._snapshot
+        # A client asks until the copy is complete, and must not start another one by that.
         again = last is not None and token != "" and token == self._token
         if destination and not again:
+            # One at a time: two would read the same disk at half the speed each, and hold twice the copies of
+            # the tables.
             if last is not None and last.progress.state == "running":
                 raise RefusedError("snapshot", f"one to {last.progress.destination} is on its way")
             try:
@@ -75,8 +78,11 @@ class Snapshots:
             raise RefusedError(
                 "snapshot", "not without keys here: start the shard with --snapshot-to DIRECTORY"
             )
+        # Resolved once, and what was looked at is what is written: a link that changes in between leads
+        # nowhere else.
         place = _resolved(destination)
         below = posixpath.join(_resolved(self._permitted), "")
+        # With the slash: `/backup-of-others` is not below `/backup`.
         if self._permitted and not posixpath.join(place, "").startswith(below):
             raise RefusedError("snapshot", f"only below {self._permitted}")
         return place

@@ -57,6 +57,7 @@ class Statistics:
         self._rng = system.generator()
         self._ages = {name: Histogram(AGE_BOUNDS_S) for name in replay.tables}
         self._staleness = {name: Histogram(STALENESS_BOUNDS) for name in replay.tables}
+        # From the items that are there: after a restart all of them would otherwise count as fresh.
         live = replay.store.live()["version"] if replay.store else np.zeros(0, np.int64)
         self._newest = self._newest_before = int(live.max(initial=0))
         self._epoch_s = system.monotonic()
@@ -71,6 +72,8 @@ class Statistics:
         """Note the version of an insert."""
         now_s = system.monotonic()
         if now_s - self._epoch_s > EPOCH_S:
+            # A learner that went back to a checkpoint counts from there; a maximum for good would call all
+            # its items stale.
             self._newest_before, self._newest, self._epoch_s = self._newest, 0, now_s
         self._newest = max(self._newest, version)
 
@@ -129,6 +132,7 @@ class Statistics:
         tries = min(LOOK_AT * slots // max(table.size, 1), MAX_TRIES)
         if table.size <= LOOK_AT or tries * table.size < slots * LOOK_AT // 16:
             return table.filled()
+        # Drawn and not all of them: a status page must not hold up a shard of millions.
         some = self._rng.integers(0, slots, tries)
         return some[table.items(some)["commit"] != 0]
 

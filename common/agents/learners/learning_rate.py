@@ -67,6 +67,7 @@ class LearningRate:
         config = self._config
         if config.learning_rate_schedule in ("linear", "polynomial"):
             power = config.learning_rate_power if config.learning_rate_schedule == "polynomial" else 1.0
+            # A run may overshoot its total by a round of slots: a negative base would make a power complex.
             share = max(0.0, 1.0 - progress) ** power
             self.value = (
                 config.learning_rate_final + (config.learning_rate - config.learning_rate_final) * share
@@ -78,6 +79,8 @@ class LearningRate:
         if config is None or not self.follows_kl:
             return
         if kl > 2.0 * config.kl_target:
+            # As in rl_games and RSL-RL. PPO's adaptive penalty has the two numbers the other way round
+            # (Schulman et al. 2017, section 4).
             self.value = max(self.value / 1.5, config.learning_rate_min)
         elif kl < 0.5 * config.kl_target:
             self.value = min(self.value * 1.5, config.learning_rate_max)

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Few, since a minibatch of pixels may take long; the fastest counts, for noise only ever adds time.
 _TRIALS = 3
+# bfloat16 has to take at most this share of float32's time: it is less exact, so a draw is no gain.
 _WORTH = 0.9
-"""bfloat16 has to take at most this share of float32's time: it is less exact, so a draw is no gain."""
 
+# What /proc/cpuinfo says of processors with units for bfloat16: of Intel's and AMD's the first two.
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
-"""What /proc/cpuinfo says of processors with units for bfloat16: of Intel's and AMD's the first two."""
 
 
 class PassesConfig(LearningRateConfig, RecurrentAgentConfig):
@@ -143,6 +144,8 @@ def _taken(part: Tensor, index: Tensor) -> Tensor:
     """`part[:, index]`; of images stored channels-last whole rows are copied, and stay so."""
     if part.ndim < 5:
         return part.index_select(1, index)
+    # Indexing the tensor as it stands would gather channel by channel and return another layout, which the
+    # next convolution would convert back.
     return part.movedim(2, -1).index_select(1, index).movedim(-1, 2)
 
 
@@ -161,6 +164,7 @@ class Minibatches:
         if self._mode == "repeat" or size >= columns:
             yield torch.arange(columns)
             return
+        # `split` keeps the first pass's order: each minibatch then sees the same steps in every pass.
         if epoch == 0 or self._mode == "shuffle":
             self._order = torch.randperm(columns, generator=self.generator)
         # Equal parts: a small last one would move the policy as far as a whole one.
@@ -266,6 +270,7 @@ class PassesLearner(Learner):
             self._dtype = self._trial(unrolls)
         if not self._pixels:
             return unrolls
+        # Scaled once for all passes: with 3 passes the same bytes would otherwise become floats three times.
         return unrolls._replace(obs=self._net.seen(unrolls.obs, self._dtype))
 
     def learn(
@@ -291,10 +296,13 @@ class PassesLearner(Learner):
                 for index in self._minibatches.of_pass(epoch, *steps.last_reward.shape)
             ]
             if self.rate.follows_kl:
+                # Once per pass: within one, the first minibatches have not moved the policy yet, and would
+                # raise the rate every time.
                 self.rate.follow_kl(torch.stack([each["behaviour_kl"] for each in terms]).mean().item())
             for each in terms:
                 for name, value in each.items():
                     measured.setdefault(name, []).append(value)
+        # One update per batch, whatever the number of passes: versions, checkpoints and `Pace` count batches.
         self.updates += 1
         return measured
 
@@ -310,6 +318,8 @@ class PassesLearner(Learner):
     @torch.no_grad()
     def evaluated(self, unrolls: Unrolls, net: nn.Module | None = None) -> tuple[Tensor, ...]:
         """What the network says of all observations, each `[T + 1, B, ...]`, in bounded memory."""
+        # In parts: without gradients a pass over the whole batch would still hold the activations of its
+        # largest layer.
         rows = max(1, (self._config.minibatch_steps or 4096) // len(unrolls.obs))
         parts = []
         for first in range(0, unrolls.ended.shape[1], rows):
@@ -358,6 +368,7 @@ class PassesLearner(Learner):
             obs = unrolls.obs[:, :columns]
             obs = self._net.seen(obs, dtype) if self._pixels else obs
             said = self._forward_in(dtype, obs, *last, unrolls.memory[:columns])
+            # Any loss will do: the time is that of the layers, not of the loss.
             torch.stack([each.square().mean() for each in said]).sum().backward()
             self.optimizer.zero_grad(set_to_none=True)
 

@@ -51,6 +51,8 @@ class RMSProp(torch.optim.Optimizer):
         if closure is not None:
             raise NotImplementedError("RMSProp looks at the gradient once: step() takes no closure")
         for group in self.param_groups:
+            # A parameter without a gradient had no part in this loss; decaying its averages would forget what
+            # they were for.
             moved = [parameter for parameter in group["params"] if parameter.grad is not None]
             if moved:
                 self._move(moved, group["lr"])
@@ -59,6 +61,8 @@ class RMSProp(torch.optim.Optimizer):
         decay = self._decay
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         squares = self._averages(parameters, "square_avg", torch.ones_like)
+        # `_foreach` functions make one call for all parameters, on the CPU as on a GPU; a loop over some
+        # dozens of small tensors spends its time in Python.
         torch._foreach_mul_(squares, decay)
         torch._foreach_addcmul_(squares, gradients, gradients, value=1 - decay)
         variances = squares

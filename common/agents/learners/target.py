@@ -57,6 +57,7 @@ class TargetLearner(Learner, Generic[Network]):
     def step(self, loss: Tensor) -> Tensor:
         """See `Learner`; moves the target when it is time to."""
         norm = super().step(loss)
+        # By the count that a checkpoint holds, so that a resumed run moves the target at the same updates.
         if self.updates % self._period == 0:
             with torch.no_grad():
                 self._move()

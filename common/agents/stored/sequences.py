@@ -62,6 +62,8 @@ class Sequences(NamedTuple):
         if burn_in:
             obs, last_action, last_reward, first = (part[:burn_in] for part in self.inputs)
             with torch.no_grad():
+                # The stored state is that of an older network; running today's over the steps before makes up
+                # for most of that (Kapturowski et al. 2019, section 3).
                 _, memory = network.remember(obs, last_action, last_reward, first, memory)
         return (*(part[burn_in:] for part in self.inputs), memory)
 
@@ -140,12 +142,17 @@ class StoredSequences:
         layout, starts = self._layout, fields["ended"][:, 0] != RUNNING
         size, window = len(starts), fields["action"].shape[1] - 1
         lengths = np.full(size, window) if lengths is None else lengths.astype(np.int64)
+        # A sequence that begins an episode has fewer steps in front: it is shifted, so that what is learned
+        # from begins at one index for the whole batch, and the burn-in is one call.
         missing = layout.missing_burn_in(lengths, starts)
         entries = np.arange(int((missing + lengths).max()) + 1)[:, None] - missing
         times = entries[layout.burn_in : -1]
         data = {name: self._tensor(array) for name, array in fields.items() if name != "memory"}
+        # Indices before 0 and behind the end read something that exists; `first` and `counts` keep it from
+        # mattering.
         places = self._tensor(entries.clip(0, window))
         rows = torch.arange(size, device=self._device)
+        # The state is stored in pieces over a period's entries, since a field has one width for every step.
         memory = self._tensor(join_memory(fields["memory"][:, : layout.period], self.memory_size))
         action, ended = data["action"][rows, places], data["ended"][rows, places]
         learned = ended[layout.burn_in + 1 :]  # of the steps from these times on

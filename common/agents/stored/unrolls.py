@@ -23,8 +23,8 @@ from troupe.common.rl.sequences import next_values
 if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
 
+# Fields that the network is not given, or not as they are stored.
 _NOT_READ = ("memory", "features", "value")
-"""Fields that the network is not given, or not as they are stored."""
 
 
 class Unrolls(NamedTuple):
@@ -108,6 +108,8 @@ class StoredUnrolls:
     def accumulator(self, chunk_steps: int, phase: float = 0.0) -> UnrollAccumulator:
         """An accumulator of unrolls for one slot; `chunk_steps` has no say in their length."""
         steps = self.item_steps[0]
+        # Skipped once, at the first unroll. With limited staleness all slots complete together: the learner
+        # waits for all of them.
         skipped = int(phase * steps) if self._staggered else 0
         return UnrollAccumulator(steps, self._spec.stack, self.memory_size, skipped, self._spec.actions)
 
@@ -119,6 +121,7 @@ class StoredUnrolls:
         memory = torch.zeros(len(fields["action"]), 0, device=self._device)
         if self.memory_size:
             memory = on_device(join_memory(fields["memory"], self.memory_size), self._device)
+        # An empty tensor of the right shape and device, so that Q learners need no case of their own.
         behaviour = data["reward"].T[1:, :, None][..., :0]
         if self._behaviour_size:
             behaviour = data["behaviour"].transpose(0, 1)

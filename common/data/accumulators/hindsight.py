@@ -54,6 +54,7 @@ class HindsightAccumulator:
         self._window_steps = window_steps
         self._chunk_steps = chunk_steps
         self._rng = rng
+        # Until an error is known: as large as that of missing a reward of 1.
         self._priority = 1.0
         self._begin(np.zeros(0))
 
@@ -99,6 +100,8 @@ class HindsightAccumulator:
         """Chunks of the window so far, which is forgotten but for its last observation."""
         steps = len(self._actions)
         items = [
+            # Of observations after this step, the last included. The one before it would be reached by doing
+            # nothing.
             (step, *self._item(step, int(self._rng.integers(step + 1, steps + 1))))
             for step in range(steps)
             for _ in range(self._copies)
@@ -107,6 +110,7 @@ class HindsightAccumulator:
             self._chunk(items[begin : begin + self._chunk_steps])
             for begin in range(0, len(items), self._chunk_steps)
         ]
+        # The next window begins where this one ended; no transition lies between them, so none is lost.
         self._begin(self._obs[-1])
         return chunks
 
@@ -114,11 +118,13 @@ class HindsightAccumulator:
         """Observations, sum of rewards and discount of up to n steps from `step` on, for another goal."""
         reached, powers = self._obs[goal], self._inner.powers
         rows, total, over = [self._goals.replaced(self._obs[step], reached)], 0.0, False
+        # An episode is over for another goal where that is reached, though it went on for the real one.
         while len(rows) < len(powers) and step + len(rows) < len(self._obs) and not over:
             at = step + len(rows)
             rows.append(self._goals.replaced(self._obs[at], reached))
             reward, over = self._goals.outcome(rows[-1], self._terminated[at - 1])
             total += float(powers[len(rows) - 2]) * reward
+        # A window that ends without the episode's end bootstraps from its last observation, with fewer steps.
         return rows, total, 0.0 if over else float(powers[len(rows) - 1])
 
     def _chunk(self, items: list[tuple[int, list[np.ndarray], float, float]]) -> Chunk:
@@ -128,6 +134,7 @@ class HindsightAccumulator:
         obs: list[np.ndarray] = []
         for _, rows, _, _ in items:
             obs += rows + [rows[-1]] * (entries - len(rows))
+        # Entries that `after` asks for behind the last step; no item reads them.
         obs += [obs[-1]] * (entries - 1)
         action = np.asarray([self._actions[step] for step, *_ in items], self._inner.action_dtype)
         columns = {

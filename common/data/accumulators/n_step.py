@@ -94,6 +94,7 @@ class NStepAccumulator:
 
     def start(self, obs: np.ndarray) -> None:
         """Begin an episode at `obs`; steps of an unfinished one are forgotten (`flush` keeps them)."""
+        # Copies: environments reuse the arrays that they show.
         self._frames = [frame.copy() for frame in obs] if self._stack else [obs.copy()]
         for kept in self._per_step:
             kept.clear()
@@ -114,6 +115,7 @@ class NStepAccumulator:
         if step.terminated or step.truncated:
             bootstrap = 0.0 if step.terminated else step.final_value
             return [self._cut(len(self._actions), bootstrap, ended=True, terminated=step.terminated)]
+        # The last item of the chunk needs n rewards and the value after them, so the cut comes n steps late.
         if len(self._actions) == self._chunk_steps + self._n:
             return [self._cut(self._chunk_steps)]
         return []
@@ -124,6 +126,7 @@ class NStepAccumulator:
 
     def flush(self) -> list[Chunk]:
         """Return the items that are complete now; the newest `n` steps of the episode stay behind."""
+        # Newer steps have no bootstrap yet; the episode goes on without an end that could stand in for it.
         ready = len(self._actions) - self._n
         return [self._cut(ready)] if ready > 0 else []
 
@@ -132,7 +135,9 @@ class NStepAccumulator:
     ) -> Chunk:
         """Make a chunk of the first `steps` steps and forget them."""
         n, known = self._n, len(self._actions)
+        # Shorter only where the episode has ended: otherwise at least n steps are known behind each of these.
         windows = np.minimum(n, known - np.arange(steps))
+        # float64: sums of many discounted rewards are rounded once, when they are stored.
         rewards = np.zeros(steps + n, np.float64)
         available = min(known, steps + n)
         rewards[:available] = self._rewards[:available]
@@ -162,6 +167,8 @@ class NStepAccumulator:
             version=self._versions[0],
         )
         for kept in self._per_step:
+            # Lists and `del` from the front: some dozens of elements, where a deque would have to be copied
+            # to slice it.
             del kept[:steps]
         del self._frames[:steps]
         return chunk

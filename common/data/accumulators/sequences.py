@@ -194,6 +194,8 @@ class SequenceAccumulator:
             if not self._across:
                 return self._last()
         chunks = []
+        # One step less than known: the priority of the last sequence needs the value of what follows its last
+        # step.
         while self._complete(self._known - 1) >= self._per_chunk:
             chunks.append(self._cut(self._per_chunk))
         return chunks
@@ -223,6 +225,7 @@ class SequenceAccumulator:
         # The value of what follows is known here, so the newest sequence need not wait for the next step.
         complete = self._complete(self._known)
         last = self._next + complete
+        # Where the last whole sequence ends with the episode, there is no rest for a shorter one.
         whole = last > 0 and self._layout.end(last - 1) == self._known
         return [self._cut(complete + (not whole), self._final_value)]
 
@@ -240,6 +243,7 @@ class SequenceAccumulator:
         taken = np.array([row.taken for row in rows], np.float32)
         rewards = np.array([row.reward for row in rows], np.float32)
         ended = np.array([row.ended for row in rows], np.uint8)
+        # Without the burn-in, which the learner does not learn from either.
         spans = [
             slice(k * layout.period - origin, int(end) - origin) for k, end in zip(which, ends, strict=True)
         ]
@@ -260,6 +264,7 @@ class SequenceAccumulator:
             version=rows[0].version,
         )
         self._next += count
+        # Its burn-in included: the next sequence begins inside what has just been handed out.
         self._forget_before(layout.begin(self._next))
         return chunk
 

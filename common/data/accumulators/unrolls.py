@@ -166,12 +166,15 @@ class UnrollAccumulator:
         done = self.flush()
         if not self._rows:
             self._version = step.version
+            # Of the first step only, copied: extras are views of the agent's whole batch, which the next step
+            # overwrites.
             self._memory = np.array(step.extras["memory"]) if self._memory_size else self._memory
         ended = TERMINATED if step.terminated else TRUNCATED if step.truncated else RUNNING
         self._rows.append((step.action, step.reward, ended))
         for name, stored in self._extras.items():
             if name in step.extras:
                 stored.append(step.extras[name])
+        # 0 after a termination, by definition: nothing follows.
         self._final_values.append(step.final_value if ended == TRUNCATED else 0.0)
         self._frames.append((step.next_obs[-1] if self._stack else step.next_obs).copy())
         self._real.append(min(self._stack, self._real[-1] + 1))
@@ -185,6 +188,7 @@ class UnrollAccumulator:
 
     def flush(self) -> list[Chunk]:
         """The unroll that is complete, if any."""
+        # Thrown away once, so that this slot's unrolls end at another step than its neighbours'.
         if 0 < self._skipped_steps == len(self._rows):
             self._skipped_steps = 0
             self._go_on()

@@ -26,6 +26,7 @@ __all__ = ["ControlClient", "Games", "Params", "RunState", "Welcome"]
 
 _log = logging.getLogger(__name__)
 
+# Minutes of reports: enough for a learner that restarts, and a bound for one that does not.
 _TELEMETRY_BACKLOG = 256
 _JOIN_SLICE_S = 0.2  # how late a stop may be noticed
 
@@ -220,6 +221,8 @@ class ControlClient:
         """
         with self._changed:
             params = self._member.params
+            # A restarted learner counts versions on from its checkpoint, so its number may be lower and its
+            # weights still newer.
             if params is not None and (params.session != self._delivered_session or params.version > version):
                 return self._deliver(params)
             if self._member.has_newest():
@@ -295,6 +298,8 @@ class ControlClient:
         numbers = {name: float(value) for name, value in metrics.items()}
         try:
             report = messages.Telemetry(metrics=numbers, fields=fields or TelemetryFields(), blobs=arrays)
+            # Encoded by the caller's thread: a report that cannot be sent is refused here, where somebody
+            # hears of it.
             frames = encode(report.message(), limits=messages.CONTROL_LIMITS)
         except WireError as error:
             self.telemetry_dropped += 1
@@ -320,6 +325,7 @@ class ControlClient:
             if self._thread.is_alive():
                 _log.error("the control thread of %s did not stop within %.0f s", self.name, timeout_s)
                 return
+        # Last: the thread polls this pipe until it ends.
         self._membership.waker.close()
 
     def _deliver(self, params: Params) -> Params:

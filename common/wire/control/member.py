@@ -129,6 +129,7 @@ class Member:
     def known_version(self) -> int:
         """The version here, for the learner to compare with; -1 where another learner process made it."""
         params = self.params
+        # Another session's versions are other weights under the same numbers.
         return params.version if params is not None and params.session == self.state.session else -1
 
     def former(self) -> dict[str, Any]:
@@ -150,6 +151,7 @@ class Member:
 
     def short_of_steps(self) -> bool:
         """Whether half of what was permitted is used up, and the learner does not know yet."""
+        # At half, so that the answer comes before the other half is used: nobody pauses for a round trip.
         used_up = 2 * (self.steps_limit - self.steps_made) <= self.steps_window
         return used_up and self.steps_made > self.steps_told and not self.steps_wanted
 

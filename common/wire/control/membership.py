@@ -88,11 +88,14 @@ class Membership:
                 if self._live(wait_log):
                     self._link.welcomed()
                     wait_log = sockets.WaitLog()
+            # The process ends, and took the context with it: there is nothing left to say BYE over.
             except zmq.ContextTerminated:
                 return
             except TroupeError as error:
                 with member.changed:
                     member.failure = error
+            # Counted as a loss of the connection: a thread that died silently would leave a service that
+            # waits for ever.
             except Exception as error:
                 _log.exception("the control thread of %s starts again after an error of its own", self._name)
                 member.waiting_for = f"{type(error).__name__}: {error}"
@@ -110,6 +113,8 @@ class Membership:
             welcome = self._say_hello(wait_log)
             if welcome is None:
                 return False
+            # A learner in a container binds 0.0.0.0 and says so; the host by which it was reached is the one
+            # that works.
             announce = sockets.reachable_endpoint(welcome.announce, self._link.endpoint)
             sub = sockets.make_sub(self._ctx, announce, self._link.security)
             self._stay(sub)
@@ -151,6 +156,8 @@ class Membership:
                 link.bad(nonsense)
                 continue
             member.waiting_for = error.detail
+            # What time may change is tried again, such as a name that a dead process holds until its lease
+            # ends.
             if error.kind not in messages.RETRY_KINDS:
                 raise self._refusal(error)
             hello_s = system.monotonic() + self._heartbeat_s
@@ -168,6 +175,7 @@ class Membership:
             return msgspec.structs.replace(self.hello, **member.former())
 
     def _enter(self, welcome: Welcome, slots_wanted: int) -> Welcome:
+        # The learner's values, not our own: its patience decides when a lease ends.
         self._heartbeat_s, self._link.liveness_s = welcome.heartbeat_s, welcome.liveness_s
         member = self._member
         with member.changed:
@@ -200,6 +208,7 @@ class Membership:
         self._join_relay(poller)
         heartbeat_s = params_s = 0.0
         while not self.stopped.is_set():
+            # Somebody called `want_slots`: only HELLO can ask for slots, so this life ends for another.
             if self._member.slots_wanted != self.hello.slots_wanted:
                 return
             if link.lost():  # or AuthError: it may have been restarted, and no longer let us in
@@ -226,6 +235,7 @@ class Membership:
             if self._relay is not None and self._turn_of_relay(self._relay):
                 params_s = 0.0
         self._send_telemetry()
+        # After the last reports: the learner forgets a member at its BYE.
         link.send(messages.Bye(reason=self.bye_reason, steps_made=self._member.steps_made))
 
     def _hear(self, sub: sockets.Socket) -> None:
@@ -248,6 +258,7 @@ class Membership:
         member = self._member
         while True:
             with member.changed:
+                # Taken out only once it is sent, and in order: steps and games are counted as they come.
                 if not member.telemetry or not self._link.send_frames(member.telemetry[0]):
                     return
                 member.telemetry.popleft()
@@ -323,6 +334,8 @@ class Membership:
             elif message.type == messages.Error.TYPE:
                 error = messages.Error.of(message)
                 kind, detail = error.kind, error.detail
+                # It has no lease for us any more, so everything that it sends or takes waits for another
+                # HELLO.
                 if kind == messages.UNKNOWN_PEER:
                     _log.info("%s does not know %s (restarted?)", self._link, self._name)
                     return False
@@ -362,6 +375,7 @@ class Membership:
                 member.state = state
             if member.want_games:
                 held = member.params
+                # Where we have the parameters already, they are not sent again with every part.
                 if body.part >= 0 and held is not None and held.version == body.evaluated:
                     member.games = Games(body.part, held)
                 member.want_games, member.games_over = False, body.over
@@ -378,5 +392,6 @@ def _params_of(body: messages.Params) -> Params | None:
     if body.blob is UNSET:
         return None
     encoded = body.manifest, body.blob
+    # Parameters for an evaluation may be older than the newest, whose number the state carries.
     version = body.version if body.evaluated < 0 else body.evaluated
     return Params(version, decode_params(*encoded), body.session, encoded)

@@ -13,8 +13,8 @@ import numpy as np
 from troupe.common.wire import types
 from troupe.common.wire.codec import DTYPES, WireError
 
+# Every tensor starts at a multiple of this, which suits any vector unit and any later device copy.
 _ALIGN_BYTES = 64
-"""Every tensor starts at a multiple of this, which suits any vector unit and any later device copy."""
 
 
 BFLOAT16 = "bfloat16"
@@ -66,6 +66,7 @@ def encode_params(
             kind, size = BFLOAT16, size // 2
         manifest.append((name, cast(Any, kind), list(array.shape), offset))
         offset += -(-size // _ALIGN_BYTES) * _ALIGN_BYTES
+    # Zeros, since the gaps between tensors are sent as well: fresh memory would hold whatever was there.
     buffer = np.zeros(offset, np.uint8)
     for (_, kind, _, start), array in zip(manifest, params.values(), strict=True):
         flat = array.reshape(-1)
@@ -105,6 +106,8 @@ def decode_params(manifest: Sequence[Any], buffer: np.ndarray) -> dict[str, np.n
     for name, kind, shape, start in tensors:
         dtype = DTYPES["uint16" if kind == BFLOAT16 else kind]
         stop = start + math.prod(shape) * dtype.itemsize
+        # A peer's offsets: beyond the buffer numpy would give a shorter array, between elements a copy or an
+        # error.
         if name in params or stop > buffer.nbytes or start % dtype.itemsize:
             raise WireError(
                 "bad_params", f"tensor {name!r:.80} is there twice, outside the buffer or between elements"

@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 PATIENCE_S = 2.0
 """How long the relay may take to answer before the learner is asked instead."""
+# How long a relay that did not answer is left alone.
 _SHUN_S = 5.0
-"""How long a relay that did not answer is left alone."""
+# How long one that is not there, or not yet.
 _ABSENT_S = 0.2
-"""How long one that is not there, or not yet."""
 
 
 def default_directory() -> Path:
@@ -57,6 +57,8 @@ class HostRelay:
         self._member = member
         self._name = name
         self._poller = poller
+        # By session: a restarted learner's parameters are others, and two runs of one host may share the
+        # directory.
         self._path = _private(directory) / f"{member.state.session:x}"
         if len(os.fsencode(self._path)) > zmq.IPC_PATH_MAX_LEN:
             raise ConfigError(
@@ -85,6 +87,7 @@ class HostRelay:
         self._server = self._client = None
         if self._lock is not None:
             for file in (self._path, self._lock_file):
+                # While the lock is still held: afterwards the files would be somebody else's.
                 file.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
@@ -97,10 +100,13 @@ class HostRelay:
         """Take the lock and serve; or connect to the process that has it."""
         lock = os.open(self._lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
+            # The kernel's lock ends with its process, however that ends; a file that merely exists would
+            # outlive it.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
             if self._client is None:
+                # Without keys: an ipc socket in a directory of mode 700 is open to this user alone.
                 self._client = sockets.make_dealer(self._ctx, f"ipc://{self._path}")
                 self._poller.register(self._client, zmq.POLLIN)
             return
@@ -203,6 +209,7 @@ def _private(directory: Path) -> Path:
         found = directory.stat()
     except OSError as error:
         raise ConfigError(f"the relay directory {directory} cannot be used: {error.strerror}") from None
+    # Looked at also where `mkdir` made nothing: /tmp is everybody's, and the name can be guessed.
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ConfigError(f"the relay directory {directory} should be yours alone: chmod 700 {directory}")
     return directory

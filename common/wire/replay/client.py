@@ -110,6 +110,7 @@ class ReplayClient(Sampler):
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._name = name
         self.specs = tuple(specs) if specs else None
+        # A packer for each field: it remembers whether the field's entries shrink at all.
         self._packers: dict[str, Packer] = defaultdict(Packer)
         self._max_outstanding = max_outstanding
         self._credit = 0
@@ -117,13 +118,18 @@ class ReplayClient(Sampler):
         self._session: int | None = None
         self._inserts = Inserts()
         self._requests = SampleRequests(retry_samples=retry_samples)
+        # Unpacked only in `receive`: `poll` may be called from within an insert, where decompression would be
+        # a surprise.
         self._batches: deque[tuple[Message, SampleRequest]] = deque()
         self._tolerate_refusals = tolerate_refusals
         self._reader = BatchReader(pool, map_files=map_files, expected=expected)
+        # Bounded: priorities age, and while a shard is away the newest are worth most.
         self._updates: deque[list[Buffer]] = deque(maxlen=64)
         self._questions = self._question = 0  # those asked, and the one that is not answered
         self._answer: Message | None = None
         self._inserts_put_off = False
+        # Kept until `poll` raises it: messages are handled in the midst of other work, where nobody expects
+        # an error.
         self._failure: TroupeError | None = None
         self._pings = Pings(name, self.incarnation)
         self._link = Link(
@@ -162,6 +168,7 @@ class ReplayClient(Sampler):
         and may be lists. Raises ConfigError for a chunk that does not fit the ``specs``.
         """
         if self.outstanding >= min(self._credit, self._max_outstanding):
+            # The answer that gives credit may have come already.
             self.poll(0)
             if self.outstanding >= min(self._credit, self._max_outstanding):
                 return False
@@ -217,6 +224,8 @@ class ReplayClient(Sampler):
                 self._requests.turn_down(message.request_id, request, REFUSED_PAUSE_S)
                 continue
             windows = "rows" not in message.arrays and not message.fields.get("consumed", False)
+            # We asked for places and got data: the token was another process's, on another host or after a
+            # restart.
             if request.token and windows and self._reader.refused(request.token):
                 self._pings.soon()  # another process, it seems: let it introduce itself
             if batch is None:  # overwritten before it was read: have it sent this time
@@ -254,6 +263,7 @@ class ReplayClient(Sampler):
         if arrays["ids"].shape != arrays["priorities"].shape or arrays["ids"].ndim != 1:
             shapes = [array.shape for array in arrays.values()]
             raise ConfigError("ids of the shape {} and priorities of the shape {}".format(*shapes))
+        # Counted, since the deque drops the oldest without a word.
         if len(self._updates) == self._updates.maxlen:
             self.counters["lost_updates"] += 1
         self._updates.append(encode(messages.Priorities(table=table, **arrays).message()))
@@ -298,6 +308,7 @@ class ReplayClient(Sampler):
                 return answer.fields
             if system.monotonic() > deadline_s:
                 raise PeerError(f"the snapshot in {destination} is not complete after {timeout_s:g} s")
+            # A pause in which the connection is still looked after.
             self._wait_until(lambda: False, 0.2)
 
     def _ask(self, question: Body, timeout_s: float) -> Message:
@@ -386,6 +397,7 @@ class ReplayClient(Sampler):
     def _look_after(self) -> None:
         """Have the connection kept alive, and everything that is pending sent again over a new one."""
         pending = len(self._inserts) + len(self._requests) + self._question
+        # Without credit the server owes us the news that there is some, so silence means something then too.
         waiting = pending > 0 or self._session is None or not self._credit
         asking = not self._credit or self._inserts_put_off or self._requests.overdue(SAMPLE_PATIENCE_S)
         self._pings.send(self._link, asking=asking)
@@ -439,6 +451,7 @@ class ReplayClient(Sampler):
                 _log.info("%s: %s has been restarted", self._name, self._link)
                 self._pings.soon()  # the answer tells what got lost with the old process
             self._session = body.session
+            # Another process may have other files, even at the same address.
             self._reader.connected(body)
         self._link.welcomed()
         self._inserts_put_off = False

@@ -253,11 +253,14 @@ def decode_batch(
     given = [Share(body.table, count, body.table_items, body.total_priority)]
     if body.shares is not UNSET:
         given = [Share(*share) for share in body.shares]
+    # A learner that asked for half of each would not notice a batch of one table only.
     if shares is not None and {share.table: share.count for share in given} != dict(shares):
         raise WireError("bad_batch", "not the rows that were asked for")
     for share in given:
+        # Shards are drawn by these sums: one that claims infinity would get every request, for good.
         if not 0 <= share.total_priority <= MAX_TOTAL_PRIORITY:
             raise WireError("bad_batch", f"a total priority of {share.total_priority:g}")
+    # Before the windows are made: fields of another run would have any size.
     if expected is not None:
         _check_expected(body, arena, expected)
     if body.rows is not UNSET:

@@ -52,6 +52,7 @@ class SharedFiles:
             return
         path = folder / TOKEN_FILE
         try:
+            # A whole token or none: a peer may read at any moment.
             path.with_suffix(".tmp").write_text(self._token)
             os.replace(path.with_suffix(".tmp"), path)
         except OSError as error:

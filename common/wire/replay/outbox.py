@@ -45,6 +45,7 @@ class Outbox:
     def put(self, chunks: Sequence[Chunk], timeout_s: float = 0.0) -> bool:
         """Take over ``chunks``, and send what can be sent within ``timeout_s``; whether nothing waits."""
         for chunk in chunks:
+            # The same items for each table: the data are sent and stored once.
             chunk.more |= dict.fromkeys(self._others, chunk.items)
         self._waiting.extend(chunks)
         deadline_s = system.monotonic() + timeout_s
@@ -62,6 +63,7 @@ class Outbox:
             self._send()
 
     def _send(self) -> None:
+        # In order: steps of a slot reach a queue as they were made.
         while self._waiting and self._client.insert(self._waiting[0], self._table):
             self._waiting.popleft()
             self.chunks_total += 1

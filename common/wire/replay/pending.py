@@ -35,13 +35,13 @@ class ReplayRefusedError(TroupeError):
         self.kind = kind
 
 
+# Kinds that the user's settings are the cause of, and the only cure.
 _USERS_OWN = {
     "signature": ConfigError,
     "plan": ConfigError,
     "snapshot": ConfigError,
     messages.REFUSED_KEY: AuthError,
 }
-"""Kinds that the user's settings are the cause of, and the only cure."""
 
 
 def refusal(endpoint: str, kind: str, detail: str) -> TroupeError:
@@ -74,6 +74,7 @@ class Pings:
             asking or not self._tried_s or now_s - link.heard_s >= PING_S
         ):
             self._tried_s = now_s
+            # The number only grows where it was really sent: an answer to an unsent ping would never come.
             self.sent += link.send(self._question, self.sent + 1)
 
 
@@ -108,6 +109,8 @@ class Inserts:
             number = self._unsent[0]
             insert = self._inserts.get(number)
             if insert is not None:
+                # At the time of sending, so the server may forget the numbers below: they are acknowledged,
+                # and will not come again.
                 insert.body.oldest = next(iter(self._inserts))
                 if not send(insert.body, number):
                     return
@@ -131,6 +134,7 @@ class Inserts:
     def ping_answered(self, ping: int, held: int) -> int:
         """Have sent again what got lost; how many. Those from ``held`` on wait for room at the server."""
         sent = ((n, insert.sent_at_ping) for n, insert in self._inserts.items())
+        # One lost insert means all behind it are refused as a gap: they are sent again together.
         lost = next((n for n, at in sent if NOT_SENT != at < ping and n < held), None)
         return 0 if lost is None else self.repeat(lost)
 
@@ -223,6 +227,8 @@ class SampleRequests:
     def ping_answered(self, ping: int, parked: Collection[int]) -> None:
         """Have sent again what got lost. Those in ``parked`` wait at the server."""
         for number, request in self._requests.items():
+            # Sent before the ping, so the server has seen it before it answered; it neither waits there nor
+            # was it answered.
             if request.sent_at_ping < ping and number not in parked:
                 request.sent_at_ping = NOT_SENT
 

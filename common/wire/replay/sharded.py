@@ -167,6 +167,7 @@ class ShardedReplayClient(Sampler):
         self._assign()
 
     def _connect(self, endpoint: str) -> ReplayClient:
+        # Turned down by one shard, a request may be asked of another; a client of one would wait.
         return ReplayClient(endpoint, pool=self._pool, retry_samples=False, **self._options)
 
     def close(self, linger_s: float = 1.0) -> None:
@@ -260,6 +261,8 @@ class ShardedReplayClient(Sampler):
         """
         deadline_s = system.monotonic() + timeout_s
         while True:
+            # The shard that owes most first: in a fixed order the first one's batches would always overtake
+            # the others'.
             for endpoint, shard in sorted(self._shards.items(), key=lambda each: -len(each[1].wanted)):
                 batch = shard.client.receive(0)
                 if shard.client.fault and (shard.wanted or (shard.lost and shard.trial_s == math.inf)):
@@ -330,6 +333,7 @@ class ShardedReplayClient(Sampler):
             clients[0].poll(timeout_ms)
             return
         if not clients:
+            # Without a shard there is no socket to wait on, and the caller would spin.
             system.sleep(timeout_ms / 1000)
         elif timeout_ms:
             poller = zmq.Poller()
@@ -345,6 +349,8 @@ class ShardedReplayClient(Sampler):
         """The chance of each of these shards to be asked for a batch of ``table``, by address."""
         found = {endpoint: self._shards[endpoint].weights.get(table, 0.0) for endpoint in endpoints}
         known = [weight for weight in found.values() if weight > 0]
+        # A shard that has said nothing yet counts as average: at 0 it would never be asked, and never say
+        # anything.
         usual = sum(known) / len(known) if known else 1.0
         weights = {endpoint: weight or usual for endpoint, weight in found.items()}
         total = sum(weights.values())
@@ -411,6 +417,8 @@ class ShardedReplayClient(Sampler):
             self.recycle(batch)
             return False
         batch.shard = endpoint
+        # The chances at the time of the draw, which are kept with the request: by now the weights have
+        # changed.
         batch.probabilities = batch.probabilities * wanted.chances[shard]
         shard.least[wanted.key] = batch.min_probabilities
         # The batch's own alone would make up for the chance of its shard: an improbable batch would weigh as

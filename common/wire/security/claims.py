@@ -184,6 +184,7 @@ def check_replay_endpoint(endpoint: str, role: str, name: str, directories: Coll
     problem = unusable(endpoint)
     if not problem and endpoint.startswith("ipc://"):
         own = {os.path.realpath(directory) for directory in directories}
+        # With links resolved: a link in a permitted directory may lead anywhere.
         if os.path.realpath(Path(endpoint.removeprefix("ipc://")).parent) not in own:
             problem = "this run has no ipc sockets there: use tcp://HOST:PORT"
     if problem:
@@ -214,6 +215,7 @@ def check_telemetry(role: str, body: messages.Telemetry) -> None:
     for name, value in metrics.items():
         if len(name) > _MAX_NAME or not _METRIC.fullmatch(name) or not name.startswith(_METRICS_OF[role]):
             raise _refusal(f"its role, {role}, does not report a metric {name[:_MAX_NAME]!r}")
+        # A version is compared as an integer; beyond 2^53 two of them would be equal as floats.
         least, most = (0, types.MAX_EXACT) if name == "eval/version" else (-types.MAX_VALUE, types.MAX_VALUE)
         if not least <= value <= most:  # nor NaN
             raise RefusedError("bad_field", f"TELEMETRY.metrics: {name} is {value}")
@@ -252,6 +254,8 @@ class MetricNames:
         """Those of a report whose names are known, or for which there is room."""
         names = self._of.setdefault((role, key), set())
         for name in metrics:
+            # Curves and CSV keep every name for the whole run, so a peer that invents names could fill memory
+            # and disk.
             if len(names) < MAX_METRIC_NAMES:
                 names.add(name)
         return {name: value for name, value in metrics.items() if name in names}
@@ -272,6 +276,7 @@ class PlayedGames:
         self, key: str, incarnation: int, slots: Collection[int], games: Sequence[Game], made: int
     ) -> list[int]:
         """Places of the games that may be; `made` are the steps of this actor process that are counted."""
+        # Taken out and put back at the end, so that the first entry is the one not heard for longest.
         spent = self._steps.pop(incarnation, 0)
         most = made + GAME_STEPS_AHEAD * len(slots)
         places = []
@@ -279,6 +284,7 @@ class PlayedGames:
             first = (key, game.slot)
             if game.slot in slots and first not in self._begun:
                 self._begun.add(first)
+            # At least one step each: a million games of no length would otherwise cost nothing.
             elif spent + max(1, game.steps) <= most:
                 spent += max(1, game.steps)
             else:
@@ -334,6 +340,7 @@ def _check_film(blob: np.ndarray, kind: str) -> None:
 
 def _check_mp4(blob: np.ndarray) -> None:
     _check_film(blob, "an MP4")
+    # Only what a browser looks at first: the file is stored and shown, never decoded here.
     if blob[4:8].tobytes() != b"ftyp":
         raise _refusal("a film that is no MP4")
 
@@ -385,6 +392,7 @@ def _not_private(path: str) -> str:
         status = os.stat(directory)
     except OSError as error:
         return f"there is no directory {directory} here ({error.strerror})"
+    # Whoever may write in a directory may replace a socket there, whatever the socket's own mode.
     if status.st_uid not in (0, os.getuid()) or stat.S_IMODE(status.st_mode) & 0o022:
         return f"others may write in {directory}: an ipc socket there proves nothing (chmod 700)"
     return ""

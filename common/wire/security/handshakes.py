@@ -26,12 +26,12 @@ Socket: TypeAlias = "zmq.Socket[bytes]"
 _log = logging.getLogger(__name__)
 
 _LOG_PERIOD_S = 60.0
+# Broken-off handshakes in a row after which a client looks what is at the other end.
 _SUSPICIOUS_FAILURES = 3
-"""Broken-off handshakes in a row after which a client looks what is at the other end."""
 
 _PROBE_S = 2.0
+# How a ZMTP 3.1 client with keys begins (RFC 37): signature, version, mechanism, not a server, filler.
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-"""How a ZMTP 3.1 client with keys begins (RFC 37): signature, version, mechanism, not a server, filler."""
 
 _MECHANISM = slice(12, 32)
 _GREETING_WITHOUT_KEYS = _GREETING.replace(b"CURVE", b"NULL\0")
@@ -183,6 +183,7 @@ class HandshakeWatch:
 
 def greeted_by_curve(endpoint: str) -> bool:
     """Whether something that speaks ZMTP with CURVE is at `tcp://HOST:PORT`. Takes two seconds at most."""
+    # The mechanism stands in the greeting, in the clear, before any key is used.
     return _answer(endpoint, _GREETING)[_MECHANISM].rstrip(b"\0") == b"CURVE"
 
 
@@ -196,6 +197,8 @@ def _answer(endpoint: str, greeting: bytes) -> bytes:
     ):
         connection.sendall(greeting)
         while len(answer) < len(greeting):
+            # The deadline is for all of it: a server that sends a byte a second would never run into one for
+            # each read.
             connection.settimeout(max(0.001, deadline.remaining_s))
             part = connection.recv(len(greeting))
             if not part:

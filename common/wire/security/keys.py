@@ -64,8 +64,10 @@ class AllowList:
 
     def _refresh(self) -> None:
         signature = _signature(self.path)
+        # Looked at for every handshake: a stat is cheap, and a revoked key has to be turned away at once.
         if signature == self._seen:
             return
+        # Also where the file is damaged: the error is said once, not at every handshake.
         self._seen = signature
         try:
             self._roles = _parse_allowed(self.path)
@@ -89,6 +91,7 @@ class Keys:
     directory: Path
     role: str
     public: bytes
+    # Out of `repr`, and with that out of logs and tracebacks.
     secret: bytes = field(repr=False)
     servers: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -148,6 +151,7 @@ def _connects(role: str, server: str) -> bool:
 
 
 def _write(path: Path, content: bytes) -> None:
+    # With its mode from the first moment on: between writing and a later chmod anybody could have opened it.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MINE_ONLY)
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, _MINE_ONLY)  # whatever the umask is
@@ -171,6 +175,7 @@ def _read(path: Path) -> bytes:
     """The content of a file that is nobody else's. The file that is checked is the one that is read."""
     try:
         with path.open("rb") as file:
+            # Of the open file: between a stat of the name and the opening another file could take its place.
             mode = os.fstat(file.fileno()).st_mode
             if mode & _OTHERS:
                 raise AuthError(f"others may read {path} ({stat.S_IMODE(mode):04o}): chmod 600 {path}")
@@ -216,4 +221,5 @@ def _signature(path: Path) -> tuple[int, ...]:
         status = path.stat()
     except OSError:
         return ()
+    # The inode as well: an editor that replaces the file may leave time and size as they were.
     return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode

@@ -123,6 +123,7 @@ class _Handler(threading.Thread):
 
     def domain_of(self, allowed: AllowList) -> bytes:
         """The name under which libzmq asks about servers that use this list."""
+        # ZAP's domain has room for 255 bytes; the end of a path tells more of it than the beginning.
         domain = str(allowed.path.absolute()).encode()[-255:]
         self._lists[domain] = allowed
         return domain
@@ -140,6 +141,7 @@ class _Handler(threading.Thread):
                     status, user = self._decide(request)
                 except Exception:
                     _log.exception("the key check fails")
+                    # An answer in any case: libzmq waits for one, and the connection would hang.
                     status, user = b"500", b""
                 with suppress(IndexError):
                     self._socket.send_multipart([b"1.0", request[1], status, b"", user, b""])
@@ -153,6 +155,7 @@ class _Handler(threading.Thread):
         """The status and, for a key in the list, `ROLE KEY` as the name of the user."""
         version, _, domain, address, _, mechanism, *credentials = request
         allowed = self._lists.get(domain)
+        # Whatever is not exactly a CURVE question about a list of ours is refused, never let through.
         if version != b"1.0" or mechanism != b"CURVE" or len(credentials) != 1 or allowed is None:
             return b"400", b""
         key = z85.encode(credentials[0])

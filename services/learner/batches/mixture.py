@@ -51,10 +51,12 @@ class Mixture:
         lengths = batch.lengths[rows]
         if usable.rows is not None:
             lengths = lengths[usable.rows[rows]]
+        # An item that is learned from k times counts a k-th each time.
         return float(lengths.sum()) / self.once.max_times_sampled
 
     def staleness(self, batch: SampleBatch, version: int) -> dict[str, float]:
         """Metrics: mean number of versions from the policy that acted to the newest, of all and by table."""
+        # Not below 0: after a restart from an older checkpoint the stored steps may be of later versions.
         behind = np.maximum(0, version - batch.versions)
         found = {"replay/sampled_staleness": float(behind.mean())}
         if len(self.shares) > 1:

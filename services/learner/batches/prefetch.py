@@ -17,6 +17,7 @@ from troupe.common.wire.replay.codec import SampleBatch
 from troupe.common.wire.replay.sharded import ShardedReplayClient
 from troupe.common.wire.sockets import Security
 
+# Short, since priorities of the learner wait for this as well.
 IDLE_POLL_S = 0.01
 
 
@@ -57,6 +58,7 @@ class Prefetcher:
             tolerate_refusals=True,  # a shard that cannot prove itself, or misbehaves, must not end the run
             expected=fields,
         )
+        # Unbounded, yet never long: no more batches are asked for than `depth`.
         self._ready: system.Queue[SampleBatch] = system.Queue()
         self._done: system.Queue[tuple[SampleBatch, np.ndarray | None]] = system.Queue()
         self._stop = system.Event()
@@ -100,6 +102,8 @@ class Prefetcher:
             while not self._stop.is_set():
                 replay.set_shards(self._shards())
                 self._send_priorities()
+                # Ready ones count as well, or a learner that pauses would have memory filled with batches
+                # that age.
                 for _ in range(self._depth - self._ready.qsize() - replay.outstanding_samples):
                     replay.request_sample(self._wanted)
                 batch = replay.receive(IDLE_POLL_S)
@@ -119,9 +123,12 @@ class Prefetcher:
                 batch, priorities = self._done.get_nowait()
                 if priorities is not None:
                     self._replay.update(batch, priorities, self._kept)
+                # Here and not by the learner: the pool belongs to this thread.
                 self._replay.recycle(batch)
 
 
 def _pinned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Page-locked memory, which a GPU reads by itself."""
+    # Copies from pageable memory cannot run beside the GPU's work. Pinning is slow, which is why the pool
+    # keeps arrays.
     return torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=True).numpy()

@@ -39,6 +39,8 @@ class Usable:
         """Priorities `[B]` of the whole batch for those `[n]`: 0 for others, which are not drawn again."""
         if self.rows is None or priorities is None:
             return priorities
+        # Zero, so that replay never draws the item again; with a priority of its own it would spoil batch
+        # after batch.
         whole = np.zeros(len(self.rows))
         whole[self.rows] = priorities
         return whole
@@ -66,6 +68,8 @@ class UsableItems:
         self._count(int((~rows).sum()), ", ".join(bad))
         lengths = batch.lengths[rows]
         longest = int(lengths.max(initial=1))
+        # The window shrinks to what the remaining items need: a forged item of the greatest length would
+        # otherwise make every batch that it is in as slow as the longest.
         fields = {spec.name: batch.fields[spec.name][rows, : spec.entries(longest)] for spec in self._specs}
         return Usable(fields, lengths, rows)
 

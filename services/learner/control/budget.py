@@ -13,6 +13,8 @@ MAX_STEPS = 1 << 53
 """Of one process: far more than anybody makes, and a number that every JSON reader can hold."""
 MAX_STEPS_PER_SLOT_S = 10_000
 """Several times what the cheapest environment makes. Nobody can claim the steps of a day in one message."""
+# Limits that an actor was told and has not confirmed; beyond that two are kept as their maximum, which
+# permits more and never less.
 _IN_FLIGHT = 16
 _REMEMBERED = 1000
 
@@ -100,10 +102,13 @@ class StepBudget:
             if not own:  # whose lease has just ended
                 return made
             left = self.total - self._steps
+            # Half of an even share: whoever is told first leaves as much again for those who have not been
+            # heard yet.
             share = max(0, left) // (2 * len(slots))
             limits = self._confirm(incarnation, obeyed, at_most=made + max(own, share))
             others = [one for one in self._limits if one != incarnation]
             window = min(share, left - sum(self._ahead(one) for one in others))
+            # Whole rounds: an actor steps all its slots at once, and could not use the rest.
             window = max(0, window - window % own)
             # One round is everybody's due, unless it is reserved: by who may make more than a round.
             if not window and sum(max(0, self._ahead(one) - slots[one]) for one in others) < left:

@@ -49,15 +49,20 @@ class Evaluations:
             stopping: the run is complete: its last version comes at once, in the place of an older one.
             now_s: monotonic time.
         """
+        # One evaluation at a time, always of the newest version: a queue of them would only fall behind.
         if newest > self.version and self._may_begin(stopping, now_s):
             self.version, self._begun_s = newest, now_s
             self._holders, self._done = {}, set()
         if self._ended(now_s):
             return None
+        # The answer may have been lost, or the evaluator may have a new socket: it plays on what it was
+        # given.
         for part, holder in self._holders.items():
             if holder == asker:
                 return part
         for part in range(self._parts):
+            # Of a holder that has left, the games are lost; the seed of the part makes them the same ones
+            # again.
             if part not in self._done and self._holders.get(part) not in live:
                 self._holders[part] = asker
                 return part

@@ -6,8 +6,8 @@ import numpy as np
 
 from troupe.common.wire.control.params import Published, decode_params
 
+# Versions of which the parameters are kept for `fetched`.
 _FETCHED = 4
-"""Versions of which the parameters are kept for `fetched`."""
 
 
 class Offer:

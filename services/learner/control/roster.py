@@ -99,6 +99,7 @@ class Roster:
         self.total_slots = total_slots
         self._most_per_key = most_per_key
         self._spread = spread
+        # Two heartbeats missed, and a half for delays: silent, though its lease has not ended.
         self._quiet_s = 2.5 * heartbeat_s
         self._liveness_s = liveness_s
         self._by_name: dict[str, Peer] = {}
@@ -117,11 +118,14 @@ class Roster:
         if peer.endpoint and len({*self.shards(), peer.endpoint}) > MAX_SHARDS:
             raise RefusedError(messages.TOO_MANY, f"more than {MAX_SHARDS} replay shards; stop one first")
         past = self._remember(peer)
+        # All but the newest: a process that was replaced may still run, and must not take the name back.
         if peer.incarnation in past.incarnations[:-1]:
             raise RefusedError(
                 messages.REFUSED_SUPERSEDED,
                 f"another process has joined as {peer.name} since; names must be unique in a run",
             )
+        # What it says it held comes first, since a restarted learner remembers nothing; then what its name
+        # had before.
         peer.slots = self._grant(peer, wanted, [*held, *past.slots], now_s)
         for former in (previous, self._by_identity.get(peer.identity)):  # a socket has one name
             if former is not None:
@@ -223,6 +227,7 @@ class Roster:
                     f"actors with the key of {name} hold all {self._most_per_key} slots of theirs",
                 )
         wanted = min(wanted, self.total_slots, share)
+        # The same slots again mean the same exploration, and chunks of a slot go on where they were.
         kept = [slot for slot in dict.fromkeys(preferred) if slot in free][:wanted]
         rest = sorted(free.difference(kept))
         missing = min(wanted - len(kept), len(rest))

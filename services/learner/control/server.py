@@ -97,6 +97,8 @@ class ControlServer:
             budget: counts the steps of the run.
             evaluations: hands out the parts of evaluations; None where nothing is evaluated by this learner.
         """
+        # Tells services that another process counts versions now; below 2^63, for languages with signed
+        # integers.
         self.session = system.random.getrandbits(63)
         self.inference_endpoint = ""
         self._ctx = ctx
@@ -151,6 +153,7 @@ class ControlServer:
             self._ctx,
             self._endpoints[0],
             self._security,
+            # libzmq closes the connection of a peer that sends a larger frame, before the frame is in memory.
             max_message_bytes=messages.CONTROL_LIMITS.array_bytes,
             hwm=256,
         )
@@ -194,6 +197,8 @@ class ControlServer:
 
     def publish(self, version: int, params: dict[str, np.ndarray]) -> None:
         """Encode `params` once, offer them to everyone, and announce `version` (not negative)."""
+        # Outside the lock, in the learner's thread: encoding takes milliseconds, in which heartbeats are
+        # answered.
         manifest, blob = encode_params(params, bfloat16=self._bfloat16)
         with self._changed:
             steps, updates = self._budget.steps, self._state["updates"]
@@ -298,6 +303,8 @@ class ControlServer:
         """A handler that serves those who have said HELLO."""
 
         def handler(envelope: Envelope, body: Body) -> Body | None:
+            # The key as well as the identity: a stranger may choose any identity, and would speak for its
+            # owner.
             peer = self._roster.seen(envelope.peer, system.monotonic(), envelope.key.public)
             if peer is None:
                 raise RefusedError(messages.UNKNOWN_PEER, "say HELLO first")
@@ -314,10 +321,12 @@ class ControlServer:
         claims.check_slots(role, name, body.slots_wanted, body.slots_held)
         claims.check_progress(role, body.steps_made, body.steps_limit)
         claims.check_replay_endpoint(body.replay_endpoint, role, name, self._shard_directories)
+        # Only clients of other makes send one: Troupe's services take their configuration from WELCOME.
         if body.hash and body.hash != self._terms.structural_hash:
             ours = f"the run (hash {self._terms.structural_hash})"
             detail = f"{name} has another structural config (hash {body.hash}) than {ours}"
             raise RefusedError(messages.REFUSED_HASH, detail, config=self._terms.config)
+        # A service that outlived its run holds other weights, and chunks of another training.
         if body.run and body.run != self._terms.run:
             raise RefusedError(
                 messages.REFUSED_RUN,
@@ -381,6 +390,7 @@ class ControlServer:
         if body.games:
             return self._on_games_wanted(peer, body)
         newest = self._offer.newest
+        # An empty manifest says that there is nothing newer.
         if newest is None or body.version == self._state["version"]:
             return messages.Params(manifest=[], **self._run_state())
         if peer.role == "evaluator":
@@ -419,6 +429,7 @@ class ControlServer:
         claims.check_progress(peer.role, body.steps_made, 0)
         claims.check_steps(peer.name, body.steps_made, self._budget.permitted(peer.incarnation))
         self._budget.report(peer.incarnation, body.steps_made, len(peer.slots))
+        # After the report: the budget has to know the slots that the steps were made in.
         self._roster.leave(peer.identity)
         self._tell(peer, _level(peer), "%s leaves (%s)", peer.name, body.reason or "no reason given")
         self._changed.notify_all()

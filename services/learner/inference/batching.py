@@ -104,6 +104,7 @@ class BatchQueue(Generic[Payload]):
             took = False
             for caller in list(self._callers):
                 waiting = self._callers[caller]
+                # Passed over, not waited for: smaller ones behind it may still fit into this batch.
                 if waiting[0].rows > room:
                     continue
                 request = waiting.popleft()

@@ -111,6 +111,8 @@ class Groups:
         if not 0 < len(indices) <= self._max_rows:
             detail = f"{len(indices)} slots in a group, inference.max_batch allows {self._max_rows}"
             raise RefusedError(messages.TOO_MANY_ROWS, detail)
+        # The roster decides whose slots they are, not the message: an old process may still believe that it
+        # has them.
         leased = self._leases().get(key[0])
         if leased is None:
             raise RefusedError(messages.UNKNOWN_PEER, "no actor of this incarnation is in the run")
@@ -124,6 +126,7 @@ class Groups:
         taken = [
             other
             for other in self._groups.values()
+            # A slot belongs to one group: two would cut chunks of one slot from two games.
             if other.key == key or not set(other.indices).isdisjoint(indices)
         ]
         for other in taken:
@@ -133,6 +136,7 @@ class Groups:
 
     def go_on(self, group: Group | None, number: int, body: messages.Infer) -> list[Chunk]:
         """Take in what a group did; the chunks that are complete now. Raises as `begin` does."""
+        # A step that does not follow the answer it claims to would leave a hole in a chunk, or count twice.
         if group is None or group.asked or group.act is None or body.after != group.number:
             raise RefusedError(messages.UNKNOWN_GROUP, "begin again: these steps go on from nothing known")
         step = unpack_step(_arrays(body), group.slots.inputs.obs, self._spec)

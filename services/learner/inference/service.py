@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 LIMITS = Limits(arrays=16, array_bytes=1 << 28, total_bytes=1 << 28)
 SWEEP_S = 0.5
 """How often leases, shards and rates are looked at."""
+# Short enough for acknowledgements to be read as they come: they are what ends the wait.
 BLOCKED_POLL_MS = 50
 FLUSH_TIMEOUT_S = 3.0
 
@@ -142,6 +143,7 @@ class CentralInference:
 
     def offer(self, version: int, params: dict[str, np.ndarray]) -> None:
         """Use a copy of these parameters from the next batch on."""
+        # The arrays may be views of live weights, which the next update changes.
         copied = {name: array.copy() for name, array in params.items()}
         with self._offered:
             self._newest = (version, copied)
@@ -207,7 +209,10 @@ class CentralInference:
                 sweep_s = time.monotonic() + SWEEP_S
                 self._sweep()
             self._turn(sweep_s)
+            # Also without chunks of its own: acknowledgements come in, and what waits may leave now.
             self._put([])
+            # While replay is full nobody is answered: the actors stand still, and no more than one step of
+            # each piles up here.
             if not self._is_blocked():
                 self._choose()
         for group in self._groups.all():
@@ -249,6 +254,7 @@ class CentralInference:
         return True
 
     def _due(self) -> list[Request[Group]]:
+        # Nobody else can ask before an answer goes out, so to wait for a fuller batch would be in vain.
         everybody_waits = len(self._queue) + len(self._held) == len(self._groups)
         return self._queue.take_now() if everybody_waits else self._queue.take()
 
@@ -269,6 +275,7 @@ class CentralInference:
         held = self._held.pop(group.key, None)
         if self._queue.drop(group.key) or held:
             detail = "its slots have begun again, or are no longer its own"
+            # Told at once: otherwise its actor would ask again and again until it gave the connection up.
             error = messages.Error(kind=messages.UNKNOWN_GROUP, detail=detail, about=messages.Infer.TYPE)
             self._server.send(group.identity, error, group.number)
         self._put(group.slots.flush())
@@ -310,6 +317,8 @@ class CentralInference:
         if not envelope.number:
             raise RefusedError("bad_field", "the request ids of INFER grow from 1")
         group = self._groups.find(body)
+        # Numbers of a group only grow, so this has been taken before: the same step must not get into a chunk
+        # twice.
         if group is not None and envelope.number <= group.number:
             return self._repeated(group, envelope)
         if body.slots is not UNSET:

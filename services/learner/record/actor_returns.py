@@ -37,6 +37,8 @@ class ActorReturns:
         games = report.fields.episodes
         if report.role != "actor" or not games:
             return
+        # A curve for each of a thousand actors would make TensorBoard unusable, and names are a peer's
+        # choice.
         if len(self._names) < MAX_ACTORS:
             self._names.add(report.source)
         if report.source in self._names:

@@ -20,6 +20,7 @@ class Curve:
             self._points.append(_mean(self._pending))
             self._pending.clear()
         if len(self._points) == self._max_points:
+            # Halving keeps the curve evenly spaced, where dropping the oldest would lose its beginning.
             self._each *= 2
             self._points = [_mean(self._points[i : i + 2]) for i in range(0, self._max_points, 2)]
 

@@ -62,6 +62,7 @@ class EpisodesFile:
             del self._reported[next(iter(self._reported))]
         if not games or self._full:
             return
+        # The report says how far behind its parameters were, not which they were.
         acted = version - int(max(0.0, report.metrics.get("params/staleness", 0.0)))
         rows = [
             (

@@ -27,6 +27,7 @@ class FilmWriter:
     def __init__(self, writer: MetricsWriter) -> None:
         self.dropped = 0
         self._writer = writer
+        # Bounded: a film is megabytes, and a disk that hangs would let them pile up.
         self._films: queue.Queue[_Film | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="films", daemon=True)
         self._thread.start()

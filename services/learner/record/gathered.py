@@ -74,12 +74,14 @@ class Gathered:
 
     def end(self) -> list[Evaluation]:
         """What has come of the newest evaluation: none, or all of one; later parts of it count no more."""
+        # In the order of the parts, not of their arrival, so that the same games are listed the same way.
         parts = [part for _, part in sorted(self._parts.items())]
         self._parts = {}
         if not parts:
             return []
         games = [game for part in parts for game in part.fields.episodes]
         tasks = [task for part in parts for task in part.fields.tasks]
+        # All or none: a mean by level over some of the games would look like one over all.
         if len(tasks) < len(games) or not self._tasks.issuperset(tasks):
             tasks = []
         if len(games) < self.episodes:

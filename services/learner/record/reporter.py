@@ -110,6 +110,7 @@ class Reporter:
         self._returns = {EVALUATION_RETURN: Curve(), TRAINING_RETURN: Curve()}
         if resumed_steps is not None:
             for row in read_rows(run_dir / CSV_FILE):
+                # The session before had gone beyond its last checkpoint; those steps are made again.
                 if row.steps > resumed_steps:
                     continue
                 if row.name in self._returns:
@@ -128,6 +129,7 @@ class Reporter:
         for name, value in metrics.items():
             if name in SHARDED:
                 values = self._of_shards[name]
+                # Out and in again, so that the first entry is the shard not heard for longest.
                 values.pop(source, None)
                 values[source] = value
                 if len(values) > MAX_SHARDS:
@@ -222,6 +224,7 @@ class Reporter:
 
     def _measure_rates(self, now: float, waited_s: float) -> None:
         counters = self._counters
+        # Rates over a window: over the whole run they would hide that training has come to a halt.
         self._history.append((now, counters.steps, counters.updates, waited_s))
         while now - self._history[0][0] > RATE_WINDOW_S:
             self._history.popleft()
@@ -275,6 +278,8 @@ class Reporter:
             write_status(self._run_dir, self._status(control, note))
 
     def _status(self, control: ControlServer, note: str) -> dict[str, Any]:
+        # What was written last, under it what has been measured since: the panel shows every metric at all
+        # times.
         metrics = dict(self.writer.last)
         for newest in self._newest.values():
             metrics.update(newest)

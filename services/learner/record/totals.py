@@ -84,6 +84,8 @@ class StoredSteps:
             return
         self._totals.take(report.incarnation, report.metrics)
         counted, stored = steps - self._start, self._totals.sum(self.METRIC)
+        # Half of them may be missing: steps are lost with environments that fail and with unrolls that are
+        # never finished, and that is no fraud.
         missing = counted > FACTOR * stored + SLACK_STEPS
         if missing and not self.missing:
             _log.warning(

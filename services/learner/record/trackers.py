@@ -31,8 +31,8 @@ PROJECT = "troupe"
 """Project or experiment of the runs, unless a variable of the library says another."""
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|_PW|AUTH|CREDENTIAL", re.IGNORECASE)
 _NAMED = re.compile(r"((?:key|token|secret|password|auth)\w*=)[^\s&]+|\b(bearer|basic) \S+", re.IGNORECASE)
+# Characters of a value of the configuration, in MLflow.
 _MAX_PARAM = 500
-"""Characters of a value of the configuration, in MLflow."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ class Mlflow:
         self._client = mlflow.MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = mlflow.set_experiment(name).experiment_id
+        # MLflow makes its own ids, so a resumed run is found by a tag of ours.
         past = self._client.search_runs([experiment], f"tags.`troupe.run` = '{run.id}'", max_results=1)
         if past:
             self._id = past[0].info.run_id
@@ -192,6 +193,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def without_secrets(text: str, variables: Mapping[str, str]) -> str:
     """One line of `text` in which neither the values of secret variables nor users of an address stand."""
     for name, value in variables.items():
+        # Shorter values would also replace parts of ordinary words.
         if _SECRET.search(name) and len(value) > 3:
             text = text.replace(value, "***").replace(quote(value, safe=""), "***")
     text = _NAMED.sub(lambda found: f"{found[1] or found[2] + ' '}***", text)
@@ -238,6 +240,7 @@ def serve(tracker: Tracker, lines: TextIO, out: TextIO) -> int:
             tracker.add(row["steps"], row["values"])
         except Exception as error:
             problems.tell("does not take a row", error)
+    # The library may wait for a server that is gone, in threads that no exception reaches.
     watchdog = threading.Timer(END_S, os._exit, (1,))
     watchdog.daemon = True
     watchdog.start()

@@ -76,6 +76,7 @@ class _TrackerProcess:
             _command(name),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            # Libraries write there what they like, keys included.
             stderr=subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
@@ -83,6 +84,7 @@ class _TrackerProcess:
             # Signals to the learner's group are not for it: it ends when its input does.
             start_new_session=True,
         )
+        # First in the queue: it is the line that `serve` begins with.
         self._rows.put(asdict(run))
         threads = {"feed": self._feed, "listen": self._listen}
         self._threads = [

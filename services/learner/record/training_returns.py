@@ -31,6 +31,7 @@ class TrainingReturns:
         """Take in the games of a report, and their levels."""
         self._games += [(game.episode_return, float(game.steps)) for game in fields.episodes]
         self._scores += [game.score for game in fields.episodes if game.score is not None]
+        # An actor without levels sends none; a forged list may be longer or shorter.
         for game, task in zip(fields.episodes, fields.tasks, strict=False):
             if task in self._tasks:
                 self._named.append((task, game.episode_return))

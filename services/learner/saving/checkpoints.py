@@ -83,6 +83,7 @@ class RunCheckpoints:
     def save(self) -> None:
         """Save the run and wait, within a limit, until it is on the disk."""
         deadline = Deadline(CHECKPOINT_S)
+        # One at a time: two would write under the same temporary name.
         if self._writer.wait(deadline.remaining_s):
             self._begin()
         if not self._writer.wait(deadline.remaining_s):
@@ -118,6 +119,7 @@ class RunCheckpoints:
         if reached == self._saved:
             return
         arrays, self._agent_meta = self._agent.state()
+        # The copy is checked, not the live weights: what is written is what was looked at.
         self._check(arrays)
 
         def written(path: Path) -> None:
@@ -129,10 +131,12 @@ class RunCheckpoints:
 
     def _restore(self) -> None:
         arrays, meta, path = load_newest(self._directory)
+        # Before anything is loaded: a half-restored agent would be worse than none.
         if changed := changed_structure(meta.get("config"), self._config):
             raise CheckpointError(
                 f"{path} was written with {', '.join(changed)}; resume with the run's own config.toml"
             )
+        # Kept, since the best checkpoint is written from it too, perhaps before the first new one.
         self._agent_meta = meta.get("agent", {})
         self._agent.load_state(arrays, self._agent_meta)
         counters = self._counters

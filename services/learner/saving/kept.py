@@ -35,6 +35,7 @@ class Archive:
         self._directory = checkpoints / ARCHIVE
         self._period_s = period_s
         last = next(newest_first(self._directory), None)
+        # The wall clock and the file's own time: a resumed run goes on with the period of the session before.
         self._since_s = time.time() if last is None else last.stat().st_mtime
 
     def take(self, path: Path) -> None:
@@ -68,12 +69,14 @@ class Best:
     def evaluated(self, version: int, mean_return: float) -> None:
         """Keep the network of an evaluation that no other surpasses; of equals the newest."""
         fetched = self._fetched(version)
+        # The weights that were played, not the newest, which may be worse by now.
         if fetched is None or mean_return < self._return:
             return
         self._return = mean_return
         params, then = fetched
         evaluation = {"version": version, "mean_return": mean_return}
         meta = self._meta() | {"steps": then.steps, "updates": then.updates, "evaluation": evaluation}
+        # One place: a better network that comes while another is written takes the place of what waits.
         self._next = {f"net/{name}": array for name, array in params.items()}, meta
         self.go_on()
 

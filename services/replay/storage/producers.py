@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 
 _PRODUCER = np.dtype([("incarnation", "u8"), ("sequence", "u8"), ("time_s", "f8")])
 _UNSTORED = np.dtype([("floor", "u8"), ("refused", "u8")])
+# Bits of `refused`. A producer has no more inserts unacknowledged than that, so none asks for more.
 _WINDOW = 64
-"""Bits of `refused`. A producer has no more inserts unacknowledged than that, so none asks for more."""
 
 
 def producers_file_bytes() -> int:

@@ -27,10 +27,10 @@ ITEM = np.dtype(
 MAX_FIRST_ID = 1 << 52
 """The first id of a table is drawn below this, so that the others stay exact as float64, and in JSON."""
 
+# Numbers in the header of a table.
 _HEADER = 8
-"""Numbers in the header of a table."""
+# Steps that an item may have.
 _LONGEST = 2**31 - 1
-"""Steps that an item may have."""
 
 
 def table_files(name: str, slots: int) -> dict[str, int]:
