@@ -130,7 +130,7 @@ def gather_batches_per_s(items: int) -> Callable[[float], float]:
 def filled(
     port: int, frames: NDArray[np.uint8], items: int, *, compress: bool, files: bool, keys: str = ""
 ) -> Iterator[Callable[[float], Cycle]]:
-    """A measurement of the cycle against a server with ``items`` items; ``files`` may be mapped."""
+    """A measurement of the cycle against a server with `items` items; `files` may be mapped."""
     options = ["--keys", keys] if keys else []
     with server(f"default:capacity={items}", port, *options) as running:
         client = ReplayClient(

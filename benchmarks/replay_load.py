@@ -29,7 +29,7 @@ WARM_UP_S = 3.0
 def paper_load(
     port: int, frames: NDArray[np.uint8], seconds: float, actors: int = ACTORS
 ) -> dict[str, float]:
-    """Figures of the load, kept up for ``seconds``."""
+    """Figures of the load, kept up for `seconds`."""
     ratio = BATCHES_PER_S * BATCH / TRANSITIONS_PER_S
     table = f"default:capacity={CAPACITY},min_items={MIN_ITEMS},samples_per_insert={ratio}"
     spawn = multiprocessing.get_context("spawn")
@@ -64,7 +64,7 @@ def paper_load(
 
 
 def learn(client: ReplayClient, seconds: float) -> int:
-    """Sample and update for ``seconds``; returns the number of batches."""
+    """Sample and update for `seconds`; returns the number of batches."""
     rng = np.random.default_rng(0)
     batches, end = 0, time.perf_counter() + seconds
     while time.perf_counter() < end:

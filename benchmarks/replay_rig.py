@@ -42,7 +42,7 @@ def specs(compress: bool) -> tuple[FieldSpec, ...]:
 
 
 def pong_frames(count: int) -> NDArray[np.uint8]:
-    """Consecutive frames ``[count, 84, 84]`` of games played at random."""
+    """Consecutive frames `[count, 84, 84]` of games played at random."""
     from ale_py.vector_env import AtariVectorEnv
 
     env = AtariVectorEnv("pong", 4, stack_num=1, repeat_action_probability=0.0)
@@ -59,7 +59,7 @@ def noise_frames(count: int) -> NDArray[np.uint8]:
 
 
 def chunks(frames: NDArray[np.uint8], steps: int = STEPS) -> Iterator[Chunk]:
-    """Chunks of ``frames``, over and over."""
+    """Chunks of `frames`, over and over."""
     rng = np.random.default_rng(1)
     entries = steps + STACK - 1 + N_STEPS
     offsets = np.arange(steps, dtype=np.int32)
@@ -124,7 +124,7 @@ class Server:
 
 @contextlib.contextmanager
 def server(table: str, port: int, *options: str) -> Iterator[Server]:
-    """A `Server` of this table, ``NAME:FIELD=VALUE,...``, for as long as the block runs."""
+    """A `Server` of this table, `NAME:FIELD=VALUE,...`, for as long as the block runs."""
     running = Server(table, port, *options)
     try:
         yield running
@@ -133,7 +133,7 @@ def server(table: str, port: int, *options: str) -> Iterator[Server]:
 
 
 def insert_all(client: ReplayClient, source: Iterator[Chunk], count: int) -> None:
-    """Insert ``count`` chunks and wait until they are stored."""
+    """Insert `count` chunks and wait until they are stored."""
     for _ in range(count):
         chunk = next(source)
         while not client.insert(chunk):

@@ -54,9 +54,9 @@ class Peer:
     """Another framework's training.
 
     Attributes:
-      venv: folder of its virtual environment, which several may share.
-      words: of its command line, after `python`; `{venv}` is that folder.
-      count: how its lines tell steps.
+        venv: folder of its virtual environment, which several may share.
+        words: of its command line, after `python`; `{venv}` is that folder.
+        count: how its lines tell steps.
     """
 
     venv: str

@@ -139,8 +139,10 @@ class SerialTraining:
         replay, counters = self.config.replay, self.counters
         usable, replayed = self.usable.of(batch), self.mixture.replayed(batch)
         beta = annealed(
-            *(replay.importance_exponent, replay.importance_exponent_final),
-            *(counters.updates, replay.importance_anneal_updates),
+            replay.importance_exponent,
+            replay.importance_exponent_final,
+            counters.updates,
+            replay.importance_anneal_updates,
         )
         counters.updates += 1
         counters.version += 1

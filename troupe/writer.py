@@ -19,7 +19,7 @@ from troupe.common.wire.replay.sharded import ShardedReplayClient
 
 @dataclass
 class _Item:
-    """A window of the episode's steps ``[begin, end)``, to be stored."""
+    """A window of the episode's steps `[begin, end)`, to be stored."""
 
     begin: int
     end: int
@@ -36,7 +36,7 @@ class _Sender:
         self._timeout_s = timeout_s
 
     def flush(self, timeout_s: float = 60.0) -> bool:
-        """Wait until all items that are complete are stored; False where some are not after ``timeout_s``."""
+        """Wait until all items that are complete are stored; False where some are not after `timeout_s`."""
         self._send(self._complete())
         return self._client.flush(timeout_s)
 
@@ -57,7 +57,7 @@ class _Form:
         self._known = {spec.name: (spec.dtype, spec.shape) for spec in specs}
 
     def checked(self, name: str, value: ArrayLike) -> NDArray:
-        """A copy of ``value`` as an array. Raises ConfigError where it differs from those before."""
+        """A copy of `value` as an array. Raises ConfigError where it differs from those before."""
         dtype, shape = self._known.get(name, (None, ()))
         # A copy: environments reuse their arrays, and the chunk is cut steps later.
         entry = np.array(as_array(name, value, dtype))
@@ -82,7 +82,7 @@ class Writer(_Sender):
     are sent in one chunk, where they are stored once.
 
     Fields are inferred from the first step, and have one entry a step. Where the client was made with
-    ``specs``, these say what further entries an item has: ``FieldSpec("obs", "float32", (4,), after=1)``
+    `specs`, these say what further entries an item has: `FieldSpec("obs", "float32", (4,), after=1)`
     gives each item the observation that follows it, which is stored once all the same. Where an episode has
     no entries before its first step, or too few after its last, the first or last one is repeated.
     """
@@ -103,7 +103,7 @@ class Writer(_Sender):
             table: of items for which none is named.
             item_steps: steps of the longest item.
             chunk_steps: items are sent once they cover as many steps, or the episode ends.
-            timeout_s: how long ``append`` and ``end_episode`` may wait for replay, until PeerError.
+            timeout_s: how long `append` and `end_episode` may wait for replay, until PeerError.
         """
         if item_steps < 1 or chunk_steps < 1:
             raise ConfigError("item_steps and chunk_steps should be at least 1")
@@ -126,7 +126,7 @@ class Writer(_Sender):
     def append(self, step: Mapping[str, ArrayLike], *, version: int = 0) -> None:
         """Take the entry of every field at one step; copied.
 
-        ``version`` is that of the parameters that acted; a chunk carries that of its first step. Raises
+        `version` is that of the parameters that acted; a chunk carries that of its first step. Raises
         ConfigError for a step that differs from those before, which is not taken, and PeerError where replay
         takes nothing; then the step has been taken nevertheless.
         """
@@ -145,7 +145,7 @@ class Writer(_Sender):
         self._drop()
 
     def item(self, steps: int = 1, priority: float = 1.0, table: str | None = None) -> None:
-        """Have the last ``steps`` steps stored as an item, in ``table``. Raises ConfigError."""
+        """Have the last `steps` steps stored as an item, in `table`. Raises ConfigError."""
         if not 1 <= steps <= min(self._item_steps, self.steps):
             limit = f"of {self.steps} in the episode, and item_steps is {self._item_steps}"
             raise ConfigError(f"an item of {steps} steps, {limit}")
@@ -157,7 +157,7 @@ class Writer(_Sender):
     def end_episode(self, last: Mapping[str, ArrayLike] | None = None) -> None:
         """Send what is left, and begin a new episode with the next step.
 
-        ``last`` has what follows the last step, of fields with entries ``after``: the last observation.
+        `last` has what follows the last step, of fields with entries `after`: the last observation.
         """
         if self._versions:
             entries = self._checked(last or {}, partly=True)
@@ -233,7 +233,7 @@ def _windows(items: Sequence[_Item], begin: int) -> Items:
 
 
 class NStepWriter(_Sender):
-    """Takes the steps of one environment, and inserts items for n-step Q-learning: see ``n_step_fields``.
+    """Takes the steps of one environment, and inserts items for n-step Q-learning: see `n_step_fields`.
 
     Attributes:
         priority: of items from now on. The largest so far has each item sampled soon (Schaul et al. 2016).
@@ -257,12 +257,12 @@ class NStepWriter(_Sender):
             client: of the shard, or shards. Several writers, one an environment, may share it.
             n_steps: rewards that are summed up.
             gamma: discount of a step.
-            stack: frames of a stacked-pixel observation ``[stack, H, W]``, of which the newest is stored; 0
+            stack: frames of a stacked-pixel observation `[stack, H, W]`, of which the newest is stored; 0
                 for observations that are stored whole.
             table: where the items go.
             chunk_steps: steps that are sent together, or fewer where an episode ends.
             priority: see above.
-            timeout_s: how long ``append`` may wait for replay, until PeerError.
+            timeout_s: how long `append` may wait for replay, until PeerError.
         """
         if n_steps < 1 or chunk_steps < 1:
             raise ConfigError("n_steps and chunk_steps should be at least 1")
@@ -273,7 +273,7 @@ class NStepWriter(_Sender):
         self._started = False
 
     def start(self, obs: ArrayLike) -> None:
-        """Begin an episode at ``obs``. Complete items of one that has not ended are kept."""
+        """Begin an episode at `obs`. Complete items of one that has not ended are kept."""
         obs = self._form.checked("obs", obs)
         self._send(self._complete())
         self._steps.start(obs)
@@ -289,10 +289,10 @@ class NStepWriter(_Sender):
         *,
         version: int = 0,
     ) -> None:
-        """Take one step. After ``terminated`` (no bootstrap) or ``truncated``, ``start`` begins the next one.
+        """Take one step. After `terminated` (no bootstrap) or `truncated`, `start` begins the next one.
 
-        ``action`` is a number or an array, and ``next_obs`` the true observation that followed, the last one
-        at an episode's end. Raises ConfigError before ``start`` and for what differs from the steps before,
+        `action` is a number or an array, and `next_obs` the true observation that followed, the last one
+        at an episode's end. Raises ConfigError before `start` and for what differs from the steps before,
         and PeerError where replay takes nothing; the step has been taken nevertheless.
         """
         if not self._started:

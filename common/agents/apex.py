@@ -136,7 +136,11 @@ class ApexAgent(NetworkAgent):
             # One pass over both: half the kernel launches.
             q, next_q = target(torch.cat([transitions.obs, transitions.next_obs])).chunk(2)
             return returns.munchausen_target(
-                *(transitions.reward, transitions.discount, transitions.action, q, next_q),
+                transitions.reward,
+                transitions.discount,
+                transitions.action,
+                q,
+                next_q,
                 alpha=config.munchausen_alpha,
                 tau=config.munchausen_tau,
                 least=config.munchausen_least,

@@ -49,10 +49,10 @@ class Inputs:
         """Inputs after a step.
 
         Args:
-          act: what was done.
-          obs: `[S, *obs_shape]`, where it led; the first observation of the next episode where one `ended`.
-          reward: `[S]` float32.
-          ended: `[S]` bool.
+            act: what was done.
+            obs: `[S, *obs_shape]`, where it led; the first observation of the next episode where one `ended`.
+            reward: `[S]` float32.
+            ended: `[S]` bool.
         """
         # Not reset where an episode ended: `first` tells the network to, in acting and in learning alike.
         memory = self.memory if act.memory is None else act.memory

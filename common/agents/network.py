@@ -73,12 +73,12 @@ class Learner:
     """The optimiser of a network, and what else only a learner holds; subclasses add to that.
 
     Args:
-      net: the network that learns.
-      optimizer: of its parameters, and possibly of others.
-      max_grad_norm: the global norm of the network's gradient is clipped to this; 0: not clipped.
+        net: the network that learns.
+        optimizer: of its parameters, and possibly of others.
+        max_grad_norm: the global norm of the network's gradient is clipped to this; 0: not clipped.
 
     Attributes:
-      updates: batches learned from so far.
+        updates: batches learned from so far.
     """
 
     def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:

@@ -18,8 +18,11 @@ def policy_distribution(config: PolicyConfig, spec: EnvSpec) -> Distribution:
     """The distribution over actions; ConfigError where the configured one is not for them."""
     try:
         return distribution_of(
-            *(spec.actions, config.action_distribution, config.deviation),
-            *(config.deviation_floor, config.deviation_start),
+            spec.actions,
+            config.action_distribution,
+            config.deviation,
+            config.deviation_floor,
+            config.deviation_start,
         )
     except ValueError as error:
         message = f"agent.action_distribution does not suit {spec.id}: {error}; take normal"

@@ -361,7 +361,9 @@ class PolicyGradientAgent(NetworkAgent):
             returns = Normalizer((), window=config.returns_window) if config.normalize_returns else None
             options = styled_body(config, spec) | policy_options(config, self.policy, spec)
             return ActorCritic(
-                *(spec.seen_shape, spec.actions, torso),
+                spec.seen_shape,
+                spec.actions,
+                torso,
                 shared=config.shared_torso,
                 returns=returns,
                 **options,

@@ -238,11 +238,11 @@ class SacAgent(NetworkAgent):
         """One loss for everything: no gradient crosses from one part to another. Errors are `[n, M]`.
 
         Args:
-          features: `[M, F]`, what the network makes of the observations.
-          action: `[M, ...]`, what was done at them.
-          targets: `[M]`, what its Q should be.
-          weights: `[M]`, importance.
-          noise: `[M, draws]`, of a standard normal, for the policy's own actions.
+            features: `[M, F]`, what the network makes of the observations.
+            action: `[M, ...]`, what was done at them.
+            targets: `[M]`, what its Q should be.
+            weights: `[M]`, importance.
+            noise: `[M, draws]`, of a standard normal, for the policy's own actions.
         """
         net, cost = self.net, self._cost
         # Detached: the policy's gradient would teach the shared torso to please the policy, at the cost of
@@ -337,7 +337,9 @@ class SacAgent(NetworkAgent):
 
         def make(torso: str) -> SoftActorCritic:
             return SoftActorCritic(
-                *(spec.seen_shape, spec.actions, torso),
+                spec.seen_shape,
+                spec.actions,
+                torso,
                 policy_size=self.policy.size,
                 critics=config.critics,
                 values=config.bootstrap == "v",
@@ -360,7 +362,7 @@ class SacAgent(NetworkAgent):
         if not config.lstm_units:
             return StoredTransitions(spec, config.n_steps, config.gamma, self.device, bounds)
         return StoredSequences(
-            *(config, spec, self.net.state_size, config.gamma, self._value_targets, self.device, bounds)
+            config, spec, self.net.state_size, config.gamma, self._value_targets, self.device, bounds
         )
 
     @cached_property

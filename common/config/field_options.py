@@ -84,13 +84,13 @@ def split_overrides(
     """Separate a command's own options from fields of the configuration.
 
     Args:
-      arguments: words of the command line.
-      flags: the command's options that take no value, such as `--no-progress`.
-      options: the command's options that take one, such as `--run-dir`.
+        arguments: words of the command line.
+        flags: the command's options that take no value, such as `--no-progress`.
+        options: the command's options that take one, such as `--run-dir`.
 
     Returns:
-      The words that belong to the command, and `{"section.field": "text"}` of all other `--name VALUE` and
-      `--name=VALUE`. Whether such a field exists is for the loader to say, which knows the nearest one.
+        The words that belong to the command, and `{"section.field": "text"}` of all other `--name VALUE` and
+        `--name=VALUE`. Whether such a field exists is for the loader to say, which knows the nearest one.
     """
     own: list[str] = []
     overrides: dict[str, str] = {}

@@ -2,9 +2,9 @@
 
 The role says what may happen to a field after a run has begun:
 
-* ``structural``: shapes the stored data or the network; all services and checkpoints of a run must agree;
-* ``tunable``: may be changed when a run is resumed; the change is logged;
-* ``operational``: belongs to the machine, not to the experiment (addresses, ports); never comes
+* `structural`: shapes the stored data or the network; all services and checkpoints of a run must agree;
+* `tunable`: may be changed when a run is resumed; the change is logged;
+* `operational`: belongs to the machine, not to the experiment (addresses, ports); never comes
   from a checkpoint.
 """
 

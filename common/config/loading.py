@@ -113,13 +113,13 @@ def load_layers(
     """Return the configuration and the origin of every value.
 
     Args:
-      preset: name of a preset, or path of a TOML file; None means that of the resumed run, if any.
-      file: TOML in the form of a preset: a sweep file, or the complete `config.toml` of a run.
-      overrides: command line, `{"section.field": "text"}`; dashes for underscores and short names are fine.
-        From Python, values that are no text are taken as they are.
-      environ: environment variables; those that begin with `TROUPE_` and hold `__` are read.
-      run_config: `config.toml` of a run that is resumed; its operational fields are ignored.
-      beneath: layers under all of these, over the defaults.
+        preset: name of a preset, or path of a TOML file; None means that of the resumed run, if any.
+        file: TOML in the form of a preset: a sweep file, or the complete `config.toml` of a run.
+        overrides: command line, `{"section.field": "text"}`; dashes for underscores and short names are fine.
+          From Python, values that are no text are taken as they are.
+        environ: environment variables; those that begin with `TROUPE_` and hold `__` are read.
+        run_config: `config.toml` of a run that is resumed; its operational fields are ignored.
+        beneath: layers under all of these, over the defaults.
     """
     layers = upper_layers(overrides, file, environ)
     if run_config is not None:
@@ -456,9 +456,9 @@ def section_from_dict(name: str, values: Any, *, source: str = "configuration") 
     """Return one section of a configuration from plain values, such as a peer's WELCOME carries.
 
     Args:
-      name: of the section.
-      values: by field.
-      source: who says so, for the error.
+        name: of the section.
+        values: by field.
+        source: who says so, for the error.
 
     Raises ConfigError where they are not valid.
     """

@@ -34,7 +34,7 @@ class Arena:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Map the files in ``folder``; raises OSError or ConfigError if there are none to be read."""
+        """Map the files in `folder`; raises OSError or ConfigError if there are none to be read."""
         signature = load_signature(folder)
         if signature is None:
             raise FileNotFoundError(2, "nothing is stored yet", str(folder))
@@ -58,7 +58,7 @@ class Arena:
         lengths: NDArray[np.int32],
         allocate: Allocate = np.empty,
     ) -> dict[str, NDArray] | None:
-        """Windows ``[B, window, *shape]``, by field, of items of the chunks ``commits [B]`` in ``rows [B]``.
+        """Windows `[B, window, *shape]`, by field, of items of the chunks `commits [B]` in `rows [B]`.
 
         None if one of the chunks has left meanwhile. Raises ValueError for places that never were.
         """

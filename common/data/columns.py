@@ -33,7 +33,7 @@ class DiskFullError(ConfigError):
 
 
 def file_error(what: str, error: OSError) -> ConfigError:
-    """The error for people that ``error`` is, where it prevented ``what``."""
+    """The error for people that `error` is, where it prevented `what`."""
     if error.errno in FULL:
         return DiskFullError(f"the disk is full: {what}")
     return ConfigError(f"{what}: {error.strerror}")
@@ -52,7 +52,7 @@ class MappedFile:
 
     Attributes:
         name: of the file, in its folder.
-        array: ``[units, *shape]``.
+        array: `[units, *shape]`.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class MappedFile:
         sparse: bool = True,
         read_only: bool = False,
     ) -> None:
-        """Map ``path``. Unless it is ``sparse``, its room on the disk is taken at once.
+        """Map `path`. Unless it is `sparse`, its room on the disk is taken at once.
 
-        ``read_only`` maps what another process has made, without changing it; raises OSError if it cannot.
+        `read_only` maps what another process has made, without changing it; raises OSError if it cannot.
         """
         dtype = np.dtype(dtype)
         self.name = path.name
@@ -91,7 +91,7 @@ class MappedFile:
             self._file.close()
 
     def reserve(self, start: int, end: int) -> None:
-        """Take room on the disk for the units ``[start, end)``; raises OSError where there is none.
+        """Take room on the disk for the units `[start, end)`; raises OSError where there is none.
 
         Writing to a mapped file whose disk is full kills the process, so nothing is written before this.
         """
@@ -110,8 +110,8 @@ class Payload:
     """One field of one chunk, checked and ready to be written.
 
     Attributes:
-        data: ``[entries, *shape]``, or the blocks of a compressed field end to end.
-        lengths: uint32 ``[entries]``, bytes of each block; None if the field is not compressed.
+        data: `[entries, *shape]`, or the blocks of a compressed field end to end.
+        lengths: uint32 `[entries]`, bytes of each block; None if the field is not compressed.
         entries: number of entries.
     """
 
@@ -125,7 +125,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Lane:
-    """Units along which chunks have their runs: at most ``most``, ``unit_bytes`` each, in ``files``."""
+    """Units along which chunks have their runs: at most `most`, `unit_bytes` each, in `files`."""
 
     most: int
     unit_bytes: int
@@ -133,7 +133,7 @@ class Lane:
 
 
 class Column(ABC):
-    """Storage of one field, in ``lanes``. Who gives out positions is not its business."""
+    """Storage of one field, in `lanes`. Who gives out positions is not its business."""
 
     lanes: list[Lane]
 
@@ -142,11 +142,11 @@ class Column(ABC):
 
     @abstractmethod
     def counts(self, payload: Payload) -> list[int]:
-        """Units that ``payload`` takes in each lane."""
+        """Units that `payload` takes in each lane."""
 
     @abstractmethod
     def write(self, starts: list[int], payload: Payload) -> None:
-        """Write ``payload`` at the positions ``starts``, one for each lane."""
+        """Write `payload` at the positions `starts`, one for each lane."""
 
     @abstractmethod
     def gather(
@@ -157,10 +157,10 @@ class Column(ABC):
         plain: bool = False,
         out: NDArray | None = None,
     ) -> NDArray:
-        """Windows of ``entries [B]`` from ``starts [B]``; short ones repeat their last entry.
+        """Windows of `entries [B]` from `starts [B]`; short ones repeat their last entry.
 
-        Returns ``[B, max(entries), *shape]``, written to ``out`` if that is given; or, of a compressed field,
-        uint8 ``[bytes]``, one LZ4 frame that unpacks to it. With ``plain``, entries that did not compress
+        Returns `[B, max(entries), *shape]`, written to `out` if that is given; or, of a compressed field,
+        uint8 `[bytes]`, one LZ4 frame that unpacks to it. With `plain`, entries that did not compress
         come as an array all the same, where the whole batch is made of such.
         """
 
@@ -306,7 +306,7 @@ class Lz4Column(Column):
 
 
 def column_files(spec: FieldSpec) -> list[dict[str, int]]:
-    """The files of ``spec`` by lane, as `make_column` maps them: the bytes of a unit, by name."""
+    """The files of `spec` by lane, as `make_column` maps them: the bytes of a unit, by name."""
     if spec.compress:
         return [{f"{spec.name}.offsets": 8, f"{spec.name}.lengths": 4}, {f"{spec.name}.blocks": 1}]
     return [{f"{spec.name}.raw": spec.entry_bytes}]
@@ -315,5 +315,5 @@ def column_files(spec: FieldSpec) -> list[dict[str, int]]:
 def make_column(
     spec: FieldSpec, folder: Path, budget_bytes: int, most_entries: int, read_only: bool = False
 ) -> Column:
-    """The storage that fits ``spec``: files in ``folder`` for ``most_entries`` or up to ``budget_bytes``."""
+    """The storage that fits `spec`: files in `folder` for `most_entries` or up to `budget_bytes`."""
     return (Lz4Column if spec.compress else RawColumn)(spec, folder, budget_bytes, most_entries, read_only)

@@ -15,12 +15,12 @@ DISTANCES: tuple[Distance, ...] = get_args(Distance)
 
 
 def distances(kind: str, left: NDArray, right: NDArray, power: float = 2.0) -> NDArray[np.float64]:
-    """How far ``left [n, T, F]`` is from ``right``, of that shape or one that spreads to it: ``[n]``, from 0.
+    """How far `left [n, T, F]` is from `right`, of that shape or one that spreads to it: `[n]`, from 0.
 
     Args:
-        kind: ``norm``, of the difference of all T x F numbers, with exponent ``power``. ``cosine``, one minus
+        kind: `norm`, of the difference of all T x F numbers, with exponent `power`. `cosine`, one minus
             the cosine of the angle between them: 0 for the same direction, 2 for the opposite one, 1 where
-            one of the two has none. ``kl``, the sum over T of KL(softmax(left) || softmax(right)).
+            one of the two has none. `kl`, the sum over T of KL(softmax(left) || softmax(right)).
         left: features of any float dtype; computed in float64.
         right: the same.
         power: at least 1.

@@ -31,7 +31,7 @@ def record_dtype(lanes: int) -> np.dtype:
 
 
 def save_signature(folder: Path, specs: Sequence[FieldSpec], layout: Mapping[str, Any]) -> None:
-    """Write what the files in ``folder`` mean, atomically."""
+    """Write what the files in `folder` mean, atomically."""
     fields = [asdict(spec) for spec in specs]
     for each in fields:
         del each["bounds"]  # of those who learn, not of what is stored
@@ -56,7 +56,7 @@ def save_signature(folder: Path, specs: Sequence[FieldSpec], layout: Mapping[str
 
 
 def load_signature(folder: Path) -> tuple[tuple[FieldSpec, ...], dict[str, Any]] | None:
-    """What the files in ``folder`` mean; None if there are none."""
+    """What the files in `folder` mean; None if there are none."""
     path = folder / SIGNATURE_FILE
     if not path.exists():
         return None
@@ -83,7 +83,7 @@ def load_signature(folder: Path) -> tuple[tuple[FieldSpec, ...], dict[str, Any]]
 
 
 def check_run(place: object, layout: Mapping[str, Any], run: str, remedy: str) -> None:
-    """Raise ConfigError where the files in ``place`` are of another run than ``run`` (empty: of none)."""
+    """Raise ConfigError where the files in `place` are of another run than `run` (empty: of none)."""
     theirs = str(layout.get("run", ""))
     if theirs != run:
         raise ConfigError(f"{place} holds items of {_named(theirs)}, and this is {_named(run)}: {remedy}")

@@ -21,12 +21,12 @@ MAX_PRIORITY = 1e30
 
 
 def valid_priorities(priorities: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which of ``priorities [n]`` are from 0 to ``MAX_PRIORITY``; NaN is not."""
+    """Which of `priorities [n]` are from 0 to `MAX_PRIORITY`; NaN is not."""
     return (priorities >= 0) & (priorities <= MAX_PRIORITY)
 
 
 class GapError(Exception):
-    """An insert whose predecessor has not arrived. ``expected`` is the sequence number to continue with."""
+    """An insert whose predecessor has not arrived. `expected` is the sequence number to continue with."""
 
     def __init__(self, expected: int) -> None:
         super().__init__(f"expected insert {expected}")
@@ -34,7 +34,7 @@ class GapError(Exception):
 
 
 class HeldError(Exception):
-    """An insert that has to wait for room: ``str()`` says which. It is right to try it again."""
+    """An insert that has to wait for room: `str()` says which. It is right to try it again."""
 
 
 @dataclass
@@ -44,13 +44,13 @@ class Insert:
     Attributes:
         incarnation: random number of the producing process.
         sequence: number of the insert, 1, 2, 3, ... in each incarnation.
-        oldest: smallest number that the producer has not seen acknowledged; at most ``sequence``.
+        oldest: smallest number that the producer has not seen acknowledged; at most `sequence`.
         specs: what the producer takes the fields to be.
         payloads: their data.
         steps: length of the chunk.
         version: parameters that acted.
         items: the windows, by table.
-        checked: whether ``check_insert`` has passed it, for one that waits for room is tried many times.
+        checked: whether `check_insert` has passed it, for one that waits for room is tried many times.
         owner: the key of its process, or its connection; empty for nobody in particular.
         waits_for: why it had to wait when it was last tried; empty where it never had to.
     """
@@ -74,9 +74,9 @@ def check_insert(
     tables: Mapping[str, TableConfig],
     item_steps: tuple[int, int] | None = None,
 ) -> None:
-    """Raise RefusedError for whatever is wrong with ``insert`` in itself, or does not fit what is stored.
+    """Raise RefusedError for whatever is wrong with `insert` in itself, or does not fit what is stored.
 
-    ``item_steps`` are those of the shortest and of the longest item that are taken.
+    `item_steps` are those of the shortest and of the longest item that are taken.
     """
     # Signature first: everything below reads the data by these fields.
     if stored is not None and not same_fields(insert.specs, stored):

@@ -42,7 +42,7 @@ class PackingError(ValueError):
 
 
 def pack_entries(array: NDArray) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """Compress each ``array[i]`` to one block; returns the blocks end to end and the bytes of each."""
+    """Compress each `array[i]` to one block; returns the blocks end to end and the bytes of each."""
     array = np.ascontiguousarray(array)
     count = array.shape[0]
     entry_bytes = array[0].nbytes if count else 0
@@ -68,7 +68,7 @@ def pack_entries(array: NDArray) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]
 
 
 def store_entries(array: NDArray) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """The same as ``pack_entries``, but every entry stands uncompressed."""
+    """The same as `pack_entries`, but every entry stands uncompressed."""
     count, entry_bytes = len(array), array[0].nbytes
     blocks = np.empty((count, 4 + entry_bytes), np.uint8)
     blocks[:, :4].view("<u4")[:] = entry_bytes | int(STORED)
@@ -77,7 +77,7 @@ def store_entries(array: NDArray) -> tuple[NDArray[np.uint8], NDArray[np.uint32]
 
 
 class Packer:
-    """``pack_entries`` for the chunks of a field in turn, without trying for ever what does not shrink.
+    """`pack_entries` for the chunks of a field in turn, without trying for ever what does not shrink.
 
     Once no entry of a chunk has shrunk, one of each further chunk is tried, until one shrinks again.
 
@@ -90,7 +90,7 @@ class Packer:
         self._hopeless = False
 
     def pack(self, array: NDArray) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-        """Blocks of the entries of the next chunk, as ``pack_entries`` returns them."""
+        """Blocks of the entries of the next chunk, as `pack_entries` returns them."""
         if self._hopeless:
             probe = array[self.tried % len(array)]  # another one every time
             self.tried += 1
@@ -105,7 +105,7 @@ class Packer:
 
 
 def check_blocks(blocks: NDArray[np.uint8], lengths: NDArray[np.uint32], entry_bytes: int) -> None:
-    """Raise PackingError unless ``blocks`` are ``len(lengths)`` blocks that unpack to ``entry_bytes`` each.
+    """Raise PackingError unless `blocks` are `len(lengths)` blocks that unpack to `entry_bytes` each.
 
     The sizes are checked against the blocks one by one, what they unpack to as a whole.
     """
@@ -127,7 +127,7 @@ def check_blocks(blocks: NDArray[np.uint8], lengths: NDArray[np.uint32], entry_b
 # The header depends on the two sizes alone, which are the same for every batch of a run.
 @lru_cache(maxsize=64)
 def frame_header(entry_bytes: int, total_bytes: int) -> bytes:
-    """The header of a frame of independent blocks, ``entry_bytes`` each and ``total_bytes`` in all."""
+    """The header of a frame of independent blocks, `entry_bytes` each and `total_bytes` in all."""
     block_size = next((code for most, code in _BLOCK_SIZES if entry_bytes <= most), None)
     if block_size is None:
         raise PackingError(f"an entry of {entry_bytes} bytes is more than a block holds ({MAX_ENTRY_BYTES})")
@@ -152,16 +152,16 @@ def join_frame(parts: Iterable[bytes | memoryview], entry_bytes: int, total_byte
 
 
 def unpack(parts: Iterable[NDArray[np.uint8]], shape: tuple[int, ...], dtype: str) -> NDArray:
-    """Unpack blocks end to end to an array ``shape`` whose first axis counts entries."""
+    """Unpack blocks end to end to an array `shape` whose first axis counts entries."""
     entry_bytes = int(np.prod(shape[1:], dtype=np.int64) * np.dtype(dtype).itemsize)
     views = [np.ascontiguousarray(part).data for part in parts]
     return unpack_frame(join_frame(views, entry_bytes, entry_bytes * shape[0]), shape, dtype)
 
 
 def unpack_frame(frame: Buffer, shape: tuple[int, ...], dtype: str, out: NDArray | None = None) -> NDArray:
-    """Unpack one whole frame; raises PackingError if it does not fill ``shape`` exactly.
+    """Unpack one whole frame; raises PackingError if it does not fill `shape` exactly.
 
-    ``out`` is the array to write to, contiguous and of that shape and type; by default a new one.
+    `out` is the array to write to, contiguous and of that shape and type; by default a new one.
     """
     array = np.empty(shape, dtype) if out is None else out
     if not array.nbytes:

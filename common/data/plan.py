@@ -44,7 +44,7 @@ class Plan:
 
 
 def make_plan(folder: Path, tables: Sequence[TableConfig], max_bytes: int | None) -> Plan:
-    """Plan for ``tables`` in ``folder``; raises ConfigError where it takes over 90 % of memory or disk.
+    """Plan for `tables` in `folder`; raises ConfigError where it takes over 90 % of memory or disk.
 
     Where their files are there already, the disk decides nothing: they have their room, chunks keep to what
     they have while the disk is full, and grow again when it is not.
@@ -88,7 +88,7 @@ def check_room(folder: Path, tables: Sequence[TableConfig], obs_bytes: int) -> N
 
 
 def disk_limit_bytes(folder: Path) -> int:
-    """Room for the files in ``folder``: what they take already and what is free."""
+    """Room for the files in `folder`: what they take already and what is free."""
     existing = folder
     while not existing.exists():
         existing = existing.parent

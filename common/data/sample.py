@@ -27,19 +27,19 @@ class Share:
 
 @dataclass
 class Sample:
-    """A batch. ``arrays`` holds windows ``[B, window, *shape]``, one LZ4 frame where a field is compressed.
+    """A batch. `arrays` holds windows `[B, window, *shape]`, one LZ4 frame where a field is compressed.
 
     Attributes:
         shares: how the rows are divided.
         slots: of each share.
-        ids: uint64 ``[B]``.
-        probabilities: float64 ``[B]``, over the whole table of the row's share.
-        versions: int64 ``[B]``.
-        times_s: float64 ``[B]``, when each was inserted, in seconds since 1970.
-        lengths: int32 ``[B]``, steps of each item; shorter windows repeat their last entry.
-        rows: int64 ``[B]``, the record of each item's chunk.
-        commits: uint64 ``[B]``, the number of each item's chunk.
-        offsets: int32 ``[B]``, first step of each item in its chunk.
+        ids: uint64 `[B]`.
+        probabilities: float64 `[B]`, over the whole table of the row's share.
+        versions: int64 `[B]`.
+        times_s: float64 `[B]`, when each was inserted, in seconds since 1970.
+        lengths: int32 `[B]`, steps of each item; shorter windows repeat their last entry.
+        rows: int64 `[B]`, the record of each item's chunk.
+        commits: uint64 `[B]`, the number of each item's chunk.
+        offsets: int32 `[B]`, first step of each item in its chunk.
         arrays: by field.
     """
 

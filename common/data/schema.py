@@ -28,13 +28,13 @@ FIELD_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 class FieldSpec:
     """One named array of a chunk.
 
-    A chunk of ``L`` steps stores ``before + L + after`` entries of the field, so that an item of ``length``
-    steps at ``offset`` needs the entries ``[offset, offset + before + length + after)``. Stacked pixels are
-    stored as single frames: ``shape=(84, 84), before=stack - 1, after=n_steps``.
+    A chunk of `L` steps stores `before + L + after` entries of the field, so that an item of `length`
+    steps at `offset` needs the entries `[offset, offset + before + length + after)`. Stacked pixels are
+    stored as single frames: `shape=(84, 84), before=stack - 1, after=n_steps`.
 
     Attributes:
         name: unique within the chunk, at most 64 characters.
-        dtype: numpy dtype name of one element, such as ``"uint8"``.
+        dtype: numpy dtype name of one element, such as `"uint8"`.
         shape: shape of one entry.
         before: entries stored before the first step.
         after: entries stored after the last step.
@@ -59,7 +59,7 @@ class FieldSpec:
         return int(np.dtype(self.dtype).itemsize * math.prod(self.shape))
 
     def entries(self, steps: int) -> int:
-        """Number of entries that a chunk (or an item) of ``steps`` steps has."""
+        """Number of entries that a chunk (or an item) of `steps` steps has."""
         return self.before + steps + self.after
 
     def limits(self) -> tuple[float, float] | None:
@@ -70,7 +70,7 @@ class FieldSpec:
         return self.bounds
 
     def bad_rows(self, rows: NDArray) -> NDArray[np.bool_] | None:
-        """Which of ``rows [B, ...]`` have a value outside of the limits, or NaN, ``[B]``; None if none."""
+        """Which of `rows [B, ...]` have a value outside of the limits, or NaN, `[B]`; None if none."""
         limits = self.limits()
         # The whole batch at first, which is nearly always good: two passes without a temporary array.
         if limits is None or not rows.size or (rows.min() >= limits[0] and rows.max() <= limits[1]):
@@ -81,13 +81,13 @@ class FieldSpec:
 
 
 def compressed_if(wanted: bool, specs: Sequence[FieldSpec]) -> tuple[FieldSpec, ...]:
-    """``specs``, none of them compressed unless that is ``wanted``."""
+    """`specs`, none of them compressed unless that is `wanted`."""
     return tuple(replace(spec, compress=spec.compress and wanted) for spec in specs)
 
 
 @dataclass
 class Items:
-    """Windows of one chunk: int32 ``offsets [M]``, int32 ``lengths [M]``, raw float64 ``priorities [M]``."""
+    """Windows of one chunk: int32 `offsets [M]`, int32 `lengths [M]`, raw float64 `priorities [M]`."""
 
     offsets: NDArray[np.int32]
     lengths: NDArray[np.int32]
@@ -99,11 +99,11 @@ class Chunk:
     """Consecutive steps of one slot, and the items cut from them.
 
     Attributes:
-        fields: name to array ``[before + L + after, *shape]``, in the order of the specs.
-        steps: ``L``, the number of steps.
-        offsets: int32 ``[M]``, first step of each item.
-        lengths: int32 ``[M]``, steps of each item; ``offset + length <= L``.
-        priorities: float64 ``[M]``, raw (before the exponent), finite and not negative.
+        fields: name to array `[before + L + after, *shape]`, in the order of the specs.
+        steps: `L`, the number of steps.
+        offsets: int32 `[M]`, first step of each item.
+        lengths: int32 `[M]`, steps of each item; `offset + length <= L`.
+        priorities: float64 `[M]`, raw (before the exponent), finite and not negative.
         version: number of the parameter set that acted, 0 if there was none.
         more: items for further tables, by table; the data are stored once all the same.
     """
@@ -144,9 +144,9 @@ class SlotStep(NamedTuple):
 
 
 def as_array(name: str, values: ArrayLike, dtype: str | None = None) -> NDArray:
-    """Lists and numbers as an array, of ``dtype`` where that changes no value; an array as it is.
+    """Lists and numbers as an array, of `dtype` where that changes no value; an array as it is.
 
-    Raises ConfigError for lists that are no array; ``name`` is that of the field.
+    Raises ConfigError for lists that are no array; `name` is that of the field.
     """
     if isinstance(values, np.ndarray):
         return values
@@ -165,7 +165,7 @@ def as_array(name: str, values: ArrayLike, dtype: str | None = None) -> NDArray:
 
 
 def with_arrays(chunk: Chunk, specs: Sequence[FieldSpec] | None) -> Chunk:
-    """``chunk`` with arrays where it has lists: of what ``specs`` say, or as numpy chooses."""
+    """`chunk` with arrays where it has lists: of what `specs` say, or as numpy chooses."""
     dtypes = {spec.name: spec.dtype for spec in specs or ()}
     own = _items_with_arrays(chunk.items)
     return replace(
@@ -187,7 +187,7 @@ def _items_with_arrays(items: Items) -> Items:
 
 
 def check_chunk(chunk: Chunk, specs: Sequence[FieldSpec]) -> None:
-    """Raise ConfigError if ``chunk`` does not have exactly the arrays that ``specs`` describe."""
+    """Raise ConfigError if `chunk` does not have exactly the arrays that `specs` describe."""
     names = {spec.name for spec in specs}
     if set(chunk.fields) != names:
         raise ConfigError(f"the chunk has fields {sorted(chunk.fields)}, the specs say {sorted(names)}")

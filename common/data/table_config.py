@@ -1,7 +1,7 @@
 """What a table is, and how it is described: by the same fields in TOML and on a command line.
 
-In TOML every table of a run is an entry of the array ``[[replay.tables]]``; a command line writes the same
-fields as ``NAME:FIELD=VALUE,...``. Both come to `table_from`, so that both mean and refuse the same.
+In TOML every table of a run is an entry of the array `[[replay.tables]]`; a command line writes the same
+fields as `NAME:FIELD=VALUE,...`. Both come to `table_from`, so that both mean and refuse the same.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ WHEN_FULL = ("wait", "keep_latest", "keep_oldest", "alternate")
 RESERVED = ("chunks",)
 """Names that no table can have, for replay has files of these names already."""
 
-STEEPEST = 8.0
+MAX_EXPONENT = 8.0
 """Exponents up to this keep the weight of any priority, and the sum of all of them, finite and above zero."""
 
 QUEUE: dict[str, Any] = {"sampler": "fifo", "remover": "fifo", "max_times_sampled": 1}
-"""Defaults where the limiter is ``queue``: every item is passed on once, in order."""
+"""Defaults where the limiter is `queue`: every item is passed on once, in order."""
 
 USUAL_BATCH = 512
 """Items of a batch, where nobody says how many there will be."""
@@ -55,7 +55,7 @@ class TableConfig:
     """What a table is. `table_meanings` tells what each field is for.
 
     Priorities are raised to the exponents; those of the remover are below 0, so that low priorities go first,
-    and those of zero at all. The ``soft`` remover lets the table run over, and takes out the oldest excess
+    and those of zero at all. The `soft` remover lets the table run over, and takes out the oldest excess
     every so often.
     """
 
@@ -122,7 +122,7 @@ class TableConfig:
         return self.is_queue and self.when_full == "wait"
 
     def limiter_error(self, batch_size: int = USUAL_BATCH) -> float:
-        """Return ``samples_per_insert_error``; where it is none, the one that suits batches of this size."""
+        """Return `samples_per_insert_error`; where it is none, the one that suits batches of this size."""
         if self.samples_per_insert_error is not None:
             return self.samples_per_insert_error
         # Neither a deadlock nor a ratio that wanders: a tenth of the minimum, or a few batches.
@@ -181,7 +181,7 @@ def table_from(values: Mapping[str, Any]) -> TableConfig:
 
 
 def parse_table(text: str) -> TableConfig:
-    """Return the table that ``NAME:FIELD=VALUE,...`` describes. Raises ConfigError."""
+    """Return the table that `NAME:FIELD=VALUE,...` describes. Raises ConfigError."""
     name, _, rest = text.partition(":")
     values: dict[str, Any] = {"name": name.strip()}
     where = f"table {values['name']!r}"
@@ -280,10 +280,10 @@ def _check(where: str, table: TableConfig) -> None:
         raise ConfigError(
             f"{where}: min_items ({table.min_items}) should be from 1 to the capacity ({table.capacity})"
         )
-    if not 0 <= table.priority_exponent <= STEEPEST:
-        raise ConfigError(f"{where}: priority_exponent should be from 0 to {STEEPEST:g}")
-    if not -STEEPEST <= table.removal_exponent < 0:
-        raise ConfigError(f"{where}: removal_exponent should be below 0, and not below -{STEEPEST:g}")
+    if not 0 <= table.priority_exponent <= MAX_EXPONENT:
+        raise ConfigError(f"{where}: priority_exponent should be from 0 to {MAX_EXPONENT:g}")
+    if not -MAX_EXPONENT <= table.removal_exponent < 0:
+        raise ConfigError(f"{where}: removal_exponent should be below 0, and not below -{MAX_EXPONENT:g}")
     for key in ("max_times_sampled", "samples_per_insert", "samples_per_insert_error"):
         limit = getattr(table, key)
         if limit is not None and not 0 <= limit < math.inf:

@@ -33,9 +33,10 @@ def pack_step(step: Step, stack: int) -> dict[str, np.ndarray]:
     """The arrays of one step of `S` slots.
 
     Returns:
-      `reward` float32 `[S]`; `ended` uint8 `[S]`, see above; `obs` `[S, ...]`, where the step led (at an
-      episode's end the last observation of that episode), with `stack` its newest frame only; and `first`
-      `[E, *obs_shape]`, where the next episode begins, of the slots with `ended` other than 0 in their order.
+        `reward` float32 `[S]`; `ended` uint8 `[S]`, see above; `obs` `[S, ...]`, where the step led (at an
+        episode's end the last observation of that episode), with `stack` its newest frame only; and `first`
+        `[E, *obs_shape]`, where the next episode begins, of the slots with `ended` other than 0 in their
+        order.
     """
     obs = step.obs[:, -1] if stack else step.obs
     if step.final_obs:
@@ -60,9 +61,9 @@ def unpack_step(arrays: Mapping[str, np.ndarray], before: np.ndarray, spec: EnvS
     """The step that `pack_step` was given, without its games. Raises TransferError likewise.
 
     Args:
-      arrays: what has come.
-      before: `[S, *obs_shape]`, the observations that were acted on.
-      spec: of the environment.
+        arrays: what has come.
+        before: `[S, *obs_shape]`, the observations that were acted on.
+        spec: of the environment.
     """
     slots = len(before)
     ended = _checked(arrays, "ended", "uint8", (slots,))

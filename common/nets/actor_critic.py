@@ -17,9 +17,9 @@ class PolicyHead(nn.Module):
     """Parameters of a policy's distribution over actions, and the baseline, straight from the features.
 
     Args:
-      features: width of the input.
-      size: P.
-      free: how many of the parameters, the last ones, are the same for every input.
+        features: width of the input.
+        size: P.
+        free: how many of the parameters, the last ones, are the same for every input.
     """
 
     def __init__(self, features: int, size: int, free: int = 0) -> None:
@@ -49,15 +49,15 @@ class ActorCritic(SequenceBody):
     """A `SequenceBody` with a policy and a baseline.
 
     Args:
-      obs_shape: shape of one observation.
-      actions: what is chosen.
-      torso: of a `SequenceBody`.
-      policy_size: P, parameters of a policy's distribution.
-      free: how many of these are the same for every input, see `PolicyHead`.
-      bottleneck: units of a layer between the body and both heads, which needs `shared`; 0: none.
-      shared: one body for both; else the baseline has one of its own, and the memory is that of both.
-      returns: statistics of returns: the baseline's values are in their units; None: values are returns.
-      body: further arguments of a `SequenceBody`.
+        obs_shape: shape of one observation.
+        actions: what is chosen.
+        torso: of a `SequenceBody`.
+        policy_size: P, parameters of a policy's distribution.
+        free: how many of these are the same for every input, see `PolicyHead`.
+        bottleneck: units of a layer between the body and both heads, which needs `shared`; 0: none.
+        shared: one body for both; else the baseline has one of its own, and the memory is that of both.
+        returns: statistics of returns: the baseline's values are in their units; None: values are returns.
+        body: further arguments of a `SequenceBody`.
     """
 
     def __init__(

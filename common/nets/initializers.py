@@ -53,10 +53,10 @@ def initialize(network: nn.Module, initializer: Initializer, gains: dict[Output,
     """Give a new network other first weights.
 
     Args:
-      network: just made. Layers that do not begin with a function of this module are left as they are.
-      initializer: of all weights; `auto` leaves them as they are. Hidden layers have a gain of sqrt(2) where
-        it is `orthogonal`; the others have their own variance.
-      gains: of last layers: what their weights are multiplied by; those that are left out keep their own.
+        network: just made. Layers that do not begin with a function of this module are left as they are.
+        initializer: of all weights; `auto` leaves them as they are. Hidden layers have a gain of sqrt(2)
+          where it is `orthogonal`; the others have their own variance.
+        gains: of last layers: what their weights are multiplied by; those that are left out keep their own.
     """
     for module in network.modules():
         # LSTMs and embeddings have forms of their own, which none of these initialisers is made for.

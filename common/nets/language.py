@@ -19,9 +19,9 @@ class InstructionEncoder(nn.Module):
     """Hashed words, an embedding, and the LSTM's output after the last word (Espeholt et al. 2018, figure 3).
 
     Args:
-      units: width of the LSTM and of the result.
-      embedding: width of a word.
-      buckets: hash buckets.
+        units: width of the LSTM and of the result.
+        embedding: width of a word.
+        buckets: hash buckets.
     """
 
     def __init__(self, units: int = 64, embedding: int = 20, buckets: int = HASH_BUCKETS) -> None:

@@ -20,10 +20,10 @@ class PartInputs(nn.Module):
     """From packed bytes to numbers: choices one-hot, pictures scaled or normalised, numbers likewise.
 
     Args:
-      leaves: the parts, see `troupe.common.spaces.packed`.
-      pixels: normalise pixels by position, see `NormalizedPixels`; else they are divided by 255.
-      limit: frames after which that stays as it is.
-      vectors: normalise real numbers, see `Normalizer`.
+        leaves: the parts, see `troupe.common.spaces.packed`.
+        pixels: normalise pixels by position, see `NormalizedPixels`; else they are divided by 255.
+        limit: frames after which that stays as it is.
+        vectors: normalise real numbers, see `Normalizer`.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class PartsTorso(nn.Module):
     `mlp_units`. The rest of `mlp_units`, the last at least, are layers on all of them together.
 
     Args:
-      inputs: gives what this is given.
-      kind: a name of `troupe.common.nets.torsos.PIXEL_TORSOS`; anything where there is no picture.
-      hidden_units: see above.
-      mlp_units: see above.
-      style: of all layers.
+        inputs: gives what this is given.
+        kind: a name of `troupe.common.nets.torsos.PIXEL_TORSOS`; anything where there is no picture.
+        hidden_units: see above.
+        mlp_units: see above.
+        style: of all layers.
     """
 
     def __init__(

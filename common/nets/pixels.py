@@ -19,12 +19,13 @@ def stacked(frames: Tensor, real: Tensor, stack: int) -> Tensor:
     """Stacks of the `stack` newest frames at each time.
 
     Args:
-      frames: uint8 `[stack - 1 + T, B, *frame_shape]`.
-      real: uint8 `[T, B]`, how many of the newest frames belong to the observation; older ones become zeros.
-      stack: frames in a stack.
+        frames: uint8 `[stack - 1 + T, B, *frame_shape]`.
+        real: uint8 `[T, B]`, how many of the newest frames belong to the observation; older ones become
+          zeros.
+        stack: frames in a stack.
 
     Returns:
-      uint8 `[T, B, stack, *frame_shape]`; stacks of four grey frames are stored channels-last.
+        uint8 `[T, B, stack, *frame_shape]`; stacks of four grey frames are stored channels-last.
     """
     steps, grey = len(real), frames.ndim == 4
     views = [frames[place : place + steps] for place in range(stack)]
@@ -78,7 +79,7 @@ def as_images(obs: Tensor) -> Tensor:
     return obs
 
 
-FLOOR = 1.0
+MIN_DEVIATION = 1.0
 """Deviation under which a pixel's changes are not made larger, in grey levels."""
 CLIP = 5.0
 # Images that are scaled at a time on a CPU: they stay in its cache between the passes.
@@ -110,13 +111,13 @@ class NormalizedPixels(Normalizer):
     padding: they stand for what was before the episode. Until the first `observe`, pixels are divided by 255.
 
     Args:
-      frame_shape: shape of one frame, `(H, W)` or `(C, H, W)`.
-      stack: frames in an observation `(stack, *frame_shape)`; 0: it is a single frame.
-      limit: frames after which mean and deviation stay as they are; None: never.
+        frame_shape: shape of one frame, `(H, W)` or `(C, H, W)`.
+        stack: frames in an observation `(stack, *frame_shape)`; 0: it is a single frame.
+        limit: frames after which mean and deviation stay as they are; None: never.
     """
 
     def __init__(self, frame_shape: tuple[int, ...], stack: int, limit: int | None = None) -> None:
-        super().__init__(frame_shape, floor=FLOOR, clip=CLIP, deviation=255.0, limit=limit)
+        super().__init__(frame_shape, floor=MIN_DEVIATION, clip=CLIP, deviation=255.0, limit=limit)
         self._stack = stack
 
     def forward(self, obs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

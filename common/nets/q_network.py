@@ -30,9 +30,9 @@ class DuelingHead(nn.Module):
     """Value and advantage streams, each with one hidden ReLU layer.
 
     Args:
-      features: width of the input.
-      num_actions: A.
-      hidden_units: width of each stream's hidden layer.
+        features: width of the input.
+        num_actions: A.
+        hidden_units: width of each stream's hidden layer.
     """
 
     def __init__(self, features: int, num_actions: int, hidden_units: int) -> None:
@@ -52,13 +52,13 @@ class QNetwork(nn.Module):
     """Q values of every action, dueling (Wang et al. 2016, equation 9) or plain.
 
     Args:
-      obs_shape: shape of one observation, `(C, H, W)` for pixels.
-      num_actions: A.
-      torso: `mlp`, or a name of `troupe.common.nets.torsos.PIXEL_TORSOS`.
-      hidden_units: width of each head's hidden layer.
-      mlp_units: widths of the `mlp` torso.
-      dueling: separate value and advantage streams.
-      inputs: what the torso sees of pixels or of several parts; None: pixels divided by 255.
+        obs_shape: shape of one observation, `(C, H, W)` for pixels.
+        num_actions: A.
+        torso: `mlp`, or a name of `troupe.common.nets.torsos.PIXEL_TORSOS`.
+        hidden_units: width of each head's hidden layer.
+        mlp_units: widths of the `mlp` torso.
+        dueling: separate value and advantage streams.
+        inputs: what the torso sees of pixels or of several parts; None: pixels divided by 255.
     """
 
     def __init__(

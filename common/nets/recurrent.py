@@ -34,12 +34,12 @@ class LstmCore(nn.Module):
         """Run through a sequence.
 
         Args:
-          inputs: `[T, B, features]` float.
-          first: `[T, B]` bool, an episode begins at this step: the state is forgotten *before* it.
-          state: `[B, state_size]` float, from before the first step.
+            inputs: `[T, B, features]` float.
+            first: `[T, B]` bool, an episode begins at this step: the state is forgotten *before* it.
+            state: `[B, state_size]` float, from before the first step.
 
         Returns:
-          outputs `[T, B, units]`, and the state after the last step.
+            outputs `[T, B, units]`, and the state after the last step.
         """
         hidden, cell = self._unpacked(state)
         outputs = []
@@ -67,13 +67,13 @@ def last_step(last_action: Tensor, last_reward: Tensor, first: Tensor, actions: 
     """What the agent did and got just before, as features: one-hot action, and reward clipped to [-1, 1].
 
     Args:
-      last_action: `[..., *actions.shape]`; real numbers stay as they are, but are clipped too.
-      last_reward: `[...]` float.
-      first: `[...]` bool; where an episode begins there was no last step, and all features are 0.
-      actions: what is chosen, of E numbers when encoded.
+        last_action: `[..., *actions.shape]`; real numbers stay as they are, but are clipped too.
+        last_reward: `[...]` float.
+        first: `[...]` bool; where an episode begins there was no last step, and all features are 0.
+        actions: what is chosen, of E numbers when encoded.
 
     Returns:
-      `[..., E + 1]` float. Espeholt et al. 2018, figure 3.
+        `[..., E + 1]` float. Espeholt et al. 2018, figure 3.
     """
     features = torch.cat([*encoded(last_action, actions), last_reward.clamp(-1.0, 1.0).unsqueeze(-1)], dim=-1)
     return features * (~first).to(torch.float32).unsqueeze(-1)
@@ -99,18 +99,18 @@ class SequenceBody(nn.Module):
     """Torso, features of the last step, memory: what is below the heads. Everything is time-major.
 
     Args:
-      obs_shape: shape of one observation, `(C, H, W)` for pixels.
-      actions: what is chosen.
-      torso: `mlp`, or a name of `troupe.common.nets.torsos.PIXEL_TORSOS`.
-      hidden_units: width of the layer that follows a pixel torso.
-      mlp_units: widths of the `mlp` torso.
-      lstm_units: width of the memory; 0: none.
-      lstm_layers: layers of the memory.
-      see_last_step: feed the last action and the clipped last reward beside the observation.
-      instruction_words: words of an instruction in the last row of pixels; 0: there is none.
-      inputs: what the torso sees of observations; None: pixels divided by 255, vectors as they are.
-        Of observations of several parts: what makes numbers of them.
-      style: of the torso's layers.
+        obs_shape: shape of one observation, `(C, H, W)` for pixels.
+        actions: what is chosen.
+        torso: `mlp`, or a name of `troupe.common.nets.torsos.PIXEL_TORSOS`.
+        hidden_units: width of the layer that follows a pixel torso.
+        mlp_units: widths of the `mlp` torso.
+        lstm_units: width of the memory; 0: none.
+        lstm_layers: layers of the memory.
+        see_last_step: feed the last action and the clipped last reward beside the observation.
+        instruction_words: words of an instruction in the last row of pixels; 0: there is none.
+        inputs: what the torso sees of observations; None: pixels divided by 255, vectors as they are.
+          Of observations of several parts: what makes numbers of them.
+        style: of the torso's layers.
     """
 
     def __init__(
@@ -153,14 +153,14 @@ class SequenceBody(nn.Module):
         """Run through a sequence, or one step of it.
 
         Args:
-          obs: `[T, B, *obs_shape]`, or images that `seen` made of pixels.
-          last_action: `[T, B, *actions.shape]`, done just before each observation.
-          last_reward: `[T, B]` float, got just before it.
-          first: `[T, B]` bool, an episode begins with this observation.
-          state: `[B, state_size]` float, the memory before the first step.
+            obs: `[T, B, *obs_shape]`, or images that `seen` made of pixels.
+            last_action: `[T, B, *actions.shape]`, done just before each observation.
+            last_reward: `[T, B]` float, got just before it.
+            first: `[T, B]` bool, an episode begins with this observation.
+            state: `[B, state_size]` float, the memory before the first step.
 
         Returns:
-          features `[T, B, features]`, and the memory `[B, state_size]` after the last step.
+            features `[T, B, features]`, and the memory `[B, state_size]` after the last step.
         """
         words = []
         if self.instructions is not None:

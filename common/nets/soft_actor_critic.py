@@ -33,20 +33,20 @@ class SoftActorCritic(nn.Module):
     asked about comes in above it.
 
     Args:
-      obs_shape: shape of one observation.
-      actions: one choice, several choices, or real numbers.
-      torso: `mlp`, or a name of `troupe.common.nets.torsos.PIXEL_TORSOS`.
-      policy_size: parameters of the policy's distribution.
-      critics: how many.
-      values: whether there is a value function.
-      hidden_units: width of the layer on top of a pixel torso.
-      mlp_units: widths of the perceptrons' hidden layers.
-      lstm_units: width of the memory; 0: none.
-      lstm_layers: layers of the memory.
-      see_last_step: feed the memory with the last action and the clipped last reward too.
-      inputs: what is seen of pixels, of numbers or of several parts; None: pixels divided by 255, numbers as
-        they are.
-      entropy_cost: what a nat of the policy's entropy is worth; kept here because valuing needs it.
+        obs_shape: shape of one observation.
+        actions: one choice, several choices, or real numbers.
+        torso: `mlp`, or a name of `troupe.common.nets.torsos.PIXEL_TORSOS`.
+        policy_size: parameters of the policy's distribution.
+        critics: how many.
+        values: whether there is a value function.
+        hidden_units: width of the layer on top of a pixel torso.
+        mlp_units: widths of the perceptrons' hidden layers.
+        lstm_units: width of the memory; 0: none.
+        lstm_layers: layers of the memory.
+        see_last_step: feed the memory with the last action and the clipped last reward too.
+        inputs: what is seen of pixels, of numbers or of several parts; None: pixels divided by 255, numbers
+          as they are.
+        entropy_cost: what a nat of the policy's entropy is worth; kept here because valuing needs it.
     """
 
     def __init__(

@@ -14,14 +14,14 @@ def importance_weights(probabilities: np.ndarray, min_probability: float, expone
     a priority of 0 would set the scale, and with it what a learning rate and an epsilon mean.
 
     Args:
-      probabilities: `[B]` float64, the chance of each item per draw, all above 0.
-      min_probability: the least chance in the batch, or, where batches come from several shards, in the last
-        batches of all of them: the weights of all need one scale, or an improbable batch would weigh as much
-        as any other.
-      exponent: beta; 0 gives ones, 1 undoes the bias wholly.
+        probabilities: `[B]` float64, the chance of each item per draw, all above 0.
+        min_probability: the least chance in the batch, or, where batches come from several shards, in the
+          last batches of all of them: the weights of all need one scale, or an improbable batch would weigh
+          as much as any other.
+        exponent: beta; 0 gives ones, 1 undoes the bias wholly.
 
     Returns:
-      `[B]` float32 in (0, 1].
+        `[B]` float32 in (0, 1].
     """
     weights: np.ndarray = (probabilities / min_probability) ** -exponent
     return weights.astype(np.float32)

@@ -26,11 +26,11 @@ class RunningMoments(nn.Module):
     `variance` float64 `[size]`.
 
     Args:
-      shape: of one sample; `()` for numbers.
-      mean: of every element before the first update, which replaces it.
-      deviation: likewise.
-      window: samples over which older ones fade by a factor of e; None: none fades.
-      limit: samples after which the statistics stay as they are; None: never, 0: from the beginning.
+        shape: of one sample; `()` for numbers.
+        mean: of every element before the first update, which replaces it.
+        deviation: likewise.
+        window: samples over which older ones fade by a factor of e; None: none fades.
+        limit: samples after which the statistics stay as they are; None: never, 0: from the beginning.
     """
 
     count: Tensor
@@ -90,10 +90,10 @@ class Normalizer(RunningMoments):
     """`(x - mean) / sqrt(variance + floor^2)`, clipped to `[-clip, clip]`.
 
     Args:
-      shape: of one sample; `()` for numbers, such as returns.
-      floor: added to the deviation under the root: what hardly ever changes must not become loud.
-      clip: None: not clipped.
-      moments: as `RunningMoments`.
+        shape: of one sample; `()` for numbers, such as returns.
+        floor: added to the deviation under the root: what hardly ever changes must not become loud.
+        clip: None: not clipped.
+        moments: as `RunningMoments`.
     """
 
     def __init__(

@@ -24,13 +24,13 @@ def clipped_surrogate(
     """`-min(r A, clip(r, low, 1 + epsilon) A)`, `r = pi(a) / mu(a)` (Schulman et al. 2017, equation 7).
 
     Args:
-      log_ratio: `log r`; the gradient flows through it.
-      advantages: A.
-      epsilon: how far the ratio may go.
-      lower: `low` is `1 - epsilon` as in the paper (`symmetric`), or `1 / (1 + epsilon)` (`inverse`), which
-        allows a step as far down as up.
-      dual_clip: where A is negative the loss of a step is at most this times `-A` (Ye et al. 2020, equation
-        5): an action that has become much more likely cannot push without limit; None: no limit.
+        log_ratio: `log r`; the gradient flows through it.
+        advantages: A.
+        epsilon: how far the ratio may go.
+        lower: `low` is `1 - epsilon` as in the paper (`symmetric`), or `1 / (1 + epsilon)` (`inverse`), which
+          allows a step as far down as up.
+        dual_clip: where A is negative the loss of a step is at most this times `-A` (Ye et al. 2020, equation
+          5): an action that has become much more likely cannot push without limit; None: no limit.
     """
     ratio = log_ratio.exp()
     # `inverse` for large epsilon: 1 - epsilon reaches 0 at 1, and there would be no lower bound left.
@@ -66,10 +66,10 @@ def vmpo_loss(
     temperature is what keeps these weights within `epsilon` nats of uniform ones.
 
     Args:
-      log_probs: `log pi(a)`.
-      advantages: A.
-      temperature: positive scalar; its gradient flows only through the second loss.
-      epsilon: the bound, in nats.
+        log_probs: `log pi(a)`.
+        advantages: A.
+        temperature: positive scalar; its gradient flows only through the second loss.
+        epsilon: the bound, in nats.
     """
     best = top_half(advantages)
     scaled = advantages[best].detach() / temperature
@@ -110,11 +110,11 @@ class Multiplier(nn.Module):
     An adjusted weight is `exp(speed * p)`: it stays positive, and its own size does not slow its adjustment.
 
     Args:
-      cost: the weight; where it begins if it is adjusted.
-      target: what the measured value is held at; None: the weight is fixed.
-      at_most: the value should not exceed the target, as a divergence; else it should not fall below, as an
-        entropy.
-      speed: of the adjustment.
+        cost: the weight; where it begins if it is adjusted.
+        target: what the measured value is held at; None: the weight is fixed.
+        at_most: the value should not exceed the target, as a divergence; else it should not fall below, as an
+          entropy.
+        speed: of the adjustment.
     """
 
     MAX_LOG = 20.0

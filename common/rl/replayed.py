@@ -22,12 +22,12 @@ def cloning(
     `policy_cost KL(mu || pi) + value_cost (V - V_then)^2` (CLEAR: Rolnick et al. 2019, section 3).
 
     Args:
-      divergence: `[T, B]`, `KL(mu || pi)` from the policy that acted to today's, in nats.
-      values: `[T, B]`, today's.
-      stored_values: `[T, B]`, of the network that acted; None where values are not cloned.
-      replayed: `[B]` bool, the rows that are not fresh.
-      policy_cost: weight of the policy's part.
-      value_cost: weight of the value's part.
+        divergence: `[T, B]`, `KL(mu || pi)` from the policy that acted to today's, in nats.
+        values: `[T, B]`, today's.
+        stored_values: `[T, B]`, of the network that acted; None where values are not cloned.
+        replayed: `[B]` bool, the rows that are not fresh.
+        policy_cost: weight of the policy's part.
+        value_cost: weight of the value's part.
     """
     loss = policy_cost * divergence
     if stored_values is not None:
@@ -43,9 +43,9 @@ def trusted_steps(divergence: Tensor, most: float, replayed: Tensor) -> Tensor:
     the result.
 
     Args:
-      divergence: `[T, B]`, from today's policy to the one that acted or to `implied_kl`'s, in nats.
-      most: nats that are still trusted.
-      replayed: `[B]` bool, the rows that are not fresh.
+        divergence: `[T, B]`, from today's policy to the one that acted or to `implied_kl`'s, in nats.
+        most: nats that are still trusted.
+        replayed: `[B]` bool, the rows that are not fresh.
     """
     return (divergence <= most) | ~replayed
 
@@ -57,9 +57,9 @@ def implied_kl(logits: Tensor, behaviour: Tensor, rho_bar: float | None) -> Tens
     equation 3). It is today's where no weight is clipped, so actions that are rarer today cost nothing.
 
     Args:
-      logits: `[..., A]`, of today's policy pi.
-      behaviour: `[..., A]`, logits of the policy mu that acted.
-      rho_bar: most weight of a temporal difference; None: not clipped, so the divergence is 0.
+        logits: `[..., A]`, of today's policy pi.
+        behaviour: `[..., A]`, logits of the policy mu that acted.
+        rho_bar: most weight of a temporal difference; None: not clipped, so the divergence is 0.
     """
     logs = torch.log_softmax(logits, dim=-1)
     if rho_bar is None:

@@ -10,13 +10,13 @@ def double_q_target(reward: Tensor, discount: Tensor, q_next_online: Tensor, q_n
     """n-step double Q-learning target, `R + discount * Q_target(s', argmax_a Q_online(s', a))`.
 
     Args:
-      reward: `[B]` float, discounted sum of the rewards up to the bootstrap.
-      discount: `[B]` float, `gamma ** n`, or 0 where the episode terminated.
-      q_next_online: `[B, A]` float, chooses the action.
-      q_next_target: `[B, A]` float, values it.
+        reward: `[B]` float, discounted sum of the rewards up to the bootstrap.
+        discount: `[B]` float, `gamma ** n`, or 0 where the episode terminated.
+        q_next_online: `[B, A]` float, chooses the action.
+        q_next_target: `[B, A]` float, values it.
 
     Returns:
-      `[B]` float. Source: van Hasselt et al. 2016, equation 4; n-step as Horgan et al. 2018, section 3.
+        `[B]` float. Source: van Hasselt et al. 2016, equation 4; n-step as Horgan et al. 2018, section 3.
     """
     return reward + discount * double_q_value(q_next_online, q_next_target)
 
@@ -49,17 +49,17 @@ def munchausen_target(
     `[least, 0]` (Vieillard et al. 2020, equation 2 and section 4).
 
     Args:
-      reward: `[B]` float; of several steps the bonus is that of the first.
-      discount: `[B]` float, 0 where the episode terminated.
-      action: `[B]` int64.
-      q: `[B, A]` float, the target network's at the observation.
-      next_q: `[B, A]` float, the target network's at the next one.
-      alpha: weight of the bonus.
-      tau: temperature.
-      least: of the bonus before it is weighted, 0 or below.
+        reward: `[B]` float; of several steps the bonus is that of the first.
+        discount: `[B]` float, 0 where the episode terminated.
+        action: `[B]` int64.
+        q: `[B, A]` float, the target network's at the observation.
+        next_q: `[B, A]` float, the target network's at the next one.
+        alpha: weight of the bonus.
+        tau: temperature.
+        least: of the bonus before it is weighted, 0 or below.
 
     Returns:
-      `[B]` float.
+        `[B]` float.
     """
     # tau log pi is computed as a whole: at the paper's tau of 0.03, Q / tau is large, and the softmax of it
     # underflows for all but the best action.
@@ -74,13 +74,13 @@ def quantile_losses(values: Tensor, shares: Tensor, targets: Tensor, delta: floa
     """Quantile Huber loss of each transition (Dabney et al. 2018b, equation 3).
 
     Args:
-      values: `[B, N]`, of the quantiles at `shares`.
-      shares: `[B, N]`, in (0, 1).
-      targets: `[B, M]`, draws of what should be distributed so.
-      delta: errors beyond this size count linearly; kappa in the paper.
+        values: `[B, N]`, of the quantiles at `shares`.
+        shares: `[B, N]`, in (0, 1).
+        targets: `[B, M]`, draws of what should be distributed so.
+        delta: errors beyond this size count linearly; kappa in the paper.
 
     Returns:
-      `[B]`: the sum over the N quantiles of means over the M targets.
+        `[B]`: the sum over the N quantiles of means over the M targets.
     """
     # `[B, N, M]`: every quantile against every draw.
     errors = targets[:, None] - values[:, :, None]

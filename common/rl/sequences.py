@@ -22,12 +22,12 @@ def next_values(values: Tensor, truncated: Tensor, final_values: Tensor) -> Tens
     """Value of the observation that truly followed each step.
 
     Args:
-      values: `[T + 1, B]` float, of the observations of T steps and of the one after them.
-      truncated: `[T, B]` bool, steps at which a time limit cut the episode.
-      final_values: `[T, B]` float, value of the episode's last observation; read where `truncated`.
+        values: `[T + 1, B]` float, of the observations of T steps and of the one after them.
+        truncated: `[T, B]` bool, steps at which a time limit cut the episode.
+        final_values: `[T, B]` float, value of the episode's last observation; read where `truncated`.
 
     Returns:
-      `[T, B]` float. Where a step terminated the episode it is arbitrary: its discount is 0.
+        `[T, B]` float. Where a step terminated the episode it is arbitrary: its discount is 0.
     """
     # Not `values[t + 1]` at a cut: that is of the next episode's first observation.
     return torch.where(truncated, final_values, values[1:])
@@ -114,16 +114,16 @@ def n_step_q_targets(
     2019, section 2.3).
 
     Args:
-      rewards: `[T, B]` float.
-      discounts: `[T, B]` float, see the module.
-      q_next_online: `[T, B, A]`, of the observations that truly followed the steps; chooses.
-      q_next_target: `[T, B, A]`, of the same; values.
-      continues: `[T, B]` 0 or 1.
-      n_steps: steps of reward before the bootstrap.
-      rescaling_epsilon: of h; None where the network's outputs are plain values.
+        rewards: `[T, B]` float.
+        discounts: `[T, B]` float, see the module.
+        q_next_online: `[T, B, A]`, of the observations that truly followed the steps; chooses.
+        q_next_target: `[T, B, A]`, of the same; values.
+        continues: `[T, B]` 0 or 1.
+        n_steps: steps of reward before the bootstrap.
+        rescaling_epsilon: of h; None where the network's outputs are plain values.
 
     Returns:
-      `[T, B]` float.
+        `[T, B]` float.
     """
     bootstrap = double_q_value(q_next_online, q_next_target)
     if rescaling_epsilon is None:
@@ -140,12 +140,12 @@ def mixed_priorities(errors: Tensor, eta: float = 0.9, mask: Tensor | None = Non
     Kapturowski et al. 2019, section 2.3.
 
     Args:
-      errors: `[T, B]` TD errors.
-      eta: weight of the maximum.
-      mask: `[T, B]`, 1 for steps that count and 0 for padding; at least one of a sequence should count.
+        errors: `[T, B]` TD errors.
+        eta: weight of the maximum.
+        mask: `[T, B]`, 1 for steps that count and 0 for padding; at least one of a sequence should count.
 
     Returns:
-      `[B]`.
+        `[B]`.
     """
     sizes = errors.abs()
     if mask is None:

@@ -42,19 +42,19 @@ def vtrace(
     `rho_t = min(rho_bar, pi / mu)`, `c_t = lambda min(c_bar, pi / mu)` (remark 1 and remark 2).
 
     Args:
-      log_rhos: `[T, B]` float, `log pi(a_t) - log mu(a_t)` of target and behaviour policy.
-      rewards: `[T, B]` float.
-      discounts: `[T, B]` float, gamma, or 0 where the step terminated the episode.
-      values: `[T, B]` float, V of the steps' observations.
-      next_values: `[T, B]` float, V of the observations that truly followed
-        (`troupe.common.rl.sequences.next_values`).
-      continues: `[T, B]`, 0 where the step ended an episode in either way, else 1.
-      rho_bar: clips the weight of the temporal difference: which policy's value is learned; None: no clip.
-      c_bar: clips the weight of the trace: how fast; None: no clip.
-      pg_rho_bar: clips the weight of the policy gradient; None: no clip.
-      lambda_: further shortens the trace; 1 is the paper.
-      trusted: `[T, B]` bool, the steps that count (Schmitt et al. 2019, LASER); None: all do. For another the
-        target is the value itself, its advantage is 0, and traces from before end there.
+        log_rhos: `[T, B]` float, `log pi(a_t) - log mu(a_t)` of target and behaviour policy.
+        rewards: `[T, B]` float.
+        discounts: `[T, B]` float, gamma, or 0 where the step terminated the episode.
+        values: `[T, B]` float, V of the steps' observations.
+        next_values: `[T, B]` float, V of the observations that truly followed
+          (`troupe.common.rl.sequences.next_values`).
+        continues: `[T, B]`, 0 where the step ended an episode in either way, else 1.
+        rho_bar: clips the weight of the temporal difference: which policy's value is learned; None: no clip.
+        c_bar: clips the weight of the trace: how fast; None: no clip.
+        pg_rho_bar: clips the weight of the policy gradient; None: no clip.
+        lambda_: further shortens the trace; 1 is the paper.
+        trusted: `[T, B]` bool, the steps that count (Schmitt et al. 2019, LASER); None: all do. For another
+          the target is the value itself, its advantage is 0, and traces from before end there.
     """
     # What sums up backwards is `vs - V` (remark 1). A discount of 0 ends it at a termination, `continues` at
     # a truncation, whose own difference still counts its `next_values`.

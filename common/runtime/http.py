@@ -133,7 +133,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Collector:
-    """Shows to Prometheus what the process has reported. A name that ends in ``_total`` is a counter."""
+    """Shows to Prometheus what the process has reported. A name that ends in `_total` is a counter."""
 
     def __init__(self, service: str) -> None:
         self._service = service

@@ -230,7 +230,10 @@ class MetricsWriter:
                     why, trace = f"{type(error).__name__}: {error}", error
                 _log.error(
                     "cannot %s %s: %s (%d failed writes so far)",
-                    *(what, self._run_dir, why, self.failed_writes_total),
+                    what,
+                    self._run_dir,
+                    why,
+                    self.failed_writes_total,
                     exc_info=trace,
                 )
 

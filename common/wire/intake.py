@@ -200,7 +200,9 @@ class Intake:
             if self._throttle(host):
                 _log.warning(
                     "cut a connection from %s: %.1f MB of it were not whole or had to wait, and %s",
-                    *(host, connection.kept / 1e6, why),
+                    host,
+                    connection.kept / 1e6,
+                    why,
                 )
             return True
         return False

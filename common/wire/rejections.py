@@ -44,7 +44,12 @@ class Rejections:
         if self._throttle(kind):
             _log.warning(
                 "%s could not serve %s: %s, %s (%d of this kind so far, %d from this peer)",
-                *(self._server, name, kind, detail, self.by_kind[kind], self.of(peer)),
+                self._server,
+                name,
+                kind,
+                detail,
+                self.by_kind[kind],
+                self.of(peer),
             )
 
     def of(self, peer: bytes) -> int:

@@ -94,7 +94,9 @@ class CentralActing:
         self._begin_all()
         _log.info(
             "%s asks the learner at %s for actions, in groups of %s slots",
-            *(self._place.name, self._endpoint(welcome), "+".join(str(len(part)) for part in parts)),
+            self._place.name,
+            self._endpoint(welcome),
+            "+".join(str(len(part)) for part in parts),
         )
 
     def _endpoint(self, welcome: Welcome) -> str:
@@ -164,7 +166,9 @@ class CentralActing:
         if self._wait_log.due():
             _log.info(
                 "%s waits for the learner's actions since %.0f s (%s)",
-                *(self._place.name, self._wait_log.waited_s, self._asking.wait_reason or "no answer"),
+                self._place.name,
+                self._wait_log.waited_s,
+                self._asking.wait_reason or "no answer",
             )
 
     def rejoin(self, welcome: Welcome, before: list[int]) -> None:

@@ -157,7 +157,10 @@ class ActorService:
         self._acting.begin(self._control, welcome)
         _log.info(
             "%s acts in %d slots of %d, incarnation %x",
-            *(self._name, len(self._slots), welcome.total_slots, self._control.incarnation),
+            self._name,
+            len(self._slots),
+            welcome.total_slots,
+            self._control.incarnation,
         )
         deadline, wait_log = Deadline(self._config.net.connect_timeout_s), WaitLog()
         while not self._acting.ready():

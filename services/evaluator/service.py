@@ -108,7 +108,12 @@ class Evaluator:
         health.report(result.metrics(self._config.env.id, version, seconds))
         _log.info(
             "version %d, part %d: mean return %.2f over %d games of %.0f steps, %.1f s",
-            *(version, part, result.mean_return, len(games), result.mean_steps, seconds),
+            version,
+            part,
+            result.mean_return,
+            len(games),
+            result.mean_steps,
+            seconds,
         )
 
     def _send_video(self, recorder: Recorder) -> None:

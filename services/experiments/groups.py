@@ -153,7 +153,9 @@ def compare(runs: Sequence[Run], by: Sequence[str] = (), metric: str = "") -> Co
         fields,
         [
             Group(
-                *(label, task, [runs[i] for i in members]),
+                label,
+                task,
+                [runs[i] for i in members],
                 series=[read[i][metrics[task]] for i in members],
                 metric=metrics[task],
             )

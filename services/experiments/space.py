@@ -17,7 +17,7 @@ _DIGITS = 4
 # them.
 _SEED = 0x5EA4C4
 # The largest bound: whole numbers are drawn as 64-bit ones, and no field needs a larger one.
-_MOST = 1e18
+_MAX_BOUND = 1e18
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def _range(where: str, table: Mapping[str, Any]) -> Range:
     if unknown or len(numbers) < 2 or not isinstance(log, bool):
         raise ConfigError(f"{where} should have two numbers, low and high, and log = true or not")
     low, high = numbers
-    if not (abs(low) <= _MOST and abs(high) <= _MOST):
-        raise ConfigError(f"{where}: low and high should be finite, from -{_MOST:g} to {_MOST:g}")
+    if not (abs(low) <= _MAX_BOUND and abs(high) <= _MAX_BOUND):
+        raise ConfigError(f"{where}: low and high should be finite, from -{_MAX_BOUND:g} to {_MAX_BOUND:g}")
     if low >= high:
         raise ConfigError(f"{where}: low ({low:g}) should be less than high ({high:g})")
     if log and low <= 0:

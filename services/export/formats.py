@@ -35,7 +35,9 @@ def _onnx(acting: Acting, agent: Agent, description: str) -> bytes:
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            *(acting, tuple(acting.inputs.values()), buffer),  # type: ignore[arg-type]
+            acting,
+            tuple(acting.inputs.values()),
+            buffer,  # type: ignore[arg-type]
             input_names=list(acting.inputs),
             output_names=list(acting.outputs),
             opset_version=OPSET,

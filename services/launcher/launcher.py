@@ -100,7 +100,12 @@ def run(
         try:
             specs = child_specs(config, run_path, sockets, tensorboard, resume=resume)
             launcher = _Launcher(
-                *(config, run_path, sockets, stop_signal, specs, tensorboard),
+                config,
+                run_path,
+                sockets,
+                stop_signal,
+                specs,
+                tensorboard,
                 resume=resume,
                 damaged=damaged,
                 progress=progress,

@@ -48,7 +48,7 @@ class HeldInserts:
         return line.inserts[0].waits_for if line else ""
 
     def add(self, peer: bytes, insert: Insert) -> None:
-        """Keep ``insert`` behind the others of its producer. Raises GapError where one is missing."""
+        """Keep `insert` behind the others of its producer. Raises GapError where one is missing."""
         line = self._lines.get(insert.incarnation)
         if line is not None:
             # A producer may have a new socket by now: the answer goes to where it was heard last.
@@ -71,7 +71,7 @@ class HeldInserts:
         self.bytes += size
 
     def serve(self, store: Callable[[bytes, Insert], bool]) -> int:
-        """Call ``store`` for the first insert of every producer; returns how many it took.
+        """Call `store` for the first insert of every producer; returns how many it took.
 
         Those that had one stored wait behind the others next time.
         """

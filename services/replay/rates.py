@@ -170,8 +170,8 @@ class Rates:
         return totals
 
 
-def fitting(status: dict[str, Any]) -> dict[str, Any]:
-    """``status`` without what a message has no room for: quantiles first, then who was turned down."""
+def cut_to_fit(status: dict[str, Any]) -> dict[str, Any]:
+    """`status` without what a message has no room for: quantiles first, then who was turned down."""
     if _fits(status):
         return status
     tables = {name: table | {"quantiles": {}} for name, table in status["tables"].items()}

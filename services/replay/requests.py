@@ -103,7 +103,7 @@ class RequestHandlers:
         )
 
     def serve(self, peer: bytes, message: Message) -> None:
-        """Do what ``message`` says."""
+        """Do what `message` says."""
         self.server.serve(peer, message)
 
     # ---------------------------------------------------------------- between messages
@@ -146,7 +146,7 @@ class RequestHandlers:
                 self.server.send(peer, messages.Wait(reason=reason), parked.envelope.number)
 
     def _leave(self, peer: bytes) -> None:
-        """Count one parked request of ``peer`` less."""
+        """Count one parked request of `peer` less."""
         self._parked_by_peer[peer] -= 1
         if not self._parked_by_peer[peer]:
             del self._parked_by_peer[peer]
@@ -171,7 +171,7 @@ class RequestHandlers:
                 self._writers.pop(peer, None)
 
     def blocked_s(self, table: str) -> float:
-        """Seconds that the writers of ``table`` had to pause, until now."""
+        """Seconds that the writers of `table` had to pause, until now."""
         since_s = self._paused_since_s.get(table)
         return self._blocked_s[table] + (system.monotonic() - since_s if since_s is not None else 0.0)
 

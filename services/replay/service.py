@@ -9,7 +9,7 @@ from troupe.common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
 from troupe.common.wire import sockets
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
-from troupe.services.replay.rates import Rates, fitting
+from troupe.services.replay.rates import Rates, cut_to_fit
 from troupe.services.replay.requests import RequestHandlers
 from troupe.services.replay.snapshots import Snapshots
 from troupe.services.replay.storage.replay import Replay
@@ -37,7 +37,7 @@ class ReplayService:
         *,
         snapshots: str | None = "",
     ) -> None:
-        """Prepare to serve; ``snapshots`` is where they may go (see `Snapshots`)."""
+        """Prepare to serve; `snapshots` is where they may go (see `Snapshots`)."""
         self._replay = replay
         self._stop = stop
         self._control = control
@@ -85,4 +85,6 @@ class ReplayService:
             self._control.send_telemetry(metrics)
 
     def _status(self) -> dict:
-        return fitting({**self._rates.status(), "failed_handshakes": sum(self._server.handshakes.values())})
+        return cut_to_fit(
+            {**self._rates.status(), "failed_handshakes": sum(self._server.handshakes.values())}
+        )

@@ -19,7 +19,7 @@ class Snapshots:
     """Starts snapshots and knows how far the last one is."""
 
     def __init__(self, replay: Replay, permitted: str | None = "") -> None:
-        """Snapshots may go to what begins with ``permitted``, a directory or address; None permits none."""
+        """Snapshots may go to what begins with `permitted`, a directory or address; None permits none."""
         self._replay = replay
         self._permitted = os.path.abspath(permitted) if permitted and _is_path(permitted) else permitted
         self._snapshot: Snapshot | None = None
@@ -29,7 +29,7 @@ class Snapshots:
     def request(self, destination: str, token: str = "") -> dict[str, Any]:
         """Start a snapshot, if one is asked for; returns how far the last one is.
 
-        The ``token`` of the last one says that it is meant: it is asked for again until it is complete, and
+        The `token` of the last one says that it is meant: it is asked for again until it is complete, and
         by a client that did not get the answer. Raises RefusedError.
         """
         last = self._snapshot
@@ -73,7 +73,7 @@ class Snapshots:
             self._snapshot.stop()
 
     def _permit(self, destination: str) -> str:
-        """The place that ``destination`` is, whatever links lead to it. Raises RefusedError."""
+        """The place that `destination` is, whatever links lead to it. Raises RefusedError."""
         if self._permitted is None:
             raise RefusedError(
                 "snapshot", "not without keys here: start the shard with --snapshot-to DIRECTORY"

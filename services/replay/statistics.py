@@ -30,7 +30,7 @@ EPOCH_S = 30.0
 
 
 class Histogram:
-    """Counts of values up to each of ``bounds``, and above them all."""
+    """Counts of values up to each of `bounds`, and above them all."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -38,7 +38,7 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, values: NDArray[np.float64]) -> None:
-        """Count ``values``."""
+        """Count `values`."""
         at = np.searchsorted(self.bounds, values)
         self.counts += np.bincount(at, minlength=len(self.counts))
         self.sum += float(values.sum())
@@ -127,7 +127,7 @@ class Statistics:
         return found
 
     def _some(self, table: Table) -> NDArray[np.int64]:
-        """Slots of about ``LOOK_AT`` items of the table; of all of them where it has few."""
+        """Slots of about `LOOK_AT` items of the table; of all of them where it has few."""
         slots = table.config.slots
         tries = min(LOOK_AT * slots // max(table.size, 1), MAX_TRIES)
         if table.size <= LOOK_AT or tries * table.size < slots * LOOK_AT // 16:

@@ -12,7 +12,7 @@ MAX_PEERS_SHOWN = 5
 
 
 def print_page(endpoint: str, status: dict[str, Any], console: Console | None = None) -> None:
-    """Print ``status``, an answer to STATUS."""
+    """Print `status`, an answer to STATUS."""
     console = console or Console(highlight=False)
     console.print(f"replay at {endpoint}", markup=False)
     console.print(
@@ -55,7 +55,7 @@ _COUNTS = (
 
 
 def _side_by_side(columns: dict[str, dict[str, str]], width: int) -> list[Table]:
-    """As many columns beside each other as ``width`` permits, and the others below."""
+    """As many columns beside each other as `width` permits, and the others below."""
     pages: list[dict[str, dict[str, str]]] = []
     left = 0
     for name, column in columns.items():

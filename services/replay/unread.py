@@ -11,7 +11,7 @@ MAX_UNREAD_BYTES = 1 << 28
 MAX_UNREAD_BYTES_OF_ALL = 1 << 31
 """Limit for all peers together, so that one client cannot evade the other with many identities."""
 
-MANY = 256
+SWEEP_ABOVE_PEERS = 256
 """With more peers than this, those that have read everything are swept out."""
 
 
@@ -37,7 +37,7 @@ class UnreadBatches:
 
     def add(self, peer: bytes, tracker: Tracker, size: int) -> None:
         """Note a batch that was sent."""
-        if len(self._batches) >= MANY:  # some of them may have gone
+        if len(self._batches) >= SWEEP_ABOVE_PEERS:  # some of them may have gone
             self._settle_all()
         if not tracker.done:
             self._batches.setdefault(peer, deque()).append((tracker, size))

@@ -61,8 +61,11 @@ class Planes:
 
 def rollout_of(agent):
     vector = SlotVector(
-        *(EnvConfig(id="tests:planes", reward_clip="none"), agent.spec, [Planes(agent.spec)]),
-        *(1, 1),
+        EnvConfig(id="tests:planes", reward_clip="none"),
+        agent.spec,
+        [Planes(agent.spec)],
+        1,
+        1,
         evaluation=False,
     )
     rollout = Rollout(agent, vector, 6, seed=0)

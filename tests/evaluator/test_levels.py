@@ -68,7 +68,12 @@ def small(**fields):
 def recorded(path, config):
     tasks = make_spec(config.env).tasks
     return Reporter(
-        *(path, config.env.id, 1000, 10.0, RunCounters(4, StepBudget()), None),
+        path,
+        config.env.id,
+        1000,
+        10.0,
+        RunCounters(4, StepBudget()),
+        None,
         gathered=Gathered(config, tasks),
         tasks=tasks,
     )

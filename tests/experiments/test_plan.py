@@ -49,7 +49,10 @@ def test_a_list_is_its_entries_and_multiplies_with_a_grid():
     entries = [{"agent": {"gamma": 0.9}}, {"agent": {"gamma": 0.5}, "replay": {"batch_size": 8}}]
     found = settings(
         {"list": entries, "grid": {"run": {"log_every_s": [1.0, 2.0]}}},
-        *("agent.gamma", "replay.batch_size", "run.log_every_s", "run.seed"),
+        "agent.gamma",
+        "replay.batch_size",
+        "run.log_every_s",
+        "run.seed",
     )
     assert found == [(0.9, None, 1, None), (0.9, None, 2, None), (0.5, 8, 1, None), (0.5, 8, 2, None)]
 

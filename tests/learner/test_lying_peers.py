@@ -207,7 +207,8 @@ def test_what_a_shard_claims_of_shares_and_features(tmp_path, context, monkeypat
             context, f"ipc://{tmp_path}/bad", agent.fields, [*REFUSED.values(), *STORED.values()]
         )
         member = ControlClient(
-            *(context, config.net.control),
+            context,
+            config.net.control,
             role="replay",
             name="replay-9",
             incarnation=new_incarnation(),

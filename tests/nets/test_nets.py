@@ -173,7 +173,9 @@ def test_the_last_step_can_be_hidden():
 def test_new_statistics_of_returns_leave_what_the_baseline_predicts(shared):
     torch.manual_seed(0)
     net = ActorCritic(
-        *((3,), ActionSpec.discrete(2), "mlp"),
+        (3,),
+        ActionSpec.discrete(2),
+        "mlp",
         policy_size=2,
         shared=shared,
         see_last_step=False,

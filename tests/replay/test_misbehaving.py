@@ -200,7 +200,8 @@ def test_a_run_goes_on(context, server, client, misbehave, tmp_path, monkeypatch
                                     for n, a in body.data.items()})  # fmt: skip
     bad = misbehave(specs, *ANSWERS.values(), nan)
     member = ControlClient(
-        *(context, f"ipc://{tmp_path}/control"),
+        context,
+        f"ipc://{tmp_path}/control",
         role="replay",
         name="replay-9",
         incarnation=new_incarnation(),

@@ -18,7 +18,7 @@ from troupe.common.wire import messages
 from troupe.common.wire.codec import Message, WireError, encode
 from troupe.common.wire.rejections import MAX_CHARS, MAX_PEERS, Rejections, peer_name
 from troupe.services.replay import statistics
-from troupe.services.replay.rates import Rates, fitting
+from troupe.services.replay.rates import Rates, cut_to_fit
 from troupe.services.replay.requests import RequestHandlers
 from troupe.services.replay.statistics import AGE_BOUNDS_S, STALENESS_BOUNDS, Histogram, Statistics
 from troupe.services.replay.status_page import print_page
@@ -176,9 +176,9 @@ def test_the_status_of_as_many_tables_as_there_may_be_fits_in_a_message(tmp_path
     requests.grant_credit()
     assert len(requests.paused) == MAX_TABLES
     meter = Rates(replay, requests)
-    few = fitting(meter.status() | {"tables": dict(list(meter.status()["tables"].items())[:8])})
+    few = cut_to_fit(meter.status() | {"tables": dict(list(meter.status()["tables"].items())[:8])})
     assert all(table["quantiles"] for table in few["tables"].values())
-    status = fitting(meter.status())
+    status = cut_to_fit(meter.status())
     assert encode(Message(messages.StatusOk.TYPE, status))
     assert status["tables"].keys() == replay.tables.keys()
     for number in range(MAX_PEERS):
@@ -186,7 +186,7 @@ def test_the_status_of_as_many_tables_as_there_may_be_fits_in_a_message(tmp_path
             requests.server.rejections.count(b"%064d" % number, f"kind_of_a_message_{kind}")
     with pytest.raises(WireError):
         encode(Message(messages.StatusOk.TYPE, meter.status()))
-    status = fitting(meter.status())
+    status = cut_to_fit(meter.status())
     assert encode(Message(messages.StatusOk.TYPE, status))
     assert not any(table["quantiles"] for table in status["tables"].values()), "there was no room for them"
     assert sum(status["rejected"].values()) == MAX_PEERS * 15

@@ -113,7 +113,7 @@ def test_n_step_items_are_those_of_the_episode(server, client, terminated):
         for t in range(length):
             last = t == length - 1
             writer.append(
-                *(actions[t], rewards[t], obs[t + 1].tolist(), last and terminated, last and not terminated)
+                actions[t], rewards[t], obs[t + 1].tolist(), last and terminated, last and not terminated
             )
         items = n_step_items(obs, rewards, 3, 0.9, terminated)
         expected += [(*item, action) for item, action in zip(items, actions, strict=True)]

@@ -198,11 +198,11 @@ def faster_dtype(
     With units it is not always faster, so that is measured.
 
     Args:
-      wanted: a value of `agent.compute_dtype`.
-      device: where it is computed. On a GPU `auto` is float32, which there may use the units for TF32.
-      step: a minibatch forward and backward, with arithmetic in this format; it must change nothing.
-      has_units: whether the processor has units for bfloat16.
-      clock: seconds since anything.
+        wanted: a value of `agent.compute_dtype`.
+        device: where it is computed. On a GPU `auto` is float32, which there may use the units for TF32.
+        step: a minibatch forward and backward, with arithmetic in this format; it must change nothing.
+        has_units: whether the processor has units for bfloat16.
+        clock: seconds since anything.
     """
     if wanted != "auto" or device.type != "cpu":
         return torch.bfloat16 if wanted == "bfloat16" else torch.float32
@@ -221,7 +221,9 @@ def faster_dtype(
     chosen = torch.bfloat16 if short < _WORTH * exact else torch.float32
     _log.info(
         "learning computes in %s: a minibatch takes %.1f ms in float32 and %.1f ms in bfloat16",
-        *(str(chosen).removeprefix("torch."), 1000 * exact, 1000 * short),
+        str(chosen).removeprefix("torch."),
+        1000 * exact,
+        1000 * short,
     )
     return chosen
 
@@ -233,12 +235,12 @@ class PassesLearner(Learner):
     """A learner that goes over a batch of unrolls several times.
 
     Args:
-      config: see there.
-      net: the network that learns.
-      optimizer: of its parameters, and of those of `own`.
-      own: what else an agent needs to learn; part of the checkpoint.
-      seed: of the minibatches.
-      pixels: observations are pixels, which are made to images once for all passes.
+        config: see there.
+        net: the network that learns.
+        optimizer: of its parameters, and of those of `own`.
+        own: what else an agent needs to learn; part of the checkpoint.
+        seed: of the minibatches.
+        pixels: observations are pixels, which are made to images once for all passes.
     """
 
     def __init__(
@@ -282,9 +284,9 @@ class PassesLearner(Learner):
         """Makes all passes; what was measured in each minibatch, by name.
 
         Args:
-          progress: the share of the run that is done.
-          estimate: the steps of a pass, given those of the pass before; of None for the first.
-          loss: of a minibatch, and what was measured.
+            progress: the share of the run that is done.
+            estimate: the steps of a pass, given those of the pass before; of None for the first.
+            loss: of a minibatch, and what was measured.
         """
         self.rate.follow_progress(progress)
         measured: dict[str, list[Tensor]] = {}

@@ -23,17 +23,17 @@ class TargetLearner(Learner, Generic[Network]):
     copies it has to be one fixed function.
 
     Args:
-      net: see `Learner`.
-      optimizer: see `Learner`.
-      max_grad_norm: see `Learner`.
-      period_updates: updates between two moves of the target.
-      tau: how far it moves towards the network then; 1: all the way (Mnih et al. 2015).
-      draws: the name that the generator's state has in a checkpoint; empty: nothing is drawn.
-      seed: of the generator.
+        net: see `Learner`.
+        optimizer: see `Learner`.
+        max_grad_norm: see `Learner`.
+        period_updates: updates between two moves of the target.
+        tau: how far it moves towards the network then; 1: all the way (Mnih et al. 2015).
+        draws: the name that the generator's state has in a checkpoint; empty: nothing is drawn.
+        seed: of the generator.
 
     Attributes:
-      target: the target network.
-      generator: draws from it are repeated by a resumed run.
+        target: the target network.
+        generator: draws from it are repeated by a resumed run.
     """
 
     def __init__(

@@ -72,16 +72,16 @@ class StoredSequences:
     """Stores sequences and reads batches of them. `act` gives the extras that `SequenceAccumulator` asks for.
 
     Args:
-      config: which sequences.
-      spec: of the environments.
-      memory_size: width of the recurrent state.
-      gamma: discount per step.
-      value_targets: what the learner moves values towards, for the first priority of a sequence.
-      device: where batches are read to.
-      action_bounds: least and largest number of an action, where that is less than `spec.actions` allows.
+        config: which sequences.
+        spec: of the environments.
+        memory_size: width of the recurrent state.
+        gamma: discount per step.
+        value_targets: what the learner moves values towards, for the first priority of a sequence.
+        device: where batches are read to.
+        action_bounds: least and largest number of an action, where that is less than `spec.actions` allows.
 
     Attributes:
-      fields, item_steps, memory_size: see `troupe.common.agents.base.Agent`.
+        fields, item_steps, memory_size: see `troupe.common.agents.base.Agent`.
     """
 
     def __init__(
@@ -96,8 +96,13 @@ class StoredSequences:
     ) -> None:
         self.memory_size = memory_size
         self.fields: tuple[FieldSpec, ...] = sequence_fields(
-            *(spec.obs_shape, spec.obs_dtype, spec.stack, spec.actions),
-            *(config.sequence_period_steps, memory_size, action_bounds),
+            spec.obs_shape,
+            spec.obs_dtype,
+            spec.stack,
+            spec.actions,
+            config.sequence_period_steps,
+            memory_size,
+            action_bounds,
         )
         self.item_steps = (1, config.burn_in_steps + config.sequence_steps)
         self._config = config
@@ -110,7 +115,11 @@ class StoredSequences:
     def accumulator(self, chunk_steps: int, phase: float = 0.0) -> SequenceAccumulator:
         """An accumulator of sequences for one slot."""
         return SequenceAccumulator(
-            *(self._layout, chunk_steps, self._spec.stack, self.memory_size, self.initial_priority),
+            self._layout,
+            chunk_steps,
+            self._spec.stack,
+            self.memory_size,
+            self.initial_priority,
             actions=self._spec.actions,
             across_episodes=self._config.across_episodes,
         )
@@ -122,10 +131,10 @@ class StoredSequences:
         """As the learner's, with the values of the network that acted in the place of the target's.
 
         Args:
-          rewards: `[T]` float32.
-          taken: `[T]`, values of the actions.
-          best: `[T]`, values of what followed each step.
-          ended: `[T]` uint8, how a step ended the episode, if it did.
+            rewards: `[T]` float32.
+            taken: `[T]`, values of the actions.
+            best: `[T]`, values of what followed each step.
+            ended: `[T]` uint8, how a step ended the episode, if it did.
         """
         reward, value, following, ending = (
             torch.from_numpy(each)[:, None] for each in (rewards, taken, best, ended)

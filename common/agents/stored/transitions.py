@@ -35,14 +35,14 @@ class StoredTransitions:
     """Stores transitions and reads batches of them. `act` gives the extras that `NStepAccumulator` asks for.
 
     Args:
-      spec: of the environments.
-      n_steps: steps of reward before the bootstrap.
-      gamma: discount per step.
-      device: where batches are read to.
-      action_bounds: least and largest number of an action, where that is less than `spec.actions` allows.
+        spec: of the environments.
+        n_steps: steps of reward before the bootstrap.
+        gamma: discount per step.
+        device: where batches are read to.
+        action_bounds: least and largest number of an action, where that is less than `spec.actions` allows.
 
     Attributes:
-      fields, item_steps, memory_size: see `troupe.common.agents.base.Agent`.
+        fields, item_steps, memory_size: see `troupe.common.agents.base.Agent`.
     """
 
     memory_size = 0

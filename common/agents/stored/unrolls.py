@@ -50,7 +50,7 @@ class Unrolls(NamedTuple):
         observations.
 
         Returns:
-          discounts, values of the observations that truly followed, and continues, `[T, B]` each.
+            discounts, values of the observations that truly followed, and continues, `[T, B]` each.
         """
         ended = self.ended[1:]
         discounts = gamma * (ended != TERMINATED).to(values.dtype)
@@ -62,17 +62,17 @@ class StoredUnrolls:
     """Stores unrolls and reads batches of them. `act` gives the extras that `UnrollAccumulator` asks for.
 
     Args:
-      spec: of the environments.
-      unroll_steps: T.
-      memory_size: width of the recurrent state; 0 without one.
-      staggered: slots that step together complete their unrolls one after the other, and not all at once.
-      behaviour_size: P, how many parameters of a policy `act` gives as `behaviour` of a step.
-      feature_size: F, how many numbers `act` gives as `features` of a step.
-      values: whether `act` gives the `value` of a step.
-      device: where batches are read to.
+        spec: of the environments.
+        unroll_steps: T.
+        memory_size: width of the recurrent state; 0 without one.
+        staggered: slots that step together complete their unrolls one after the other, and not all at once.
+        behaviour_size: P, how many parameters of a policy `act` gives as `behaviour` of a step.
+        feature_size: F, how many numbers `act` gives as `features` of a step.
+        values: whether `act` gives the `value` of a step.
+        device: where batches are read to.
 
     Attributes:
-      fields, item_steps, memory_size: see `troupe.common.agents.base.Agent`.
+        fields, item_steps, memory_size: see `troupe.common.agents.base.Agent`.
     """
 
     def __init__(

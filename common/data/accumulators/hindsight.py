@@ -30,12 +30,12 @@ class HindsightAccumulator:
     any of these alike (section 4.5). Reward and termination are worked out anew for it.
 
     Args:
-      inner: of the same slot.
-      goals: see there.
-      copies: how often a step is stored again: k in the paper, so a share of k / (k + 1) has other goals.
-      window_steps: longest time over which goals are looked for; windows follow each other.
-      chunk_steps: steps of a chunk of relabelled steps.
-      rng: draws the goals.
+        inner: of the same slot.
+        goals: see there.
+        copies: how often a step is stored again: k in the paper, so a share of k / (k + 1) has other goals.
+        window_steps: longest time over which goals are looked for; windows follow each other.
+        chunk_steps: steps of a chunk of relabelled steps.
+        rng: draws the goals.
     """
 
     def __init__(

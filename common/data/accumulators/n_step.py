@@ -22,18 +22,19 @@ def n_step_fields(
     """Fields of an n-step item: everything that a Q-learning update needs, each observation stored once.
 
     Args:
-      obs_shape: shape of one whole observation; `(stack, H, W)` when `stack` is not 0.
-      obs_dtype: numpy name of its dtype.
-      stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
-      n_steps: steps over which rewards are summed.
-      actions: what is chosen; None: one of several, not known how many.
-      action_bounds: least and largest number of an action; None: those of `actions`.
+        obs_shape: shape of one whole observation; `(stack, H, W)` when `stack` is not 0.
+        obs_dtype: numpy name of its dtype.
+        stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
+        n_steps: steps over which rewards are summed.
+        actions: what is chosen; None: one of several, not known how many.
+        action_bounds: least and largest number of an action; None: those of `actions`.
 
     Returns:
-      `obs`: an item sees `stack - 1 + 1 + n` single frames (or `1 + n` whole observations), so that the
-      observation of its step starts at entry 0 and that of the bootstrap at entry `bootstrap_steps`;
-      `action`, a row of `actions`, int32 or float32; `reward` float32, the discounted n-step sum; `discount`
-      float32, what multiplies the bootstrap value (0 after a termination); `bootstrap_steps` uint8 in 1..n.
+        `obs`: an item sees `stack - 1 + 1 + n` single frames (or `1 + n` whole observations), so that the
+        observation of its step starts at entry 0 and that of the bootstrap at entry `bootstrap_steps`;
+        `action`, a row of `actions`, int32 or float32; `reward` float32, the discounted n-step sum;
+        `discount` float32, what multiplies the bootstrap value (0 after a termination); `bootstrap_steps`
+        uint8 in 1..n.
     """
     if stack:
         obs = FieldSpec("obs", obs_dtype, obs_shape[1:], before=stack - 1, after=n_steps, compress=True)

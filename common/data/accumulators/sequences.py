@@ -44,10 +44,10 @@ class Layout(NamedTuple):
         """Burn-in steps that sequences have not, because their episode began: int64 `[B]`.
 
         Args:
-          lengths: `[B]`, steps of each sequence.
-          starts: `[B]` bool, whether an episode begins with the first step. It may do so with several
-            sequences of one episode: which one it is follows from the length. (Those of a stream that begin
-            with any episode but its first are of full length, and miss nothing.)
+            lengths: `[B]`, steps of each sequence.
+            starts: `[B]` bool, whether an episode begins with the first step. It may do so with several
+              sequences of one episode: which one it is follows from the length. (Those of a stream that begin
+              with any episode but its first are of full length, and miss nothing.)
         """
         # Of those that begin with the episode, sequence k ends `k * period` steps beyond the first one; the
         # last of an episode ends earlier, hence rounded up.
@@ -70,21 +70,21 @@ def sequence_fields(
     """Fields of sequences; each observation is stored once for all sequences of a chunk.
 
     Args:
-      obs_shape: shape of one whole observation; `(stack, H, W)` when `stack` is not 0.
-      obs_dtype: numpy name of its dtype.
-      stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
-      actions: what is chosen.
-      period: steps between the beginnings of two sequences.
-      memory_size: width of the agent's recurrent state.
-      action_bounds: least and largest number of an action; None: those of `actions`.
+        obs_shape: shape of one whole observation; `(stack, H, W)` when `stack` is not 0.
+        obs_dtype: numpy name of its dtype.
+        stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
+        actions: what is chosen.
+        period: steps between the beginnings of two sequences.
+        memory_size: width of the agent's recurrent state.
+        action_bounds: least and largest number of an action; None: those of `actions`.
 
     Returns:
-      `obs` of the steps and of the one after them, the true last one at an episode's end; `action` int32 or
-      float32, `reward` float32 and `ended` uint8 of the step before the first and of the steps, so that entry
-      t led to observation t: entry 0 of `ended` is not 0 where an episode begins with the sequence, others
-      are `BETWEEN` where one does; `memory`, the state before the first step, spread over `period` entries,
-      for no other sequence begins there (`join_memory` of the first `period` entries undoes that); anything
-      at the beginning of an episode.
+        `obs` of the steps and of the one after them, the true last one at an episode's end; `action` int32 or
+        float32, `reward` float32 and `ended` uint8 of the step before the first and of the steps, so that
+        entry t led to observation t: entry 0 of `ended` is not 0 where an episode begins with the sequence,
+        others are `BETWEEN` where one does; `memory`, the state before the first step, spread over `period`
+        entries, for no other sequence begins there (`join_memory` of the first `period` entries undoes that);
+        anything at the beginning of an episode.
     """
     if stack:
         obs = FieldSpec("obs", obs_dtype, obs_shape[1:], before=stack - 1, after=1, compress=True)

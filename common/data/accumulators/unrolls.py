@@ -29,25 +29,26 @@ def unroll_fields(
     """Fields of an unroll of T steps, in which episodes may end and begin; each observation stored once.
 
     Args:
-      obs_shape: shape of one whole observation; `(stack, H, W)` when `stack` is not 0.
-      obs_dtype: numpy name of its dtype.
-      stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
-      actions: what is chosen.
-      policy_size: P, parameters of the distribution that it is drawn from; 0 where it is not.
-      unroll_steps: T.
-      memory_size: width of the agent's recurrent state.
-      feature_size: F, width of what is stored of the network's own view of each step; 0: nothing is.
-      with_values: store what the network that acted made of each observation.
+        obs_shape: shape of one whole observation; `(stack, H, W)` when `stack` is not 0.
+        obs_dtype: numpy name of its dtype.
+        stack: frames per stacked-pixel observation, or 0 for an observation that is stored whole.
+        actions: what is chosen.
+        policy_size: P, parameters of the distribution that it is drawn from; 0 where it is not.
+        unroll_steps: T.
+        memory_size: width of the agent's recurrent state.
+        feature_size: F, width of what is stored of the network's own view of each step; 0: nothing is.
+        with_values: store what the network that acted made of each observation.
 
     Returns:
-      `obs` of the T steps and of the one after them; `action` int32 or float32, `reward` float32 and `ended`
-      uint8 of the step before the first and of the T steps, so that entry t led to observation t; `behaviour`
-      float32 `[T, P]`, parameters of the policy that acted; `final_value` float32 `[T]`, the value of the
-      last observation of an episode that step t truncated; `frames` uint8 `[T + 1]` (with `stack`), how many
-      newest frames of the stack are real, the others being zeros; `memory` (with `memory_size`), the state
-      before the first step: replay knows entries of steps only, so it is spread over them (`join_memory`
-      undoes that); `features` float16 `[T, F]` (with `feature_size`), how the network that acted saw the
-      observations; `value` float32 `[T]` (with `with_values`), what it took them to be worth.
+        `obs` of the T steps and of the one after them; `action` int32 or float32, `reward` float32 and
+        `ended` uint8 of the step before the first and of the T steps, so that entry t led to observation t;
+        `behaviour` float32 `[T, P]`, parameters of the policy that acted; `final_value` float32 `[T]`, the
+        value of the last observation of an episode that step t truncated; `frames` uint8 `[T + 1]` (with
+        `stack`), how many newest frames of the stack are real, the others being zeros; `memory` (with
+        `memory_size`), the state before the first step: replay knows entries of steps only, so it is spread
+        over them (`join_memory` undoes that); `features` float16 `[T, F]` (with `feature_size`), how the
+        network that acted saw the observations; `value` float32 `[T]` (with `with_values`), what it took them
+        to be worth.
     """
     if stack:
         obs = FieldSpec("obs", obs_dtype, obs_shape[1:], before=stack - 1, after=1, compress=True)
@@ -108,12 +109,12 @@ class UnrollAccumulator:
         """Begin with the first episode.
 
         Args:
-          unroll_steps: T.
-          stack: frames per stacked-pixel observation, 0 for whole observations.
-          memory_size: width of the agent's recurrent state.
-          skipped_steps: the first unroll begins after this many steps, fewer than T. Slots that step together
-            and skip different numbers do not complete their unrolls all at once.
-          actions: what is chosen; None: one choice of several.
+            unroll_steps: T.
+            stack: frames per stacked-pixel observation, 0 for whole observations.
+            memory_size: width of the agent's recurrent state.
+            skipped_steps: the first unroll begins after this many steps, fewer than T. Slots that step
+              together and skip different numbers do not complete their unrolls all at once.
+            actions: what is chosen; None: one choice of several.
         """
         if not 0 <= skipped_steps < unroll_steps:
             raise ValueError("unroll_steps must be at least 1, and more than skipped_steps")

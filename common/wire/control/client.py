@@ -278,7 +278,10 @@ class ControlClient:
             if wait_log.due():
                 _log.info(
                     "%s waits for parameters newer than version %d from the learner at %s since %.0f s",
-                    *(self.name, newer_than, self._endpoint, wait_log.waited_s),
+                    self.name,
+                    newer_than,
+                    self._endpoint,
+                    wait_log.waited_s,
                 )
 
     def send_telemetry(

@@ -134,7 +134,10 @@ class Membership:
             if wait_log.due():
                 _log.info(
                     "%s waits for %s since %.0f s (%s)",
-                    *(self._name, link, wait_log.waited_s, member.waiting_for),
+                    self._name,
+                    link,
+                    wait_log.waited_s,
+                    member.waiting_for,
                 )
             now_s = system.monotonic()
             unsent = now_s >= hello_s
@@ -214,7 +217,9 @@ class Membership:
             if link.lost():  # or AuthError: it may have been restarted, and no longer let us in
                 _log.warning(
                     "%s: %s is silent for %.0f s: joining again with new sockets",
-                    *(self._name, link, link.silent_s),
+                    self._name,
+                    link,
+                    link.silent_s,
                 )
                 return
             now_s = system.monotonic()

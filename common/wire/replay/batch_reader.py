@@ -27,17 +27,17 @@ class ArrayPool:
     """
 
     def __init__(self, allocate: Allocate = np.empty) -> None:
-        """``allocate`` makes a new array: of page-locked memory, for instance."""
+        """`allocate` makes a new array: of page-locked memory, for instance."""
         self._allocate = allocate
         self._spare: dict[tuple[tuple[int, ...], str], list[NDArray]] = defaultdict(list)
 
     def take(self, shape: tuple[int, ...], dtype: str) -> NDArray:
-        """An array of ``shape``, with anything in it."""
+        """An array of `shape`, with anything in it."""
         spare = self._spare[shape, np.dtype(dtype).name]
         return spare.pop() if spare else self._allocate(shape, dtype)
 
     def give(self, array: NDArray) -> None:
-        """Take back ``array``, which nobody uses any more; read-only ones are somebody else's."""
+        """Take back `array`, which nobody uses any more; read-only ones are somebody else's."""
         spare = self._spare[array.shape, array.dtype.name]
         if array.flags.writeable and array.flags.c_contiguous and len(spare) < MAX_SPARE:
             spare.append(array)
@@ -70,22 +70,22 @@ class BatchReader:
         self._map_files = map_files
 
     def connected(self, credit: Credit) -> None:
-        """A shard, or another process of it, has introduced itself by ``credit``."""
+        """A shard, or another process of it, has introduced itself by `credit`."""
         self.files.offered(credit.files if self._map_files and credit.files is not UNSET else {})
         if credit.fields is not UNSET:  # so there are files
             self.files.map()
 
     def refused(self, token: str) -> bool:
-        """Windows came in spite of ``token``, so these are not the shard's files. False if that is known."""
+        """Windows came in spite of `token`, so these are not the shard's files. False if that is known."""
         if token != self.files.token:
             return False
         self.files.offered({})
         return True
 
     def read(self, message: Message, shares: Mapping[str, int]) -> SampleBatch | None:
-        """The batch in ``message``; None where it says places that are no longer there.
+        """The batch in `message`; None where it says places that are no longer there.
 
-        Raises WireError for what is no batch, or not one of these ``shares``, rows by table.
+        Raises WireError for what is no batch, or not one of these `shares`, rows by table.
         """
         batch = decode_batch(
             message, self.files.arena, self._pool.take, shares=shares, expected=self._expected
@@ -95,7 +95,7 @@ class BatchReader:
         return batch
 
     def recycle(self, batch: SampleBatch) -> None:
-        """Use the arrays of ``batch`` for a later one. It has no fields any more."""
+        """Use the arrays of `batch` for a later one. It has no fields any more."""
         fields, batch.fields = batch.fields, {}
         for array in fields.values():
             self._pool.give(array)

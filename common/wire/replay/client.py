@@ -51,9 +51,9 @@ REFUSED_PAUSE_S = 0.5
 class ReplayClient(Sampler):
     """One connection to one replay shard, for use by one thread.
 
-    Nothing blocks but ``flush``, ``receive``, ``sample`` and ``status``, each for as long as it is told. Call
-    ``poll`` now and then (inserting and receiving do it too): it handles what the server sent, sends again
-    what got lost, and makes a new connection when the server has been silent for ``liveness_s``.
+    Nothing blocks but `flush`, `receive`, `sample` and `status`, each for as long as it is told. Call
+    `poll` now and then (inserting and receiving do it too): it handles what the server sent, sends again
+    what got lost, and makes a new connection when the server has been silent for `liveness_s`.
 
     Attributes:
         endpoint: address of the server.
@@ -86,17 +86,17 @@ class ReplayClient(Sampler):
         """Prepare a connection; nothing has to be there yet.
 
         Args:
-            endpoint: ``tcp://HOST:PORT`` or ``ipc://PATH``.
+            endpoint: `tcp://HOST:PORT` or `ipc://PATH`.
             ctx: ZeroMQ context, the process's own by default.
             name: for logs.
-            incarnation: random number of this process (see ``new_incarnation``), chosen by default.
+            incarnation: random number of this process (see `new_incarnation`), chosen by default.
             specs: the fields of the chunks to insert; by default inferred from the first chunk.
             max_outstanding: most inserts sent and not acknowledged.
             liveness_s: silence after which a new connection is made.
             security: keys.
             map_files: read the server's files where it is on the same host, instead of having windows sent.
             pool: where batches get their arrays from, if several clients should share them.
-            retry_samples: ask again where there is no batch yet; or else leave that to ``take_turned_down``.
+            retry_samples: ask again where there is no batch yet; or else leave that to `take_turned_down`.
             tolerate_refusals: where keys are in the way, or a sample is refused, log it and try again now
                 and then, instead of raising an error.
             expected: the fields that batches have; by default those that the server says.
@@ -162,10 +162,10 @@ class ReplayClient(Sampler):
         return self._session is not None and self._credit == 0
 
     def insert(self, chunk: Chunk, table: str = "default") -> bool:
-        """Send ``chunk``; False, with ``blocked_reason``, where it has to wait: keep it and try again.
+        """Send `chunk`; False, with `blocked_reason`, where it has to wait: keep it and try again.
 
-        Its own items go to ``table``, those of ``chunk.more`` to theirs; its arrays may be reused at once,
-        and may be lists. Raises ConfigError for a chunk that does not fit the ``specs``.
+        Its own items go to `table`, those of `chunk.more` to theirs; its arrays may be reused at once,
+        and may be lists. Raises ConfigError for a chunk that does not fit the `specs`.
         """
         if self.outstanding >= min(self._credit, self._max_outstanding):
             # The answer that gives credit may have come already.
@@ -176,7 +176,7 @@ class ReplayClient(Sampler):
         if self.specs is None:
             self.specs = infer_specs(chunk)
         insert = encode_insert(
-            *(chunk, self.specs, table, self._packers), incarnation=self.incarnation, name=self._name
+            chunk, self.specs, table, self._packers, incarnation=self.incarnation, name=self._name
         )
         self._inserts.add(insert)
         self.counters["inserts"] += 1
@@ -185,7 +185,7 @@ class ReplayClient(Sampler):
         return True
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until every insert is acknowledged; False where some are not after ``timeout_s``."""
+        """Wait until every insert is acknowledged; False where some are not after `timeout_s`."""
         return self._wait_until(lambda: not self._inserts, timeout_s)
 
     # ---------------------------------------------------------------- sampling
@@ -203,7 +203,7 @@ class ReplayClient(Sampler):
     def request_sample(self, batch_size: int | Mapping[str, int], table: str = "default") -> int:
         """Ask for a batch; any number of requests may be on their way. Returns the request's number.
 
-        ``batch_size`` may say how many rows to take from each of several tables, in their order.
+        `batch_size` may say how many rows to take from each of several tables, in their order.
         """
         shares = {table: batch_size} if isinstance(batch_size, int) else dict(batch_size)
         number = self._requests.add(shares)
@@ -211,7 +211,7 @@ class ReplayClient(Sampler):
         return number
 
     def receive(self, timeout_s: float) -> SampleBatch | None:
-        """The next batch that was requested, unpacked; None after ``timeout_s`` (see ``wait_reason``)."""
+        """The next batch that was requested, unpacked; None after `timeout_s` (see `wait_reason`)."""
         deadline_s = system.monotonic() + timeout_s
         while self._wait_until(lambda: bool(self._batches), deadline_s - system.monotonic()):
             message, request = self._batches.popleft()
@@ -272,9 +272,9 @@ class ReplayClient(Sampler):
     def update(
         self, batch: SampleBatch, priorities: ArrayLike, tables: Collection[str] | None = None
     ) -> None:
-        """``update_priorities`` of every row of ``batch``, each in the table that it comes from.
+        """`update_priorities` of every row of `batch`, each in the table that it comes from.
 
-        Only those of ``tables``, where these are given: what came from a queue has left it.
+        Only those of `tables`, where these are given: what came from a queue has left it.
         """
         values = np.asarray(priorities, np.float64)
         if values.shape != batch.ids.shape:
@@ -284,14 +284,14 @@ class ReplayClient(Sampler):
                 self.update_priorities(batch.ids[rows], values[rows], table)
 
     def status(self, timeout_s: float = 5.0) -> dict[str, Any]:
-        """Sizes, rates and counters of the server. Raises PeerError after ``timeout_s``."""
+        """Sizes, rates and counters of the server. Raises PeerError after `timeout_s`."""
         return messages.StatusOk.of(self._ask(messages.Status(), timeout_s)).values
 
     def snapshot(self, destination: str, timeout_s: float = 3600.0) -> dict[str, Any]:
-        """Have the server copy what it holds to ``destination``, and wait until that is done.
+        """Have the server copy what it holds to `destination`, and wait until that is done.
 
         Args:
-            destination: absolute path on the server's host, or address such as ``s3://BUCKET/PATH``; new.
+            destination: absolute path on the server's host, or address such as `s3://BUCKET/PATH`; new.
             timeout_s: until PeerError is raised. The server goes on with it.
 
         Returns:
@@ -312,7 +312,7 @@ class ReplayClient(Sampler):
             self._wait_until(lambda: False, 0.2)
 
     def _ask(self, question: Body, timeout_s: float) -> Message:
-        """The answer. Raises PeerError after ``timeout_s``."""
+        """The answer. Raises PeerError after `timeout_s`."""
         self._questions += 1
         self._question = self._questions
         self._answer = None
@@ -334,7 +334,7 @@ class ReplayClient(Sampler):
     # ---------------------------------------------------------------- the connection
 
     def poll(self, timeout_ms: float = 0) -> None:
-        """Handle what the server has sent, waiting for at most ``timeout_ms``, and send what has to be sent.
+        """Handle what the server has sent, waiting for at most `timeout_ms`, and send what has to be sent.
 
         Raises ReplayRefusedError where the server will not serve something that was asked of it, and
         AuthError where it turns us away for our keys.
@@ -368,7 +368,7 @@ class ReplayClient(Sampler):
         return f"{self._link} does not answer" if self._link.silent else ""
 
     def close(self, linger_s: float = 1.0) -> None:
-        """Close the connection; what was sent last still gets ``linger_s`` to leave. Does not ``flush``."""
+        """Close the connection; what was sent last still gets `linger_s` to leave. Does not `flush`."""
         self._link.close(linger_s)
 
     def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -36,14 +36,14 @@ class SampleBatch:
     """A batch of items, unpacked.
 
     Attributes:
-        ids: uint64 ``[B]``, to update priorities with.
-        probabilities: float64 ``[B]``, over the whole table that the row comes from.
-        versions: int64 ``[B]``, parameters that acted.
-        lengths: int32 ``[B]``, steps of each item; shorter windows repeat their last entry.
+        ids: uint64 `[B]`, to update priorities with.
+        probabilities: float64 `[B]`, over the whole table that the row comes from.
+        versions: int64 `[B]`, parameters that acted.
+        lengths: int32 `[B]`, steps of each item; shorter windows repeat their last entry.
         table_items: items in the (first) table when it was sampled.
-        total_priority: sum of ``priority ** alpha`` over the (first) table.
+        total_priority: sum of `priority ** alpha` over the (first) table.
         min_probabilities: by table, the least of the batch, or of several shards' last ones.
-        fields: ``[B, window, *shape]`` by name.
+        fields: `[B, window, *shape]` by name.
         request_id: of the request that this answers.
         shard: address of the shard, where there are several.
         shares: how the rows are divided between tables, one share behind the other.
@@ -71,7 +71,7 @@ class SampleBatch:
     def weights(self, beta: float) -> NDArray[np.float32]:
         """Importance weights `[B]` in (0, 1], on one scale for the batches of all shards.
 
-        ``beta`` 0 gives ones, 1 undoes the bias of prioritized sampling wholly: see ``importance_weights``.
+        `beta` 0 gives ones, 1 undoes the bias of prioritized sampling wholly: see `importance_weights`.
         Rows of several tables are weighed within the table that each comes from.
         """
         weights = np.empty(len(self.ids), np.float32)
@@ -82,7 +82,7 @@ class SampleBatch:
 
 
 def infer_specs(chunk: Chunk) -> tuple[FieldSpec, ...]:
-    """Fields that fit ``chunk``, large uint8 entries compressed. Raises ConfigError where none do."""
+    """Fields that fit `chunk`, large uint8 entries compressed. Raises ConfigError where none do."""
     specs = []
     for name, array in chunk.fields.items():
         if array.dtype.name not in DTYPES:
@@ -96,7 +96,7 @@ def infer_specs(chunk: Chunk) -> tuple[FieldSpec, ...]:
 
 
 def specs_to_wire(specs: Sequence[FieldSpec]) -> list[types.FieldEntry]:
-    """The fields as ``[name, dtype, shape, before, after, codec]``."""
+    """The fields as `[name, dtype, shape, before, after, codec]`."""
     return [
         (s.name, cast(Dtype, s.dtype), list(s.shape), s.before, s.after, "lz4" if s.compress else "raw")
         for s in specs
@@ -104,7 +104,7 @@ def specs_to_wire(specs: Sequence[FieldSpec]) -> list[types.FieldEntry]:
 
 
 def specs_from_wire(entries: Sequence[types.FieldEntry]) -> tuple[FieldSpec, ...]:
-    """The inverse of ``specs_to_wire``."""
+    """The inverse of `specs_to_wire`."""
     return tuple(
         FieldSpec(name, dtype, tuple(shape), before, after, codec == "lz4")
         for name, dtype, shape, before, after, codec in entries
@@ -120,7 +120,7 @@ def encode_insert(
     incarnation: int = 1,
     name: str = "",
 ) -> messages.Insert:
-    """An INSERT, the compressed fields compressed (by their ``packers``). Raises ConfigError."""
+    """An INSERT, the compressed fields compressed (by their `packers`). Raises ConfigError."""
     check_chunk(chunk, specs)
     if table in chunk.more:
         raise ConfigError(f"items for table {table!r} twice: in the chunk's own and in `more`")
@@ -160,7 +160,7 @@ def encode_insert(
 
 
 def decode_insert(body: messages.Insert, number: int) -> Insert:
-    """The insert that ``body`` says; raises WireError if it is not one. Its data are checked by the store."""
+    """The insert that `body` says; raises WireError if it is not one. Its data are checked by the store."""
     if not number:
         raise WireError("bad_field", "the request id of an INSERT is its number, which begins with 1")
     if body.oldest > number:
@@ -203,7 +203,7 @@ def _array(body: Body, prefix: str, arrays: Mapping[str, NDArray], name: str) ->
 def encode_batch(sample: Sample, specs: Sequence[FieldSpec], *, consumed: bool = False) -> messages.Batch:
     """A BATCH: with the windows, or with their places only if the sample has none.
 
-    ``consumed`` says that places were asked for, and why there are none.
+    `consumed` says that places were asked for, and why there are none.
     """
     first = sample.shares[0]
     shares = [(s.table, s.count, s.table_items, s.total_priority) for s in sample.shares]
@@ -234,9 +234,9 @@ def decode_batch(
     shares: Mapping[str, int] | None = None,
     expected: Sequence[FieldSpec] | None = None,
 ) -> SampleBatch | None:
-    """The batch in ``message``, unpacked; raises WireError if it is none.
+    """The batch in `message`, unpacked; raises WireError if it is none.
 
-    None if it says places only, and not all of them are in ``arena`` any more.
+    None if it says places only, and not all of them are in `arena` any more.
 
     Args:
         message: a BATCH.
@@ -287,7 +287,7 @@ def decode_batch(
 
 
 def _check_expected(body: messages.Batch, arena: Arena | None, expected: Sequence[FieldSpec]) -> None:
-    """Raise WireError where the windows would not be those of the ``expected`` fields."""
+    """Raise WireError where the windows would not be those of the `expected` fields."""
     specs = specs_from_wire(body.fields) if body.rows is UNSET or arena is None else arena.specs
     found, wanted = ({spec.name: _windows(spec) for spec in each} for each in (specs, expected))
     if found != wanted:

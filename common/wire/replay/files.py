@@ -44,7 +44,7 @@ class SharedFiles:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Write a new token in ``folder``."""
+        """Write a new token in `folder`."""
         self._token = system.random.randbytes(16).hex()
         self.offer: dict[str, str] = {}
         host = boot_id()
@@ -61,7 +61,7 @@ class SharedFiles:
         self.offer = {"folder": str(folder.resolve()), "host": host}
 
     def is_same_host(self, token: str) -> bool:
-        """Whether a peer that says ``token`` has these very files."""
+        """Whether a peer that says `token` has these very files."""
         return bool(self.offer) and hmac.compare_digest(token.encode(), self._token.encode())
 
 
@@ -99,7 +99,7 @@ class PeerFiles:
 
 
 def _read_token(path: Path) -> str:
-    """The token in ``path``, which may be anything at all."""
+    """The token in `path`, which may be anything at all."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):

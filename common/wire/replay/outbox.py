@@ -23,9 +23,9 @@ class Outbox:
     """
 
     def __init__(self, client: ReplayClient | ShardedReplayClient, *tables: str) -> None:
-        """``client`` may be shared with others, and remains theirs to close.
+        """`client` may be shared with others, and remains theirs to close.
 
-        A chunk's items go to all ``tables``, to ``default`` where none is named.
+        A chunk's items go to all `tables`, to `default` where none is named.
         """
         self.chunks_total = 0
         self._client = client
@@ -43,7 +43,7 @@ class Outbox:
         return self._client.blocked_reason or "inserts are not acknowledged"
 
     def put(self, chunks: Sequence[Chunk], timeout_s: float = 0.0) -> bool:
-        """Take over ``chunks``, and send what can be sent within ``timeout_s``; whether nothing waits."""
+        """Take over `chunks`, and send what can be sent within `timeout_s`; whether nothing waits."""
         for chunk in chunks:
             # The same items for each table: the data are sent and stored once.
             chunk.more |= dict.fromkeys(self._others, chunk.items)
@@ -55,7 +55,7 @@ class Outbox:
         return not self._waiting
 
     def pump(self, timeout_ms: float = 0) -> None:
-        """Handle acknowledgements, waiting for at most ``timeout_ms`` while any is awaited, and send."""
+        """Handle acknowledgements, waiting for at most `timeout_ms` while any is awaited, and send."""
         self._client.poll(0)
         self._send()
         if timeout_ms and self._left():
@@ -69,9 +69,9 @@ class Outbox:
             self.chunks_total += 1
 
     def finish(self, timeout_s: float) -> int:
-        """Send and await as much as ``timeout_s`` permits; how many chunks were lost.
+        """Send and await as much as `timeout_s` permits; how many chunks were lost.
 
-        Once all shards answer and none has taken or acknowledged anything for ``PATIENCE_S``, a limiter holds
+        Once all shards answer and none has taken or acknowledged anything for `PATIENCE_S`, a limiter holds
         what there is: with the learner gone it will not give way, so there is nothing to wait for.
         """
         deadline_s = system.monotonic() + timeout_s

@@ -28,7 +28,7 @@ NOT_SENT = -1
 
 
 class ReplayRefusedError(TroupeError):
-    """The server will never serve this request. ``kind`` is a word to branch on."""
+    """The server will never serve this request. `kind` is a word to branch on."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"replay refused: {detail} ({kind})")
@@ -45,7 +45,7 @@ _USERS_OWN = {
 
 
 def refusal(endpoint: str, kind: str, detail: str) -> TroupeError:
-    """The error that an ERROR of this kind from ``endpoint`` is."""
+    """The error that an ERROR of this kind from `endpoint` is."""
     error = _USERS_OWN.get(kind)
     return error(f"replay at {endpoint} refused: {detail}") if error else ReplayRefusedError(kind, detail)
 
@@ -58,7 +58,7 @@ class Pings:
     """
 
     def __init__(self, name: str, incarnation: int) -> None:
-        """Ask for the inserts of ``incarnation``."""
+        """Ask for the inserts of `incarnation`."""
         self.sent = 0
         self._question = messages.CreditQuestion(incarnation=incarnation, name=name)
         self._tried_s = 0.0
@@ -68,7 +68,7 @@ class Pings:
         self._tried_s = 0.0
 
     def send(self, link: Link, *, asking: bool) -> None:
-        """Ask a server that has not been heard for a while; with ``asking`` any other, too."""
+        """Ask a server that has not been heard for a while; with `asking` any other, too."""
         now_s = system.monotonic()
         if now_s - self._tried_s >= PING_S and (
             asking or not self._tried_s or now_s - link.heard_s >= PING_S
@@ -98,13 +98,13 @@ class Inserts:
         return len(self._inserts)
 
     def add(self, body: messages.Insert) -> None:
-        """Give ``body`` the next number."""
+        """Give `body` the next number."""
         self._made += 1
         self._inserts[self._made] = _Insert(body)
         self._unsent.append(self._made)
 
     def send(self, send: Send, pings: int) -> None:
-        """Send what has not been sent, in order, after ``pings`` pings."""
+        """Send what has not been sent, in order, after `pings` pings."""
         while self._unsent:
             number = self._unsent[0]
             insert = self._inserts.get(number)
@@ -118,11 +118,11 @@ class Inserts:
             self._unsent.popleft()
 
     def answered(self, number: int) -> bool:
-        """Forget ``number``, which is stored, or was refused; whether it was still waited for."""
+        """Forget `number`, which is stored, or was refused; whether it was still waited for."""
         return self._inserts.pop(number, None) is not None
 
     def repeat(self, start: int = 0) -> int:
-        """Have ``start`` and what follows sent again, for the server takes them in order only; how many."""
+        """Have `start` and what follows sent again, for the server takes them in order only; how many."""
         count = 0
         for number, insert in self._inserts.items():
             if number >= start and insert.sent_at_ping != NOT_SENT:
@@ -132,7 +132,7 @@ class Inserts:
         return count
 
     def ping_answered(self, ping: int, held: int) -> int:
-        """Have sent again what got lost; how many. Those from ``held`` on wait for room at the server."""
+        """Have sent again what got lost; how many. Those from `held` on wait for room at the server."""
         sent = ((n, insert.sent_at_ping) for n, insert in self._inserts.items())
         # One lost insert means all behind it are refused as a gap: they are sent again together.
         lost = next((n for n, at in sent if NOT_SENT != at < ping and n < held), None)
@@ -166,7 +166,7 @@ class SampleRequests:
     """Requests for batches by number. None is sent again before it is certain that no answer will come."""
 
     def __init__(self, *, retry_samples: bool = True) -> None:
-        """``retry_samples``: what was turned down is sent again."""
+        """`retry_samples`: what was turned down is sent again."""
         self._retry_samples = retry_samples
         self._made = 0
         self._requests: OrderedDict[int, SampleRequest] = OrderedDict()
@@ -181,7 +181,7 @@ class SampleRequests:
         return self._made
 
     def answered(self, number: int) -> SampleRequest | None:
-        """The request ``number``, which is forgotten; None where nobody asked for it, or does any more."""
+        """The request `number`, which is forgotten; None where nobody asked for it, or does any more."""
         return self._requests.pop(number, None)
 
     def ask_for_windows(self, number: int, shares: Mapping[str, int]) -> None:
@@ -189,9 +189,9 @@ class SampleRequests:
         self._requests[number] = SampleRequest(shares, windows=True)
 
     def turn_down(self, number: int, request: SampleRequest | None = None, pause_s: float = 0.0) -> None:
-        """There is no batch for ``number``, which was that of ``request`` if it is forgotten already.
+        """There is no batch for `number`, which was that of `request` if it is forgotten already.
 
-        After a pause it is sent again, or ``take_turned_down`` has it.
+        After a pause it is sent again, or `take_turned_down` has it.
         """
         request = request or self._requests.get(number)
         if request is not None:
@@ -219,13 +219,13 @@ class SampleRequests:
         )
 
     def repeat(self, number: int | None = None) -> None:
-        """Have ``number`` sent again, or everything."""
+        """Have `number` sent again, or everything."""
         for each, request in self._requests.items():
             if number in (None, each):
                 request.sent_at_ping = NOT_SENT
 
     def ping_answered(self, ping: int, parked: Collection[int]) -> None:
-        """Have sent again what got lost. Those in ``parked`` wait at the server."""
+        """Have sent again what got lost. Those in `parked` wait at the server."""
         for number, request in self._requests.items():
             # Sent before the ping, so the server has seen it before it answered; it neither waits there nor
             # was it answered.
@@ -233,7 +233,7 @@ class SampleRequests:
                 request.sent_at_ping = NOT_SENT
 
     def send(self, send: Send, pings: int, token_of: Callable[[SampleRequest], str]) -> None:
-        """Send what has not been sent, with the token ``token_of`` it, which is noted."""
+        """Send what has not been sent, with the token `token_of` it, which is noted."""
         now_s = system.monotonic()
         for number, request in self._requests.items():
             if request.sent_at_ping != NOT_SENT or request.given_up or now_s < request.not_before_s:

@@ -37,7 +37,7 @@ class Sampler(ABC):
     def sample(
         self, batch_size: int | Mapping[str, int], table: str = "default", timeout_s: float = 60.0
     ) -> SampleBatch:
-        """Request one batch and wait for it. Raises PeerError after ``timeout_s``."""
+        """Request one batch and wait for it. Raises PeerError after `timeout_s`."""
         self.request_sample(batch_size, table)
         batch = self.receive(timeout_s)
         if batch is None:
@@ -53,9 +53,9 @@ class Sampler(ABC):
         prefetch: int = 2,
         timeout_s: float = 60.0,
     ) -> Iterator[SampleBatch]:
-        """Batches without end, the next ``prefetch`` of which are on their way while one is used.
+        """Batches without end, the next `prefetch` of which are on their way while one is used.
 
-        The iteration ends with PeerError where there is no batch for ``timeout_s``, and forgets what it has
+        The iteration ends with PeerError where there is no batch for `timeout_s`, and forgets what it has
         requested when it is closed. Nothing else may take batches from this client meanwhile.
         """
         try:

@@ -54,7 +54,7 @@ _LOG_PERIOD_S = 10.0
 WAIT_S = 2.0
 """A shard that had nothing to sample takes part in no draw for so long, and then gets one request to try."""
 
-FLOOR = 0.01
+EVEN_SHARE = 0.01
 """Share of the batches that is drawn evenly, so that no shard is ever out of sight."""
 
 
@@ -114,10 +114,10 @@ class ShardedReplayClient(Sampler):
         pool: ArrayPool | None = None,
         **options: Any,
     ) -> None:
-        """Connect to ``shards``, addresses.
+        """Connect to `shards`, addresses.
 
         Args:
-            shards: see ``set_shards``.
+            shards: see `set_shards`.
             seed: of the choice of shards.
             pool: where batches get their arrays from.
             options: of each `ReplayClient`.
@@ -203,7 +203,7 @@ class ShardedReplayClient(Sampler):
         return "" if "" in reasons else "; ".join(sorted(reasons)) or NO_SHARD
 
     def insert(self, chunk: Chunk, table: str = "default") -> bool:
-        """Send ``chunk`` to the next shard that takes it; False where none does at present."""
+        """Send `chunk` to the next shard that takes it; False where none does at present."""
         clients = [shard.client for shard in self._shards.values()]
         for i in range(len(clients)):
             at = (self._turn + i) % len(clients)
@@ -213,7 +213,7 @@ class ShardedReplayClient(Sampler):
         return False
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until every insert is acknowledged; False where some are not after ``timeout_s``."""
+        """Wait until every insert is acknowledged; False where some are not after `timeout_s`."""
         deadline_s = system.monotonic() + timeout_s
         done = [client.flush(deadline_s - system.monotonic()) for client in self._clients()]
         return all(done)  # each of them had its turn
@@ -246,7 +246,7 @@ class ShardedReplayClient(Sampler):
     def request_sample(self, batch_size: int | Mapping[str, int], table: str = "default") -> None:
         """Ask for a batch; any number of requests may be on their way.
 
-        ``batch_size`` may say how many rows to take from each of several tables. The whole batch is from one
+        `batch_size` may say how many rows to take from each of several tables. The whole batch is from one
         shard, drawn by the first table's weights.
         """
         shares = {table: batch_size} if isinstance(batch_size, int) else dict(batch_size)
@@ -254,10 +254,10 @@ class ShardedReplayClient(Sampler):
         self._assign()
 
     def receive(self, timeout_s: float) -> SampleBatch | None:
-        """The next batch from any shard; None after ``timeout_s`` (see ``wait_reason``).
+        """The next batch from any shard; None after `timeout_s` (see `wait_reason`).
 
-        Its ``probabilities``, ``table_items`` and ``total_priority`` are those over all shards that it could
-        have come from, and its ``min_probabilities`` are the least in the last batches of these.
+        Its `probabilities`, `table_items` and `total_priority` are those over all shards that it could
+        have come from, and its `min_probabilities` are the least in the last batches of these.
         """
         deadline_s = system.monotonic() + timeout_s
         while True:
@@ -288,7 +288,7 @@ class ShardedReplayClient(Sampler):
     def update(
         self, batch: SampleBatch, priorities: ArrayLike, tables: Collection[str] | None = None
     ) -> None:
-        """As that of `ReplayClient`, if the shard of ``batch`` is still there."""
+        """As that of `ReplayClient`, if the shard of `batch` is still there."""
         shard = self._shards.get(batch.shard)
         if shard is not None:
             shard.client.update(batch, priorities, tables)
@@ -327,7 +327,7 @@ class ShardedReplayClient(Sampler):
         return [client.socket for client in self._clients()]
 
     def poll(self, timeout_ms: float = 0) -> None:
-        """Wait for at most ``timeout_ms`` until some shard has said something, and handle it."""
+        """Wait for at most `timeout_ms` until some shard has said something, and handle it."""
         clients = self._clients()
         if len(clients) == 1:
             clients[0].poll(timeout_ms)
@@ -346,7 +346,7 @@ class ShardedReplayClient(Sampler):
     # ---------------------------------------------------------------- which shard
 
     def _chances(self, table: str, endpoints: Sequence[str]) -> dict[str, float]:
-        """The chance of each of these shards to be asked for a batch of ``table``, by address."""
+        """The chance of each of these shards to be asked for a batch of `table`, by address."""
         found = {endpoint: self._shards[endpoint].weights.get(table, 0.0) for endpoint in endpoints}
         known = [weight for weight in found.values() if weight > 0]
         # A shard that has said nothing yet counts as average: at 0 it would never be asked, and never say
@@ -355,7 +355,7 @@ class ShardedReplayClient(Sampler):
         weights = {endpoint: weight or usual for endpoint, weight in found.items()}
         total = sum(weights.values())
         return {
-            endpoint: (1 - FLOOR) * weight / total + FLOOR / len(weights)
+            endpoint: (1 - EVEN_SHARE) * weight / total + EVEN_SHARE / len(weights)
             for endpoint, weight in weights.items()
         }
 
@@ -387,7 +387,7 @@ class ShardedReplayClient(Sampler):
             shard.wanted[shard.client.request_sample(wanted.shares)] = wanted
 
     def _draw_again(self, endpoint: str, shard: _Shard) -> None:
-        """Have others asked for what ``shard`` has just not given."""
+        """Have others asked for what `shard` has just not given."""
         for number in shard.client.take_turned_down():
             shard.answered_s = system.monotonic()
             self._is_back(endpoint, shard)
@@ -404,7 +404,7 @@ class ShardedReplayClient(Sampler):
             shard.backoff.reset()
 
     def _complete(self, endpoint: str, shard: _Shard, batch: SampleBatch) -> bool:
-        """Note what ``batch`` says, and make its figures those of all shards; False if nobody wants it."""
+        """Note what `batch` says, and make its figures those of all shards; False if nobody wants it."""
         for share in batch.shares:
             shard.weights[share.table] = share.total_priority
             shard.items[share.table] = share.table_items
@@ -438,7 +438,7 @@ class ShardedReplayClient(Sampler):
 
     @staticmethod
     def _of_all(share: Share, shards: Collection[_Shard]) -> Share:
-        """``share`` with the figures of the table over all ``shards``; unheard ones count as average."""
+        """`share` with the figures of the table over all `shards`; unheard ones count as average."""
         known = [each for each in shards if each.items.get(share.table)]
         items = sum(each.items[share.table] for each in known) * len(shards) / len(known)
         total = sum(each.weights[share.table] for each in known) * len(shards) / len(known)
@@ -460,7 +460,7 @@ class ShardedReplayClient(Sampler):
         self._assign()
 
     def _lose(self, endpoint: str, shard: _Shard, why: str, pause_s: float) -> None:
-        """Ask others for what was asked of ``shard``, and try it with one request after a pause."""
+        """Ask others for what was asked of `shard`, and try it with one request after a pause."""
         if not shard.lost and self._throttle(endpoint):
             _log.warning("replay at %s is lost, others are sampled: %s", endpoint, why)
         if shard.wanted:

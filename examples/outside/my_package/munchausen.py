@@ -107,7 +107,11 @@ class MunchausenAgent(NetworkAgent):
         with torch.no_grad():
             q, next_q = learner.target(torch.cat([transitions.obs, transitions.next_obs])).chunk(2)
             targets = munchausen_target(
-                *(transitions.reward, transitions.discount, transitions.action, q, next_q),
+                transitions.reward,
+                transitions.discount,
+                transitions.action,
+                q,
+                next_q,
                 alpha=config.alpha,
                 tau=config.tau,
                 least=config.log_policy_min,

@@ -92,5 +92,7 @@ class UsableItems:
             _log.warning(
                 "%d items of a batch are left out, %d so far, which nobody can learn from: %s. An actor, or "
                 "whoever has an actor's key, has sent them",
-                *(count, self.left_out, why),
+                count,
+                self.left_out,
+                why,
             )

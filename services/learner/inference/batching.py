@@ -39,10 +39,10 @@ class BatchQueue(Generic[Payload]):
     Callers take turns: one that asks a lot cannot keep others waiting for longer than a turn of everybody.
 
     Args:
-      min_batch: rows that are worth a call at once.
-      max_batch: most rows of a call.
-      timeout_s: longest wait of a request before a call is made for fewer rows.
-      clock: seconds, monotonic.
+        min_batch: rows that are worth a call at once.
+        max_batch: most rows of a call.
+        timeout_s: longest wait of a request before a call is made for fewer rows.
+        clock: seconds, monotonic.
     """
 
     def __init__(

@@ -99,7 +99,12 @@ class CentralInference:
         self._device = config.learner.device
         self._rng = np.random.default_rng(seed)
         self._groups = Groups(
-            *(agent, spec, config.actor.chunk_steps, section.max_batch, leases, config.total_slots),
+            agent,
+            spec,
+            config.actor.chunk_steps,
+            section.max_batch,
+            leases,
+            config.total_slots,
             make_pace=lambda slots: Pace.of(config, slots),
             hindsight=hindsight_of(config, spec),
         )

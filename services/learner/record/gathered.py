@@ -87,7 +87,9 @@ class Gathered:
         if len(games) < self.episodes:
             _log.warning(
                 "the evaluation of version %d has %d of %d games: the others did not come",
-                *(self._version, len(games), self.episodes),
+                self._version,
+                len(games),
+                self.episodes,
             )
         returns = [game.episode_return for game in games]
         result = Result(returns, [game.steps for game in games], tasks, _told(parts), len(self._tasks))

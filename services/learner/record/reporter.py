@@ -179,7 +179,9 @@ class Reporter:
         missed = levels_missed(metrics)
         _log.info(
             "evaluation of version %d: return %.2f%s",
-            *(version, metrics[EVALUATION_RETURN], missed and f", {missed}"),
+            version,
+            metrics[EVALUATION_RETURN],
+            missed and f", {missed}",
         )
 
     def look(self, values: Mapping[str, np.ndarray], metrics: dict[str, float]) -> None:

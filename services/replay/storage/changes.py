@@ -23,9 +23,9 @@ class _Change:
 
 
 CHANGE = _Change()
-"""``with CHANGE:`` holds steps that make sense only together: what fails among them is a TornStateError.
+"""`with CHANGE:` holds steps that make sense only together: what fails among them is a TornStateError.
 
-What may fail for a reason that a peer can cause comes before, with ``check_memory`` for the steps themselves.
+What may fail for a reason that a peer can cause comes before, with `check_memory` for the steps themselves.
 """
 
 _BYTES = 1 << 20
@@ -34,7 +34,7 @@ _BYTES_PER_SLOT = 64
 
 
 def check_memory(items: int, slots: int) -> None:
-    """Raise MemoryError unless there is what a change of ``items`` in tables of ``slots`` needs on its way.
+    """Raise MemoryError unless there is what a change of `items` in tables of `slots` needs on its way.
 
     A generous bound on the temporary arrays of every selector: a row of 64 weights for each item, and, for
     removal at random or a queue that closes its holes, a few numbers for each slot. It is address space that

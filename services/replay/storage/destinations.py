@@ -1,4 +1,4 @@
-"""Where snapshots go: a directory, or whatever fsspec knows an address of, such as ``s3://BUCKET/PATH``."""
+"""Where snapshots go: a directory, or whatever fsspec knows an address of, such as `s3://BUCKET/PATH`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Directory(Destination):
     """A local directory, which appears under its name when it is complete.
 
     No symbolic link on the way to it is followed for writing, whenever it was made: who permits a place
-    resolves its links once (``os.path.realpath``), looks at what they lead to, and has that written.
+    resolves its links once (`os.path.realpath`), looks at what they lead to, and has that written.
     """
 
     def __init__(self, path: Path, manifest_name: str) -> None:
@@ -115,7 +115,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _descend(path: Path) -> int:
-    """A descriptor of the directory ``path``, made if it is not there; raises OSError at a symbolic link."""
+    """A descriptor of the directory `path`, made if it is not there; raises OSError at a symbolic link."""
     descriptor = os.open("/", _DIRECTORY)
     try:
         for part in path.parts[1:]:
@@ -208,7 +208,7 @@ def _to_install(url: str) -> str:
 
 
 def open_destination(address: str, manifest_name: str = "") -> Destination:
-    """The place that ``address`` means: to write to, if the name of a manifest is given, or to read."""
+    """The place that `address` means: to write to, if the name of a manifest is given, or to read."""
     if "://" in address:
         return Remote(address, manifest_name)
     if not os.path.isabs(address):

@@ -28,7 +28,7 @@ BLOCK = 256
 BLOCK_NUMBERS = 1 << 23
 """Upper bound on the numbers of a block; long or wide items get smaller blocks."""
 
-FARTHEST = 1e10
+MAX_DISTANCE = 1e10
 """No features in float16 are farther apart: what claims more says nothing of others."""
 
 MEMORY = 0.99
@@ -41,7 +41,7 @@ def _nearest(distance: Floats, sampled: NDArray[np.int32], count: int) -> NDArra
 
 
 def _spread(distance: Floats, sampled: NDArray[np.int32], count: int) -> NDArray[np.int64]:
-    """The nearest of each of ``count`` groups of neighbours by distance (strategy 2)."""
+    """The nearest of each of `count` groups of neighbours by distance (strategy 2)."""
     return _groups(distance, count)[:, 0]
 
 
@@ -51,13 +51,13 @@ def _least_sampled(distance: Floats, sampled: NDArray[np.int32], count: int) -> 
 
 
 def _spread_least_sampled(distance: Floats, sampled: NDArray[np.int32], count: int) -> NDArray[np.int64]:
-    """The least sampled of each of ``count`` groups of neighbours by distance (strategy 4)."""
+    """The least sampled of each of `count` groups of neighbours by distance (strategy 4)."""
     groups = _groups(distance, count)
     return groups[np.arange(count), sampled[groups].argmin(axis=1)]
 
 
 def _groups(distance: Floats, count: int) -> NDArray[np.int64]:
-    """Neighbours by distance, ``[count, size]``, the nearest first; the farthest are left over."""
+    """Neighbours by distance, `[count, size]`, the nearest first; the farthest are left over."""
     size = len(distance) // count
     return np.argsort(distance, kind="stable")[: size * count].reshape(count, size)
 
@@ -68,7 +68,7 @@ STRATEGIES: Mapping[str, Callable[[Floats, NDArray[np.int32], int], NDArray[np.i
     "least_sampled": _least_sampled,
     "spread_least_sampled": _spread_least_sampled,
 }
-"""Which of k candidates are taken: of distances ``[k]`` and times sampled ``[k]`` makes ``count`` places."""
+"""Which of k candidates are taken: of distances `[k]` and times sampled `[k]` makes `count` places."""
 
 
 class Candidates(Uniform):
@@ -103,13 +103,13 @@ class Candidates(Uniform):
         return max(1.0, most - (most - 1.0) * done)
 
     def _draw(self, wanted: float, least: int, rng: np.random.Generator) -> Slots:
-        """`wanted` different slots in random order, no fewer than ``least``, or all that there are."""
+        """`wanted` different slots in random order, no fewer than `least`, or all that there are."""
         count = min(max(int(min(wanted, MAX_CANDIDATES)), least), self._size)
         return self._slots[rng.choice(self._size, count, replace=False)]
 
     @abstractmethod
     def _distances(self, slots: Slots) -> Floats:
-        """How far the items at ``slots [n]`` are, ``[n]``; the least is chosen."""
+        """How far the items at `slots [n]` are, `[n]`; the least is chosen."""
 
 
 class Elite(Candidates):
@@ -142,7 +142,7 @@ class Elite(Candidates):
         # Of 0, which no agent can learn from: infinitely far.
         with np.errstate(divide="ignore", over="ignore"):
             measured = np.maximum(1.0 / priorities - 1.0, 0.0)
-        rates = np.where(measured <= FARTHEST, measured, np.inf) / self._ages(slots)
+        rates = np.where(measured <= MAX_DISTANCE, measured, np.inf) / self._ages(slots)
         self._rates[slots] = rates
         rates = rates[np.isfinite(rates)]
         if len(rates):
@@ -151,7 +151,7 @@ class Elite(Candidates):
             self._mean_rate = kept * before + (1.0 - kept) * float(rates.mean())
 
     def distinct(self, count: int, rng: np.random.Generator) -> Slots:
-        """See `Selector`: the farthest of ``removal_candidates`` for each."""
+        """See `Selector`: the farthest of `removal_candidates` for each."""
         candidates = self._draw(self._config.removal_candidates * count, count, rng)
         order = np.argsort(self._distances(candidates), kind="stable")
         return candidates[order[max(len(order) - count, 0) :]]
@@ -162,7 +162,7 @@ class Elite(Candidates):
         return np.where(np.isnan(rates), mean, rates) * self._ages(slots)
 
     def _ages(self, slots: Slots) -> Floats:
-        """Chunks that have come since, and the item's own, ``[n]``."""
+        """Chunks that have come since, and the item's own, `[n]`."""
         return self._newest - self._table.items["commit"][slots].astype(np.float64) + 1.0
 
 

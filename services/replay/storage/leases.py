@@ -12,12 +12,12 @@ from troupe.services.replay.storage.store import ChunkStore
 LEASE_S = 2.0
 """A reader that takes longer may find that a chunk has left, which it notices."""
 
-MOST = 4096
+MAX_LEASES = 4096
 """Batches that are kept for readers at one time."""
 
 
 class Leases:
-    """Counts one reference more for every item of a batch whose places were told, for ``LEASE_S``.
+    """Counts one reference more for every item of a batch whose places were told, for `LEASE_S`.
 
     This makes it rare that a chunk is overwritten while it is read; that it is noticed when it happens does
     not depend on it. A lease is never in the way: a store without room drops the chunk all the same.
@@ -32,10 +32,10 @@ class Leases:
     def hold(
         self, store: ChunkStore, rows: NDArray[np.int64], commits: NDArray[np.uint64], now_s: float
     ) -> None:
-        """Keep the chunks ``commits [B]`` in ``rows [B]``, which are there now."""
+        """Keep the chunks `commits [B]` in `rows [B]`, which are there now."""
         store.hold(rows)
         self._held.append((now_s + LEASE_S, rows, commits))
-        if len(self._held) > MOST:
+        if len(self._held) > MAX_LEASES:
             self._release_first(store)
 
     def expire(self, store: ChunkStore, now_s: float) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Limiter:
     """Holds a table to a minimum size and to a ratio of sampled to inserted items.
 
-    With ``samples_per_insert = r`` the table keeps ``r * inserted - sampled`` within ``error`` of what it is
+    With `samples_per_insert = r` the table keeps `r * inserted - sampled` within `error` of what it is
     when the minimum size has just been reached: samples wait below, writers pause above. Both totals count
     items over the life of the table.
 
@@ -32,7 +32,7 @@ class Limiter:
     queue_capacity: int = 0
 
     def sample_blocked(self, items: int, batch_size: int) -> str | None:
-        """Why ``batch_size`` of the ``items`` present may not be sampled now; None if they may."""
+        """Why `batch_size` of the `items` present may not be sampled now; None if they may."""
         if items < self.min_items:
             return f"min size: {items} of {self.min_items} items"
         # As it would be with this batch. For writers it is as it is now: what they have sent is stored all
@@ -52,7 +52,7 @@ class Limiter:
         return None
 
     def insert_held(self, items: int, count: int) -> bool:
-        """Whether ``count`` items have to wait until some of the ``items`` present have gone."""
+        """Whether `count` items have to wait until some of the `items` present have gone."""
         return 0 < self.queue_capacity < items + count
 
     def impossible(self, batch_size: int) -> str | None:

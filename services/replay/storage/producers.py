@@ -54,7 +54,7 @@ class Producers:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the files in ``folder``, or make them."""
+        """Open the files in `folder`, or make them."""
         shape = (MAX_PRODUCERS,)
         self._rows = MappedFile(folder / PRODUCERS_FILE, _PRODUCER, shape, sparse=False).array
         # A file of its own: folders that were made before it existed have none, and nothing to put in it.
@@ -73,7 +73,7 @@ class Producers:
         """Make place for a producer that is new, in that of the one that was silent for longest.
 
         Raises HeldError where all have been heard lately: what they send again has to be recognised. And
-        RefusedError where those of its ``owner`` (empty: nobody in particular) have their share of them.
+        RefusedError where those of its `owner` (empty: nobody in particular) have their share of them.
         """
         if incarnation in self._places:
             return
@@ -115,7 +115,7 @@ class Producers:
         return 0 if place is None else int(self._rows["sequence"][place])
 
     def is_stored(self, incarnation: int, sequence: int) -> bool:
-        """Whether this insert, not above ``newest``, is known to have been stored."""
+        """Whether this insert, not above `newest`, is known to have been stored."""
         place = self._places.get(incarnation)
         if place is None or sequence <= int(self._unstored["floor"][place]):
             return False
@@ -123,7 +123,7 @@ class Producers:
         return not (recent and int(self._unstored["refused"][place]) >> (sequence % _WINDOW) & 1)
 
     def settle(self, incarnation: int, sequence: int, *, stored: bool) -> None:
-        """Note that an insert, above ``newest``, was stored or refused; those it skips were left out.
+        """Note that an insert, above `newest`, was stored or refused; those it skips were left out.
 
         Its producer was admitted.
         """

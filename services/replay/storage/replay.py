@@ -37,7 +37,7 @@ from troupe.services.replay.storage.store import ChunkStore, NoRoomError, StoreF
 from troupe.services.replay.storage.table import Table
 
 IN_USE = "{} is in use by another replay process; choose another --data-dir"
-SPARE = 8
+ENTRIES_MARGIN = 8
 """Files have room for this many times the entries that the first chunk lets one expect."""
 
 
@@ -59,7 +59,7 @@ class Counters:
 
 
 class Replay:
-    """Chunks and tables in ``folder``, which belongs to one process at a time.
+    """Chunks and tables in `folder`, which belongs to one process at a time.
 
     Attributes:
         tables: by name.
@@ -83,7 +83,7 @@ class Replay:
         specs: Sequence[FieldSpec] | None = None,
         item_steps: tuple[int, int] | None = None,
     ) -> None:
-        """Open ``folder``, whatever a former process has left there.
+        """Open `folder`, whatever a former process has left there.
 
         Args:
             folder: made if it is not there.
@@ -229,7 +229,7 @@ class Replay:
         return True
 
     def _admitted(self, insert: Insert) -> dict[str, Items]:
-        """The items of ``insert`` by table, without those that a full queue drops."""
+        """The items of `insert` by table, without those that a full queue drops."""
         return {
             name: items
             for name, items in insert.items.items()
@@ -280,7 +280,7 @@ class Replay:
         items = sum(len(items.offsets) for items in insert.items.values())
         # The files are sparse, so this costs nothing but address space: lanes find their sizes themselves.
         entries = {
-            spec.name: max(SPARE * self._slots * spec.entries(insert.steps) // items, 1 << 16)
+            spec.name: max(ENTRIES_MARGIN * self._slots * spec.entries(insert.steps) // items, 1 << 16)
             for spec in insert.specs
         }
         self.layout |= {"entries": entries, "budget_bytes": self.budget_bytes, "run": self.run}
@@ -336,7 +336,7 @@ class Replay:
         self.store.let_go(rows)  # those that have items in other tables may go from now on
 
     def _features(self, items: NDArray) -> NDArray:
-        """The field that distances are measured by, of records of items ``[n]``."""
+        """The field that distances are measured by, of records of items `[n]`."""
         assert self.store is not None
         rows, offsets, lengths = (items[name].astype(np.int64) for name in ("row", "offset", "length"))
         return self.store.gather(rows, offsets, lengths, only=(FEATURES,))[FEATURES]
@@ -348,7 +348,7 @@ class Replay:
     # ---------------------------------------------------------------- sample and update
 
     def sample(self, shares: Mapping[str, int], *, plain: bool = False, places: bool = False) -> Sample | str:
-        """``draw`` a batch, and count it as sampled."""
+        """`draw` a batch, and count it as sampled."""
         sample = self.draw(shares, plain=plain, places=places)
         if not isinstance(sample, str):
             self.take(sample)
@@ -358,12 +358,12 @@ class Replay:
     def draw(self, shares: Mapping[str, int], *, plain: bool = False, places: bool = False) -> Sample | str:
         """A batch with this many rows of each table, in this order, or the reason why there is none now.
 
-        Its items may be drawn again until ``take``. Raises RefusedError where there can be none.
+        Its items may be drawn again until `take`. Raises RefusedError where there can be none.
 
         Args:
             shares: rows by table.
-            plain: return what did not compress as it is (see ``Column.gather``).
-            places: leave ``arrays`` empty, for a reader that has mapped the files (see `Arena`). Not done
+            plain: return what did not compress as it is (see `Column.gather`).
+            places: leave `arrays` empty, for a reader that has mapped the files (see `Arena`). Not done
                 where items go by being sampled, for then their room may be used before it is read.
         """
         for name, count in shares.items():
@@ -399,7 +399,7 @@ class Replay:
     def take(self, sample: Sample) -> None:
         """Note, in the files, that what was drawn is given away, to be done before it is: at most once.
 
-        Then comes ``count_sampled``, or ``put_back`` where it could not be given.
+        Then comes `count_sampled`, or `put_back` where it could not be given.
         """
         check_memory(len(sample.ids), self._slots)  # also for what follows
         with CHANGE:
@@ -407,7 +407,7 @@ class Replay:
                 self.tables[share.table].take(slots)
 
     def put_back(self, sample: Sample) -> None:
-        """Undo ``take``."""
+        """Undo `take`."""
         with CHANGE:
             for share, slots in zip(sample.shares, sample.slots, strict=True):
                 self.tables[share.table].take(slots, -1)
@@ -498,7 +498,7 @@ class Replay:
 
 
 def check_capacities(place: object, layout: Mapping[str, Any], tables: Iterable[TableConfig]) -> None:
-    """Raise ConfigError where the files in ``place``, with this ``layout``, are of other ``tables``."""
+    """Raise ConfigError where the files in `place`, with this `layout`, are of other `tables`."""
     wanted = {table.name: table.slots for table in tables}
     if layout.get("tables") != wanted:
         raise ConfigError(

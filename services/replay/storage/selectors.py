@@ -25,9 +25,9 @@ class TableView:
     """What a selector may look at of its table, apart from what it is told.
 
     Attributes:
-        items: ``[slots]``, the table's records (`table.ITEM`), as they are now.
+        items: `[slots]`, the table's records (`table.ITEM`), as they are now.
         samples: how many samples the table has given in its life.
-        features: the field ``features`` of items at ``slots [n]``, ``[n, window, ...]``.
+        features: the field `features` of items at `slots [n]`, `[n, window, ...]`.
     """
 
     items: NDArray
@@ -52,26 +52,26 @@ class Selector(ABC):
 
     @abstractmethod
     def insert(self, slots: Slots, priorities: NDArray[np.float64]) -> None:
-        """Add ``slots [n]``, none of them present, newest last."""
+        """Add `slots [n]`, none of them present, newest last."""
 
     @abstractmethod
     def delete(self, slots: Slots) -> None:
-        """Take out ``slots [n]``, all of them present and different."""
+        """Take out `slots [n]`, all of them present and different."""
 
     def update(self, slots: Slots, priorities: NDArray[np.float64]) -> None:  # noqa: B027
-        """Change the priorities of ``slots [n]``, all present; where one is repeated the last counts."""
+        """Change the priorities of `slots [n]`, all present; where one is repeated the last counts."""
 
     @abstractmethod
     def select(self, count: int, rng: np.random.Generator) -> Chosen:
-        """``count`` slots and the probability of each; fewer (or none) where there are not enough."""
+        """`count` slots and the probability of each; fewer (or none) where there are not enough."""
 
     def distinct(self, count: int, rng: np.random.Generator) -> Slots:
-        """``count`` different slots, about to be deleted; fewer where there are not enough."""
+        """`count` different slots, about to be deleted; fewer where there are not enough."""
         return self.select(count, rng)[0]
 
 
 class Prioritized(Selector):
-    """Proportional to ``priority ** exponent``, one draw from each of ``count`` equal parts of the whole.
+    """Proportional to `priority ** exponent`, one draw from each of `count` equal parts of the whole.
 
     A priority of zero is never selected if the exponent is zero or more.
     """
@@ -268,8 +268,8 @@ class Lifo(_Arrival):
 class Heap(Selector):
     """The largest priorities first, or the smallest. Equal ones come in no particular order.
 
-    Like the sum tree it has two levels: costs in rows, and the least cost of each row. The ``k`` cheapest
-    slots are in the ``k`` rows of the cheapest minima, so a batch is found in two partial sorts.
+    Like the sum tree it has two levels: costs in rows, and the least cost of each row. The `k` cheapest
+    slots are in the `k` rows of the cheapest minima, so a batch is found in two partial sorts.
     """
 
     ordered = True
@@ -321,7 +321,7 @@ class Heap(Selector):
 
 
 def _smallest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Where the ``count`` smallest of ``values`` are, in no order."""
+    """Where the `count` smallest of `values` are, in no order."""
     if count >= len(values):
         return np.arange(len(values))
     return np.argpartition(values, count - 1)[:count]

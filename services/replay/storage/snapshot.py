@@ -43,7 +43,7 @@ class Progress:
 
     Attributes:
         destination: where it goes.
-        state: ``running``, ``done`` or ``failed``.
+        state: `running`, `done` or `failed`.
         bytes_total: bytes to write.
         bytes_done: bytes written.
         items: items of all tables that are in it, once it is done.
@@ -59,7 +59,7 @@ class Progress:
 
 
 class Snapshot:
-    """One snapshot on its way. To be made by the thread that owns ``replay``, between two inserts.
+    """One snapshot on its way. To be made by the thread that owns `replay`, between two inserts.
 
     Attributes:
         progress: how far it is.
@@ -68,7 +68,7 @@ class Snapshot:
     def __init__(self, replay: Replay, destination: str) -> None:
         """Copy what changes all the time. Raises ConfigError if it cannot be written.
 
-        No network is asked here: what an address beyond this machine says comes with the ``progress``.
+        No network is asked here: what an address beyond this machine says comes with the `progress`.
         """
         store = replay.store
         if store is None:
@@ -159,10 +159,10 @@ def restore_snapshot(
     run: str | None = None,
     tables: Sequence[TableConfig] | None = None,
 ) -> int | None:
-    """Make ``folder`` from the snapshot at ``source``; returns the number of its items.
+    """Make `folder` from the snapshot at `source`; returns the number of its items.
 
     The folder appears when it is complete. Before anything is copied it is known whether the snapshot is of
-    ``run`` and of ``tables`` (None: any will do). Returns None where the folder was made from this very
+    `run` and of `tables` (None: any will do). Returns None where the folder was made from this very
     snapshot before, and stays as it is. Raises ConfigError where something else is there or the snapshot will
     not do, and CheckpointError where it cannot be read or is damaged.
     """
@@ -208,7 +208,7 @@ def restore_snapshot(
 
 
 def _was_restored(source: str, folder: Path) -> bool:
-    """Whether ``folder`` was made from what is at ``source`` now, or was when it could still be read."""
+    """Whether `folder` was made from what is at `source` now, or was when it could still be read."""
     try:
         record = json.loads((folder / RESTORED_FILE).read_text())
         same_place, digest = record["source"] == source, record["manifest_sha256"]

@@ -48,14 +48,14 @@ class Space:
         starts: NDArray[np.int64],
         counts: NDArray[np.int64],
     ) -> None:
-        """Lanes of at most ``most`` units each.
+        """Lanes of at most `most` units each.
 
         Args:
             most: units that the backing storage of each lane has room for.
             unit_bytes: size of a unit of each lane.
             budget_bytes: see the attribute.
-            starts: ``[rows, lanes]``, where the run of each chunk starts. Belongs to the caller.
-            counts: ``[rows, lanes]``, its units.
+            starts: `[rows, lanes]`, where the run of each chunk starts. Belongs to the caller.
+            counts: `[rows, lanes]`, its units.
         """
         self.limits = [0] * len(most)
         self.budget_bytes = budget_bytes
@@ -107,7 +107,7 @@ class Space:
             self.live_bytes = self._bytes(self._counts[rows].sum(axis=0).tolist())
 
     def place(self, counts: Sequence[int]) -> list[int] | None:
-        """Where a chunk of ``counts`` units would go; None where ``oldest()`` has to go first.
+        """Where a chunk of `counts` units would go; None where `oldest()` has to go first.
 
         Also None where there is nothing that may go, and it still does not fit.
         """
@@ -148,14 +148,14 @@ class Space:
         return starts
 
     def fits_empty(self, counts: Sequence[int]) -> bool:
-        """Whether a chunk of ``counts`` units would have a place if there were no other."""
+        """Whether a chunk of `counts` units would have a place if there were no other."""
         return (
             all(count <= most for count, most in zip(counts, self._most, strict=True))
             and self._bytes(counts) <= self.budget_bytes
         )
 
     def fits_now(self, counts: Sequence[int]) -> bool:
-        """Whether a chunk of ``counts`` units is within the present ceilings."""
+        """Whether a chunk of `counts` units is within the present ceilings."""
         return all(count <= ceiling for count, ceiling in zip(counts, self.ceilings, strict=True))
 
     def oldest(self) -> int | None:
@@ -170,7 +170,7 @@ class Space:
         return row
 
     def take(self, starts: Sequence[int], counts: Sequence[int]) -> None:
-        """Take the place that was the last answer of ``place``."""
+        """Take the place that was the last answer of `place`."""
         row, before = starts[0], self._cursor
         after = self._next[before]
         self._next[row], self._previous[row] = after, before
@@ -184,12 +184,12 @@ class Space:
         self.limits = [max(n, s + c) for n, s, c in zip(self.limits, starts, counts, strict=True)]
 
     def keep(self, row: int) -> None:
-        """Have the chunk at ``row``, just taken or restored, stay until ``let_go``, whatever needs room."""
+        """Have the chunk at `row`, just taken or restored, stay until `let_go`, whatever needs room."""
         del self._ages[row]
         self._kept.add(row)
 
     def let_go(self, row: int) -> None:
-        """Let the chunk at ``row``, which was kept, go in its turn."""
+        """Let the chunk at `row`, which was kept, go in its turn."""
         self._kept.discard(row)
         heapq.heappush(self._let_go, (int(self._births[row]), row))
         if len(self._let_go) > 2 * self._live + 64:  # most of them have left
@@ -198,7 +198,7 @@ class Space:
         self._hopeless = None
 
     def free(self, row: int) -> None:
-        """Give back the place of the chunk at ``row``."""
+        """Give back the place of the chunk at `row`."""
         self._unlink(row)
         self._credit = min(self._credit + self.CREDIT, self.MAX_CREDIT)
 
@@ -256,7 +256,7 @@ class Space:
         return [0] * len(counts) if front_fits else None
 
     def _may_grow(self, counts: Sequence[int], begins: Sequence[int]) -> bool:
-        """Whether the lanes may be as long as to have ``counts`` units behind ``begins``."""
+        """Whether the lanes may be as long as to have `counts` units behind `begins`."""
         ends = [begin + count for begin, count in zip(begins, counts, strict=True)]
         growth = [max(end - limit, 0) for end, limit in zip(ends, self.limits, strict=True)]
         return (

@@ -1,7 +1,7 @@
-"""Chunks in memory-mapped files: stored once, freed when no item is left, all there after ``kill -9``.
+"""Chunks in memory-mapped files: stored once, freed when no item is left, all there after `kill -9`.
 
 Every bit of state is in the page cache, which belongs to the kernel and outlives the process. What makes a
-chunk exist is one aligned 8-byte word, the ``commit`` of its record: it is written after everything else of
+chunk exist is one aligned 8-byte word, the `commit` of its record: it is written after everything else of
 the chunk (the entries and the items in every table), and cleared before anything of it is reused.
 """
 
@@ -39,9 +39,9 @@ _log = logging.getLogger(__name__)
 
 
 def add_counts(totals: NDArray[np.int32], places: NDArray[np.int64], step: int = 1) -> None:
-    """Add ``step`` to ``totals`` at each of ``places [n]``, repeats included.
+    """Add `step` to `totals` at each of `places [n]`, repeats included.
 
-    As ``np.add.at``, at a quarter of its cost.
+    As `np.add.at`, at a quarter of its cost.
     """
     distinct, counts = np.unique(places, return_counts=True)
     totals[distinct] += (step * counts).astype(np.int32)
@@ -52,7 +52,7 @@ class StoreFullError(ValueError):
 
 
 class NoRoomError(Exception):
-    """There is no room for a chunk now, though there will be: ``str()`` says what has to happen."""
+    """There is no room for a chunk now, though there will be: `str()` says what has to happen."""
 
 
 class ChunkStore:
@@ -70,7 +70,7 @@ class ChunkStore:
         max_chunks: int,
         most_entries: Mapping[str, int],
     ) -> None:
-        """Map the files in ``folder``; ``most_entries``, by field, may not change while they exist."""
+        """Map the files in `folder`; `most_entries`, by field, may not change while they exist."""
         self.specs = tuple(specs)
         self._folder = folder
         self.columns: dict[str, Column] = {
@@ -144,7 +144,7 @@ class ChunkStore:
             self._header[0] = max(self._header[0], self.commits[rows[-1]])
 
     def _live_rows(self, limit: int) -> NDArray[np.int64]:
-        """The rows of all chunks, which are below ``limit``.
+        """The rows of all chunks, which are below `limit`.
 
         Nothing is read beyond it: no room was taken for that, and on a tmpfs reading takes some.
         """
@@ -168,7 +168,7 @@ class ChunkStore:
         return self._header
 
     def prepare(self, payloads: Mapping[str, Payload]) -> list[int] | None:
-        """Where a chunk of ``payloads`` would go in every lane; None while another one is in its way.
+        """Where a chunk of `payloads` would go in every lane; None while another one is in its way.
 
         Raises StoreFullError if it does not even fit in an empty store, NoRoomError if the disk is too full
         for it, whatever would go.
@@ -190,7 +190,7 @@ class ChunkStore:
         return starts
 
     def _reserve(self, ends: list[int]) -> bool:
-        """Take room on the disk up to ``ends`` of the lanes; False, and no growth for now, if it is full."""
+        """Take room on the disk up to `ends` of the lanes; False, and no growth for now, if it is full."""
         grown = False
         for i, end in enumerate(ends):
             if end > self._reserved[i]:
@@ -209,7 +209,7 @@ class ChunkStore:
         return True
 
     def _reserve_lane(self, i: int, end: int) -> bool:
-        """Take room for one lane, up to ``end`` and some more if there is as much; False if there is not."""
+        """Take room for one lane, up to `end` and some more if there is as much; False if there is not."""
         lane, reserved = self._lanes[i], self._reserved[i]
         most, least = MAX_RESERVE_BYTES // lane.unit_bytes, RESERVE_BYTES // lane.unit_bytes
         step = max(min(reserved // 16, most), least)
@@ -228,9 +228,9 @@ class ChunkStore:
     def write(
         self, starts: list[int], payloads: Mapping[str, Payload], items: int, queued: int = 0
     ) -> tuple[int, int]:
-        """Write the entries at the positions that ``prepare`` returned, for ``items`` items over all tables.
+        """Write the entries at the positions that `prepare` returned, for `items` items over all tables.
 
-        Of these, ``queued`` are in queues. Returns the row and its future commit.
+        Of these, `queued` are in queues. Returns the row and its future commit.
         """
         row = starts[0]
         commit = int(self._header[0]) + 1
@@ -267,7 +267,7 @@ class ChunkStore:
         self.commits[row] = commit
 
     def keep(self, rows: NDArray[np.int64], queued: int = 1) -> None:
-        """Count ``queued`` items of queues more for each of ``rows`` (repeats allowed), which then stay."""
+        """Count `queued` items of queues more for each of `rows` (repeats allowed), which then stay."""
         if queued:
             fresh = set(rows[self.queued[rows] == 0].tolist())
             add_counts(self.queued, rows, queued)
@@ -275,18 +275,18 @@ class ChunkStore:
                 self.space.keep(row)
 
     def let_go(self, rows: NDArray[np.int64]) -> None:
-        """Count one item of queues less for each of ``rows`` (repeats allowed) that is still there."""
+        """Count one item of queues less for each of `rows` (repeats allowed) that is still there."""
         rows = rows[self.queued[rows] > 0]
         add_counts(self.queued, rows, -1)
         for row in set(rows[self.queued[rows] <= 0].tolist()):
             self.space.let_go(row)
 
     def hold(self, rows: NDArray[np.int64]) -> None:
-        """Count one reference more for each of ``rows`` (repeats allowed), until as many are released."""
+        """Count one reference more for each of `rows` (repeats allowed), until as many are released."""
         add_counts(self.references, rows)
 
     def release(self, rows: NDArray[np.int64]) -> None:
-        """Count one item less for each of ``rows`` (repeats allowed), and free what is empty then."""
+        """Count one item less for each of `rows` (repeats allowed), and free what is empty then."""
         add_counts(self.references, rows, -1)
         empty = rows[self.references[rows] <= 0]
         if len(empty):
@@ -308,7 +308,7 @@ class ChunkStore:
         return row
 
     def evict(self, row: int) -> int:
-        """Free the chunk at ``row``, to make room; returns its former commit.
+        """Free the chunk at `row`, to make room; returns its former commit.
 
         Its items must go as soon as this returns.
         """
@@ -335,7 +335,7 @@ class ChunkStore:
         plain: bool = False,
         only: Sequence[str] | None = None,
     ) -> dict[str, NDArray]:
-        """The entries of items ``[B]``, by field, of all or ``only`` of these: see ``Column.gather``."""
+        """The entries of items `[B]`, by field, of all or `only` of these: see `Column.gather`."""
         starts = self._records["starts"][rows]
         arrays = {}
         for name in self.columns if only is None else only:

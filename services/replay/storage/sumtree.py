@@ -1,6 +1,6 @@
 """Weights that can be changed and sampled in proportion, a batch at a time.
 
-Two levels are enough: leaves in rows of ``WIDTH``, and the sum of each row. A changed row is summed again
+Two levels are enough: leaves in rows of `WIDTH`, and the sum of each row. A changed row is summed again
 from its leaves, so sums never drift away from them. At a million leaves a batch of 512 costs about as much as
 with a binary tree that is walked level by level, with far fewer calls.
 """
@@ -14,7 +14,7 @@ WIDTH = 64
 
 
 class SumTree:
-    """Float64 weights of ``capacity`` slots, all zero at first."""
+    """Float64 weights of `capacity` slots, all zero at first."""
 
     def __init__(self, capacity: int) -> None:
         rows = -(-capacity // WIDTH)
@@ -24,7 +24,7 @@ class SumTree:
         self._sums = np.zeros(rows)
 
     def __getitem__(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The weights ``[n]`` of ``slots [n]``."""
+        """The weights `[n]` of `slots [n]`."""
         return self._flat[slots]
 
     @property
@@ -33,12 +33,12 @@ class SumTree:
         return float(self._sums.sum())
 
     def fill(self, weights: NDArray[np.float64]) -> None:
-        """Replace all weights by ``weights [capacity]``."""
+        """Replace all weights by `weights [capacity]`."""
         self._flat[: self.capacity] = weights
         self._sums[:] = self._leaves.sum(axis=1)
 
     def set(self, slots: NDArray[np.int64], weights: NDArray[np.float64] | float) -> None:
-        """Set the weights of ``slots [n]``, finite, not negative; where one is repeated the last counts."""
+        """Set the weights of `slots [n]`, finite, not negative; where one is repeated the last counts."""
         self._flat[slots] = weights
         rows = np.asarray(slots) // WIDTH
         # Of few, summing a row twice costs less than finding out that it is there twice.
@@ -47,7 +47,7 @@ class SumTree:
         self._sums[rows] = self._leaves[rows].sum(axis=1)
 
     def sample(self, points: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Slots ``[n]`` under ``points [n]`` in [0, 1), each with the probability weight / total.
+        """Slots `[n]` under `points [n]` in [0, 1), each with the probability weight / total.
 
         A slot whose weight is zero is never returned. Raises ValueError if every weight is zero.
         """
@@ -80,5 +80,5 @@ def _dense(rows: NDArray[np.int64]) -> bool:
 
 
 def stratified(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-    """One uniform point ``[count]`` in each of ``count`` equal parts of [0, 1)."""
+    """One uniform point `[count]` in each of `count` equal parts of [0, 1)."""
     return (np.arange(count) + rng.random(count)) / count

@@ -22,7 +22,7 @@ from troupe.services.replay.storage.store import add_counts
 ITEM = np.dtype(
     [("commit", "u8"), ("id", "u8"), ("row", "i4"), ("offset", "i4"), ("length", "i4"), ("sampled", "i4")]
 )
-"""One item: the chunk that it is cut from (``commit`` is zero where the slot is empty), and its window."""
+"""One item: the chunk that it is cut from (`commit` is zero where the slot is empty), and its window."""
 
 MAX_FIRST_ID = 1 << 52
 """The first id of a table is drawn below this, so that the others stay exact as float64, and in JSON."""
@@ -49,13 +49,13 @@ class Table:
         release: Callable[[NDArray[np.int64]], None],
         features: Callable[[NDArray], NDArray],
     ) -> None:
-        """Open the table's files in ``folder``.
+        """Open the table's files in `folder`.
 
         Args:
             config: what it is.
             folder: of the files.
             release: is told the rows of items that have gone.
-            features: gives the field `features` of records ``[n]`` of ``ITEM``.
+            features: gives the field `features` of records `[n]` of `ITEM`.
         """
         capacity = self._slots = config.slots
         self.config = config
@@ -213,7 +213,7 @@ class Table:
         self._remember(row, slots)
 
     def admits(self, count: int) -> bool:
-        """Whether this many new items are taken in; else ``when_full`` of a queue has them dropped."""
+        """Whether this many new items are taken in; else `when_full` of a queue has them dropped."""
         if self.size + count <= self.config.capacity:
             return True
         keeps_oldest = self.config.when_full == "keep_oldest"
@@ -236,7 +236,7 @@ class Table:
         self._header[0] = self.limiter.inserted
 
     def remove(self, slots: Slots) -> None:
-        """Take out ``slots [n]``, all distinct and filled."""
+        """Take out `slots [n]`, all distinct and filled."""
         rows = self._items["row"][slots].astype(np.int64)
         self._forget(slots)
         self._release(rows)
@@ -250,9 +250,9 @@ class Table:
         return len(slots)
 
     def draw(self, count: int, rng: np.random.Generator) -> Chosen | None:
-        """Choose ``count`` slots to sample, and the probability of each; None where there are not enough.
+        """Choose `count` slots to sample, and the probability of each; None where there are not enough.
 
-        Nothing changes until ``take``. An item is not chosen more often than it may be sampled.
+        Nothing changes until `take`. An item is not chosen more often than it may be sampled.
         """
         slots, probabilities = self.sampler.select(count, rng)
         if len(slots) < count:
@@ -296,7 +296,7 @@ class Table:
         return None if missing else (chosen, np.concatenate([each for _, each in kept]))
 
     def sample_blocked(self, count: int) -> str | None:
-        """Why ``count`` items may not be sampled now; None if they may."""
+        """Why `count` items may not be sampled now; None if they may."""
         if self._needs_as_many and self.size < count:
             reason = f"batch size: {self.size} of {count} items"
             if self.size + self.held_items > self.config.capacity:
@@ -306,7 +306,7 @@ class Table:
         return self.limiter.sample_blocked(self.size, count)
 
     def impossible(self, count: int) -> str | None:
-        """Why ``count`` items can never be sampled at once; None if they can."""
+        """Why `count` items can never be sampled at once; None if they can."""
         if self._needs_as_many and count > self.config.capacity:
             return f"a batch of {count} of a table of {self.config.capacity} items, none of them twice"
         return self.limiter.impossible(count)
@@ -317,7 +317,7 @@ class Table:
         return self.sampler.ordered or self.config.max_times_sampled > 0
 
     def items(self, slots: Slots) -> NDArray:
-        """The records ``[n]`` of ``slots``, as ``ITEM``."""
+        """The records `[n]` of `slots`, as `ITEM`."""
         # As bytes without fields, for numpy copies those four times as fast.
         return self._items.view(f"V{ITEM.itemsize}")[slots].view(ITEM)
 
@@ -326,11 +326,11 @@ class Table:
         return {"items": self._items, "priorities": self._priorities, "header": self._header}
 
     def take(self, slots: Slots, times: int = 1) -> None:
-        """Note that ``slots`` are given away once more; at a restart, what went often enough is gone."""
+        """Note that `slots` are given away once more; at a restart, what went often enough is gone."""
         add_counts(self._items["sampled"], slots, times)
 
     def count_sampled(self, slots: Slots, rng: np.random.Generator) -> None:
-        """Count that ``slots``, which were taken, have been sampled; those go that were often enough."""
+        """Count that `slots`, which were taken, have been sampled; those go that were often enough."""
         sampled = self._items["sampled"]
         self.limiter.sampled += len(slots)
         self._header[1] = self.limiter.sampled
@@ -361,7 +361,7 @@ class Table:
         return invalid, int(np.count_nonzero(valid & ~known))
 
     def priorities(self, slots: Slots) -> NDArray[np.float64]:
-        """The raw priorities of ``slots [n]``."""
+        """The raw priorities of `slots [n]`."""
         return self._priorities[slots]
 
     def filled(self) -> Slots:
@@ -401,7 +401,7 @@ class Table:
 
 
 def _occurrence(slots: Slots) -> NDArray[np.int64]:
-    """How often ``slots[i]`` stands before position ``i``."""
+    """How often `slots[i]` stands before position `i`."""
     order = np.argsort(slots, kind="stable")
     ordered = slots[order]
     firsts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))

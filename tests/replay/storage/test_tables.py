@@ -19,9 +19,9 @@ from troupe.common.data import inserts
 from troupe.common.data.inserts import MAX_PRIORITY, HeldError, RefusedError
 from troupe.common.data.schema import Items
 from troupe.common.data.table_config import (
+    MAX_EXPONENT,
     REMOVER_NAMES,
     SAMPLER_NAMES,
-    STEEPEST,
     STRATEGY_NAMES,
     TableConfig,
     parse_table,
@@ -361,7 +361,9 @@ def test_wrong_tables_are_named(text, error):
 
 @pytest.mark.parametrize("priority", [0.0, MAX_PRIORITY])
 def test_the_steepest_exponents_remove_and_sample_every_priority(tmp_path, priority):
-    text = f"a:capacity=10,remover=prioritized,removal_exponent=-{STEEPEST},priority_exponent={STEEPEST}"
+    text = (
+        f"a:capacity=10,remover=prioritized,removal_exponent=-{MAX_EXPONENT},priority_exponent={MAX_EXPONENT}"
+    )
     replay = open_tables(tmp_path, text)
     for sequence in range(1, 9):
         replay.insert(several(sequence, sequence * 10, 4, "a", priority=priority))

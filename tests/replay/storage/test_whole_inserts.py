@@ -36,7 +36,7 @@ RECOVERY = "changes.py"
 
 
 class FailingAt:
-    """Raises MemoryError before the ``n``-th line of replay's own code that is run inside of it.
+    """Raises MemoryError before the `n`-th line of replay's own code that is run inside of it.
 
     Attributes:
         failed: where, once it has.
