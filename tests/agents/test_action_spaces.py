@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.agents.in_process import evaluate, learn_through_a_queue
+from tests.agents.matches import match
 from tests.envs.matching import ACTIONS
 from tests.harness import CHAOS, only_in_chaos
 from troupe.common.agents import make_agent
@@ -19,12 +20,6 @@ PPO = {
     "mlp_units": (64,), "unroll_steps": 16, "gamma": 0.0, "epochs": 6, "minibatch_steps": 128,
     "learning_rate": 3e-3, "learning_rate_schedule": "linear", "entropy_cost": 0.0, "eval_epsilon": 0.0,
 }  # fmt: skip
-
-
-def match(actions, **fields):
-    return EnvConfig(
-        id="tests.envs.matching:Match-v0", kwargs={"actions": actions}, reward_clip="none", **fields
-    )
 
 
 def learned(config, env, steps, **arguments):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.agents.test_impala import SMALL, random_batch, unrolls_of
+from tests.agents.unrolled import SMALL, random_batch, unrolls_of
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.impala import ImpalaConfig

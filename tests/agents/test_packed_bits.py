@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.agents.replayed import batch_of, windows
-from tests.cli.test_export import onnx, torchscript
+from tests.cli.exported import onnx, torchscript
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.policy_gradient import PolicyGradientConfig

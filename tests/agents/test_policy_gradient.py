@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.agents.in_process import evaluate, learn_through_a_queue
-from tests.agents.test_impala import VECTOR, random_batch
+from tests.agents.unrolled import VECTOR, random_batch
 from tests.harness import CHAOS
 from tests.rl import oracles
 from troupe.common.agents import make_agent

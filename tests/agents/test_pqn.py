@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.agents.in_process import evaluate, learn_through_a_queue
-from tests.agents.test_impala import VECTOR, random_batch
+from tests.agents.unrolled import VECTOR, random_batch
 from tests.rl import oracles
 from troupe.common.agents import Inputs, make_agent
 from troupe.common.agents.base import Batch

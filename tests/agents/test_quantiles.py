@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.agents.test_apex import PIXELS, VECTOR, batch_of
+from tests.agents.transitions import PIXELS, VECTOR, batch_of
 from troupe.common.agents import make_agent
 from troupe.common.agents.apex import ApexConfig
 from troupe.common.agents.base import Batch

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.agents.contract import PIXELS
 from tests.agents.in_process import evaluate
 from tests.agents.replayed import batch_of, learn_by_replay, windows
-from tests.agents.test_contract import PIXELS
-from tests.agents.test_sac import CONTINUOUS, DISCRETE, drawn, perceptron
+from tests.agents.soft import CONTINUOUS, DISCRETE, drawn, perceptron
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.sac import SacConfig

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.agents.replayed import batch_of, windows
-from tests.agents.test_sac import SEVERAL, SIZE, close, moved, perceptron, several_of
+from tests.agents.soft import SEVERAL, SIZE, close, moved, perceptron, several_of
 from troupe.common.agents import Inputs, make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.sac import SacConfig

@@ -1,6 +1,5 @@
 """An exported policy decides as the agent does: with its memory, its statistics, for each kind of network."""
 
-import io
 import json
 import sys
 from dataclasses import replace
@@ -9,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.agents.contract import PIXELS, VECTORS
+from tests.agents.contract import played as chunks_of
+from tests.agents.matches import match
 from tests.agents.replayed import batch_of, windows
-from tests.agents.test_action_spaces import match
-from tests.agents.test_contract import PIXELS, VECTORS
-from tests.agents.test_contract import played as chunks_of
+from tests.cli.exported import onnx, torchscript
 from troupe.common.agents import make_agent
 from troupe.common.agents.apex import ApexConfig
 from troupe.common.agents.base import Batch, Inputs
@@ -105,22 +105,6 @@ def anything(agent, rng):
         rng.random(2) < 0.3,
         rng.normal(size=(2, agent.memory_size)).astype(np.float32),
     )
-
-
-def torchscript(data, acting):
-    described = {formats.NAME: ""}
-    module = torch.jit.load(io.BytesIO(data), _extra_files=described)
-    assert json.loads(described[formats.NAME])["algorithm"]
-    return lambda named: [each.numpy() for each in module(*map(torch.from_numpy, named.values()))]
-
-
-def onnx(data, acting):
-    runtime = pytest.importorskip("onnxruntime", reason="needs the extra troupe[export]")
-    session = runtime.InferenceSession(data)
-    assert [each.name for each in session.get_inputs()] == list(acting.inputs)
-    assert [each.name for each in session.get_outputs()] == list(acting.outputs)
-    assert json.loads(session.get_modelmeta().custom_metadata_map[formats.NAME])["algorithm"]
-    return lambda named: session.run(None, dict(named))
 
 
 @pytest.mark.parametrize("load", [torchscript, onnx])

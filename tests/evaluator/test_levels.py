@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import troupe.services.__main__ as cli
-from tests.envs.test_engines import EPISODE_STEPS, engines  # noqa: F401 (the stand-in for the engine)
+from tests.envs.engines import EPISODE_STEPS
 from tests.experiments.folders import make_run
 from tests.harness import games
 from troupe.common.agents import make_agent
@@ -35,6 +35,8 @@ from troupe.services.learner.control.reports import Report
 from troupe.services.learner.record.gathered import Gathered
 from troupe.services.learner.record.reporter import Reporter
 from troupe.services.learner.saving.counters import RunCounters
+
+pytestmark = pytest.mark.usefixtures("engines")
 
 RETURN = 0.5 * 4 * EPISODE_STEPS
 """Of every game of the stand-in, which pays 0.5 an action, and repeats each four times."""

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.evaluator.test_games import FakeAgent, FakeVector, run
+from tests.evaluator.fakes import FakeAgent, FakeVector, run
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.video import Recorder
 from troupe.services.evaluator import games, window

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.experiments.folders import make_run
-from tests.experiments.test_sweep import command, finished, states
+from tests.experiments.sweeps import command, finished, states
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.files import write_status
 from troupe.services.experiments import plan, space

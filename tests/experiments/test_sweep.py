@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.experiments.folders import make_run
+from tests.experiments.sweeps import command, finished, states
 from troupe.common.runtime.checkpoint import save_checkpoint
 from troupe.common.runtime.files import read_status
 from troupe.services.experiments import sweep as running
 from troupe.services.experiments.runs import read_run
 
-ROOT = Path(__file__).parents[2]
 FILE = """
 [sweep]
 preset = "cartpole-ppo"
@@ -38,31 +34,6 @@ log_every_s = 0.5
 [evaluator]
 enabled = false
 """
-
-
-def command(folder, *words):
-    return subprocess.Popen(
-        [sys.executable, "-m", "troupe", "sweep", *map(str, words)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finished(process, code):
-    try:
-        stdout, stderr = process.communicate(timeout=150)
-    finally:
-        process.kill()
-    assert process.returncode == code, stdout + stderr
-    return stdout, stderr
-
-
-def states(folder):
-    runs = json.loads((folder / "sweep.json").read_text())["runs"]
-    return {name: run["state"] for name, run in runs.items()}
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import zmq
 
-from tests.launcher.test_real_run import OPTIONS, Troupe, metric, start, status  # noqa: F401  (a fixture)
+from tests.launcher.runs import OPTIONS, Troupe, metric, status
 from troupe.common.wire.replay.client import ReplayClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -32,7 +32,7 @@ def kill(troupe: Troupe, service: str) -> None:
     os.kill(troupe.children()[service], signal.SIGKILL)
 
 
-def test_kills_mix_nothing(start, tmp_path):  # noqa: F811
+def test_kills_mix_nothing(start, tmp_path):
     """Every stored window is of one copy of the environment in one process, in one piece."""
     run_dir = tmp_path / "run"
     env = ["--env.id", "tests.envs.counting:Counting-v0", "--env.kwargs.signed", "true"]
@@ -78,7 +78,7 @@ def test_kills_mix_nothing(start, tmp_path):  # noqa: F811
     troupe.wait()
 
 
-def test_learns_through_kills_of_actor_and_learner(start, tmp_path):  # noqa: F811
+def test_learns_through_kills_of_actor_and_learner(start, tmp_path):
     run_dir = tmp_path / "run"
     words = ["--run-dir", run_dir, "--total-steps", 80_000, "--learner.checkpoint_period_s", 3]
     troupe = start("train", "cartpole-impala", *words, *CENTRAL, *OPTIONS)

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.launcher.test_real_run import OPTIONS, metric, start, status  # noqa: F401  (a fixture)
+from tests.launcher.runs import OPTIONS, status
 from troupe.common.config import read_config
 from troupe.common.runtime.checkpoint import load_newest
 
@@ -29,13 +29,13 @@ def check_total(run_dir, total):
         ("memory-r2d2", []),
     ],
 )
-def test_a_total_is_kept(start, tmp_path, preset, more):  # noqa: F811
+def test_a_total_is_kept(start, tmp_path, preset, more):
     run_dir = tmp_path / "run"
     start("train", preset, "--run-dir", run_dir, "--total-steps", 2000, *more, *FAST).wait()
     check_total(run_dir, 2000)
 
 
-def test_unrolls_that_wait_at_the_end_are_learned_from(start, tmp_path):  # noqa: F811
+def test_unrolls_that_wait_at_the_end_are_learned_from(start, tmp_path):
     """The actor is faster than the learner: at the end the queue is full."""
     run_dir = tmp_path / "run"
     slow = ["--agent.mlp_units", "[512, 512]", "--replay.batch_size", "1", "--learner.prefetch", "1"]
@@ -45,7 +45,7 @@ def test_unrolls_that_wait_at_the_end_are_learned_from(start, tmp_path):  # noqa
     assert status(run_dir)["updates"] >= unrolls - config.total_slots
 
 
-def test_kills_and_a_resume_keep_it(start, tmp_path):  # noqa: F811
+def test_kills_and_a_resume_keep_it(start, tmp_path):
     run_dir = tmp_path / "run"
     words = ["--actor.processes", "2", "--learner.checkpoint_period_s", "1", *FAST]
     troupe = start("train", "cartpole-apex", "--run-dir", run_dir, "--total-steps", 10_000, *words)

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 
 from tests.harness import PATIENCE_S, until
-from tests.learner.batches.test_mixture import STEPS, actor, context, make_config, running, unroll  # noqa: F401
-from tests.replay.test_misbehaving import Misbehaving
+from tests.learner.batches.mixed import STEPS, actor, make_config, running, unroll
+from tests.replay.misbehaving import Misbehaving
 from troupe.common.data.schema import Chunk, FieldSpec
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import decode
@@ -113,7 +113,7 @@ def miscounted(body, number):
     return message
 
 
-def test_what_an_actor_claims_of_tables_features_and_distances(tmp_path, context):  # noqa: F811
+def test_what_an_actor_claims_of_tables_features_and_distances(tmp_path, context):
     config = elite_config(tmp_path)
     with running(config, tmp_path, context) as (learning, seen), actor(config, context) as (control, outbox):
         agent, learner = learning.service.agent, learning.service
@@ -198,7 +198,7 @@ STORED = {
 }
 
 
-def test_what_a_shard_claims_of_shares_and_features(tmp_path, context, monkeypatch):  # noqa: F811
+def test_what_a_shard_claims_of_shares_and_features(tmp_path, context, monkeypatch):
     monkeypatch.setattr(sharded, "FAULT_S", (0.01, 0.1))  # it is tried many times
     config = elite_config(tmp_path)
     with running(config, tmp_path, context) as (learning, seen), actor(config, context) as (_, outbox):

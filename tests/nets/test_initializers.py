@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.agents.test_contract import PIXELS, VECTORS, config_of, every_algorithm
+from tests.agents.contract import PIXELS, VECTORS, config_of, every_algorithm
 from troupe.common.agents import make_agent
 from troupe.common.agents.policy_gradient import PolicyGradientConfig
 from troupe.common.agents.sac import SacConfig

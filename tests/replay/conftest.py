@@ -1,15 +1,9 @@
 import pytest
 
-from tests.harness import Context
 from tests.replay import processes
+from tests.replay.shards import connect, start  # noqa: F401 - fixtures
+from tests.replay.strangers import stranger  # noqa: F401 - a fixture
 from troupe.common.wire.replay.client import ReplayClient
-
-
-@pytest.fixture
-def context():
-    context = Context()
-    yield context
-    context.destroy(linger=0)
 
 
 @pytest.fixture

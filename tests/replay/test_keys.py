@@ -9,7 +9,7 @@ import zmq
 
 from tests.harness import Context
 from tests.replay import processes
-from tests.replay.test_service import free_port
+from tests.replay.ports import free_port
 from troupe.common.errors import AuthError
 from troupe.common.wire.replay.client import ReplayClient
 from troupe.common.wire.security.keys import load_keys, make_keys

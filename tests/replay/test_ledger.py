@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.harness import Context
 from tests.replay import processes
-from tests.replay.test_queue import rollout
+from tests.replay.rollouts import rollout
 from troupe.common.wire.replay.client import ReplayClient
 
 KILLS = 25 if os.environ.get("TROUPE_CHAOS") else 1

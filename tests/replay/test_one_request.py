@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.replay.test_numbers import kinds, stranger  # noqa: F401
+from tests.replay.strangers import kinds
 from troupe.common.data.schema import Chunk
 
 
@@ -25,7 +25,7 @@ from troupe.common.data.schema import Chunk
         {},
     ],
 )
-def test_fields_that_are_none_are_refused_before_they_are_used(server, stranger, fields):  # noqa: F811
+def test_fields_that_are_none_are_refused_before_they_are_used(server, stranger, fields):
     peer = stranger(server("--table", "default:capacity=100"))
     assert kinds(peer.insert(1, fields=fields)) == ("ERROR", 1, "bad_field")
     assert kinds(peer.insert(1)) == ("INSERTED", 1)
@@ -36,7 +36,7 @@ def test_fields_that_are_none_are_refused_before_they_are_used(server, stranger,
     ("name", "kind"),
     [("a\0b", "bad_field"), ("a\nb", "bad_field"), ("x" * 300, "snapshot")],
 )
-def test_a_snapshot_with_an_impossible_name_is_refused(server, stranger, tmp_path, name, kind):  # noqa: F811
+def test_a_snapshot_with_an_impossible_name_is_refused(server, stranger, tmp_path, name, kind):
     peer = stranger(server("--table", "default:capacity=100"))
     assert kinds(peer.insert(1)) == ("INSERTED", 1)
     answer = peer.ask("SNAPSHOT", 4, {"destination": f"{tmp_path}/{name}", "token": "t"})

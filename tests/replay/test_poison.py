@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.harness import until
-from tests.replay.test_runs import learnable, run_learner
+from tests.replay.learners import learnable, run_learner
 
 POISON = {"action": -5, "bootstrap_steps": 255, "reward": np.nan, "discount": 2.0, "obs": np.inf}
 

@@ -6,19 +6,13 @@ import numpy as np
 import pytest
 
 from tests.replay import processes
+from tests.replay.rollouts import rollout
 from troupe.common.data.schema import Items
 from troupe.common.wire import messages
 from troupe.common.wire.codec import Message, encode
 from troupe.common.wire.replay.client import ReplayRefusedError
 
 QUEUE = ("--table", "rollouts:limiter=queue,capacity=1")
-
-
-def rollout(number, producer=0):
-    """A chunk that is one item."""
-    chunk = processes.chunk(number, producer)
-    chunk.offsets, chunk.lengths, chunk.priorities = np.zeros(1, int), np.array([10]), np.ones(1)
-    return chunk
 
 
 def test_every_rollout_passes_once_and_in_order(server, client):

@@ -5,17 +5,13 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from tests.harness import InThread, control_server, until
+from tests.harness import control_server, until
 from tests.replay import processes
-from troupe.common.config import load_config
-from troupe.common.data.schema import Chunk
+from tests.replay.learners import learnable, run_learner
 from troupe.common.errors import ConfigError
-from troupe.common.runtime import StopSignal
 from troupe.common.wire.replay.client import ReplayRefusedError
-from troupe.services.learner.service import Learner
 
 CONFIG = {"replay": {"capacity_items": 1000, "min_items": 10}, "run": {"seed": 1}}
 
@@ -68,17 +64,6 @@ def fill(client, endpoint, first=0):
         processes.insert(actor, number)
     assert actor.flush(60)
     return actor
-
-
-def learnable(specs, items, *, length=1, priority=1.0, **values):
-    """A chunk of items of `length` steps as Ape-X stores them, with `values` instead of the usual ones."""
-    steps = items + length - 1
-    fields = {spec.name: np.zeros((spec.entries(steps), *spec.shape), spec.dtype) for spec in specs}
-    fields["bootstrap_steps"][:] = 1
-    for name, value in values.items():
-        fields[name][:] = value
-    lengths = np.full(items, length, np.int32)
-    return Chunk(fields, steps, np.arange(items, dtype=np.int32), lengths, np.full(items, priority))
 
 
 def refusal(tmp_path, *options):
@@ -176,16 +161,6 @@ def test_items_of_no_run_are_adopted_only_on_request(learner, member, server, cl
     run = "--learner", f"ipc://{tmp_path}/control", "--data-dir", tmp_path / "data"
     assert "holds items of no run, and this is run first" in refusal(tmp_path, *run)
     assert client(member("--adopt")).status(60)["restored_items"] == 30
-
-
-def run_learner(tmp_path, run_dir, *, resume=False):
-    """A real learner in a thread, in `run_dir`."""
-    addresses = {f"net.{name}": f"ipc://{tmp_path}/{name}" for name in ("control", "announce")}
-    small = {"agent.mlp_units": "[8]", "agent.hidden_units": "8", "net.heartbeat_s": "0.2"}
-    run_dir.mkdir(exist_ok=True)
-    stop = StopSignal()
-    config = load_config("cartpole-apex", None, {**small, **addresses}, {})
-    return InThread(Learner(config, run_dir, resume=resume, stop=stop), stop)
 
 
 def test_a_learner_on_another_machine_goes_on_with_the_run(member, server, client, tmp_path):

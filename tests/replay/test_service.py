@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import zmq
 
 from tests.harness import control_server
 from tests.replay import processes
+from tests.replay.ports import free_port
 from troupe.common.data.schema import Chunk, FieldSpec
 from troupe.common.errors import ConfigError, PeerError
 from troupe.common.wire import messages
@@ -20,12 +20,6 @@ from troupe.common.wire.codec import Message, decode, encode
 from troupe.common.wire.replay.client import ReplayRefusedError
 from troupe.services.replay import shard
 from troupe.services.replay.shard import address_towards
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_insert_sample_update_status_and_stop(server, client):

@@ -12,7 +12,7 @@ import zmq
 
 from tests.harness import LOOPBACK, until
 from tests.replay import processes
-from tests.wire.security.test_curve import secured
+from tests.wire.security.secured import secured
 from tests.wire.zmtp import RawPeer, frame
 from troupe.common.errors import ConfigError
 from troupe.common.wire import intake, messages, sockets

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.harness import Context, until
-from tests.learner.test_service import evaluated, make_config, run_learner
+from tests.learner.runs import evaluated, make_config, run_learner
 from troupe.common import installation
 from troupe.common.agents import make_agent
 from troupe.common.config import changed_structure, load_config
@@ -159,7 +159,7 @@ def test_a_new_run_begins_with_the_network_of_another(tmp_path):
 
 @pytest.mark.parametrize("optimizer", [False, True])
 def test_with_the_optimiser_it_learns_as_the_other_would_have(tmp_path, optimizer):
-    from tests.agents.test_contract import agent_of, batch, copied
+    from tests.agents.contract import agent_of, batch, copied
 
     one, other = agent_of("apex"), agent_of("apex", seed=1)
     arguments = batch(one)

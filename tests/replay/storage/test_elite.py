@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.replay.storage.chosen import appear, chi_square, make, vanish
 from tests.replay.storage.replays import SPECS, features, open_tables, simple
-from tests.replay.storage.test_selectors import appear, chi_square, make, vanish
 from troupe.common.data.columns import Payload
 from troupe.common.data.distances import DISTANCES, distances, nearness
 from troupe.common.data.inserts import RefusedError, check_insert

@@ -5,31 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from troupe.common.data.table_config import TableConfig
+from tests.replay.storage.chosen import CAPACITY, appear, chi_square, make, vanish
 from troupe.services.replay.storage.samplers import REMOVERS, SAMPLERS
-from troupe.services.replay.storage.selectors import TableView
-from troupe.services.replay.storage.table import ITEM
-
-CAPACITY = 150
-
-
-def make(kind, capacity=CAPACITY, choices=SAMPLERS, **fields):
-    """A selector, and the records of its table, which `appear` and `vanish` keep as a table does."""
-    items = np.zeros(capacity, ITEM)
-    features = np.random.default_rng(7).normal(size=(capacity, 3, 2))
-    config = TableConfig(capacity=capacity, **fields)
-    return choices[kind](config, TableView(items, lambda: 0, lambda slots: features[slots])), items
-
-
-def appear(selector, items, slots, priorities):
-    items["commit"][slots] = items["commit"].max() + 1
-    selector.insert(np.asarray(slots), np.asarray(priorities, float))
-
-
-def vanish(selector, items, slots):
-    items["commit"][slots] = 0
-    selector.delete(slots)
-
 
 OPERATION = st.one_of(
     st.tuples(st.just("insert"), st.lists(st.floats(0, 1e6), min_size=1, max_size=40)),
@@ -121,10 +98,6 @@ def test_agrees_with_a_list(kind, operations, seed):
                 free.append(slot)
         weights = sum(p**0.6 for p in model.values() if p > 0) if kind == "prioritized" else len(model)
         assert selector.total == pytest.approx(weights, rel=1e-9, abs=1e-9)
-
-
-def chi_square(counts, expected):
-    return float((((counts - expected) ** 2) / expected).sum())
 
 
 @pytest.mark.parametrize(("kind", "exponent"), [("prioritized", 0.6), ("prioritized", 1.0), ("uniform", 0.6)])

@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from tests.harness import LOOPBACK, Context, control_server, until
+from tests.wire.security.secured import secured
 from troupe.common.errors import AuthError, ConfigError
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message
@@ -20,22 +21,11 @@ from troupe.common.wire.sockets import Security
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("keys")
-    make_keys(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def other(tmp_path_factory):
     """The keys of another run."""
     path = tmp_path_factory.mktemp("other")
     make_keys(path)
     return path
-
-
-def secured(folder, role):
-    return Security(keys=load_keys(folder, role))
 
 
 def stranger(folder, other, tmp_path):

@@ -1,0 +1,66 @@
+"""Agents of every algorithm, and what they learn from."""
+
+import os
+
+import numpy as np
+import pytest
+
+from tests.agents.replayed import batch_of, windows
+from troupe.common.agents import make_agent
+from troupe.common.agents.base import Batch
+from troupe.common.config import EnvConfig
+from troupe.common.config.algorithms import ALGORITHMS, agent_model
+from troupe.common.envs import make_vector
+from troupe.services.actor.local_inference import Rollout
+
+ITEMS = 4
+
+
+VECTORS = EnvConfig(
+    id="tests.envs.counting:Counting-v0", reward_clip="none", kwargs={"length": 7, "ends_by": "truncation"}
+)
+
+
+PIXELS = EnvConfig(id="tests.envs.catch:Catch-v0", frame_skip=1, frame_size=42, noop_max=0, fire_reset=False)
+
+
+OUTSIDE = [name for name in os.environ.get("TROUPE_CONTRACT", "").split(",") if name]
+"""Algorithms outside this tree, to be tested as well."""
+
+
+OPTIONS = {"sac, with memory": {"lstm_units": 8, "sequence_steps": 6, "sequence_period_steps": 3}}
+"""Fields that make another agent of an algorithm, whose name is before the comma."""
+
+
+every_algorithm = pytest.mark.parametrize("name", [*ALGORITHMS, *OPTIONS, *OUTSIDE])
+
+
+def config_of(name, **fields):
+    return agent_model(name.partition(",")[0])(**OPTIONS.get(name, {}), **fields)
+
+
+def agent_of(name, seed=0, env=VECTORS):
+    vector = make_vector(env, 1, 0)
+    vector.close()
+    return make_agent(config_of(name), vector.spec, seed=seed)
+
+
+def played(agent, env=VECTORS):
+    """The first chunks that an agent's play brings: at least `ITEMS` items."""
+    rollout, chunks = Rollout(agent, make_vector(env, 2, 0), 6, seed=0), []
+    rollout.explore([0, 1], 2)
+    while sum(len(chunk.offsets) for chunk in chunks) < ITEMS:
+        assert rollout.timing.calls < 2000, "plays on and on, and nothing can be inserted"
+        chunks += rollout.step(version=3)
+    return chunks
+
+
+def batch(agent, env=VECTORS):
+    """What `update` is given, as replay hands out the first items."""
+    items = windows(played(agent, env), agent.fields)[:ITEMS]
+    fields, lengths = batch_of(items)
+    return Batch(fields, np.ones(ITEMS, np.float32), lengths, progress=0.5)
+
+
+def copied(arrays):
+    return {name: array.copy() for name, array in arrays.items()}

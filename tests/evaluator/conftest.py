@@ -1,0 +1,1 @@
+from tests.envs.engines import engines  # noqa: F401 - a fixture

@@ -1,0 +1,1 @@
+from tests.launcher.runs import start  # noqa: F401 - a fixture

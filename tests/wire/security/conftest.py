@@ -1,0 +1,1 @@
+from tests.wire.security.secured import folder  # noqa: F401 - a fixture
