@@ -24,7 +24,7 @@ from troupe.common.envs import EnvSpec, make_spec, make_vector
 from troupe.common.envs.base import VectorEnv, slot_seeds
 from troupe.common.errors import MissingEngineError
 from troupe.common.runtime.parser import integer
-from troupe.common.stats import random_and_human
+from troupe.common.stats.scores import random_and_human
 
 IDS = (
     *("atari:pong", "atari:breakout", "gym:CartPole-v1", "gym:Pendulum-v1"),

@@ -22,8 +22,8 @@ import numpy as np
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.events import EventFile
 from troupe.common.runtime.files import check_regular
+from troupe.common.runtime.gif import gif_size
 from troupe.common.runtime.logging import Throttle
-from troupe.common.runtime.video import gif_size
 
 _log = logging.getLogger(__name__)
 

@@ -29,10 +29,10 @@ from troupe.common.runtime.checkpoint import (
 )
 from troupe.common.runtime.files import readable
 from troupe.common.runtime.logging import warnings_shown
-from troupe.common.runtime.video import ENCODERS, Recorder, check_film_path
 from troupe.services.evaluator.games import play
 from troupe.services.evaluator.options import SLOTS, parse
 from troupe.services.evaluator.report import Report, check_output, env_fields, markdown, summary, table, write
+from troupe.services.evaluator.video import ENCODERS, Recorder, check_film_path
 from troupe.services.evaluator.window import Window
 
 

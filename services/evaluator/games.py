@@ -12,8 +12,8 @@ from troupe.common.config import EnvConfig
 from troupe.common.envs import Episode, VectorEnv, make_vector, means_told
 from troupe.common.envs.base import clip_rewards
 from troupe.common.envs.spectator import NoPictureError
-from troupe.common.runtime.video import Recorder
 from troupe.common.stats.played import Result
+from troupe.services.evaluator.video import Recorder
 from troupe.services.evaluator.window import Window
 
 

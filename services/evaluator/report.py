@@ -12,7 +12,7 @@ from typing import Any
 from troupe.common.config import Config
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.checkpoint import ARCHIVE, BEST, Checkpoint
-from troupe.common.stats import ci95
+from troupe.common.stats.intervals import ci95
 from troupe.services.evaluator.games import Result
 
 Report = dict[str, Any]

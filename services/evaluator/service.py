@@ -13,12 +13,12 @@ from troupe.common.config import Config
 from troupe.common.envs import make_spec
 from troupe.common.installation import install_command
 from troupe.common.runtime import Deadline, StopSignal, health
-from troupe.common.runtime.video import Recorder, encode_gif, encode_mp4
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.member import games_of_part
 from troupe.common.wire.control.messages import Game, TelemetryFields
 from troupe.common.wire.security.claims import MAX_VIDEO_BYTES
 from troupe.services.evaluator.games import play
+from troupe.services.evaluator.video import Recorder, encode_gif, encode_mp4
 
 _log = logging.getLogger(__name__)
 

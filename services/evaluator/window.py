@@ -22,7 +22,7 @@ import numpy as np
 
 from troupe.common.errors import ConfigError
 from troupe.common.installation import install_command
-from troupe.common.runtime.video import thinned
+from troupe.services.evaluator.video import thinned
 
 _MAX_FRAMES_PER_S = 60.0
 _START_S = 30.0

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from troupe.common.errors import ConfigError
-from troupe.common.runtime import guard
 from troupe.common.runtime.files import atomic_write, make_directory
 from troupe.services.experiments.plan import Planned, values_file
 from troupe.services.experiments.runs import Run, is_run, read_run
+from troupe.services.launcher import guard
 from troupe.services.launcher.supervisor import best_error_line, describe_exit
 from troupe.services.launcher.workspace import has_checkpoint
 

@@ -16,8 +16,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.installation import install_command
 from troupe.common.runtime.files import make_directory
 from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
-from troupe.common.stats import bootstrap, mean_curve
-from troupe.common.stats.intervals import Statistic
+from troupe.common.stats.intervals import Statistic, bootstrap, mean_curve
 from troupe.services.experiments.groups import Comparison, Group
 from troupe.services.experiments.report import AGGREGATES, Scores, title_of
 from troupe.services.experiments.runs import Series

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 from troupe.common.errors import ConfigError
-from troupe.common.stats import bootstrap, iqm, mean, median, normalized, optimality_gap, random_and_human
-from troupe.common.stats.intervals import Statistic
+from troupe.common.stats.intervals import Statistic, bootstrap, iqm, mean, median, optimality_gap
 from troupe.common.stats.played import levels_missed
+from troupe.common.stats.scores import normalized, random_and_human
 from troupe.services.experiments.groups import Comparison, Group
 from troupe.services.experiments.runs import Run, Series
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from troupe.common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
-from troupe.common.runtime import guard
+from troupe.services.launcher import guard
 
 _log = logging.getLogger(__name__)
 

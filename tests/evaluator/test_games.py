@@ -6,9 +6,9 @@ from tests.evaluator.fakes import FakeAgent, FakeVector, run
 from troupe.common.agents import make_agent
 from troupe.common.config import EnvConfig, load_config
 from troupe.common.envs import make_spec
-from troupe.common.runtime.video import Recorder
 from troupe.services.evaluator import games
 from troupe.services.evaluator.games import Result, play
+from troupe.services.evaluator.video import Recorder
 
 
 @pytest.fixture

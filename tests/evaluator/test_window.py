@@ -13,8 +13,8 @@ import pytest
 
 from tests.evaluator.fakes import FakeAgent, FakeVector, run
 from troupe.common.errors import ConfigError
-from troupe.common.runtime.video import Recorder
 from troupe.services.evaluator import games, window
+from troupe.services.evaluator.video import Recorder
 from troupe.services.evaluator.window import Window
 
 pygame = pytest.importorskip("pygame")

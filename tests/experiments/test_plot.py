@@ -9,7 +9,7 @@ import pytest
 
 import troupe.services.__main__ as cli
 from tests.experiments.folders import make_run
-from troupe.common.stats import bootstrap, iqm
+from troupe.common.stats.intervals import bootstrap, iqm
 from troupe.services.experiments import groups
 from troupe.services.experiments.runs import read_episodes, read_run
 

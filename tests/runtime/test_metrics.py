@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.harness import leave
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.metrics import CSV_HEADER, MetricsWriter, read_rows, tensorboard_tag
-from troupe.common.runtime.video import Recorder, encode_gif, encode_mp4
+from troupe.services.evaluator.video import Recorder, encode_gif, encode_mp4
 
 AT = {"steps": 100, "frames": 400, "updates": 7}
 

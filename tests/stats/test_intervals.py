@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from troupe.common.stats import bootstrap, iqm, mean, mean_curve, median, optimality_gap
+from troupe.common.stats.intervals import bootstrap, iqm, mean, mean_curve, median, optimality_gap
 
 
 def scores(tasks=7, runs=5, seed=0):

@@ -5,7 +5,9 @@ import doctest
 import numpy as np
 import pytest
 
-from troupe.common.stats import RANDOM_AND_HUMAN, atari_game, bootstrap_mean, ci95, human_normalized, scores
+from troupe.common.stats import scores
+from troupe.common.stats.intervals import bootstrap_mean, ci95
+from troupe.common.stats.scores import RANDOM_AND_HUMAN, atari_game, human_normalized
 
 
 def test_table_is_complete_and_ordered() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from troupe.common.stats import human_normalized
 from troupe.common.stats.played import Result
+from troupe.common.stats.scores import human_normalized
 from troupe.common.wire.control.messages import TelemetryFields
 
 

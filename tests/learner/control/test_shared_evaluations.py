@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.harness import games, until
-from troupe.common.runtime.video import encode_gif
 from troupe.common.wire.messages import TOO_MANY
+from troupe.services.evaluator.video import encode_gif
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.evaluations import Evaluations
 

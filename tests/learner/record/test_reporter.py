@@ -9,8 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.harness import evaluated, games, make_reporter
 from troupe.common.runtime.metrics import MetricsWriter
-from troupe.common.runtime.video import encode_gif, encode_mp4
 from troupe.common.wire.control.params import Published
+from troupe.services.evaluator.video import encode_gif, encode_mp4
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.reports import Report
 from troupe.services.learner.record import episodes

@@ -7,10 +7,10 @@ import pytest
 
 from tests.harness import games, make_steps, until
 from troupe.common.errors import PeerError
-from troupe.common.runtime.video import encode_gif
 from troupe.common.wire import messages
 from troupe.common.wire.codec import Message
 from troupe.common.wire.security.claims import GAME_STEPS_AHEAD
+from troupe.services.evaluator.video import encode_gif
 from troupe.services.learner.control.budget import StepBudget
 
 WEIGHTS = {"w": np.arange(300_000, dtype=np.float32).reshape(300, 1000), "n": np.array(3, np.int64)}

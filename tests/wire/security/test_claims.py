@@ -9,7 +9,6 @@ import zmq
 
 from tests.harness import LOOPBACK, Untyped, games, told_to_wait, until
 from troupe.common.errors import ConfigError
-from troupe.common.runtime.video import encode_gif, encode_mp4
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message
 from troupe.common.wire.replay.client import ReplayClient
@@ -17,6 +16,7 @@ from troupe.common.wire.replay.sharded import ShardedReplayClient
 from troupe.common.wire.security import claims
 from troupe.common.wire.security.keys import load_keys, make_keys
 from troupe.common.wire.sockets import Security
+from troupe.services.evaluator.video import encode_gif, encode_mp4
 
 
 @pytest.fixture(scope="module")
