@@ -3,7 +3,7 @@
 `python -m benchmarks.elite --json [--seconds S] [--parts drawing learning ...]`. Four parts, in CPU time:
 
 * drawing: to choose 16 of N unrolls;
-* learning: updates of 5 fresh and 5 replayed unrolls of MinAtar, by turns with each way to choose these;
+* learning: updates of 5 fresh and 5 replayed unrolls of MinAtar, with each way to choose these in turn;
 * scoring: a learner that computes the features of candidates anew, instead of sending distances back as
   priorities;
 * estimating: training CartPole on as many fresh as replayed unrolls, how far off policy what each way would
@@ -136,7 +136,7 @@ class Learning:
 
 
 def learning(seconds: float) -> dict[str, float]:
-    """Environment steps that a learner takes in for each second of its CPU time, each way by turns.
+    """Environment steps that a learner takes in for each second of its CPU time, the ways alternating.
 
     `share_NAME` is the median over turns of a way's speed over that of `uniform` in the same turn.
     """

@@ -141,7 +141,7 @@ BARE = {
 
 
 def rate(step: Callable[[Any], object], actions: list[Any], slots: int, seconds: float) -> float:
-    """Steps of all slots per second of this process's time, over so many seconds of it."""
+    """Steps of all slots per second of this process's time, over this many seconds of it."""
     began_s, count = time.process_time(), 0
     while (passed_s := time.process_time() - began_s) < seconds:
         step(actions[count % ACTIONS])
@@ -172,7 +172,7 @@ def _natives(spec: EnvSpec, row: np.ndarray) -> Any:
 
 
 def random_scores(config: EnvConfig, slots: int, games: int) -> list[float]:
-    """Returns of random play, of so many whole games of every slot."""
+    """Returns of random play, of this many whole games of every slot."""
     vector: VectorEnv = make_vector(config, slots, 7, evaluation=True)
     rng, returns = np.random.default_rng(7), [list[float]() for _ in range(slots)]
     vector.reset()

@@ -6,7 +6,7 @@ batch in the large table, both sides together, over that in the small one. `rest
 process on a million items, whose predecessor was killed, to its first batch. `raw_items` are those that are
 there after a tenth more than N were stored, within 7,940 bytes each. `*_gb` is what the files take on
 the disk (GB of 10^9 bytes): they are mapped, so that is memory as well as far as it is used;
-`server_private_gb` is what the process has besides.
+`server_private_gb` is what the process has beyond that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole training beside other frameworks: CleanRL's PPO, Sample Factory's APPO and Troupe, by turns.
+"""Whole training beside other frameworks: CleanRL's PPO, Sample Factory's APPO and Troupe, alternating.
 
 `python -m benchmarks.system_peers DIR --install` gives each framework a virtual environment in DIR, once
 `python -m benchmarks.system_peers DIR --json [--seconds S] [--only ppo cleanrl]` measures
@@ -68,7 +68,7 @@ PACKAGES = {
     "cleanrl": ("gym==0.23.1", "envpool==0.8.4", "opencv-python-headless==4.10.0.84", "tyro", "tensorboard"),
     "sample-factory": ("sample-factory==2.1.1",),
 }
-"""Of each virtual environment, besides `SHARED`."""
+"""Of each virtual environment, in addition to `SHARED`."""
 SHARED = ("gymnasium==0.29.1", "ale-py==0.10.1", "numpy==1.26.4")
 
 PEERS = {

@@ -66,7 +66,7 @@ def evaluate(
     Args:
         path: run directory, directory of checkpoints, or checkpoint.
         episodes: games.
-        seed: of the games: the same seed, the same games, of which few are the first of many.
+        seed: of the games; the same seed replays the same games, and fewer episodes are a prefix.
         epsilon: exploration; None: `agent.eval_epsilon`.
         modules: that environment and algorithm may be from, beside Troupe's own: importing one runs it.
 

@@ -43,7 +43,7 @@ class SharedStep:
             # A cache line apart, so that processes that write to neighbouring arrays do not share one.
             size += -(-slots * int(np.prod(shape)) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         if fd is None:
-            # Without a name: nothing is left behind whoever is killed, and /dev/shm, which containers limit
+            # Without a name: a killed process leaves nothing, and /dev/shm, which containers limit
             # to 64 MiB, has no part in it.
             fd = os.memfd_create("troupe-envs", os.MFD_CLOEXEC)
             os.truncate(fd, size)

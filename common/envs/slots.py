@@ -86,7 +86,7 @@ class SlotVector(VectorEnv):
         self._announced = np.zeros(spec.obs_shape, spec.obs_dtype) if returned is None else returned
         self._dtype = np.dtype(spec.obs_dtype)
         self._steps_of_a_game = math.ceil(config.max_episode_frames / spec.frames_per_step)
-        self._sure_steps = 0  # so many more, and no game has as many as it may
+        self._sure_steps = 0  # for this many more, no game can reach its limit
         self._failing: set[int] = set()  # slots whose last call failed
         self._rebuilders = [Rebuilder() for _ in slots]
         self._games = GameTracker(self.num_slots)

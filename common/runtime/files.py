@@ -49,7 +49,7 @@ def lock_file(path: Path, refusal: str) -> IO[str]:
 def check_regular(path: Path, at_most: int = 0) -> Path:
     """Return `path`; OSError where it is a pipe or a device, which may never end, or has too many bytes.
 
-    A run directory may come from anybody. Directories and absent files are left to whoever opens them.
+    A run directory may come from anybody. Directories and absent files are left to the code that opens them.
     """
     found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):

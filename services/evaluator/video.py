@@ -78,7 +78,7 @@ class Recorder(Sequence[np.ndarray]):
 
 
 def thinned(steps_per_s: float, max_frames_per_s: float) -> tuple[int, float]:
-    """After how many steps of a game a frame is due, so that at most so many make a second; and how many do.
+    """The steps from one frame of a film to the next, for at most `max_frames_per_s`, and the film's rate.
 
     A game that says no finite rate above 0 has 15 steps a second.
     """

@@ -206,7 +206,7 @@ class Learner:
             self.checkpoints.save()
         if self.inference is not None:
             self.inference.start()
-            # Before control starts: WELCOME has to name the address to whoever joins first.
+            # Before control starts: WELCOME has to name the address to the first that joins.
             self.control.inference_endpoint = self.inference.endpoint
         self.control.start()
         self.prefetch.start()

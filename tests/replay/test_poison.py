@@ -1,4 +1,4 @@
-"""Items that no agent can learn from, sent by whoever has an actor's key, cost a run only themselves."""
+"""Items that no agent can learn from, sent by a holder of an actor's key, cost a run only themselves."""
 
 import logging
 
@@ -34,4 +34,4 @@ def test_a_run_goes_on_after_items_that_cannot_be_learned_from(member, client, t
     running.end()
     assert learner._usable.left_out >= 8 * len(POISON)
     assert " outside of " in caplog.text
-    assert "whoever has an actor's key" in caplog.text
+    assert "another holder of an actor's key" in caplog.text

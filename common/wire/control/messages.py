@@ -242,7 +242,7 @@ class Telemetry(Body, kw_only=True):
 
     Attributes:
         metrics: numbers by name
-        fields: what is no number
+        fields: everything that is not a number
         blobs: by name: video, a film as GIF; mp4, the same as MP4; uint8 [bytes]
     """
 

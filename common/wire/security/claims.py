@@ -392,7 +392,7 @@ def _not_private(path: str) -> str:
         status = os.stat(directory)
     except OSError as error:
         return f"there is no directory {directory} here ({error.strerror})"
-    # Whoever may write in a directory may replace a socket there, whatever the socket's own mode.
+    # Anyone who may write in a directory may replace a socket there, whatever the socket's own mode.
     if status.st_uid not in (0, os.getuid()) or stat.S_IMODE(status.st_mode) & 0o022:
         return f"others may write in {directory}: an ipc socket there proves nothing (chmod 700)"
     return ""

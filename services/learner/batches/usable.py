@@ -91,7 +91,7 @@ class UsableItems:
         if self._throttle():
             _log.warning(
                 "%d items of a batch are left out, %d so far, which nobody can learn from: %s. An actor, or "
-                "whoever has an actor's key, has sent them",
+                "another holder of an actor's key, has sent them",
                 count,
                 self.left_out,
                 why,

@@ -81,7 +81,7 @@ class StepBudget:
             return self._made.get(incarnation, 0)
 
     def report(self, incarnation: int, made: int, slots: int = 1) -> None:
-        """Take note that this actor process, with so many `slots`, has made `made` steps since its start."""
+        """Note that this actor process, with this many `slots`, has made `made` steps since its start."""
         with self._lock:
             self._report(incarnation, made, slots)
 
@@ -102,7 +102,7 @@ class StepBudget:
             if not own:  # whose lease has just ended
                 return made
             left = self.total - self._steps
-            # Half of an even share: whoever is told first leaves as much again for those who have not been
+            # Half of an even share: the first to be told leaves as much again for those who have not been
             # heard yet.
             share = max(0, left) // (2 * len(slots))
             limits = self._confirm(incarnation, obeyed, at_most=made + max(own, share))

@@ -30,7 +30,7 @@ class Report:
         role: its role.
         incarnation: random number of its process: counters start at zero where it changes.
         metrics: numbers by name.
-        fields: what is no number, such as games that have ended.
+        fields: everything that is not a number, such as games that have ended.
         blobs: arrays by name; see `messages.Telemetry`.
         played: the parameters that were evaluated when an evaluator sent it.
     """

@@ -91,7 +91,7 @@ class ControlServer:
             announce_endpoint: to bind the PUB to.
             terms: what services are told when they join.
             slots: how many exploration slots there are, and who may hold them.
-            shard_sockets: an address beside which shards may have ipc sockets, besides the two above.
+            shard_sockets: an address beside which shards may have ipc sockets, in addition to the two above.
             bfloat16: send parameters as bfloat16.
             security: keys; None for none.
             budget: counts the steps of the run.

@@ -20,7 +20,7 @@ TOLD = "eval/env/"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The games of one version, whoever played them.
+    """The games of one version, from every evaluator.
 
     Attributes:
         version: of the parameters.
