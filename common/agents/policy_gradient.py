@@ -97,17 +97,17 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     )
     kl_pi_mu_cost: float = tunable(0.0, "Weight of KL(pi || mu), from the policy that acted.", ge=0)
     kl_pi_mu_target: float | None = tunable(
-        None, "Most of it, held by adjusting the weight; none = fixed.", gt=0
+        None, "Upper limit, held by adjusting the weight; none = fixed weight.", gt=0
     )
     kl_mu_pi_cost: float = tunable(0.0, "Weight of KL(mu || pi).", ge=0)
     kl_mu_pi_target: float | None = tunable(
-        None, "Most of it, held by adjusting the weight; none = fixed.", gt=0
+        None, "Upper limit, held by adjusting the weight; none = fixed weight.", gt=0
     )
     kl_reference_cost: float = tunable(
         0.0, "Weight of KL(uniform || pi); of real numbers, from the first policy.", ge=0
     )
     kl_reference_target: float | None = tunable(
-        None, "Most of it, held by adjusting the weight; none = fixed.", gt=0
+        None, "Upper limit, held by adjusting the weight; none = fixed weight.", gt=0
     )
     adjustment_speed: float = tunable(10.0, "Speed with which weights are adjusted to their targets.", gt=0)
     target_period_updates: int = tunable(

@@ -80,7 +80,7 @@ class SacConfig(SequenceAgentConfig):
         1.0, "That deviation at the beginning; 1 makes actions nearly uniform.", ge=0.1, le=10
     )
     tau: float = tunable(
-        0.005, "Share of the network that goes into the target network at a time.", gt=0, le=1
+        0.005, "Share of the network that each update mixes into the target network.", gt=0, le=1
     )
     target_update_period_updates: int = tunable(1, "Updates between two such steps.", ge=1)
     entropy_cost: float = tunable(

@@ -285,11 +285,11 @@ class PolicyConfig(RecurrentAgentConfig):
 
     action_distribution: Literal["normal", "tanh_normal", "tanh"] = structural(
         "normal",
-        "Of an action's real numbers: normals, clipped to the bounds by the environment; normals squashed "
-        "into the bounds; squashed without chance, for cloning.",
+        "Distribution of an action's real numbers: a normal, clipped to the bounds by the environment; "
+        "a normal squashed into the bounds; or squashed and deterministic, for cloning.",
     )
     deviation: Literal["softplus", "exp"] = structural(
-        "softplus", "What makes a deviation of a parameter; the largest exp is 10,000."
+        "softplus", "Function that turns a parameter into a deviation; exp gives at most 10,000."
     )
     deviation_floor: float = structural(1e-3, "Least deviation, in halves of a number's range.", gt=0, lt=1)
     deviation_start: float = structural(
@@ -297,7 +297,7 @@ class PolicyConfig(RecurrentAgentConfig):
     )
     policy_gain: float = structural(0.01, POLICY_GAIN, ge=0, le=100)
     deviation_of_input: bool = structural(
-        False, "Deviations depend on what the network sees; false: each is a parameter by itself."
+        False, "Deviations depend on the observation; false: each is a parameter of its own."
     )
     eval_epsilon: float = tunable(
         1.0, "Chance that the evaluator draws from the policy instead of taking its best action.", ge=0, le=1

@@ -231,7 +231,7 @@ class LearnerConfig(Section):
     publish_period_updates: int = tunable(25, "Updates between two published parameter versions.", ge=1)
     publish_dtype: Literal["float32", "bfloat16"] = tunable(
         "float32",
-        "Weights on the wire: bfloat16 halves their bytes. Everybody computes in float32 all the same.",
+        "Weights on the wire: bfloat16 halves their bytes. All processes still compute in float32.",
     )
     checkpoint_period_s: float = tunable(300.0, "Seconds between two checkpoints.", gt=0)
     keep_checkpoints: int = tunable(3, "Newest checkpoints kept.", ge=1)
@@ -243,8 +243,8 @@ class LearnerConfig(Section):
     )
     init_from: str = tunable(
         "",
-        "Run or checkpoint with whose network a new run begins; empty = with random weights. A run that has "
-        "checkpoints goes on with these.",
+        "Run or checkpoint whose network a new run starts with; empty = random weights. A run "
+        "with checkpoints of its own continues from those.",
     )
     init_optimizer: bool = tunable(
         False, "With init_from: also its optimiser's moments, target network and count of updates."

@@ -65,7 +65,7 @@ class TableConfig:
         "prioritized",
         f"What is sampled: {', '.join(SAMPLER_NAMES)}; a queue's default is {QUEUE['sampler']}.",
     )
-    remover: str = _field("fifo", f"What goes where the table is full: {', '.join(REMOVER_NAMES)}.")
+    remover: str = _field("fifo", f"What is removed when the table is full: {', '.join(REMOVER_NAMES)}.")
     limiter: str = _field(
         "rate",
         "`rate` holds to `min_items` and `samples_per_insert`; with `queue` nothing is removed but by being "
@@ -73,8 +73,8 @@ class TableConfig:
     )
     when_full: str = _field(
         "wait",
-        "Of a queue: `wait`, or drop what has been acknowledged: `keep_latest` the oldest, `keep_oldest` "
-        "what comes, `alternate` one and the other in turn.",
+        "Of a queue: `wait`, or drop data that may have been acknowledged: `keep_latest` the "
+        "oldest, `keep_oldest` the new, `alternate` each in turn.",
     )
     priority_exponent: float = _field(0.6, "Alpha of the prioritized sampler.")
     removal_exponent: float = _field(-0.4, "The same of the prioritized remover, below 0.")

@@ -43,7 +43,7 @@ class PassesConfig(LearningRateConfig, RecurrentAgentConfig):
 
     activation: Activation = structural("auto", "Of the torso: auto is relu for pixels, tanh for vectors.")
     layer_norm: bool = structural(False, "Apply layer normalisation to the torso's outputs.")
-    residual: bool = structural(False, "Layers of the `mlp` torso add to what goes into them.")
+    residual: bool = structural(False, "Layers of the `mlp` torso add their output to their input.")
     normalize_vectors: bool = structural(
         False, "The network sees vectors minus their running mean, divided by their deviation, clipped at 10."
     )
