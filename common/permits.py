@@ -1,7 +1,7 @@
 """Which modules outside Troupe a configuration of somebody else may have this process import.
 
 Environments (`package.module:ID`) and algorithms (`package.module`, or the name of an entry point) are found
-by importing their module, which runs it. Who starts a training names them himself; a service that gets the
+by importing their module, which runs it. They are named by whoever starts a training; a service that gets the
 configuration from a learner, or from a checkpoint, imports them only where its own user permits it.
 """
 

@@ -26,7 +26,7 @@ perf_counter = _time.perf_counter
 process_time = _time.process_time
 
 random: _random.Random = _random.SystemRandom()
-"""Numbers that nobody can guess: identities, tokens, jitter."""
+"""Numbers that cannot be guessed: identities, tokens, jitter."""
 
 pid = os.getpid
 hostname = socket.gethostname
@@ -38,5 +38,5 @@ Queue = queue.Queue
 
 
 def generator(seed: int | None = None) -> np.random.Generator:
-    """A generator of numpy; without a seed, one that nobody can repeat."""
+    """A generator of numpy; without a seed, one that cannot be repeated."""
     return np.random.default_rng(random.getrandbits(128) if seed is None else seed)

@@ -115,7 +115,7 @@ class Calls:
         return _running(self._numbers.tobytes())
 
     def close(self) -> None:
-        """Take the file away: from here on the environment is nobody's concern."""
+        """Take the file away: from here on no one watches the environment's calls."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 

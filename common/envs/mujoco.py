@@ -68,7 +68,7 @@ def _tasks() -> list[str]:
 
 
 def _warn(text: str) -> None:
-    """Say it in the log, once; that a model is written in an older style is nobody's concern."""
+    """Say it in the log, once; that a model is written in an older style needs no action."""
     if text not in _told and len(_told) < 100:
         _told.add(text)
         _log.log(logging.DEBUG if "deprecated" in text else logging.WARNING, "MuJoCo: %s", text)

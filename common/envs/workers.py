@@ -362,7 +362,7 @@ class _Worker:
             path.unlink(missing_ok=True)
 
     def hang_up(self) -> None:
-        """Tell it that nobody will ask again."""
+        """Tell it that no more requests will come."""
         if self._child is not None:
             self._link.close()
 

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 LATEST = "LATEST"
 ARCHIVE, BEST = "archive", "best"
-"""Directories beside the newest checkpoints, which nobody takes for one of them."""
+"""Directories beside the newest checkpoints, which are never taken for one of them."""
 _ARRAYS = "arrays.safetensors"
 _META = "meta.json"
 _MANIFEST = "MANIFEST.json"

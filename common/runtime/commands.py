@@ -19,7 +19,7 @@ class Command(NamedTuple):
     """One command.
 
     Its module is imported when it is needed, so that `troupe presets` does not wait for torch. The parser's
-    module imports no torch, for nobody waits for that at the Tab key.
+    module imports no torch, which would be too slow at the Tab key.
 
     Attributes:
         summary: a line for `troupe --help`.

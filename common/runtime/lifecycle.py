@@ -76,7 +76,7 @@ class StopSignal:
 
     The first signal asks for a clean stop. A second one, or `force_after_s` seconds spent stopping, ends the
     process at once: a service that hangs while it stops must never become a process that nobody can stop.
-    With `force_after_s=None` neither happens, and the caller looks at `signals` himself. Signals that come
+    With `force_after_s=None` neither happens, and the caller looks at `signals`. Signals that come
     together are one: `timeout` sends its signal to the process, and then to the group that it is in.
 
     A pipe carries the news rather than a `threading.Event`, whose lock the interrupted code may hold.

@@ -94,7 +94,7 @@ class Message:
         type: one of the constants of `troupe.common.wire.messages`.
         fields: small values: numbers, strings, booleans, None, and lists or maps of them.
         arrays: bulk data. Decoded arrays are read-only views of the received frames.
-        request_id: chosen by the asker, repeated in the answer; 0 where nobody waits for one (u64).
+        request_id: chosen by the asker, repeated in the answer; 0 where no answer is awaited (u64).
     """
 
     type: str

@@ -45,7 +45,7 @@ class Server:
     """Serves one ROUTER, by one handler for each type of message. All of it belongs to one thread.
 
     Whatever a message causes ends as an ERROR to its sender: what is refused as its kind, memory that does
-    not suffice as `memory`, and what nobody has thought of as `internal`, with a trace in the log. But where
+    not suffice as `memory`, and any unforeseen error as `internal`, with a trace in the log. But where
     state was left half changed (TornStateError) the server ends, for an answer could only be untrue.
 
     Attributes:

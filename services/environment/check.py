@@ -1,4 +1,4 @@
-"""Tries an environment in a process of its own, so that what hangs or crashes there harms nobody here."""
+"""Tries an environment in a process of its own, so that what hangs or crashes there does no harm here."""
 
 from __future__ import annotations
 

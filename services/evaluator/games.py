@@ -110,7 +110,7 @@ def play(
 
 
 def _show(vector: VectorEnv, watching: list[Recorder | Window]) -> None:
-    """Give slot 0's picture to all that want it now; where there is none, nobody is `watching` any more."""
+    """Give slot 0's picture to all that want it now; where there is none, `watching` becomes empty."""
     wanting = [each for each in watching if each.due()]
     if not wanting:
         return

@@ -89,7 +89,7 @@ class HindsightAccumulator:
         self._versions: list[int] = []
 
     def _seen(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Keep the largest priority: what a step is worth with another goal nobody has worked out.
+        """Keep the largest priority: no one has computed what a step is worth with another goal.
 
         As it is done for new items where no TD error is known (Schaul et al. 2016, algorithm 1).
         """

@@ -203,7 +203,7 @@ class HostRelay:
 
 
 def _private(directory: Path) -> Path:
-    """The directory, made where it does not exist; nobody else may put a socket there."""
+    """The directory, made where it does not exist; no other user may put a socket there."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.stat()

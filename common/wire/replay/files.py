@@ -1,6 +1,6 @@
 """Same host: a shard lets its peers map its files, and a peer proves that it can.
 
-The shard writes a random token in its folder and tells everybody where the folder is, but not the token. A
+The shard writes a random token in its folder and tells every client where the folder is, but not the token. A
 peer whose kernel has the same boot id opens the folder, and sends the token with its requests: so it has the
 very same files, not others by the same name in another container or on another machine. A shard that has
 been restarted has another token, for its files may be others; then windows are sent until the peer has mapped

@@ -43,7 +43,7 @@ def protect(ctx: Context, socket: Socket, keys: Keys) -> None:
 
 
 def prove(ctx: Context, bound: Socket, keys: Keys) -> None:
-    """Try to connect to a bound socket with a key that nobody knows, and without any.
+    """Try to connect to a bound socket with an unknown key, and without any.
 
     Raises `AuthError` where either is let in, or no decision comes within `PROOF_S`.
     """

@@ -36,7 +36,7 @@ class Request(Generic[Payload]):
 class BatchQueue(Generic[Payload]):
     """Requests that wait, and which of them make the next batch. Not for several threads at once.
 
-    Callers take turns: one that asks a lot cannot keep others waiting for longer than a turn of everybody.
+    Callers take turns: one that asks a lot cannot keep others waiting for longer than one turn of all.
 
     Args:
         min_batch: rows that are worth a call at once.

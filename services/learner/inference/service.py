@@ -61,7 +61,7 @@ class CentralInference:
 
     One thread owns the socket, the network and everything of the slots. Requests are batched over all actors
     as `BatchQueue` says; one more rule is that nothing waits once every group has asked. While replay does
-    not take the chunks that are complete, nobody gets an answer: so the actors pause, and nothing piles up.
+    not take the chunks that are complete, no actor gets an answer: so the actors pause, and nothing piles up.
     Where the agent limits staleness, a group gets none either at the end of its unrolls, until the parameters
     are new enough.
 
