@@ -289,9 +289,10 @@ class Learner:
             )
         )
         counters.learned_steps += self._mixture.learned_steps(sample, usable)
-        self.prefetch.put_priorities(sample, usable.priorities(update.priorities))
         if self._histograms.due(counters.updates):
             self.reporter.look(*self._histograms.take(usable.fields))
+        # Last: the arrays of the batch go back with it, and the next one may be unpacked into them at once.
+        self.prefetch.put_priorities(sample, usable.priorities(update.priorities))
         if measure:
             self._check_finite(update.metrics)
             lag = self._mixture.staleness(sample, counters.version)
