@@ -42,6 +42,7 @@ from troupe.services.learner.inference.service import CentralInference
 from troupe.services.learner.record.gathered import Gathered
 from troupe.services.learner.record.histograms import Histograms
 from troupe.services.learner.record.reporter import Reporter
+from troupe.services.learner.record.totals import tell_unlearned
 from troupe.services.learner.record.trackers import Run
 from troupe.services.learner.record.tracking import Trackers
 from troupe.services.learner.saving.checkpoints import CHECKPOINT_S, RunCheckpoints
@@ -245,6 +246,8 @@ class Learner:
             if self._complete():
                 if not self._complete_before:
                     self._learn_the_rest()
+                    if self._mixture.once is not None:
+                        tell_unlearned(self.counters.steps, self.counters.learned_steps)
                 self._finish()
             # Last of all, so that what is resumed later has every step that the status shows.
             self._collect(LAST_COLLECT_S)

@@ -160,8 +160,11 @@ class StepBudget:
             return {"steps": self._steps, "reported": reported, "counted_unix_s": system.time()}
 
     def load_meta(self, meta: Mapping[str, Any]) -> None:
-        """Take over what `to_meta` gave."""
+        """Take over what `to_meta` gave. Raises ValueError, among others, for what it cannot have given."""
+        steps = int(meta["steps"])
+        reported = {int(one): int(made) for one, made in meta.get("reported", {}).items()}
+        if min([steps, *reported, *reported.values()]) < 0:
+            raise ValueError("a negative number of steps")
         with self._lock:
-            self._steps = int(meta["steps"])
-            self._made = {int(one): int(made) for one, made in meta.get("reported", {}).items()}
+            self._steps, self._made = steps, reported
             self._away_s = max(0.0, system.time() - float(meta.get("counted_unix_s", 0.0)))

@@ -301,8 +301,9 @@ class ControlServer:
                 self._tell(peer, logging.WARNING, line, peer.name, self._terms.liveness_s, ranges(peer.slots))
                 self._changed.notify_all()
 
-    def _heard(self, envelope: Envelope) -> None:
-        self._roster.seen(envelope.peer, system.monotonic(), envelope.key.public)
+    def _heard(self, envelope: Envelope, header_bytes: int) -> None:
+        peer = self._roster.seen(envelope.peer, system.monotonic(), envelope.key.public)
+        self._reports.admit(peer, envelope.key.public, header_bytes)
 
     # -- one method per message, all called under the lock --
 
