@@ -33,6 +33,8 @@ GAME_STEPS_AHEAD = 10_000
 """Steps of a slot for which games may be reported before the steps are: they come by another message."""
 REPORTS_AT_ONCE, REPORTS_PER_S = 256, 20.0
 """Reports of one service."""
+HEADER_BYTES_AT_ONCE, HEADER_BYTES_PER_S = 1 << 21, float(1 << 18)
+"""Of the messages of one service: to decode the 4,096 games of a report takes 3 ms of the learner's time."""
 SMALL_HEADER_BYTES = 1024
 """Messages with no larger header are taken whatever came before: HEARTBEAT, and nearly every HELLO."""
 STATUS_AT_ONCE, STATUS_PER_S = 64, 8.0
@@ -97,8 +99,9 @@ CLAIMS: dict[str, Claim] = {
     ),
     "TELEMETRY": Claim(
         ("actor", "replay", "evaluator"),
-        f"{REPORTS_AT_ONCE} reports at once and {REPORTS_PER_S:.0f} a second of each service, and no more "
-        "bytes of headers than these may have; of all actors without slots that have one key, as much",
+        f"{REPORTS_AT_ONCE} reports at once and {REPORTS_PER_S:.0f} a second of each service, "
+        f"with headers of {HEADER_BYTES_AT_ONCE >> 20} MiB at once and {HEADER_BYTES_PER_S / 1024:.0f} KiB a "
+        "second; of all actors without slots that have one key, as much",
     ),
     "TELEMETRY actor/*, env/*, params/staleness": Claim(
         ("actor",), _METRICS_RULE, metrics=("actor/", "env/", "params/staleness")
@@ -331,9 +334,8 @@ def reports() -> Allowance:
 
 
 def headers() -> Allowance:
-    """Bytes of headers that a service may send: those of the largest reports, and of as many."""
-    most = messages.CONTROL_LIMITS.header_bytes
-    return Allowance(REPORTS_AT_ONCE * most, REPORTS_PER_S * most)
+    """Bytes that the headers of a service's messages may have."""
+    return Allowance(HEADER_BYTES_AT_ONCE, HEADER_BYTES_PER_S)
 
 
 def status() -> Allowance:

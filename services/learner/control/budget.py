@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -165,6 +166,9 @@ class StepBudget:
         reported = {int(one): int(made) for one, made in meta.get("reported", {}).items()}
         if min([steps, *reported, *reported.values()]) < 0:
             raise ValueError("a negative number of steps")
+        counted_s = float(meta.get("counted_unix_s", 0.0))
+        if not math.isfinite(counted_s):
+            raise ValueError("no time at which steps were counted")
         with self._lock:
             self._steps, self._made = steps, reported
-            self._away_s = max(0.0, system.time() - float(meta.get("counted_unix_s", 0.0)))
+            self._away_s = max(0.0, system.time() - counted_s)

@@ -412,13 +412,13 @@ def test_nobody_floods_the_learner_with_reports_and_films(serve, connect, secure
 
 
 def test_a_flood_of_long_headers_is_refused_before_it_is_decoded(serve, connect, secured, monkeypatch):
-    monkeypatch.setattr(claims, "REPORTS_PER_S", 0.0)
-    monkeypatch.setattr(claims, "REPORTS_AT_ONCE", 4)
+    monkeypatch.setattr(claims, "HEADER_BYTES_PER_S", 0.0)
+    monkeypatch.setattr(claims, "HEADER_BYTES_AT_ONCE", 1 << 18)
     server = serve(security=secured("learner"), liveness_s=60.0)
     actor = connect(server, "actor-0", slots_wanted=1, security=secured("actor"))
     actor.join(60)
     crowd = Untyped({"episodes": [[0.5, 1, 0]] * 4096})
-    for _ in range(30):  # refused for their number, until they are for their bytes
+    for _ in range(30):
         actor.send_telemetry({}, None, crowd)
     until(lambda: server.rejected().get("too_many", 0) + server.telemetry.qsize() == 30)
     with server._changed:
