@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.replay.storage.replays import contents, open_replay, simple
+from troupe.common import system
 from troupe.common.data.inserts import GapError, RefusedError
 from troupe.services.replay.storage import producers as module
 from troupe.services.replay.storage.producers import Producers
@@ -106,7 +107,7 @@ def test_a_clock_that_was_put_back_keeps_nobody_for_ever(tmp_path, monkeypatch):
     for incarnation in (1, 2, 3):
         producers.admit(incarnation, "one key")
     now_s = time.time() - 1e8  # by years
-    monkeypatch.setattr(module.time, "time", lambda: now_s)
+    monkeypatch.setattr(system, "time", lambda: now_s)
     with pytest.raises(RefusedError, match="3 processes"):
         producers.admit(4, "one key")
     now_s += module.FORGET_S + 1
