@@ -10,7 +10,7 @@ from pathlib import Path
 
 from troupe.common.config import Loaded, load_layers, preset_names, preset_summary
 from troupe.common.config.field_options import field_parser, parse_with_fields
-from troupe.common.errors import MissingEngineError
+from troupe.common.errors import ConfigError, MissingEngineError
 from troupe.common.runtime.files import readable, run_config
 from troupe.common.runtime.parser import Parser
 from troupe.services.training import add_algo, chosen_algo
@@ -87,6 +87,8 @@ def validate(words: Sequence[str]) -> int:
     options, overrides = parse_with_fields(validate_parser(), words)
     from troupe.services.launcher.training import check_environment
 
+    if not options.sources and "agent.algorithm" in overrides:
+        raise ConfigError("--agent.algorithm belongs to one configuration: name the preset or file to check")
     for source in options.sources or preset_names():
         loaded = _load(source, options.sweep, overrides)
         try:

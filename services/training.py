@@ -93,7 +93,8 @@ def add_algo(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         default="",
         help="instead of a preset, with --env ID: ppo, dqn, impala, pqn, r2d2 or sac, with values that suit "
-        "what the environment shows and takes; `troupe config show --algo NAME --env ID` prints them",
+        "what the environment shows and takes, or the module of an algorithm outside this tree; "
+        "`troupe config show --algo NAME --env ID` prints the values",
     )
 
 

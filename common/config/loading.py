@@ -155,6 +155,7 @@ def merge(layers: Iterable[Layer]) -> Loaded:
     layers = _without_others_kwargs(list(layers))
     # The algorithm comes first: whether `agent.NAME` exists, and what its text means, depends on it.
     agent = _agent_model(layers)
+    _check_presets_agent(layers, agent)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     # From the lowest up, so that a dictionary such as `env.kwargs` can be laid over the one beneath key by
@@ -364,6 +365,23 @@ def _agent_model(layers: list[Layer]) -> type[BaseModel]:
             except ValueError as error:
                 raise ConfigError(f"agent.algorithm ({layer.name}): {error}") from None
     return agent_model(DEFAULT_ALGORITHM)
+
+
+def _check_presets_agent(layers: list[Layer], agent: type[BaseModel]) -> None:
+    """Refuse another algorithm over a preset whose `[agent]` has fields that this algorithm lacks."""
+    if agent is UntypedAgentConfig:
+        return
+    naming = [layer for layer in layers if "agent.algorithm" in layer.values]
+    for layer in naming[1:]:
+        names = [key.removeprefix("agent.") for key in layer.values if key.startswith("agent.")]
+        foreign = [name for name in names if name not in agent.model_fields]
+        if layer.name.startswith("preset ") and foreign:
+            chosen, own = naming[0].values["agent.algorithm"], layer.values["agent.algorithm"]
+            raise ConfigError(
+                f"agent.algorithm {chosen!r} ({naming[0].name}) does not go with the {layer.name}, whose "
+                f"[agent] is that of {own} and sets {foreign[0]}: begin from a preset of {chosen} "
+                "(`troupe presets` lists them), or from none"
+            )
 
 
 def _resolve(key: str, agent: type[BaseModel], source: str) -> tuple[str, list[str], Any]:

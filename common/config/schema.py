@@ -29,6 +29,9 @@ from troupe.common.families import FORMS
 # libzmq would accept more, and fail at bind or connect with an errno that names neither address nor field.
 _ENDPOINT = re.compile(r"(tcp://[^:/\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:]+\]:\d{1,5}|ipc://\S+|inproc://\S+)")
 
+MAX_PART_GAMES = 500
+"""Games of one report of an evaluator: with the names of their levels they fit in the header of a message."""
+
 
 def _endpoint(value: str) -> str:
     if not _ENDPOINT.fullmatch(value):
@@ -292,9 +295,14 @@ class EvaluatorConfig(Section):
     video: bool = tunable(True, "Record the first game of an evaluation.")
     video_max_steps: int = tunable(2000, "Steps after which a recording stops.", ge=1, le=100_000)
 
+    @property
+    def part_games(self) -> int:
+        """Games of a part of an evaluation: what is stepped together, if their report fits into a message."""
+        return min(self.slots, MAX_PART_GAMES)
+
     def division(self) -> tuple[int, int, float, float]:
         """Arguments of `troupe.services.learner.control.evaluations.Evaluations`."""
-        return self.episodes, self.slots, self.period_s, self.timeout_s
+        return self.episodes, self.part_games, self.period_s, self.timeout_s
 
 
 class InferenceConfig(Section):

@@ -65,7 +65,7 @@ def make_spec(config: EnvConfig) -> EnvSpec:
     try:
         return _spec_of(config, env)
     finally:
-        env.close()
+        _close(env, config.id)
 
 
 def make_vector(config: EnvConfig, num_slots: int, seed: int, threads: int, *, evaluation: bool) -> VectorEnv:
@@ -84,7 +84,7 @@ def make_plain(config: EnvConfig) -> Any:
 
 
 def inspect(config: EnvConfig) -> dict[str, Any]:
-    """The spaces in Gymnasium's words, and what its own checker warns of or refuses (`objections`)."""
+    """The spaces in Gymnasium's words, and what its own checker or `close` objects to (`objections`)."""
     from gymnasium.utils.env_checker import check_env
 
     env = _make_env(config, render=False)
@@ -97,14 +97,25 @@ def inspect(config: EnvConfig) -> dict[str, Any]:
         try:
             check_env(env.unwrapped, skip_render_check=True)
         except Exception as error:
-            objections.append(f"refuses it: {type(error).__name__}: {_one_line(error)}")
-        finally:
-            env.close()
+            objections.append(f"Gymnasium's checker refuses it: {type(error).__name__}: {_one_line(error)}")
+    if trouble := _close(env, config.id):
+        objections.append(trouble)
     for warning in caught:
         if issubclass(warning.category, UserWarning):
             text = str(warning.message).removeprefix("\x1b[33mWARN: ").removesuffix("\x1b[0m")
-            objections.append(f"warns: {' '.join(text.split())}")
+            objections.append(f"Gymnasium's checker warns: {' '.join(text.split())}")
     return {**spaces, "objections": list(dict.fromkeys(objections))}
+
+
+def _close(env: Any, env_id: str, level: int = logging.WARNING) -> str:
+    """Close a copy that is not needed any more. What it raises is logged and returned in words."""
+    try:
+        env.close()
+    except Exception as error:
+        trouble = f"close() raised {type(error).__name__}: {_one_line(error)}"
+        _log.log(level, "%s: %s", env_id, trouble)
+        return trouble
+    return ""
 
 
 class _Slot:
@@ -181,10 +192,7 @@ class _Slot:
 
     def rebuild(self, seed: int) -> None:
         """Throw the environment away and make a new one."""
-        try:
-            self.env.close()
-        except Exception as error:
-            _log.debug("closing a failed %s also failed: %s", self._config.id, error)
+        _close(self.env, self._config.id, logging.DEBUG)
         self._build()
         self._seed = seed
 
@@ -203,8 +211,8 @@ class _Slot:
             raise
 
     def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
+        """Close the environment; one that cannot be closed is a warning, for it has done its work."""
+        _close(self.env, self._config.id)
 
 
 def _unpacking_error(error: ValueError) -> BadReturn | None:

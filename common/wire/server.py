@@ -62,7 +62,7 @@ class Server:
         *,
         limits: Limits = DEFAULT,
         lock: contextlib.AbstractContextManager[Any] | None = None,
-        heard: Callable[[Envelope], None] | None = None,
+        heard: Callable[[Envelope, int], None] | None = None,
     ) -> None:
         """Prepare to serve.
 
@@ -72,7 +72,8 @@ class Server:
             handlers: by what they serve.
             limits: of messages.
             lock: held while a message is served, where other threads look at the same things.
-            heard: called for every message, whatever it is, before it is decoded.
+            heard: called for every message, whatever it is, with the bytes of its header, before it is
+                decoded, which takes time. May raise RefusedError.
         """
         self.rejections = Rejections(name)
         self.handshakes: Counter[str] = Counter()
@@ -178,7 +179,7 @@ class Server:
         envelope = Envelope(frames[0].bytes, 0, sockets.peer_key(frames[0]))
         with self.guard(envelope, ""):
             if self._heard is not None:
-                self._heard(envelope)
+                self._heard(envelope, len(frames[1]) if len(frames) > 1 else 0)
             try:
                 message = decode(frames[1:], limits=self._limits)
             except WireError as error:

@@ -31,7 +31,7 @@ def main_parser() -> Parser:
     parser.add_argument("--name", default="actor-0", help="unique in the run (default: actor-0)")
     parser.add_argument(
         "--slots",
-        type=integer(0),
+        type=integer(1),
         default=0,
         metavar="N",
         help="environment copies (default: actor.slots of the run)",

@@ -23,7 +23,7 @@ from troupe.services.actor.watch import EnvWatch
 _log = logging.getLogger(__name__)
 
 STALL_LIMIT_S = 60.0
-MAX_GAMES, MAX_NAMED_GAMES = 2000, 500
+MAX_GAMES, MAX_NAMED_GAMES = 1350, 450
 """Of one report, without and with the names of their tasks: all have to fit in the header of a message."""
 
 

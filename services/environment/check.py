@@ -48,7 +48,7 @@ class Findings:
         truncated: how often one was cut short.
         episodes: return and steps of whole games.
         observation_space: in Gymnasium's words, as `action_space`; empty where it was not asked.
-        objections: of Gymnasium's own checker; None where it was not asked.
+        objections: of Gymnasium's own checker, and what `close` raised; None where nobody asked.
         failures: how often it failed and was made anew, as it would be in a training.
         first_failure: names slot, step and cause; empty where there was none.
     """

@@ -16,10 +16,12 @@ from troupe.common.config import Config, Loaded, load_layers
 from troupe.common.config.field_options import field_parser, parse_with_fields
 from troupe.common.envs import check_settings
 from troupe.common.envs.base import clip_rewards
+from troupe.common.envs.goals import ACHIEVED, DESIRED
 from troupe.common.runtime.parser import integer
 from troupe.common.spaces import Leaf
 from troupe.services.environment import check as checking
 
+_GOALS = "learn from hindsight with --actor.hindsight_copies 4 (apex or sac; see docs/hindsight.md)"
 SECONDS = 20.0
 """Of playing at most, where somebody asks."""
 
@@ -29,9 +31,10 @@ def check_parser() -> argparse.ArgumentParser:
     parser = field_parser(
         "env check",
         "ID [OPTION ...]",
-        "Play an environment at random, in a process of its own: what the network gets, what ended\n"
-        "episodes, how fast it is, what Gymnasium's own checker says. One that fails, hangs or crashes is\n"
-        "exit code 2 and one line that names step, slot and cause; what that checker says is only told.",
+        "Play an environment with random actions in a separate process, and report what the network sees,\n"
+        "how episodes end, how fast it runs and what Gymnasium's own checker says. If the environment keeps\n"
+        "failing, hangs or crashes, the exit code is 2, and one line names the step, the slot and the\n"
+        "cause. The checker's remarks do not affect the exit code.",
     )
     parser.add_argument("id", metavar="ID", help="such as gym:CartPole-v1; see env.id")
     parser.add_argument("--steps", type=integer(1), default=100, metavar="N", help="to play (default: 100)")
@@ -60,7 +63,7 @@ def check_and_print(loaded: Loaded, steps: int, as_json: bool) -> None:
         return
     rows = _rows(findings, learned_range(findings.reward_range, loaded.config))
     print("\n".join(f"{label:<14} {text}" for label, text in rows))
-    print(f"it works: checked in {time.monotonic() - began_s:.1f} s")
+    print(f"The environment works (checked in {time.monotonic() - began_s:.1f} s).")
 
 
 def learned_range(raw: tuple[float, float], config: Config) -> tuple[float, float]:
@@ -81,39 +84,46 @@ def learned_range(raw: tuple[float, float], config: Config) -> tuple[float, floa
 
 def _rows(found: checking.Findings, learned: tuple[float, float]) -> list[tuple[str, str]]:
     spec = found.spec
-    frames = f", of {spec.frames_per_step} frames each" if spec.frames_per_step > 1 else ""
+    frames = f" of {spec.frames_per_step} frames each" if spec.frames_per_step > 1 else ""
     if spec.obs_leaves:
         parts = zip(spec.obs_leaves, found.observation_ranges, strict=True)
         gets = "; ".join(_part(leaf, *between) for leaf, between in parts)
     elif spec.packed_bits:
-        gets = f"pictures uint8 {list(spec.seen_shape)}, 0 or 255, sent and stored as bits"
+        gets = f"uint8 images {list(spec.seen_shape)}, each pixel 0 or 255, sent and stored as bits"
     else:
-        kind, (between,) = "pictures" if spec.pixels else "numbers", found.observation_ranges
-        gets = f"{kind} {spec.obs_dtype} {list(spec.obs_shape)}{_range(*between)}"
+        kind, (between,) = "images" if spec.pixels else "numbers", found.observation_ranges
+        gets = f"{spec.obs_dtype} {kind} {list(spec.obs_shape)}{_range(*between)}"
     rows = [
         ("environment", spec.id),
-        *([("shows", found.observation_space)] if found.observation_space else []),
-        ("network gets", gets),
+        *([("observation", found.observation_space)] if found.observation_space else []),
+        ("network sees", gets),
+        *(
+            [("goals", _GOALS)]
+            if {(ACHIEVED,), (DESIRED,)} <= {leaf.path for leaf in spec.obs_leaves}
+            else []
+        ),
         ("actions", f"{spec.actions} {found.action_space}".rstrip()),
-        ("played", f"{found.steps} steps{frames}, at random"),
+        ("played", f"{found.steps} random steps{frames}"),
         ("rewards", f"{_range(*found.reward_range)[2:]}; {_learned(found.reward_range, learned)}"),
-        ("ended", f"{found.terminated} times terminated, {found.truncated} times cut short"),
-        ("games", _games(found.episodes)),
+        ("episode ends", f"{found.terminated} terminated, {found.truncated} truncated"),
+        ("episodes", _games(found.episodes)),
         *([("failures", failures_of(found))] if found.failures else []),
-        ("speed", f"{found.frames_per_s:,.0f} frames/s in one thread"),
+        ("speed", f"{found.frames_per_s:,.0f} frames per second in one thread"),
     ]
     for objection in found.objections or []:
-        rows.append(("gymnasium", objection))
+        rows.append(("warning", objection))
     if found.objections == []:
-        rows.append(("gymnasium", "its checker is content"))
+        rows.append(("gymnasium", "its checker found nothing wrong"))
     return rows
 
 
 def _learned(raw: tuple[float, float], learned: tuple[float, float]) -> str:
     if learned == raw:
-        return "they are learned from as they are"
+        return "used for learning unchanged"
     low, high = learned
-    return f"learned from as {low:g} to {high:g} (env.reward_clip, agent.reward_clip, agent.reward_scale)"
+    return (
+        f"used for learning as {low:g} to {high:g} (env.reward_clip, agent.reward_clip, agent.reward_scale)"
+    )
 
 
 def _range(low: float, high: float) -> str:
@@ -125,22 +135,22 @@ def _part(leaf: Leaf, low: float, high: float) -> str:
     name = ".".join(map(str, leaf.path))
     if leaf.choices:
         many = len(leaf.choices)
-        what = f"{many} symbols" if many > 1 else f"a symbol of {leaf.choices[0]}"
+        what = f"{many} discrete values" if many > 1 else f"one of {leaf.choices[0]} discrete values"
     else:
-        what = f"{'a picture' if leaf.picture else 'numbers'} {leaf.dtype} {list(leaf.shape)}"
+        what = f"{leaf.dtype} {'image' if leaf.picture else 'numbers'} {list(leaf.shape)}"
         what += _range(low, high)
     return f"{name}: {what}" if name else what
 
 
 def failures_of(found: checking.Findings) -> str:
-    """Return in one line how often an environment failed that is trained on all the same."""
+    """Return in one line how often an environment failed; training tolerates that."""
     times = "once" if found.failures == 1 else f"{found.failures} times"
-    return f"it failed {times} in {found.steps} steps, first: {found.first_failure}"
+    return f"it failed {times} in {found.steps} steps; the first failure: {found.first_failure}"
 
 
 def _games(games: list[tuple[float, int]]) -> str:
     if not games:
-        return "none was finished"
+        return "none finished"
     scores, steps = [game[0] for game in games], [game[1] for game in games]
     mean = sum(scores) / len(games)
     return f"{len(games)} finished, mean return {mean:g}, {min(steps)} to {max(steps)} steps"

@@ -85,14 +85,14 @@ class Evaluator:
         result = play(
             self._agent,
             self._config.env,
-            episodes=games_of_part(part, section.episodes, section.slots),
-            slots=section.slots,
+            episodes=games_of_part(part, section.episodes, section.part_games),
+            slots=section.part_games,
             seed=evaluation_seed(self._config.run.seed, version, part),
             epsilon=self._agent.eval_epsilon,
             max_episode_frames=section.max_episode_frames,
             recorder=recorder,
             should_stop=should_stop,
-            first_game=part * section.slots,
+            first_game=part * section.part_games,
             all_games=section.episodes,
         )
         if result is None:

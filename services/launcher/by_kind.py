@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from troupe.common.config import Loaded, load_layers
-from troupe.common.config.algorithms import agent_model
+from troupe.common.config.algorithms import agent_model, algorithm_module
 from troupe.common.config.loading import Layer, flat, merge, upper_layers
 from troupe.common.config.presets import read_preset
 from troupe.common.errors import ConfigError
@@ -80,11 +80,11 @@ def load(
         ConfigError: there is no such algorithm, none of its presets is for such an environment, or the
             environment cannot be played.
     """
-    if algo not in NAMES:
+    if algo not in NAMES and not algorithm_module(algo):
         near = difflib.get_close_matches(algo, NAMES, n=1, cutoff=0.6)
         nearest = f"nearest: {near[0]}; " if near else ""
         raise ConfigError(
-            f"--algo {algo}: {nearest}it takes {', '.join(NAMES)}; others need a preset or a TOML file"
+            f"--algo {algo}: {nearest}it takes {', '.join(NAMES)}; others by their module, package.module"
         )
     above = upper_layers(overrides, sweep, environ)
     if not any("env.id" in layer.values for layer in above):
@@ -108,20 +108,31 @@ def _spec(above: list[Layer]) -> EnvSpec:
     return check(config, slots=1, steps=1, timeout_s=config.check_timeout_s).spec
 
 
+def _alike(algo: str, actions: str) -> str:
+    """The algorithm here that stores experience in the way of one outside this tree."""
+    try:
+        table = agent_model(algo).table
+    except ValueError as error:
+        raise ConfigError(f"--algo {algo}: {error}") from None
+    if table.kind == "queue":
+        return "policy_gradient"
+    return "apex" if actions == "discrete" else "sac"
+
+
 def _values(algo: str, spec: EnvSpec) -> list[Layer]:
     """The layers of values for this kind of environment, highest first."""
     from troupe.common.agents.network import picture_sides
     from troupe.common.nets.torsos import LEAST_SIDE
 
-    algorithm, sides = NAMES[algo], picture_sides(spec)
     actions = "discrete" if spec.actions.count else "continuous"
+    algorithm, sides = NAMES.get(algo) or _alike(algo, actions), picture_sides(spec)
     if not sides:
         kind, start = "vectors", _VECTORS.get((algorithm, actions))
     else:
         kind = "grids" if min(sides) < LEAST_SIDE else "pixels"
         base = (_GRIDS if kind == "grids" else _PIXELS).get(algorithm)
         start = _Start(base) if base else None
-    one_choice = actions == "continuous" and not agent_model(algorithm).takes_any_action
+    one_choice = actions == "continuous" and not agent_model(NAMES.get(algo, algo)).takes_any_action
     if not start or one_choice:
         other = (
             "--env.action_bins 11 where the action is one number" if one_choice else "a TOML file of your own"
@@ -142,6 +153,14 @@ def _values(algo: str, spec: EnvSpec) -> list[Layer]:
     # Clipping to one suits Atari's scores; elsewhere it would hide most of what there is to learn.
     if values.get("agent.reward_clip") == "abs_one" and not spec.id.startswith("atari:"):
         fields["agent.reward_clip"] = "none"
+    if (
+        algo not in NAMES
+    ):  # its own defaults: the fields of the other may mean something else to it, or nothing
+        fields, values = (
+            {key: value for key, value in each.items() if not key.startswith("agent.")}
+            for each in (fields, values)
+        )
+        fields["agent.algorithm"] = algo
     return [
         Layer(f"preset for {kind}, {actions} actions", fields),
         Layer(f"preset {start.preset}", values),

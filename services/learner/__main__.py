@@ -14,7 +14,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.machine import keep_freed_memory
 from troupe.common.runtime import StopSignal, run_main
 from troupe.common.runtime.checkpoint import newest_first
-from troupe.common.runtime.files import atomic_write, make_directory, readable
+from troupe.common.runtime.files import readable
 from troupe.common.runtime.parser import Parser, real
 from troupe.common.runtime.startup import add_service_arguments, begin
 from troupe.common.wire.security.key_options import add_key_arguments
@@ -59,12 +59,12 @@ def main_parser() -> Parser:
 def run_config(
     run_dir: Path, preset: str | None, overrides: dict[str, str], *, resume: bool = False
 ) -> Config:
-    """The run's config: that of RUN_DIR, or of `preset` and the environment, which is then written there.
+    """The run's config: that of RUN_DIR, or of `preset` and the environment, which belongs there then.
 
     With `preset` and `resume` a run that is there goes on, with what the environment changes in it; so does
     a run without `preset`, with what `overrides` change for this process.
     """
-    from troupe.common.config import check_resumable, load_config, load_layers, read_config, to_toml
+    from troupe.common.config import check_resumable, load_config, load_layers, read_config
     from troupe.common.envs import check_settings, make_spec
 
     file = run_dir / "config.toml"
@@ -88,8 +88,6 @@ def run_config(
         config = loaded.config
         # Before the directory: a run that cannot begin should leave nothing behind.
         check_settings(config.env, make_spec(config.env), loaded.chosen("env"))
-        make_directory(run_dir, "run directory")
-    atomic_write(file, to_toml(config).encode())
     return config
 
 
@@ -129,7 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A run that lost its learner before the first checkpoint begins again.
         begun = next(newest_first(args.run_dir / "checkpoints"), None) is not None
         resume = args.resume and (begun or args.preset is None)
-        Learner(config, args.run_dir, resume=resume, stop=stop, linger_s=args.linger_s).run()
+        writes = args.preset is not None
+        Learner(
+            config, args.run_dir, resume=resume, stop=stop, write_config=writes, linger_s=args.linger_s
+        ).run()
 
     return run_main(body)
 

@@ -23,6 +23,7 @@ from troupe.common.errors import TroupeError
 from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
 from troupe.common.runtime import Deadline, StopSignal
+from troupe.common.runtime.files import CONFIG_FILE, atomic_write, make_directory
 from troupe.common.runtime.logging import Throttle
 from troupe.common.wire.link import new_incarnation
 from troupe.common.wire.replay.codec import SampleBatch, specs_to_wire
@@ -41,6 +42,7 @@ from troupe.services.learner.inference.service import CentralInference
 from troupe.services.learner.record.gathered import Gathered
 from troupe.services.learner.record.histograms import Histograms
 from troupe.services.learner.record.reporter import Reporter
+from troupe.services.learner.record.totals import tell_unlearned
 from troupe.services.learner.record.trackers import Run
 from troupe.services.learner.record.tracking import Trackers
 from troupe.services.learner.saving.checkpoints import CHECKPOINT_S, RunCheckpoints
@@ -83,11 +85,19 @@ class Learner:
         run_dir: the run directory.
         resume: go on from the newest whole checkpoint.
         stop: asks for the end.
+        write_config: `run_dir` is made where there is none, and gets this configuration.
         linger_s: how long a run that is complete already answers those who come, so that they learn of it.
     """
 
     def __init__(
-        self, config: Config, run_dir: Path, *, resume: bool, stop: StopSignal, linger_s: float = 0.0
+        self,
+        config: Config,
+        run_dir: Path,
+        *,
+        resume: bool,
+        stop: StopSignal,
+        write_config: bool = False,
+        linger_s: float = 0.0,
     ) -> None:
         self.config = config
         self.stop = stop
@@ -108,7 +118,6 @@ class Learner:
         self.checkpoints.begin_run(resume=resume)
         name, place = config.run.name or run_dir.resolve().name, str(run_dir.resolve())
         known_as = Run(self.checkpoints.run_id, name, place, config.to_dict())
-        trackers = Trackers(config.run.trackers, known_as)
         self._linger_s = linger_s if self._complete() else 0.0
         net = config.net
         security = make_security(net.keys_dir, "learner", insecure=net.insecure)
@@ -152,22 +161,35 @@ class Learner:
             pinned=config.learner.device != "cpu",
             security=security,
         )
-        self.reporter = Reporter(
-            run_dir,
-            config.env.id,
-            config.run.total_steps,
-            config.run.log_every_s,
-            self.counters,
-            self.counters.steps if resume else None,
-            trackers,
-            lambda slots: self.agent.slot_epsilons(slots, config.total_slots),
-            gathered=Gathered(config, self.spec.tasks),
-            tasks=self.spec.tasks,
-        )
+        try:
+            self._bind()  # first: a learner that cannot leaves no run behind
+            if write_config:
+                make_directory(run_dir, "run directory")
+                atomic_write(run_dir / CONFIG_FILE, to_toml(config).encode())
+            self.reporter = Reporter(
+                run_dir,
+                config.env.id,
+                config.run.total_steps,
+                config.run.log_every_s,
+                self.counters,
+                self.counters.steps if resume else None,
+                Trackers(config.run.trackers, known_as),
+                lambda slots: self.agent.slot_epsilons(slots, config.total_slots),
+                gathered=Gathered(config, self.spec.tasks),
+                tasks=self.spec.tasks,
+            )
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
         self.reporter.writer.add_text("config", f"```toml\n{to_toml(config)}\n```")
         self._throttle = Throttle(10.0)
         self._complete_before = self._complete()  # nobody waits for what an earlier session has ended with
         self._measured_s = time.monotonic()
+
+    def _bind(self) -> None:
+        self.control.bind()
+        if self.inference is not None:
+            self.inference.bind()
 
     def _stored_fields(self) -> tuple[FieldSpec, ...]:
         """The fields of this run's chunks, on the wire and in replay."""
@@ -224,6 +246,8 @@ class Learner:
             if self._complete():
                 if not self._complete_before:
                     self._learn_the_rest()
+                    if self._mixture.once is not None:
+                        tell_unlearned(self.counters.steps, self.counters.learned_steps)
                 self._finish()
             # Last of all, so that what is resumed later has every step that the status shows.
             self._collect(LAST_COLLECT_S)

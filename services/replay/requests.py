@@ -15,6 +15,7 @@ from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message
 from troupe.common.wire.replay.codec import decode_insert, encode_batch, specs_to_wire
 from troupe.common.wire.replay.files import SharedFiles
+from troupe.common.wire.security import claims
 from troupe.common.wire.server import Envelope, Server
 from troupe.services.replay.held import HeldInserts
 from troupe.services.replay.snapshots import Snapshots
@@ -77,6 +78,7 @@ class RequestHandlers:
         self._session = session
         self._status = status
         self._files = SharedFiles(replay.folder)
+        self._status_of: dict[str, claims.Allowance] = {}
         self._parked: deque[Parked] = deque()
         self._parked_by_peer: Counter[bytes] = Counter()
         # Batches that nobody reads stay in ZeroMQ's memory: to be counted, or a silent learner would fill
@@ -268,6 +270,9 @@ class RequestHandlers:
         return answer
 
     def _on_status(self, envelope: Envelope, body: messages.Status) -> messages.StatusOk:
+        key = envelope.key.public
+        if key and not self._status_of.setdefault(key, claims.status()).take():
+            raise RefusedError(messages.TOO_MANY, "more STATUS than those with one key may ask for")
         return messages.StatusOk(values=self._status())
 
     def _on_snapshot(self, envelope: Envelope, body: messages.SnapshotRequest) -> messages.SnapshotOk:

@@ -82,7 +82,7 @@ class Statistics:
         at, now_s = 0, system.time()
         for share in sample.shares:
             rows = slice(at, at + share.count)
-            self._ages[share.table].observe(now_s - sample.times_s[rows])
+            self._ages[share.table].observe(np.maximum(now_s - sample.times_s[rows], 0.0))
             stale = self.newest_version - sample.versions[rows]
             self._staleness[share.table].observe(np.maximum(stale, 0).astype(np.float64))
             at += share.count

@@ -53,6 +53,8 @@ BAD_INPUT = [
     ("train cartpole-apex --run-dir RUN", ["RUN holds a run that wrote no checkpoint", "--run-dir"]),
     ("train pong-apex --learner.device cuda", ["learner.device", "'cuda'", "no CUDA", "use cpu"]),
     ("resume RUN --learner.device cuda:1", ["learner.device", "no CUDA", "use cpu"]),
+    ("actor --learner tcp://127.0.0.1:1 --slots 0", ["--slots", "1"]),
+    ("resume no\x07such", [r"'no\x07such' is not a run directory: it does not exist"]),
     (
         "actor --learner tcp://127.0.0.1:1 --agent.gamma 0.9",
         ["unknown argument --agent.gamma", "its learner"],
@@ -85,6 +87,8 @@ BAD_INPUT = [
         ["set replay.tables to", 'name = "default", limiter = "queue"'],
     ),
     ("config validate pong-apex --env.id atari:nope", ["nope"]),
+    ("config validate --agent.algorithm impala", ["--agent.algorithm", "name the preset or file"]),
+    ("train cartpole-ppo --agent.algorithm sac", ["preset cartpole-ppo", "begin from a preset of sac"]),
     (
         "train cartpole-apex --env.frame_skip 4 --env.sticky_actions 0.25",
         ["env.frame_skip, env.sticky_actions would do nothing", "family `gym`", "no pictures", "env.kwargs"],

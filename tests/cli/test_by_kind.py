@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import troupe.services.__main__ as cli
-from troupe.common.config import Config, read_config
+from troupe.common.config import Config, load_config, read_config
 from troupe.common.errors import ConfigError
 from troupe.services.launcher import by_kind
 from troupe.services.launcher.training import check_environment
@@ -49,6 +49,21 @@ def test_values_go_by_what_the_environment_shows_and_takes() -> None:
     assert (pixels.agent.hidden_units, grid.agent.hidden_units) == (256, 128)
     atari = trained("ppo", "atari:pong")
     assert (atari.agent.reward_clip, atari.agent.unroll_steps) == ("abs_one", 128)
+
+
+def test_an_algorithm_outside_this_tree_has_its_own_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "outside"))
+    config = trained("my_package.munchausen", VECTOR)
+    assert (config.agent.algorithm, config.agent.alpha) == ("my_package.munchausen", 0.9)  # type: ignore[attr-defined]
+    assert config.replay.min_items == load_config("cartpole-apex").replay.min_items
+
+
+def test_another_algorithm_over_a_preset_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text('preset = "cartpole-ppo"\n[agent]\nalgorithm = "apex"\n')
+    line = r"agent\.algorithm 'apex' \(file .*own.toml\) does not go with the preset cartpole-ppo, .* of"
+    with pytest.raises(ConfigError, match=line):
+        load_config(str(file), None, {}, {})
 
 
 def test_other_layers_are_above(tmp_path: Path) -> None:

@@ -204,16 +204,19 @@ def test_cheap_commands_do_not_import_torch() -> None:
 def test_env_check_tells_what_an_environment_shows(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["env", "check", "gym:CartPole-v1"]) == 0
     output = capsys.readouterr().out
-    assert "network gets   numbers float32 [4]" in output
-    assert "shows          Box(" in output
+    assert "network sees   float32 numbers [4]" in output
+    assert "observation    Box(" in output
     assert "actions        2 Discrete(2)" in output
-    assert "gymnasium      warns: A Box observation space maximum value is infinity." in output
-    assert "frames/s" in output
-    assert "they are learned from as they are" in output
+    assert (
+        "warning        Gymnasium's checker warns: A Box observation space maximum value is infinity."
+        in output
+    )
+    assert "frames per second" in output
+    assert "used for learning unchanged" in output
     clipped = ["--env.reward_clip", "sign"]
     assert cli.main(["env", "check", "gym:Pendulum-v1", "--steps", "20", *clipped]) == 0
     output = capsys.readouterr().out
-    assert re.search(r"rewards +from -\d+\.\d+ to -[\d.]+; learned from as -1 to -1", output)
+    assert re.search(r"rewards +from -\d+\.\d+ to -[\d.]+; used for learning as -1 to -1", output)
     assert cli.main(["env", "check", "tests.envs.counting:Colour-v0", "--steps", "30", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["steps"], found["terminated"], found["truncated"]) == (30, 4, 0)
@@ -248,7 +251,7 @@ def test_an_environment_that_fails_now_and_then_is_trained_on_with_a_warning(
     assert len(launched) == 1
     told = capsys.readouterr().err
     assert "troupe: warning: it failed " in told
-    assert " in 100 steps, first: tests.envs.broken:Broken-v0 raised RuntimeError" in told
+    assert " in 100 steps; the first failure: tests.envs.broken:Broken-v0 raised RuntimeError" in told
 
 
 def test_a_resumed_run_is_checked_as_well(

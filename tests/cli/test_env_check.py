@@ -60,6 +60,12 @@ def test_what_fails_often_is_refused() -> None:
         found(how="raise", chance=0.3)
 
 
+def test_what_cannot_be_closed_is_played_and_said_to_fail_there() -> None:
+    findings = check(EnvConfig(id=BROKEN, kwargs={"how": "close"}), thorough=True)
+    assert findings.steps == 100
+    assert "close() raised RuntimeError: the viewer has gone" in (findings.objections or [])
+
+
 def test_a_crash_is_told_with_its_signal() -> None:
     with pytest.raises(ConfigError, match=r"ended the process at step 3, slot 0 \(SIGABRT\)"):
         found(how="abort")

@@ -86,6 +86,10 @@ class BrokenEnv(gymnasium.Env):
         words = self._how.split()
         return words[min(before, len(words) - 1)]
 
+    def close(self) -> None:
+        if self._how == "close":
+            raise RuntimeError("the viewer\nhas gone")
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
         self._t = 0

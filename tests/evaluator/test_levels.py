@@ -15,6 +15,7 @@ from tests.experiments.folders import make_run
 from tests.harness import games
 from troupe.common.agents import make_agent
 from troupe.common.config import load_config
+from troupe.common.config.schema import EvaluatorConfig
 from troupe.common.envs import make_spec, make_vector
 from troupe.common.envs.dmlab import DMLAB30
 from troupe.common.runtime import StopSignal
@@ -22,8 +23,9 @@ from troupe.common.stats.scores import random_and_human
 from troupe.common.wire.codec import encode
 from troupe.common.wire.control.client import RunState
 from troupe.common.wire.messages import Telemetry
+from troupe.common.wire.security import claims
 from troupe.serial import SerialTraining
-from troupe.services.actor.service import MAX_NAMED_GAMES
+from troupe.services.actor.service import MAX_GAMES, MAX_NAMED_GAMES
 from troupe.services.actor.timing import Timing, TimingReports
 from troupe.services.evaluator.games import play
 from troupe.services.evaluator.report import _COLUMNS, markdown, summary, table
@@ -217,6 +219,22 @@ def test_names_that_are_no_level_of_the_environment_do_not_count(tmp_path):
     found = rows(tmp_path)
     assert found["train/episode_return"] == 2.0
     assert [name for name in found if name.startswith("train/return/")] == [f"train/return/{DMLAB30[0]}"]
+
+
+def test_every_report_of_an_evaluation_fits_into_a_message():
+    section = EvaluatorConfig(episodes=1 << 16, slots=1024)
+    _, part_games, *_ = section.division()
+    ended = [[-1.5e20, 2**53]] * part_games
+    told = {f"eval/env/a_number_that_an_environment_tells_{number}": 0.1 for number in range(60)}
+    fields = games(*ended, tasks=[max(DMLAB30, key=len)] * part_games, part=3)
+    encode(Telemetry(metrics=told, fields=fields, blobs={}).message())
+    assert EvaluatorConfig(slots=7).division()[1] == 7
+
+
+def test_a_report_of_many_games_fits_into_a_message():
+    ended = [[-1.5e20, 2**53, (1 << 20) - 1, 0.1]] * MAX_GAMES
+    metrics = {f"actor/a_metric_of_an_actor_{number:033}": 0.1 for number in range(claims.MAX_METRICS)}
+    encode(Telemetry(metrics=metrics, fields=games(*ended), blobs={}).message())
 
 
 def test_a_report_of_named_games_fits_into_a_message():

@@ -1,9 +1,24 @@
+import socket
+
 import pytest
 
-from troupe.common.config import load_config
+from troupe.common.config import load_config, to_toml
 from troupe.common.config.field_options import parse_with_fields
 from troupe.common.errors import ConfigError
-from troupe.services.learner.__main__ import main_parser, run_config
+from troupe.common.runtime import StopSignal
+from troupe.common.runtime.files import atomic_write
+from troupe.services.learner import __main__ as command
+from troupe.services.learner.__main__ import main_parser
+from troupe.services.learner.service import Learner
+
+
+def run_config(run_dir, preset, overrides, **more):
+    """The configuration of a learner's command line, written as the learner does once it has bound."""
+    config = command.run_config(run_dir, preset, overrides, **more)
+    if preset is not None:
+        run_dir.mkdir(exist_ok=True)
+        atomic_write(run_dir / "config.toml", to_toml(config).encode())
+    return config
 
 
 def test_a_preset_begins_a_run_with_the_environment_on_top(tmp_path, monkeypatch):
@@ -76,3 +91,20 @@ def test_fields_on_the_command_line_come_before_the_environment(tmp_path, monkey
     assert run_config(args.run_dir, None, {"run.total_steps": "80"}).run.total_steps == 80
     with pytest.raises(ConfigError, match=r"cannot resume with another agent\.gamma"):
         run_config(args.run_dir, None, {"agent.gamma": "0.5"})
+
+
+@pytest.mark.parametrize("taken", ["control", "announce", "inference"])
+def test_a_learner_that_cannot_bind_leaves_no_run_behind(tmp_path, taken):
+    """The next start, with --resume, would go on with a run that never began."""
+    names = ("control", "announce", "inference")
+    options = {f"net.{name}": f"ipc://{tmp_path}/{name}" for name in names}
+    options |= {"agent.mlp_units": "[8]", "agent.hidden_units": "8", "inference.mode": "central"}
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        options[f"net.{taken}"] = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        config = load_config("cartpole-apex", None, options, {})
+        with pytest.raises(ConfigError, match="cannot bind"):
+            Learner(config, tmp_path / "run", resume=False, stop=StopSignal(), write_config=True)
+    assert not (tmp_path / "run").exists()
+    learner = Learner(config, tmp_path / "run", resume=False, stop=StopSignal(), write_config=True)
+    assert load_config(None, tmp_path / "run" / "config.toml", {}, {}) == config
+    learner._close()

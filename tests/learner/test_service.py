@@ -16,6 +16,7 @@ from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
 from troupe.services.learner import service
 from troupe.services.learner.control.reports import Report
+from troupe.services.learner.record import totals
 from troupe.services.learner.saving import checkpoints
 from troupe.services.learner.service import DivergedError, Learner
 
@@ -61,6 +62,18 @@ def test_a_complete_run_ends_by_itself(tmp_path):
     report(config, {}, steps=50)
     running.join()
     assert load_newest(tmp_path / "checkpoints").meta["steps"] == 50
+
+
+def test_a_run_that_learned_from_little_of_what_it_counts_says_so(tmp_path, monkeypatch, caplog):
+    """As behind a shard that acknowledges everything and hands out nothing."""
+    monkeypatch.setattr(totals, "SLACK_STEPS", 0)
+    fields = {"run.total_steps": "50", "evaluator.enabled": "false", "agent.mlp_units": "[8]"}
+    addresses = {f"net.{name}": f"ipc://{tmp_path}/{name}" for name in ("control", "announce", "replay")}
+    config = load_config("cartpole-impala", None, {**fields, **addresses, "net.heartbeat_s": "0.2"}, {})
+    running = run_learner(config, tmp_path)
+    report(config, {}, steps=50)
+    running.join()
+    assert "complete with 50 steps and has learned from 0 of them" in caplog.text
 
 
 def test_the_end_waits_for_an_evaluator_that_is_starting(tmp_path):

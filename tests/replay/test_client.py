@@ -1,5 +1,6 @@
 """The client against a shard in this process, whose every step the test decides."""
 
+import logging
 import time
 
 import numpy as np
@@ -191,3 +192,10 @@ def test_a_plan_that_does_not_fit_is_told_to_who_inserts(tmp_path, shard, client
     assert actor.insert(rollout)
     with pytest.raises(ConfigError, match="lower the capacity"):
         shard.serve_until(actor, lambda: not actor.outstanding)
+
+
+def test_a_shard_that_names_a_new_session_in_every_answer_gets_one_line(learner, caplog):
+    with caplog.at_level(logging.INFO):
+        for session in range(1, 200):
+            learner._on_credit(messages.Credit(credit=1, reason="", session=session), 0)
+    assert caplog.text.count("has been restarted") == 1

@@ -7,10 +7,11 @@ import sys
 import pytest
 import zmq
 
-from tests.harness import Context
+from tests.harness import Context, until
 from tests.replay import processes
 from tests.replay.ports import free_port
 from troupe.common.errors import AuthError
+from troupe.common.wire import messages
 from troupe.common.wire.replay.client import ReplayClient
 from troupe.common.wire.security.keys import load_keys, make_keys
 from troupe.common.wire.sockets import Security
@@ -69,6 +70,16 @@ def test_a_key_permits_what_its_role_does(endpoint, client):
     processes.insert(viewer, 0)
     with pytest.raises(AuthError, match="INSERT takes a key of actor or learner"):
         viewer.flush(60)
+
+
+def test_one_key_may_ask_for_the_status_so_often_and_another_still_can(endpoint, client):
+    """A flood of questions took a fifth of a learner's updates: each answer takes a shard's time."""
+    viewer, own = client(endpoint, "viewer"), client(endpoint, "evaluator")
+    for number in range(1, 401):
+        while not viewer._link.send(messages.Status(), number):
+            viewer.poll(10)
+    until(lambda: own.status(60)["rejected"].get("too_many", 0) >= 100)
+    assert viewer.status(60)["uptime_s"] > 0  # asked again, it is answered a little later
 
 
 def status_of(endpoint, *options):

@@ -95,7 +95,7 @@ def test_no_other_name_is_there_to_import(installed, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_project_with_folders_of_the_same_names_trains_resumes_sweeps_evaluates_and_exports(run, project):
-    assert "it works" in run("troupe", "env", "check", "my_package.corridor:Corridor-v0")
+    assert "The environment works" in run("troupe", "env", "check", "my_package.corridor:Corridor-v0")
     run("troupe", "train", "corridor.toml", "--run-dir", "run", *SHORT, *QUIET)
     assert steps_of(project / "run") == 800
     run("troupe", "resume", "run", "--total-steps", 1000, *QUIET)

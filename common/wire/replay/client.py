@@ -16,10 +16,12 @@ from troupe.common import system
 from troupe.common.data.packing import Packer
 from troupe.common.data.schema import Chunk, FieldSpec, with_arrays
 from troupe.common.errors import CheckpointError, ConfigError, PeerError, TroupeError
+from troupe.common.runtime.logging import Throttle
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.body import Body
 from troupe.common.wire.codec import Buffer, Message, WireError, encode
 from troupe.common.wire.link import Link, Question, new_incarnation
+from troupe.common.wire.rejections import GARBAGE_LOG_PERIOD_S
 from troupe.common.wire.replay.batch_reader import ArrayPool, BatchReader
 from troupe.common.wire.replay.codec import SampleBatch, encode_insert, infer_specs
 from troupe.common.wire.replay.pending import (
@@ -44,6 +46,8 @@ SAMPLE_PATIENCE_S = 5.0
 """The server answers a request within a second: after this it is asked whether the request got lost."""
 SNAPSHOT_PATIENCE_S = 60.0
 """To begin a snapshot, a server may be busy for some time."""
+ASK_AGAIN_S = 1.0
+"""What was asked too often for the server is asked again after this."""
 REFUSED_PAUSE_S = 0.5
 """What came as nonsense, or was too much for the server, is asked for again after this."""
 
@@ -131,6 +135,7 @@ class ReplayClient(Sampler):
         # Kept until `poll` raises it: messages are handled in the midst of other work, where nobody expects
         # an error.
         self._failure: TroupeError | None = None
+        self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
         self._pings = Pings(name, self.incarnation)
         self._link = Link(
             ctx or zmq.Context.instance(),
@@ -317,7 +322,7 @@ class ReplayClient(Sampler):
         self._question = self._questions
         self._answer = None
         deadline_s = system.monotonic() + timeout_s
-        pending, session = Question(question.message(self._question)), self._session
+        pending, session = Question(question.message(self._question), again_s=ASK_AGAIN_S), self._session
         try:
             while self._answer is None and system.monotonic() < deadline_s:
                 if session != self._session:  # a new process: the question went with the old one
@@ -448,7 +453,8 @@ class ReplayClient(Sampler):
         self._credit, self._credit_reason = body.credit, body.reason
         if body.session != self._session:
             if self._session is not None:
-                _log.info("%s: %s has been restarted", self._name, self._link)
+                if self._throttle("restarted"):
+                    _log.info("%s: %s has been restarted", self._name, self._link)
                 self._pings.soon()  # the answer tells what got lost with the old process
             self._session = body.session
             # Another process may have other files, even at the same address.
@@ -468,7 +474,7 @@ class ReplayClient(Sampler):
             if body.about == messages.Insert.TYPE:
                 self._credit_reason = body.detail
                 self._inserts_put_off = True  # the answer to the next ping has it sent again
-            else:
+            elif body.about not in (messages.Status.TYPE, messages.SnapshotRequest.TYPE):  # with own numbers
                 self._requests.turn_down(number, pause_s=REFUSED_PAUSE_S)
             return
         failure = refusal(self.endpoint, body.kind, body.detail)

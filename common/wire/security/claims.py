@@ -33,6 +33,12 @@ GAME_STEPS_AHEAD = 10_000
 """Steps of a slot for which games may be reported before the steps are: they come by another message."""
 REPORTS_AT_ONCE, REPORTS_PER_S = 256, 20.0
 """Reports of one service."""
+HEADER_BYTES_AT_ONCE, HEADER_BYTES_PER_S = 1 << 21, float(1 << 18)
+"""Of the messages of one service: to decode the 4,096 games of a report takes 3 ms of the learner's time."""
+SMALL_HEADER_BYTES = 1024
+"""Messages with no larger header are taken whatever came before: HEARTBEAT, and nearly every HELLO."""
+STATUS_AT_ONCE, STATUS_PER_S = 64, 8.0
+"""STATUS of all who have one key."""
 VIDEOS_AT_ONCE, VIDEOS_PER_S = 4, 1 / 60
 """Films of all evaluators together."""
 MAX_VIDEO_BYTES = 16 << 20
@@ -93,8 +99,9 @@ CLAIMS: dict[str, Claim] = {
     ),
     "TELEMETRY": Claim(
         ("actor", "replay", "evaluator"),
-        f"{REPORTS_AT_ONCE} reports at once and {REPORTS_PER_S:.0f} a second of each service; "
-        "of all actors without slots that have one key, as many together",
+        f"{REPORTS_AT_ONCE} reports at once and {REPORTS_PER_S:.0f} a second of each service, "
+        f"with headers of {HEADER_BYTES_AT_ONCE >> 20} MiB at once and {HEADER_BYTES_PER_S / 1024:.0f} KiB a "
+        "second; of all actors without slots that have one key, as much",
     ),
     "TELEMETRY actor/*, env/*, params/staleness": Claim(
         ("actor",), _METRICS_RULE, metrics=("actor/", "env/", "params/staleness")
@@ -104,8 +111,8 @@ CLAIMS: dict[str, Claim] = {
     "TELEMETRY episodes": Claim(
         ("actor", "evaluator"),
         f"{types.MAX_EPISODES:,} games a report; returns and scores within 10^30, at most 2^53 steps; from "
-        "an actor only while it holds slots, and without those that have more steps together than it has "
-        "made, but for the first of each slot; the slot of a game counts only where the actor holds it",
+        "an actor only while it holds slots, and without those of other slots, nor those that have more "
+        "steps together than it has made, but for the first of each slot",
     ),
     "TELEMETRY part": Claim(
         ("evaluator",),
@@ -115,6 +122,10 @@ CLAIMS: dict[str, Claim] = {
     "TELEMETRY tasks": Claim(
         ("actor", "evaluator"),
         "a name for each game, from an evaluator with `part`; only names of the environment's levels count",
+    ),
+    "STATUS": Claim(
+        (*messages.ROLES, "learner"),
+        f"{STATUS_AT_ONCE} at once and {STATUS_PER_S:.0f} a second of each shard with one key",
     ),
     "PARAMS_GET games": Claim(("evaluator",), "one part of an evaluation at a time"),
     "TELEMETRY trouble": Claim(("actor",), f"one line of at most {types.MAX_TROUBLE} characters"),
@@ -282,6 +293,8 @@ class PlayedGames:
         places = []
         for place, game in enumerate(games):
             first = (key, game.slot)
+            if game.slot is not None and game.slot not in slots:
+                continue
             if game.slot in slots and first not in self._begun:
                 self._begun.add(first)
             # At least one step each: a million games of no length would otherwise cost nothing.
@@ -304,20 +317,30 @@ class Allowance:
         self._at_once, self._per_s = at_once, per_s
         self._left, self._counted_s = float(at_once), system.monotonic()
 
-    def take(self) -> bool:
-        """Take one; False where none is left."""
+    def take(self, count: int = 1) -> bool:
+        """Take so many; False where fewer are left."""
         now_s = system.monotonic()
         self._left = min(self._at_once, self._left + (now_s - self._counted_s) * self._per_s)
         self._counted_s = now_s
-        if self._left < 1:
+        if self._left < count:
             return False
-        self._left -= 1
+        self._left -= count
         return True
 
 
 def reports() -> Allowance:
     """What a service may report."""
     return Allowance(REPORTS_AT_ONCE, REPORTS_PER_S)
+
+
+def headers() -> Allowance:
+    """Bytes that the headers of a service's messages may have."""
+    return Allowance(HEADER_BYTES_AT_ONCE, HEADER_BYTES_PER_S)
+
+
+def status() -> Allowance:
+    """How often those with one key may ask a shard for its status."""
+    return Allowance(STATUS_AT_ONCE, STATUS_PER_S)
 
 
 def check_evaluation(body: messages.Telemetry) -> None:

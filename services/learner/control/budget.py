@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -160,8 +161,14 @@ class StepBudget:
             return {"steps": self._steps, "reported": reported, "counted_unix_s": system.time()}
 
     def load_meta(self, meta: Mapping[str, Any]) -> None:
-        """Take over what `to_meta` gave."""
+        """Take over what `to_meta` gave. Raises ValueError, among others, for what it cannot have given."""
+        steps = int(meta["steps"])
+        reported = {int(one): int(made) for one, made in meta.get("reported", {}).items()}
+        if min([steps, *reported, *reported.values()]) < 0:
+            raise ValueError("a negative number of steps")
+        counted_s = float(meta.get("counted_unix_s", 0.0))
+        if not math.isfinite(counted_s):
+            raise ValueError("no time at which steps were counted")
         with self._lock:
-            self._steps = int(meta["steps"])
-            self._made = {int(one): int(made) for one, made in meta.get("reported", {}).items()}
-            self._away_s = max(0.0, system.time() - float(meta.get("counted_unix_s", 0.0)))
+            self._steps, self._made = steps, reported
+            self._away_s = max(0.0, system.time() - counted_s)

@@ -59,6 +59,24 @@ class Reports:
         self._metric_names = claims.MetricNames()
         self._games = claims.PlayedGames()
         self._idle: dict[str, claims.Allowance] = {}
+        self._idle_headers: dict[str, claims.Allowance] = {}
+
+    def admit(self, peer: Peer | None, key: str, header_bytes: int) -> None:
+        """Refuse a message that takes long to decode, after more of these than reports may be: RefusedError.
+
+        Args:
+            peer: its sender; None for a stranger.
+            key: that the sender has shown.
+            header_bytes: of the message.
+        """
+        if header_bytes <= claims.SMALL_HEADER_BYTES:
+            return
+        if peer is None or _idle(peer):
+            allowance = self._idle_headers.setdefault(key, claims.headers())
+        else:
+            allowance = peer.headers
+        if not allowance.take(header_bytes):
+            raise RefusedError(messages.TOO_MANY, "more bytes in headers than a service may send")
 
     def take(
         self, peer: Peer, body: messages.Telemetry, made: int, played: Published | None
@@ -75,8 +93,7 @@ class Reports:
             Kind and detail of what was left out.
         """
         # Of actors without slots a key may have any number, and a report takes time to look at.
-        idle = peer.role == "actor" and not peer.slots
-        allowance = self._idle.setdefault(peer.key, claims.reports()) if idle else peer.reports
+        allowance = self._idle.setdefault(peer.key, claims.reports()) if _idle(peer) else peer.reports
         if not allowance.take():
             raise RefusedError(messages.TOO_MANY, "more reports than a service may make")
         claims.check_telemetry(peer.role, body)
@@ -90,7 +107,8 @@ class Reports:
             detail = f"{more} metrics dropped: more than {most} names of the role {peer.role} and its key"
             left_out.append((messages.TOO_MANY, detail))
         if fields is not body.fields:
-            left_out.append((messages.REFUSED_CLAIM, f"games left out: {peer.name} has not made their steps"))
+            detail = f"games left out: {peer.name} does not hold their slots, or has not made their steps"
+            left_out.append((messages.REFUSED_CLAIM, detail))
         metrics |= self._hand_in(peer, body)
         played = played if peer.role == "evaluator" else None
         report = Report(peer.name, peer.role, peer.incarnation, metrics, fields, body.blobs, played)
@@ -114,10 +132,15 @@ class Reports:
         return {"eval/version": version}
 
     def _credible_games(self, peer: Peer, fields: TelemetryFields, made: int) -> TelemetryFields:
-        """An actor's fields without the games for which it has not made the steps."""
+        """An actor's fields without games of slots that it does not hold, or whose steps it has not made."""
         games = fields.episodes
         places = self._games.credible(peer.key, peer.incarnation, peer.slots, games, made)
         if len(places) == len(games):
             return fields
         tasks = [fields.tasks[place] for place in places] if fields.tasks else []
         return msgspec.structs.replace(fields, episodes=[games[place] for place in places], tasks=tasks)
+
+
+def _idle(peer: Peer) -> bool:
+    """Whether it is an actor without slots: of those a key may have any number."""
+    return peer.role == "actor" and not peer.slots

@@ -35,6 +35,7 @@ class Peer:
         version: parameter version that it uses, -1 for none.
         error: last error that it reported.
         reports: how many it may make now.
+        headers: bytes of headers that it may send now.
     """
 
     identity: bytes
@@ -50,6 +51,7 @@ class Peer:
     version: int = -1
     error: str = ""
     reports: Allowance = field(default_factory=claims.reports)
+    headers: Allowance = field(default_factory=claims.headers)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class Roster:
             if former is not None:
                 self._remove(former)
         if previous is not None:
-            peer.reports = previous.reports  # joining again does not fill it
+            # Joining again does not fill them.
+            peer.reports, peer.headers = previous.reports, previous.headers
         if not past.incarnations or past.incarnations[-1] != peer.incarnation:
             past.incarnations = [*past.incarnations, peer.incarnation][-_REMEMBERED_INCARNATIONS:]
         past.slots = peer.slots

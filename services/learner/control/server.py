@@ -130,6 +130,7 @@ class ControlServer:
         self._news: dict[str, claims.Allowance] = {}
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
         self._server: Server | None = None
+        self._pub: sockets.Socket | None = None
         self._announce_due = True
         self._stop = system.Event()
         self._waker = sockets.Waker()
@@ -147,8 +148,8 @@ class ControlServer:
         """The bound announce address, after `start` with the real port."""
         return self._endpoints[1]
 
-    def start(self) -> None:
-        """Bind both sockets and serve. Raises `ConfigError` where an address cannot be bound."""
+    def bind(self) -> None:
+        """Bind both sockets; who connects waits for `start`. Raises `ConfigError` where that cannot be."""
         router = sockets.make_router(
             self._ctx,
             self._endpoints[0],
@@ -163,7 +164,8 @@ class ControlServer:
             router.close(linger=0)
             raise
         self._endpoints = (sockets.bound_endpoint(router), sockets.bound_endpoint(pub))
-        server = self._server = Server(
+        self._pub = pub
+        self._server = Server(
             "learner",
             router,
             {
@@ -178,9 +180,14 @@ class ControlServer:
             heard=self._heard,
         )
         # Before anybody hears of the address: whom a key keeps out comes once, and is to be told in the log.
-        server.open(self._waker.fd)
+        self._server.open(self._waker.fd)
+
+    def start(self) -> None:
+        """Serve, and bind first where `bind` has not. Raises `ConfigError` as that does."""
+        if self._server is None:
+            self.bind()
         self._thread = system.Thread(
-            target=self._serve, args=(server, pub), name="control-server", daemon=True
+            target=self._serve, args=(self._server, self._pub), name="control-server", daemon=True
         )
         self._thread.start()
 
@@ -193,6 +200,8 @@ class ControlServer:
             if self._thread.is_alive():
                 _log.error("the control thread did not stop within %.0f s", timeout_s)
                 return
+        elif self._server is not None and self._pub is not None:
+            _close(self._server, self._pub)
         self._waker.close()
 
     def publish(self, version: int, params: dict[str, np.ndarray]) -> None:
@@ -277,9 +286,7 @@ class ControlServer:
                     self._stop.wait(0.1)
             self._announce(pub)
         finally:
-            server.close()
-            server.socket.close()
-            pub.close()
+            _close(server, pub)
 
     def _announce(self, pub: sockets.Socket) -> None:
         with self._changed:
@@ -294,8 +301,9 @@ class ControlServer:
                 self._tell(peer, logging.WARNING, line, peer.name, self._terms.liveness_s, ranges(peer.slots))
                 self._changed.notify_all()
 
-    def _heard(self, envelope: Envelope) -> None:
-        self._roster.seen(envelope.peer, system.monotonic(), envelope.key.public)
+    def _heard(self, envelope: Envelope, header_bytes: int) -> None:
+        peer = self._roster.seen(envelope.peer, system.monotonic(), envelope.key.public)
+        self._reports.admit(peer, envelope.key.public, header_bytes)
 
     # -- one method per message, all called under the lock --
 
@@ -443,6 +451,12 @@ class ControlServer:
             _log.log(level, line, *words)
         elif self._throttle(peer.key):
             _log.warning("services with the key of %s come and go too often to tell of each", peer.name)
+
+
+def _close(server: Server, pub: sockets.Socket) -> None:
+    server.close()
+    server.socket.close()
+    pub.close()
 
 
 def _level(peer: Peer) -> int:

@@ -123,19 +123,26 @@ class CentralInference:
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._bound = False
         self._wait_log: sockets.WaitLog | None = None
         self._blocked_at_s = 0.0
 
     # -- for the learner's main thread --
 
-    def start(self) -> None:
-        """Bind and serve. Raises `ConfigError` where the address cannot be bound."""
+    def bind(self) -> None:
+        """Bind; who connects waits for `start`. Raises `ConfigError` where the address cannot be bound."""
         router = sockets.make_router(
             self._ctx, self.endpoint, self._security, max_message_bytes=LIMITS.array_bytes
         )
         self.endpoint = sockets.bound_endpoint(router)
         self._server = Server("inference", router, {messages.Infer: self._infer}, limits=LIMITS)
         self._server.open(self._waker.fd)
+        self._bound = True
+
+    def start(self) -> None:
+        """Serve, and bind first where `bind` has not. Raises `ConfigError` as that does."""
+        if not self._bound:
+            self.bind()
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
         self._thread.start()
 

@@ -95,3 +95,13 @@ class StoredSteps:
                 int(stored),
             )
         self.missing = missing
+
+
+def tell_unlearned(steps: int, learned: float) -> None:
+    """Say so where a run is complete whose steps, each to be learned from once, mostly were not."""
+    if steps > FACTOR * learned + SLACK_STEPS:
+        _log.warning(
+            "the run is complete with %d steps and has learned from %d of them: a shard acknowledged steps "
+            "that it did not hand out, or actors claimed steps that they did not make",
+            *(steps, int(learned)),
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from troupe.services.learner.control.budget import StepBudget
@@ -47,9 +48,11 @@ class RunCounters:
         }
 
     def load_meta(self, meta: dict[str, Any]) -> None:
-        """Take over what `to_meta` gave."""
+        """Take over what `to_meta` gave. Raises ValueError, among others, for what it cannot have given."""
         self.budget.load_meta(meta)
         self.updates = int(meta["updates"])
         self.version = int(meta["version"])
         # Checkpoints that are older than this number: nearly all that was made had been learned from.
         self.learned_steps = float(meta.get("learned_steps", self.steps))
+        if min(self.updates, self.version, self.learned_steps) < 0 or not math.isfinite(self.learned_steps):
+            raise ValueError("a negative number")

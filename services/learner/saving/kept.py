@@ -40,7 +40,8 @@ class Archive:
 
     def take(self, path: Path) -> None:
         """Keep what has just been written, if it is time to."""
-        if not self._period_s or time.time() - self._since_s < self._period_s:
+        # Negative where the clock was put back, which must not put off the next one by as much.
+        if not self._period_s or 0 <= time.time() - self._since_s < self._period_s:
             return
         try:
             keep_checkpoint(path, self._directory)

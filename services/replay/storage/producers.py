@@ -84,6 +84,7 @@ class Producers:
         else:
             crowded = len(own) >= MAX_SHARE
             times_s = self._rows["time_s"]
+            np.minimum(times_s, system.time(), out=times_s)  # as at the start
             place = int(own[np.argmin(times_s[own])] if crowded else np.argmin(times_s))
             if system.time() - self._rows["time_s"][place] < FORGET_S:
                 if crowded:

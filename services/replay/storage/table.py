@@ -29,6 +29,8 @@ MAX_FIRST_ID = 1 << 52
 
 # Numbers in the header of a table.
 _HEADER = 8
+# Of a count.
+_MOST = 2**53
 # Steps that an item may have.
 _LONGEST = 2**31 - 1
 
@@ -161,6 +163,7 @@ class Table:
             jumps = np.flatnonzero((np.diff(rows) == 0) & (np.diff(slots) != 1))
             for at in np.unique(np.searchsorted(begins, jumps, side="right") - 1).tolist():
                 self._remember(int(rows[begins[at]]), slots[begins[at] : begins[at] + counts[at]])
+        self._check_header()
         limiter = self.limiter
         limiter.inserted, limiter.sampled = int(self._header[0]), int(self._header[1])
         limiter.base = float(self._header[2])
@@ -171,10 +174,22 @@ class Table:
             self._header[2:5] = limiter.base, *limits
         return rows
 
-    def _damaged(self) -> ConfigError:
-        """The error for items that no process of this program leaves, whenever it is killed."""
+    def _check_header(self) -> None:
+        """Raise ConfigError where the counters are none; `min_items`, which is 1 or more, is always there."""
+        counts = self._header[[0, 1, 3, 4, 5]]
+        whole = np.delete(counts, 2)  # all but the ratio
+        if not (
+            np.all(np.isfinite(self._header))
+            and np.all((counts >= 0) & (counts <= _MOST))
+            and np.all(whole == np.floor(whole))
+            and (self._header[4] or not self.size)
+        ):
+            raise self._damaged("counters")
+
+    def _damaged(self, what: str = "items") -> ConfigError:
+        """The error for what no process of this program leaves, whenever it is killed."""
         return ConfigError(
-            f"the items of table {self.config.name!r} are damaged: restore the folder, or use another"
+            f"the {what} of table {self.config.name!r} are damaged: restore the folder, or use another"
         )
 
     # ---------------------------------------------------------------- items

@@ -1,3 +1,5 @@
+import pytest
+
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.saving.counters import RunCounters
 
@@ -29,3 +31,20 @@ def test_progress_goes_on_from_a_checkpoint_and_from_one_that_is_older_than_it()
     assert after.progress(learned=True) == 0.1
     after.learned_steps = 1001.0
     assert after.progress(learned=True) == 1.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": -1},
+        {"updates": -1},
+        {"version": -5},
+        {"learned_steps": -1.0},
+        {"learned_steps": float("inf")},
+        {"reported": {"7": -3}},
+        {"counted_unix_s": float("-inf")},
+    ],
+)
+def test_a_checkpoint_of_less_than_nothing_is_not_taken(change):
+    with pytest.raises(ValueError, match=r"negative|no time"):
+        RunCounters(4, StepBudget()).load_meta({**RunCounters(4, StepBudget()).to_meta(), **change})

@@ -58,6 +58,14 @@ def test_the_archive_keeps_one_now_and_then_for_good(tmp_path):
     assert names(tmp_path / "archive")[0] == "step-000000000008"
 
 
+def test_a_clock_that_was_put_back_does_not_stop_the_archive(tmp_path):
+    archive = Archive(tmp_path, 50.0)
+    archive._since_s += 1e8  # by years
+    for steps in range(2):
+        archive.take(save_checkpoint(tmp_path, WEIGHTS, {"steps": steps}))
+    assert names(tmp_path / "archive") == ["step-000000000000"]
+
+
 def test_without_a_period_nothing_is_archived(tmp_path):
     archive = Archive(tmp_path, 0.0)
     archive._since_s = 0.0

@@ -96,6 +96,16 @@ def test_an_item_that_reaches_beyond_its_chunk_is_damage(folder, field, value):
     refused_twice(folder, "the items of table 'default' are damaged")
 
 
+@pytest.mark.parametrize(
+    "damage", [(0, -1), (1, np.nan), (1, 0.5), (2, np.inf), (5, 1e300), (slice(None), 0)]
+)
+def test_counters_that_are_none_are_damage(folder, damage):
+    header = np.memmap(folder / "default.header", "float64", "r+")
+    header[damage[0]] = damage[1]
+    header.flush()
+    refused_twice(folder, "the counters of table 'default' are damaged")
+
+
 @pytest.mark.parametrize(("lane", "start"), [(0, 1), (1, -1), (2, 1 << 40), (3, 1 << 40)])
 def test_a_chunk_that_lies_outside_of_the_files_is_damage(folder, lane, start):
     records = np.memmap(folder / RECORDS_FILE, record_dtype(6), "r+")

@@ -1,11 +1,14 @@
 """INSERTED is said of what is stored, and of nothing else."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.replay.storage.replays import contents, open_replay, simple
+from troupe.common import system
 from troupe.common.data.inserts import GapError, RefusedError
 from troupe.services.replay.storage import producers as module
 from troupe.services.replay.storage.producers import Producers
@@ -96,3 +99,16 @@ def test_one_owner_takes_a_share_of_the_places(tmp_path, monkeypatch):
     assert [producers.newest(each) for each in (1, 4)] == [0, 0]
     with pytest.raises(RefusedError):
         producers.admit(6, "greedy")
+
+
+def test_a_clock_that_was_put_back_keeps_nobody_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_SHARE", 3)
+    producers = Producers(tmp_path)
+    for incarnation in (1, 2, 3):
+        producers.admit(incarnation, "one key")
+    now_s = time.time() - 1e8  # by years
+    monkeypatch.setattr(system, "time", lambda: now_s)
+    with pytest.raises(RefusedError, match="3 processes"):
+        producers.admit(4, "one key")
+    now_s += module.FORGET_S + 1
+    producers.admit(4, "one key")

@@ -10,7 +10,7 @@ import zmq
 from tests.harness import LOOPBACK, Untyped, games, told_to_wait, until
 from troupe.common.errors import ConfigError
 from troupe.common.wire import messages, sockets
-from troupe.common.wire.codec import Message
+from troupe.common.wire.codec import Message, encode
 from troupe.common.wire.replay.client import ReplayClient
 from troupe.common.wire.replay.sharded import ShardedReplayClient
 from troupe.common.wire.security import claims
@@ -409,6 +409,23 @@ def test_nobody_floods_the_learner_with_reports_and_films(serve, connect, secure
         again.send_telemetry({"actor/steps": 1.0})
     until(lambda: server.rejected()["too_many"] > rejected)
     assert evaluator.connected
+
+
+def test_a_flood_of_long_headers_is_refused_before_it_is_decoded(serve, connect, secured, monkeypatch):
+    monkeypatch.setattr(claims, "HEADER_BYTES_PER_S", 0.0)
+    monkeypatch.setattr(claims, "HEADER_BYTES_AT_ONCE", 1 << 18)
+    server = serve(security=secured("learner"), liveness_s=60.0)
+    actor = connect(server, "actor-0", slots_wanted=1, security=secured("actor"))
+    actor.join(60)
+    crowd = Untyped({"episodes": [[0.5, 1, 0]] * 4096})
+    for _ in range(30):
+        actor.send_telemetry({}, None, crowd)
+    until(lambda: server.rejected().get("too_many", 0) + server.telemetry.qsize() == 30)
+    with server._changed:
+        (peer,) = server._roster._by_name.values()
+        left = peer.headers._left
+    assert 0 <= left < len(encode(Message("TELEMETRY", {"fields": crowd.entries()}))[0])
+    assert actor.connected  # small messages are served as ever
 
 
 def test_a_role_does_not_fill_the_record_with_names(serve, connect, secured, monkeypatch):
