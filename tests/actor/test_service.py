@@ -243,6 +243,8 @@ def test_an_actor_that_is_restarted_does_not_play_the_same_games_again(
         actor = run_actor(context, control)
         until(lambda: replay.chunks)
         actor.end()
+        # The next one may join over its own connection before the farewell of this one is read.
+        until(lambda: control._budget.steps)
         return replay.chunks[0].fields["obs"][0].tobytes()
 
     publish(control)

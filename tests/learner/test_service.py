@@ -9,6 +9,7 @@ import pytest
 
 from tests.harness import Context, Untyped, games, until
 from tests.learner.runs import evaluated, make_config, report, run_learner
+from troupe.common.config import load_config
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.runtime import StopSignal, checkpoint
 from troupe.common.runtime.checkpoint import load_checkpoint, load_newest, newest_first
