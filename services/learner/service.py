@@ -122,45 +122,11 @@ class Learner:
         net = config.net
         security = make_security(net.keys_dir, "learner", insecure=net.insecure)
         self._context = zmq.Context()
-        self.control = ControlServer(
-            self._context,
-            net.control,
-            net.announce,
-            Terms(
-                config.to_dict(),
-                structural_hash(config),
-                run=self.checkpoints.run_id,
-                heartbeat_s=net.heartbeat_s,
-                liveness_s=net.liveness_s,
-                fields=specs_to_wire(self._stored_fields()),
-                item_steps=self.agent.item_steps,
-            ),
-            # With a total of its own, actors come and go; without, as many are expected as fill it.
-            SlotRules(
-                config.total_slots,
-                spread=config.actor.total_slots > 0,
-                most_per_key=config.actor.max_slots_per_key,
-            ),
-            shard_sockets=net.replay,
-            bfloat16=config.learner.publish_dtype == "bfloat16",
-            security=security,
-            budget=self.counters.budget,
-            evaluations=Evaluations(*config.evaluator.division()),
-        )
+        self.control = self._make_control(security)
         keep_best, fetched = config.learner.keep_best, self.control.params_fetched
         self._best = Best(directory, fetched, self.checkpoints.meta) if keep_best else None
         self.inference = self._make_inference(security) if config.inference.mode == "central" else None
-        self.prefetch = Prefetcher(
-            self._context,
-            self.control.shards,
-            shares=self._mixture.shares,
-            kept=self._mixture.kept,
-            depth=config.learner.prefetch,
-            incarnation=secrets.randbits(63),
-            fields=self.agent.fields,
-            pinned=config.learner.device != "cpu",
-            security=security,
-        )
+        self.prefetch = self._make_prefetcher(security)
         try:
             self._bind()  # first: a learner that cannot leaves no run behind
             if write_config:
@@ -185,6 +151,50 @@ class Learner:
         self._throttle = Throttle(10.0)
         self._complete_before = self._complete()  # nobody waits for what an earlier session has ended with
         self._measured_s = time.monotonic()
+
+    def _make_control(self, security: Security) -> ControlServer:
+        """The server of the run's membership, not bound yet."""
+        config, net = self.config, self.config.net
+        return ControlServer(
+            self._context,
+            net.control,
+            net.announce,
+            Terms(
+                config.to_dict(),
+                structural_hash(config),
+                run=self.checkpoints.run_id,
+                heartbeat_s=net.heartbeat_s,
+                liveness_s=net.liveness_s,
+                fields=specs_to_wire(self._stored_fields()),
+                item_steps=self.agent.item_steps,
+            ),
+            # With a total of its own, actors come and go; without, as many are expected as fill it.
+            SlotRules(
+                config.total_slots,
+                spread=config.actor.total_slots > 0,
+                most_per_key=config.actor.max_slots_per_key,
+            ),
+            shard_sockets=net.replay,
+            bfloat16=config.learner.publish_dtype == "bfloat16",
+            security=security,
+            budget=self.counters.budget,
+            evaluations=Evaluations(*config.evaluator.division()),
+        )
+
+    def _make_prefetcher(self, security: Security) -> Prefetcher:
+        """What asks the shards for batches, not started yet."""
+        config = self.config
+        return Prefetcher(
+            self._context,
+            self.control.shards,
+            shares=self._mixture.shares,
+            kept=self._mixture.kept,
+            depth=config.learner.prefetch,
+            incarnation=secrets.randbits(63),
+            fields=self.agent.fields,
+            pinned=config.learner.device != "cpu",
+            security=security,
+        )
 
     def _bind(self) -> None:
         self.control.bind()
