@@ -32,7 +32,8 @@ class StepBudget:
     limit may be lowered; the former one counts until the actor has said that it obeys the new one. No report
     counts for more than was permitted: by this learner, or for a process that it does not know yet by the one
     before, which gave nobody more than half of what was left; nor for more than slots can make in the time
-    since the process was first heard of. What a report says beyond that is as if it had not been said. So
+    since the process was first heard of. What a report says beyond that is as if it had not been said; only
+    a process that this learner does not know yet may go on from there. So
 
         steps + (what all actors may still make) <= total + slots - 1
 
@@ -55,6 +56,9 @@ class StepBudget:
         ] = {}  # what it had made when it was first heard of, and when
         self._steps = 0
         self._made: dict[int, int] = {}
+        # What a process had made beyond what was credible when this learner first heard of it. It is not
+        # counted, and not held against it: its limits lie so much higher, or it could never go on.
+        self._uncounted: dict[int, int] = {}
         self._limits: dict[int, list[int]] = {}  # obeyed first, then those that are on their way
         self._round = 0  # slots of all
         self._closed = False
@@ -74,7 +78,7 @@ class StepBudget:
         """Return the steps that a process may have made by the limits that it was told."""
         with self._lock:
             limits = self._limits.get(incarnation)
-            return max(limits) if limits else MAX_STEPS
+            return max(limits) + self._uncounted.get(incarnation, 0) if limits else MAX_STEPS
 
     def made(self, incarnation: int) -> int:
         """Return the steps of a process that are counted."""
@@ -84,7 +88,7 @@ class StepBudget:
     def report(self, incarnation: int, made: int, slots: int = 1) -> None:
         """Note that this actor process, with this many `slots`, has made `made` steps since its start."""
         with self._lock:
-            self._report(incarnation, made, slots)
+            self._report(incarnation, max(0, made - self._uncounted.get(incarnation, 0)), slots)
 
     def extend(self, incarnation: int, made: int, obeyed: int, slots: Mapping[int, int]) -> int:
         """Take note of a report, and return how many steps the process may make since its start.
@@ -97,11 +101,12 @@ class StepBudget:
         """
         with self._lock:
             self._round = sum(slots.values())
-            made = self._report(incarnation, made, slots.get(incarnation, 0))
+            made, uncounted = self._take(incarnation, made, slots.get(incarnation, 0))
+            obeyed = max(0, obeyed - uncounted)
             self._limits = {one: limits for one, limits in self._limits.items() if one in slots}
             own = slots.get(incarnation, 0)
             if not own:  # whose lease has just ended
-                return made
+                return made + uncounted
             left = self.total - self._steps
             # Half of an even share: the first to be told leaves as much again for those who have not been
             # heard yet.
@@ -115,7 +120,15 @@ class StepBudget:
             if not window and sum(max(0, self._ahead(one) - slots[one]) for one in others) < left:
                 window = own
             limits.append(made + window)
-            return limits[-1]
+            return limits[-1] + uncounted
+
+    def _take(self, incarnation: int, said: int, slots: int) -> tuple[int, int]:
+        """Count what is credible of a report; returns the counted steps, and those that never are."""
+        uncounted, known = self._uncounted.get(incarnation, 0), incarnation in self._limits
+        made = self._report(incarnation, max(0, said - uncounted), slots)
+        if not known and made + uncounted < said:
+            uncounted = self._uncounted[incarnation] = said - made
+        return made, uncounted
 
     def _report(self, incarnation: int, made: int, slots: int) -> int:
         """Count what is credible of a report; returns the steps of the process that are counted."""

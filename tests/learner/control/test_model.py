@@ -1,0 +1,258 @@
+"""Any order of joining, leaving, silence, stolen names and restarts, beside what actors know themselves."""
+
+import os
+import random
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.harness import Context
+from troupe.common import system
+from troupe.common.wire import messages
+from troupe.common.wire.codec import decode, encode
+from troupe.common.wire.sockets import PeerKey
+from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.control.roster import SlotRules
+from troupe.services.learner.control.server import ControlServer, Terms
+
+EXAMPLES = 2000 if os.environ.get("TROUPE_CHAOS") else 60
+TOTAL, SLOTS = 60, 4
+HEARTBEAT_S, LIVENESS_S = 1.0, 10.0
+KEYS = {"mine": PeerKey("actor", "mine"), "theirs": PeerKey("actor", "theirs")}
+
+
+@dataclass(eq=False)
+class Actor:
+    """A process that acts, and what it knows: what its last answers said.
+
+    Attributes:
+        joined: it was welcome, and has not been told otherwise since.
+        superseded: it was told that another has its name now.
+    """
+
+    name: str
+    key: str
+    wanted: int
+    incarnation: int
+    slots: list[int] = field(default_factory=list)
+    made: int = 0
+    limit: int = 0
+    joined: bool = False
+    superseded: bool = False
+    heard_s: float = 0.0
+
+    @property
+    def identity(self):
+        return b"%d" % self.incarnation
+
+
+class Membership(RuleBasedStateMachine):
+    """Actors that keep to the protocol, over connections that lose answers, and a learner that dies."""
+
+    def __init__(self):
+        super().__init__()
+        self.real = {name: getattr(system, name) for name in ("monotonic", "time", "random")}
+        self.now_s = 1000.0
+        system.monotonic = system.time = lambda: self.now_s
+        system.random = random.Random(7)
+        self.context = Context()
+        self.actors = []
+        self.processes = 0
+        self.older = False  # a learner has begun from a checkpoint: steps since then may be unknown to it
+        self.lost = 0  # steps of processes that died before they could tell
+        self.saved = StepBudget(TOTAL).to_meta()
+        self.server = None
+        self._start()
+
+    def _start(self):
+        self.processes += 1
+        if self.server is not None:
+            self.server.stop()
+        self.budget = StepBudget(TOTAL)
+        self.budget.load_meta(self.saved)
+        place = f"inproc://{id(self)}-{self.processes}"
+        terms = Terms({"run": {"seed": 0}}, run="run", heartbeat_s=HEARTBEAT_S, liveness_s=LIVENESS_S)
+        self.server = ControlServer(
+            self.context, place, place + "-announce", terms, SlotRules(SLOTS), budget=self.budget
+        )
+        self.server.bind()
+        self.answers = []
+        self.server._server.send = lambda peer, body, number=0: self.answers.append(body) or True
+
+    def teardown(self):
+        self.server.stop()
+        self.context.destroy(linger=0)
+        for name, value in self.real.items():
+            setattr(system, name, value)
+
+    def say(self, actor, body):
+        """One message through the codec; returns the answer."""
+        self.answers.clear()
+        message = decode(list(map(bytes, encode(body.message(1)))))
+        with self.server._changed:
+            self.server._server.serve(actor.identity, message, KEYS[actor.key])
+        return self.answers[0] if self.answers else None
+
+    def some(self, data, which=lambda actor: True):
+        return data.draw(st.sampled_from([actor for actor in self.actors if which(actor)]))
+
+    # ---------------------------------------------------------------- processes
+
+    @rule(
+        name=st.sampled_from(["actor-0", "actor-1", "actor-2"]),
+        key=st.sampled_from(["mine", "mine", "mine", "theirs"]),
+        wanted=st.integers(1, 3),
+    )
+    def begin(self, name, key, wanted):
+        """A process starts; it may have the name of another, as after a restart or by mistake."""
+        self.processes += 1
+        self.actors.append(Actor(name, key, wanted, self.processes))
+
+    @precondition(lambda self: self.actors)
+    @rule(data=st.data(), answer_lost=st.booleans())
+    def hello(self, data, answer_lost):
+        actor = self.some(data)
+        self.join(actor, answer_lost)
+
+    def join(self, actor, answer_lost=False):
+        owner = self._owner(actor.name)
+        answer = self.say(
+            actor,
+            messages.Hello(
+                role="actor",
+                name=actor.name,
+                incarnation=actor.incarnation,
+                slots_wanted=actor.wanted,
+                slots_held=actor.slots,
+                steps_made=actor.made,
+                steps_limit=actor.limit,
+            ),
+        )
+        if owner is not None and owner.key != KEYS[actor.key].public:
+            assert answer.kind == messages.NAME_TAKEN, "a name was stolen"
+        if isinstance(answer, messages.Error):
+            kinds = (messages.NAME_TAKEN, messages.NO_SLOTS, messages.REFUSED_SUPERSEDED)
+            assert answer.kind in kinds, answer.detail
+            actor.superseded |= answer.kind == messages.REFUSED_SUPERSEDED
+            return
+        assert not actor.superseded or self.older, "one that was replaced has come back"
+        assert 0 < len(answer.slots) <= actor.wanted
+        self._expect_superseded(actor)
+        if not answer_lost:
+            actor.slots, actor.limit = answer.slots, answer.steps_limit
+            actor.joined, actor.heard_s = True, self.now_s
+
+    def _owner(self, name):
+        return self.server._roster._by_name.get(name)
+
+    def _expect_superseded(self, newest):
+        """Whoever had the name before is out, and will hear of it."""
+        leases = self.server.leases()
+        for actor in self.actors:
+            if actor is not newest and actor.name == newest.name and actor.key == newest.key:
+                assert actor.incarnation not in leases, "two processes under one name"
+
+    @precondition(lambda self: any(actor.joined for actor in self.actors))
+    @rule(data=st.data(), answer_lost=st.booleans())
+    def heartbeat(self, data, answer_lost):
+        self.beat(self.some(data, lambda actor: actor.joined), answer_lost)
+
+    def beat(self, actor, answer_lost=False):
+        answer = self.say(actor, messages.Heartbeat(steps_made=actor.made, steps_limit=actor.limit))
+        if isinstance(answer, messages.Error):
+            assert answer.kind == messages.UNKNOWN_PEER, answer.detail
+            actor.joined = False
+        elif not answer_lost:
+            actor.limit, actor.heard_s = answer.steps_limit, self.now_s
+
+    @precondition(lambda self: any(actor.joined for actor in self.actors))
+    @rule(data=st.data(), rounds=st.integers(1, 20))
+    def act(self, data, rounds):
+        self.step(self.some(data, lambda actor: actor.joined), rounds)
+
+    def step(self, actor, rounds):
+        """As many rounds of all its slots as it may make. One that hears nothing stops by itself."""
+        while rounds and actor.made + len(actor.slots) <= actor.limit:
+            if self.now_s - actor.heard_s > LIVENESS_S:
+                return
+            actor.made += len(actor.slots)
+            rounds -= 1
+            self.now_s += 0.001
+
+    @precondition(lambda self: any(actor.joined for actor in self.actors))
+    @rule(data=st.data())
+    def bye(self, data):
+        actor = self.some(data, lambda actor: actor.joined)
+        self.say(actor, messages.Bye(steps_made=actor.made))
+        self.actors.remove(actor)
+
+    @precondition(lambda self: self.actors)
+    @rule(data=st.data())
+    def die(self, data):
+        """Without a word."""
+        self.actors.remove(self.some(data))
+
+    # ---------------------------------------------------------------- time, and the learner
+
+    @rule(seconds=st.sampled_from([0.5, HEARTBEAT_S, LIVENESS_S + 1]))
+    def wait(self, seconds):
+        self.now_s += seconds
+        self.server._expire()
+        for peer in self.server.peers():
+            assert peer["seen_s_ago"] <= LIVENESS_S, "a lease without an end"
+
+    @rule()
+    def save(self):
+        self.saved = self.budget.to_meta()
+
+    @rule()
+    def restart(self):
+        """The learner begins again from its last checkpoint."""
+        self.older = True
+        self._start()
+
+    # ---------------------------------------------------------------- what is always so
+
+    @invariant()
+    def every_slot_has_one_holder(self):
+        held = [slot for slots in self.server.leases().values() for slot in slots]
+        assert len(held) == len(set(held)), "a slot with two holders"
+        assert set(held) <= set(range(SLOTS))
+
+    @invariant()
+    def no_more_steps_than_the_total_and_a_round(self):
+        assert self.budget.steps <= TOTAL + SLOTS - 1
+
+    @invariant()
+    def nothing_is_counted_that_was_not_made(self):
+        for actor in self.actors:
+            assert self.budget.made(actor.incarnation) <= actor.made
+
+    @rule()
+    def come_to_the_end(self):
+        """Whatever has happened: those that are there, and one more, bring the run to its total."""
+        self.begin("actor-9", "mine", SLOTS)
+        for _ in range(400):
+            self.now_s += HEARTBEAT_S
+            self.server._expire()
+            for actor in self.actors:
+                if not actor.joined:
+                    self.join(actor)
+                if actor.joined:
+                    self.beat(actor)
+                    self.step(actor, 100)
+                    self.beat(actor)
+            if self.budget.steps >= TOTAL:
+                return
+        raise AssertionError(f"the run stands at {self.budget.steps} of {TOTAL} steps")
+
+
+Membership.TestCase.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestMembership = Membership.TestCase
