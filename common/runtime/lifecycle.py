@@ -91,13 +91,18 @@ class StopSignal:
         self._reader, self._writer = os.pipe()
         # A handler must not block; and a full pipe means that the reader knows already.
         os.set_blocking(self._writer, False)
+        os.set_blocking(self._reader, False)
         self._former: dict[signal.Signals, Any] = {}
+        self._former_wakeup = -1
 
     def install(self) -> StopSignal:
         """Handle the signals from now on (main thread only); returns itself."""
         numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else `nohup` wants us to go on
             numbers.append(signal.SIGHUP)
+        # Python runs a handler between two bytecodes. One that is due just before a wait in the kernel would
+        # run after it, however long that takes; so the signal itself writes to the pipe, in C.
+        self._former_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._former = {number: signal.signal(number, self._on_signal) for number in numbers}
         return self
 
@@ -105,6 +110,8 @@ class StopSignal:
         """Give the signals back to the handlers from before `install`."""
         for number, handler in self._former.items():
             signal.signal(number, handler)
+        if self._former:
+            signal.set_wakeup_fd(self._former_wakeup)
         self._former = {}
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -146,6 +153,9 @@ class StopSignal:
     def wait(self, timeout_s: float) -> bool:
         """Sleep until a stop is asked for, at most `timeout_s`; returns `requested`."""
         select.select([self._reader], [], [], timeout_s)
+        if not self._requested:  # woken by a signal that asks for no stop, whose byte must not wake us again
+            with suppress(BlockingIOError):
+                os.read(self._reader, 512)
         return self._requested
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.harness import leave
 from troupe.common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
-from troupe.common.runtime import Deadline, StopSignal, guard, run_main
+from troupe.common.runtime import Deadline, StopSignal, run_main
 from troupe.common.runtime.files import (
     atomic_write,
     check_writable,
@@ -263,39 +263,3 @@ def test_a_log_on_a_full_disk_does_not_change_how_a_service_ends(disk):
             ).returncode
             == 0
         )
-
-
-def test_a_guarded_process_dies_with_its_parent(python):
-    """Kill -9 the parent: the guarded child, and what it became by exec, is gone too."""
-    parent = python(
-        f"""
-        import os, subprocess, sys, time
-        code = "import os, time; print(os.nice(0), flush=True); time.sleep(60)"
-        guarded = [sys.executable, "-I", "-S", {guard.__file__!r}, str(os.getpid()), "9", "5"]
-        child = subprocess.Popen([*guarded, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        print(child.stdout.readline().strip(), child.pid, flush=True)
-        time.sleep(60)
-        """
-    )
-    nice, pid = map(int, parent.stdout.readline().split())
-    assert nice == min(19, os.nice(0) + 5)
-    parent.kill()
-    parent.wait()
-    deadline = Deadline(10)
-    while _alive(pid) and not deadline.expired:
-        time.sleep(0.02)
-    assert not _alive(pid)
-
-
-def test_a_guarded_process_does_not_start_without_its_parent(tmp_path):
-    command = [sys.executable, "-I", "-S", guard.__file__, "1", "9", "0", "touch", str(tmp_path / "x")]
-    assert subprocess.run(command, check=False, timeout=60).returncode == 0
-    assert not (tmp_path / "x").exists()
-
-
-def _alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

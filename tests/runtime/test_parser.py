@@ -18,7 +18,7 @@ WRONG = [
     ("replay", "serve --max 5", "unknown argument --max"),
     ("actor", "--learner ipc://x --nope", "unknown argument --nope"),
     ("actor", "--nope", "required: --learner"),
-    ("actor", "--learner ipc://x --slots -1", "--slots: should be at least 0"),
+    ("actor", "--learner ipc://x --slots -1", "--slots: should be at least 1"),
     ("evaluator", "--learner ipc://x --join-timeout-s soon", "--join-timeout-s: should be a number"),
     ("evaluator", "--learner ipc://x --metrics-port -1", "--metrics-port: should be from 0 to 65535"),
 ]
