@@ -5,6 +5,7 @@ import pytest
 
 from troupe.common.wire import messages
 from troupe.common.wire.codec import Message, WireError, decode, encode
+from troupe.common.wire.control.messages import Game, TelemetryFields
 
 INSERT = {"incarnation": 5, "steps": 1, "fields": [["x", "float64", [], 0, 0, "raw"]]}
 ARRAYS = {
@@ -83,3 +84,12 @@ def test_the_error_names_what_is_wrong(body, fields, arrays, says):
         read(body, fields, arrays)
     assert caught.value.kind == "bad_field"
     assert "\n" not in str(caught.value)
+
+
+def test_a_further_field_of_a_report_is_sent_without_a_word_elsewhere():
+    class More(TelemetryFields):
+        level: str = ""
+
+    report = messages.Telemetry(metrics={}, fields=More([Game(1.0, 2)], level="x"), blobs={})
+    sent = report.message().fields["fields"]
+    assert sent == {"episodes": [[1.0, 2]], "level": "x"}

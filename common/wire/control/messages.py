@@ -232,8 +232,8 @@ class TelemetryFields(msgspec.Struct, forbid_unknown_fields=True):
 
     def entries(self) -> dict[str, Any]:
         """What stands in a message."""
-        entries = {"episodes": [game.entry() for game in self.episodes], "tasks": self.tasks}
-        entries |= {"part": self.part, "trouble": self.trouble}
+        entries = {name: getattr(self, name) for name in self.__struct_fields__}
+        entries["episodes"] = [game.entry() for game in self.episodes]
         return {name: value for name, value in entries.items() if value not in ([], "", UNSET)}
 
 
