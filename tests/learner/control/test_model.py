@@ -29,7 +29,8 @@ class Actor:
 
     Attributes:
         joined: it was welcome, and has not been told otherwise since.
-        superseded: it was told that another has its name now.
+        known: this learner has welcomed it at some time.
+        replaced: and another under its name since then.
     """
 
     name: str
@@ -40,7 +41,8 @@ class Actor:
     made: int = 0
     limit: int = 0
     joined: bool = False
-    superseded: bool = False
+    known: bool = False
+    replaced: bool = False
     heard_s: float = 0.0
 
     @property
@@ -60,8 +62,6 @@ class Membership(RuleBasedStateMachine):
         self.context = Context()
         self.actors = []
         self.processes = 0
-        self.older = False  # a learner has begun from a checkpoint: steps since then may be unknown to it
-        self.lost = 0  # steps of processes that died before they could tell
         self.saved = StepBudget(TOTAL).to_meta()
         self.server = None
         self._start()
@@ -135,11 +135,11 @@ class Membership(RuleBasedStateMachine):
         if isinstance(answer, messages.Error):
             kinds = (messages.NAME_TAKEN, messages.NO_SLOTS, messages.REFUSED_SUPERSEDED)
             assert answer.kind in kinds, answer.detail
-            actor.superseded |= answer.kind == messages.REFUSED_SUPERSEDED
+            assert actor.replaced or answer.kind != messages.REFUSED_SUPERSEDED
             return
-        assert not actor.superseded or self.older, "one that was replaced has come back"
+        assert not actor.replaced, "one that was replaced has come back"
         assert 0 < len(answer.slots) <= actor.wanted
-        self._expect_superseded(actor)
+        self._replace(actor)
         if not answer_lost:
             actor.slots, actor.limit = answer.slots, answer.steps_limit
             actor.joined, actor.heard_s = True, self.now_s
@@ -147,12 +147,14 @@ class Membership(RuleBasedStateMachine):
     def _owner(self, name):
         return self.server._roster._by_name.get(name)
 
-    def _expect_superseded(self, newest):
-        """Whoever had the name before is out, and will hear of it."""
+    def _replace(self, newest):
+        """Whoever had the name before is out, and cannot come back."""
+        newest.known = True
         leases = self.server.leases()
         for actor in self.actors:
-            if actor is not newest and actor.name == newest.name and actor.key == newest.key:
+            if actor is not newest and (actor.name, actor.key) == (newest.name, newest.key):
                 assert actor.incarnation not in leases, "two processes under one name"
+                actor.replaced = actor.known
 
     @precondition(lambda self: any(actor.joined for actor in self.actors))
     @rule(data=st.data(), answer_lost=st.booleans())
@@ -164,7 +166,9 @@ class Membership(RuleBasedStateMachine):
         if isinstance(answer, messages.Error):
             assert answer.kind == messages.UNKNOWN_PEER, answer.detail
             actor.joined = False
-        elif not answer_lost:
+            return
+        assert not actor.replaced, "one that was replaced is served"
+        if not answer_lost:
             actor.limit, actor.heard_s = answer.steps_limit, self.now_s
 
     @precondition(lambda self: any(actor.joined for actor in self.actors))
@@ -210,8 +214,9 @@ class Membership(RuleBasedStateMachine):
     @rule()
     def restart(self):
         """The learner begins again from its last checkpoint."""
-        self.older = True
         self._start()
+        for actor in self.actors:
+            actor.known = actor.replaced = False
 
     # ---------------------------------------------------------------- what is always so
 
