@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.harness import Context, control_server
+from tests.harness import Context, control_server, until
 from troupe.common.agents import make_agent
 from troupe.common.config import load_config, structural_hash
 from troupe.common.envs import make_spec
@@ -89,10 +89,7 @@ class Run:
         return [t.metrics["actor/steps"] for t in told if t.source == "actor-0"][-1]
 
     def wait_until_gone(self, name: str) -> None:
-        deadline = time.monotonic() + 60
-        while name in {peer["name"] for peer in self.control.peers()}:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: name not in {peer["name"] for peer in self.control.peers()})
 
     def close(self) -> None:
         self.control.stop()
@@ -136,10 +133,7 @@ def test_outlives_replay(run: Run) -> None:
     time.sleep(1)
     run.start_replay()
     after = run.stored_steps()
-    deadline = time.monotonic() + 60
-    while run.stored_steps() <= after + 50:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: run.stored_steps() > after + 50, step=lambda: time.sleep(0.1))
     assert actor.poll() is None
 
 
@@ -149,10 +143,7 @@ def test_actors_of_one_host_share_a_relay(run: Run, tmp_path: Path) -> None:
     relay = tmp_path / "relay"
     words = ("--relay", str(relay), "--slots", "4")
     actors = [run.start_actor(f"actor-{index}", *words) for index in range(2)]
-    deadline = time.monotonic() + 90
-    while [peer["version"] for peer in run.control.peers() if peer["role"] == "actor"] != [3, 3]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: [peer["version"] for peer in run.control.peers() if peer["role"] == "actor"] == [3, 3])
     assert [file.suffix for file in sorted(relay.iterdir())] == ["", ".lock"]
     for actor in actors:
         actor.send_signal(signal.SIGTERM)

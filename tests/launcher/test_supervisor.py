@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from tests.harness import until
 from troupe.common.errors import CheckpointError, ConfigError, PeerError, TroupeError
 from troupe.services.launcher import supervisor
 from troupe.services.launcher.supervisor import Child, ChildSpec, best_error_line, describe_exit, stop
@@ -34,12 +35,12 @@ def make(tmp_path):
         child.kill()
 
 
-def poll_until(child, condition, timeout_s=20.0, *, may_be_done=False):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
+def poll_until(child, condition, *, may_be_done=False):
+    def poll():
         child.poll(may_be_done=may_be_done)
-        assert time.monotonic() < deadline, f"{child.state}, restarts {child.restarts}"
         time.sleep(0.01)
+
+    until(condition, step=poll, why=lambda: f"{child.state}, restarts {child.restarts}")
 
 
 def log_of(child):

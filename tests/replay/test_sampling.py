@@ -1,11 +1,11 @@
 """What a program of one's own does with a server: lists, weights, batches ahead of their use, mistakes."""
 
 import itertools
-import time
 
 import numpy as np
 import pytest
 
+from tests.harness import insert
 from tests.replay import processes
 from troupe.common.data.schema import Chunk, FieldSpec
 from troupe.common.errors import ConfigError, PeerError
@@ -21,10 +21,7 @@ def listed(values, priorities):
 
 
 def store(client, chunk, table="default"):
-    deadline = time.monotonic() + 60
-    while not client.insert(chunk, table):
-        assert time.monotonic() < deadline, client.blocked_reason
-        client.poll(20)
+    insert(client, chunk, table)
     assert client.flush(60)
 
 

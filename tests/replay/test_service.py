@@ -4,13 +4,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import zmq
 
-from tests.harness import control_server
+from tests.harness import control_server, until
 from tests.replay import processes
 from tests.replay.ports import free_port
 from troupe.common.data.schema import Chunk, FieldSpec
@@ -76,11 +75,13 @@ def test_writers_pause_while_samples_are_behind(server, client):
     )
     actor, learner = client(endpoint, name="actor-0"), client(endpoint, name="learner")
     number = 0
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and "samples per insert" not in actor.blocked_reason:
-        if actor.insert(processes.chunk(number)):
-            number += 1
+
+    def write():
+        nonlocal number
+        number += actor.insert(processes.chunk(number))
         actor.poll(20)
+
+    until(lambda: "samples per insert" in actor.blocked_reason, step=write, why=lambda: actor.blocked_reason)
     assert "waits for samples" in actor.blocked_reason
     assert actor.credit == 0
     assert not actor.insert(processes.chunk(number))
@@ -273,10 +274,7 @@ def test_joins_a_run_and_ends_with_it(tmp_path, context, client):
         tmp_path / "data", f"ipc://{tmp_path}/replay", "--learner", f"ipc://{tmp_path}/control"
     )
     try:
-        deadline = time.monotonic() + 60
-        while not control.shards():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(control.shards)
         assert control.shards() == [f"ipc://{tmp_path}/replay"]
         actor = client(control.shards()[0])
         processes.insert(actor, 0)

@@ -101,10 +101,11 @@ class Reader:
         return sorted(each.kept for each in self.intake._connections.values() if each.watched)
 
     def until(self, condition, **options):
-        deadline_s = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < deadline_s, (self.counts, self.kept(), self.taken)
-            self.turn(**options)
+        until(
+            condition,
+            step=lambda: self.turn(**options),
+            why=lambda: (self.counts, self.kept(), self.taken),
+        )
 
 
 @pytest.fixture
