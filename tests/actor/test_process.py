@@ -36,7 +36,7 @@ def start(*words: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_no_learner_is_one_line_and_exit_code_3() -> None:
     actor = start("troupe.services.actor", "--learner", "tcp://127.0.0.1:9", "--join-timeout-s", "0.5")
-    _, errors = actor.communicate(timeout=60)
+    _, errors = actor.communicate(timeout=120)
     assert actor.returncode == 3
     assert errors.strip().splitlines()[-1].startswith("troupe: error: actor-0 could not join")
     assert "Traceback" not in errors
@@ -116,7 +116,7 @@ def test_fills_replay_and_flushes_on_sigterm(run: Run) -> None:
     assert batch.fields["obs"].shape == (32, 4, 4)  # the observation and three that follow
     time.sleep(1)
     actor.send_signal(signal.SIGTERM)
-    assert actor.wait(60) == 0
+    assert actor.wait(120) == 0
     run.wait_until_gone("actor-0")
     # Everything but the n newest steps of each running episode was stored before the actor said BYE.
     steps = run.acted_steps()
@@ -147,5 +147,5 @@ def test_actors_of_one_host_share_a_relay(run: Run, tmp_path: Path) -> None:
     assert [file.suffix for file in sorted(relay.iterdir())] == ["", ".lock"]
     for actor in actors:
         actor.send_signal(signal.SIGTERM)
-        assert actor.wait(60) == 0
+        assert actor.wait(120) == 0
     assert list(relay.iterdir()) == []

@@ -181,7 +181,7 @@ except ConfigError as error:
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     environment |= {"SDL_VIDEODRIVER": driver} if driver else {}
     said = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
     )
     assert "--render: no window can be opened here" in said.stdout
     assert "give --video FILE" in said.stdout

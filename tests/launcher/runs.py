@@ -55,7 +55,7 @@ class Troupe:
     def wait(self, timeout_s=300.0):
         code = self.process.wait(timeout_s)
         assert code == 0, self.output.read_text()
-        _, alive = psutil.wait_procs(self.seen, timeout=10)
+        _, alive = psutil.wait_procs(self.seen, timeout=60)
         assert not alive, alive
         return self.output.read_text()
 

@@ -311,7 +311,7 @@ def test_the_panel_on_a_terminal_that_goes_away(launch):
     run.wait_all_up()
     os.close(main)  # nobody reads on: every write fails from now on
     run.process.send_signal(signal.SIGHUP)
-    assert run.process.wait(60) == 0
+    assert run.process.wait(120) == 0
     assert sorted(run.text("stopped.txt").split()) == sorted(ALL)
     run.assert_nothing_is_left()
 

@@ -127,7 +127,7 @@ def test_what_a_dead_child_had_started_goes_too(make):
     grandchild = psutil.Process(int(log_of(child).split()[1]))
     os.kill(child.pid, signal.SIGKILL)
     poll_until(child, lambda: child.state == "waiting")
-    gone, _ = psutil.wait_procs([grandchild], timeout=5)
+    gone, _ = psutil.wait_procs([grandchild], timeout=30)
     assert gone or grandchild.status() == psutil.STATUS_ZOMBIE
 
 

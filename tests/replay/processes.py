@@ -29,14 +29,14 @@ def start(folder, endpoint, *options):
 
 def kill(process):
     process.send_signal(signal.SIGKILL)
-    process.wait(60)
+    process.wait(120)
 
 
 def stop(process):
     """The exit code after SIGTERM."""
     process.terminate()
     try:
-        return process.wait(60)
+        return process.wait(120)
     finally:
         process.kill()
 

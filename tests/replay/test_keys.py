@@ -84,7 +84,7 @@ def test_one_key_may_ask_for_the_status_so_often_and_another_still_can(endpoint,
 
 def status_of(endpoint, *options):
     words = [sys.executable, "-m", "troupe.services.replay", "status", "--json", endpoint, *options]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
 
 def test_the_command_line_says_why_and_ends_with_4(endpoint, folder, tmp_path):

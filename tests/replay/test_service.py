@@ -63,7 +63,7 @@ def test_insert_sample_update_status_and_stop(server, client):
     assert status["unknown_priorities"] == 99
     assert status["sampled_batches"] == 5 + learner.counters["gone_batches"]
     words = [sys.executable, "-m", "troupe.services.replay", "status", "--json", endpoint]
-    printed = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+    printed = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     assert json.loads(printed.stdout)["tables"]["default"]["capacity"] == 100
     assert processes.stop(server.process) == 0
 
@@ -282,10 +282,10 @@ def test_joins_a_run_and_ends_with_it(tmp_path, context, client):
         assert actor.status()["tables"]["default"]["capacity"] == 1000
         metrics = {}
         while metrics.get("replay/items") != 10:
-            metrics = control.telemetry.get(timeout=60).metrics
+            metrics = control.telemetry.get(timeout=120).metrics
         assert {"replay/inserts_per_s", "replay/samples_total", "replay/bytes"} <= set(metrics)
         control.set_state(stopping=True)
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()
@@ -302,5 +302,5 @@ def test_signals_end_it_at_once_and_its_last_line_says_so(server, client, tmp_pa
             assert one.flush(60)
         one.status(60)
         server.process.send_signal(number)
-        assert server.process.wait(60) == 0
+        assert server.process.wait(120) == 0
         assert f"stopped with 10 items, {inserted} inserted" in log.read_text().splitlines()[-1]

@@ -48,7 +48,7 @@ class Fetcher:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait(60)
+        self.process.wait(120)
         self._reader.join(60)
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -130,7 +130,7 @@ def test_a_dead_relay_is_replaced_and_nobody_goes_without(server, fetchers):
     server.publish(2, weights(2))
     assert [fetcher.wait_for(2)[0] for fetcher in others] == [200_000.0] * 3
     four[relay].process.kill()  # a stopped process dies of it as well
-    four[relay].process.wait(60)
+    four[relay].process.wait(120)
     versions = itertools.count(3)
 
     def replaced():
