@@ -39,7 +39,7 @@ def test_insert_sample_update_status_and_stop(server, client):
         learner.request_sample(64)
     sizes = []
     for _ in range(4):  # the first may have been told to wait, and asked for again
-        batch = learner.receive(30)
+        batch = learner.receive(120)
         sizes.append(len(batch.ids))
         processes.check(batch)
     assert sorted(sizes) == [16, 64, 64, 64]

@@ -327,7 +327,7 @@ def test_the_learner_prefetches_from_all_shards(context, start):
         seen = []
 
         def take():
-            batch = prefetch.get(30)
+            batch = prefetch.get(120)
             seen.append(batch.shard)
             assert batch.fields["value"].shape == (16, 1)
             prefetch.put_priorities(batch, np.full(16, 2.0))

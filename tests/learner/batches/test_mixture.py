@@ -30,7 +30,7 @@ def test_every_unroll_is_fresh_once_and_then_replayed(tmp_path, context, shards)
                 outbox.put([unroll(learning.service.agent, number)])
                 sent(outbox)
             make_steps(control, UNROLLS * STEPS)
-            assert outbox.finish(30) == 0
+            assert outbox.finish(120) == 0
             until(lambda: control.state.steps >= UNROLLS * STEPS)
         learning.join()
     fresh = np.concatenate([numbers[~replayed] for numbers, replayed in seen])
@@ -50,7 +50,7 @@ def test_a_resumed_run_finds_both_tables_as_they_were(tmp_path, context):
     with running(config, tmp_path, context) as (learning, seen), actor(config, context) as (_, outbox):
         agent = learning.service.agent
         assert outbox.put([unroll(agent, number) for number in range(1, 8)], 30)
-        assert outbox.finish(30) == 0
+        assert outbox.finish(120) == 0
         until(lambda: len(seen) == 3)
     with (
         running(config, tmp_path, context, resume=True) as (learning, later),
@@ -76,7 +76,7 @@ def put_and_learn(learning, outbox, numbers):
 
     agent.update = noted
     assert outbox.put([unroll(agent, number) for number in numbers], 30)
-    assert outbox.finish(30) == 0
+    assert outbox.finish(120) == 0
     until(lambda: len(told) == len(numbers) // 2)
     agent.update = update
     return told
