@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.harness import Context, control_server, until
+from tests.harness import Context, control_server, end_tree, until
 from troupe.common.agents import make_agent
 from troupe.common.config import load_config, structural_hash
 from troupe.common.envs import make_spec
@@ -92,10 +92,10 @@ class Run:
         until(lambda: name not in {peer["name"] for peer in self.control.peers()})
 
     def close(self) -> None:
-        self.control.stop()
         for child in self.children:
-            child.kill()
+            end_tree(child)
             child.communicate()
+        self.control.stop()
         self.client.close()
         self.context.destroy(linger=0)
 
@@ -111,7 +111,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def test_fills_replay_and_flushes_on_sigterm(run: Run) -> None:
     run.start_replay()
     actor = run.start_actor()
-    batch = run.client.sample(32, timeout_s=90)
+    batch = run.client.sample(32, timeout_s=120)
     assert set(batch.versions) == {3}
     assert batch.fields["obs"].shape == (32, 4, 4)  # the observation and three that follow
     time.sleep(1)
@@ -127,7 +127,7 @@ def test_fills_replay_and_flushes_on_sigterm(run: Run) -> None:
 def test_outlives_replay(run: Run) -> None:
     replay = run.start_replay()
     actor = run.start_actor()
-    run.client.sample(32, timeout_s=90)
+    run.client.sample(32, timeout_s=120)
     replay.kill()
     replay.wait()
     time.sleep(1)

@@ -181,8 +181,10 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, env={**os.environ}
     ) as parent:
-        assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
-        assert psutil.pid_exists(worker)
-        parent.kill()
+        try:
+            assert parent.stdout is not None
+            worker = int(parent.stdout.readline())
+            assert psutil.pid_exists(worker)
+        finally:
+            parent.kill()
     until(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE)

@@ -34,6 +34,8 @@ class Ledger:
         self.filled = 0
         self.given: list[tuple[int, int]] = []
         self.process = None
+
+    def begin(self):
         self.start()
         processes.insert(self.filler, 0, 9)  # so that there is something that the queue pushes out
         assert self.filler.flush(60)
@@ -92,6 +94,7 @@ def test_what_a_queue_acknowledged_is_given_once_or_is_there(tmp_path):
     ledger = Ledger(tmp_path)
     rng = np.random.default_rng(3)
     try:
+        ledger.begin()
         for kill in range(KILLS + 1):
             goal = sum(ledger.made) + 25
             # Nobody samples: the files fill until they hold no more of the queue.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import leave
+from tests.harness import leave, until
 from troupe.common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
 from troupe.common.runtime import Deadline, StopSignal, guard, run_main
 from troupe.common.runtime.files import (
@@ -270,7 +270,7 @@ def test_a_guarded_process_dies_with_its_parent(python):
     parent = python(
         f"""
         import os, subprocess, sys, time
-        code = "import os, time; print(os.nice(0), flush=True); time.sleep(60)"
+        code = "import os, time; print(os.nice(0), flush=True); time.sleep(600)"
         guarded = [sys.executable, "-I", "-S", {guard.__file__!r}, str(os.getpid()), "9", "5"]
         child = subprocess.Popen([*guarded, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         print(child.stdout.readline().strip(), child.pid, flush=True)
@@ -281,10 +281,7 @@ def test_a_guarded_process_dies_with_its_parent(python):
     assert nice == min(19, os.nice(0) + 5)
     parent.kill()
     parent.wait()
-    deadline = Deadline(10)
-    while _alive(pid) and not deadline.expired:
-        time.sleep(0.02)
-    assert not _alive(pid)
+    until(lambda: not _alive(pid))
 
 
 def test_a_guarded_process_does_not_start_without_its_parent(tmp_path):
