@@ -200,7 +200,7 @@ class InThread:
         self._thread.join(timeout_s)
         return not self.alive
 
-    def join(self, timeout_s: float = 90.0) -> None:
+    def join(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait for its end; raises what ended it."""
         assert self.wait(timeout_s), "it goes on"
         if self.error is not None:

@@ -306,7 +306,7 @@ def test_ctrl_c_does_not_move_the_panel():
         "import time; from troupe.services.launcher.panel import LivePanel\n"
         "from troupe.services.launcher.progress import RunView\n"
         "panel = LivePanel('t', 'f'); panel.start()\n"
-        "try: panel.show(RunView(10)); panel.say('ready'); time.sleep(60)\n"
+        "try: panel.show(RunView(10)); panel.say('ready'); time.sleep(600)\n"
         "except KeyboardInterrupt: panel.say('stopping'); panel.stop()\n"
     )
     pid, terminal = pty.fork()

@@ -48,7 +48,7 @@ def log_of(child):
 
 
 def test_a_dead_child_is_started_again_and_told_so(make, caplog):
-    child = make("import sys, time; print('life', sys.argv[1], flush=True); time.sleep(60)")
+    child = make("import sys, time; print('life', sys.argv[1], flush=True); time.sleep(600)")
     child.start()
     poll_until(child, lambda: "life 0" in log_of(child))
     with caplog.at_level(logging.WARNING):
@@ -117,7 +117,7 @@ def test_what_a_dead_child_had_started_goes_too(make):
     child = make(
         """
         import subprocess, sys
-        other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         print("started", other.pid, flush=True)
         other.wait()
         """
@@ -133,10 +133,10 @@ def test_what_a_dead_child_had_started_goes_too(make):
 
 def test_stop_asks_first_and_kills_what_does_not_listen(make):
     polite = make(
-        "import signal, time; signal.signal(15, lambda *a: exit(0)); print('up', flush=True); time.sleep(60)"
+        "import signal, time; signal.signal(15, lambda *a: exit(0)); print('up', flush=True); time.sleep(600)"
     )
     deaf = make(
-        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)",
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)",
         "deaf",
     )
     for child in (polite, deaf):
@@ -151,7 +151,7 @@ def test_stop_asks_first_and_kills_what_does_not_listen(make):
 
 def test_stop_hurries_when_asked(make):
     deaf = make(
-        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )
     deaf.start()
     poll_until(deaf, lambda: "up" in log_of(deaf))
