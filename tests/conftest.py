@@ -1,34 +1,18 @@
-"""Tests that start services or threads get a second try; the summary names each that needed it, and why."""
+"""Fixtures of every test."""
 
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.harness import Context
 from tests.replay.storage import replays
 
-SECOND_TRY = {
-    *("actor", "cli", "evaluator", "examples", "troupe"),
-    *("fuzz", "learner", "launcher", "replay", "wire"),
-}
-"""Folders whose tests depend on what else the machine does. Arithmetic is right the first time."""
-
 
 def pytest_configure():
     # In the background of a script, or under nohup, both are ignored, which every service would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def pytest_collection_modifyitems(items):
-    # One that ran into its limit is not tried again: pytest-timeout sets no second one.
-    mark = pytest.mark.flaky(reruns=1, rerun_except="from pytest-timeout")
-    folders = [Path(__file__).parent / name for name in SECOND_TRY]
-    for item in items:
-        if any(item.path.is_relative_to(folder) for folder in folders):
-            item.add_marker(mark)
 
 
 @pytest.fixture

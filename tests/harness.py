@@ -1,6 +1,8 @@
 """What tests of several parts need to run services inside this process."""
 
+import contextlib
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -8,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import zmq
 
 from troupe.common.config import load_config
+from troupe.common.data.schema import Chunk
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError, PeerError
 from troupe.common.runtime.lifecycle import StopSignal
@@ -19,6 +23,8 @@ from troupe.common.wire import sockets
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.messages import Game, TelemetryFields
 from troupe.common.wire.control.params import Published
+from troupe.common.wire.replay.client import ReplayClient
+from troupe.common.wire.replay.sharded import ShardedReplayClient
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.reports import Report
 from troupe.services.learner.control.roster import SlotRules
@@ -31,20 +37,56 @@ from troupe.services.replay.storage.replay import Replay
 
 LOOPBACK = "tcp://127.0.0.1:*"
 CONFIG = {"env": {"id": "atari:pong"}, "agent": {"n_steps": 3}, "net": {"control": "here"}}
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """A busy machine gets so long for what takes a moment."""
 CHAOS = bool(os.environ.get("TROUPE_CHAOS"))
 only_in_chaos = pytest.mark.skipif(not CHAOS, reason="takes long: make chaos")
 """Of several that prove nearly the same, the others."""
 
 
-def until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
-    """Wait for something to become true, and return it; the test fails where it does not."""
+def until(
+    condition: Callable[[], Any],
+    timeout_s: float = PATIENCE_S,
+    *,
+    step: Callable[[], Any] = lambda: time.sleep(0.005),
+    why: Callable[[], Any] = lambda: "it never happened",
+) -> Any:
+    """Wait for something to become true, and return it; the test fails where it does not.
+
+    Args:
+        condition: what is waited for; asked first.
+        timeout_s: patience, which costs a test that passes nothing.
+        step: done after each look that found it false; it has to wait a little, as `client.poll(20)` does.
+        why: what the failure says.
+    """
     deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):
-        assert time.monotonic() < deadline_s, "it never happened"
-        time.sleep(0.005)
+        assert time.monotonic() < deadline_s, why()
+        step()
     return value
+
+
+def insert(client: ReplayClient | ShardedReplayClient, chunk: Chunk, table: str = "default") -> None:
+    """Insert a chunk as soon as replay gives credit for it."""
+    until(
+        lambda: client.insert(chunk, table),
+        step=lambda: client.poll(20),
+        why=lambda: client.blocked_reason,
+    )
+
+
+def end_tree(process: subprocess.Popen[Any]) -> None:
+    """Kill a process with all that it has started, and wait until they are gone."""
+    found = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    for child in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    _, alive = psutil.wait_procs(found, timeout=PATIENCE_S)
+    assert not alive, alive
 
 
 def games(*entries: list[Any], tasks: Sequence[str] = (), **more: Any) -> TelemetryFields:
@@ -158,7 +200,7 @@ class InThread:
         self._thread.join(timeout_s)
         return not self.alive
 
-    def join(self, timeout_s: float = 90.0) -> None:
+    def join(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait for its end; raises what ended it."""
         assert self.wait(timeout_s), "it goes on"
         if self.error is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.harness import Context, control_server
+from tests.harness import Context, control_server, end_tree, until
 from troupe.common.agents import make_agent
 from troupe.common.config import load_config, structural_hash
 from troupe.common.envs import make_spec
@@ -36,7 +36,7 @@ def start(*words: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_no_learner_is_one_line_and_exit_code_3() -> None:
     actor = start("troupe.services.actor", "--learner", "tcp://127.0.0.1:9", "--join-timeout-s", "0.5")
-    _, errors = actor.communicate(timeout=60)
+    _, errors = actor.communicate(timeout=120)
     assert actor.returncode == 3
     assert errors.strip().splitlines()[-1].startswith("troupe: error: actor-0 could not join")
     assert "Traceback" not in errors
@@ -89,16 +89,13 @@ class Run:
         return [t.metrics["actor/steps"] for t in told if t.source == "actor-0"][-1]
 
     def wait_until_gone(self, name: str) -> None:
-        deadline = time.monotonic() + 60
-        while name in {peer["name"] for peer in self.control.peers()}:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: name not in {peer["name"] for peer in self.control.peers()})
 
     def close(self) -> None:
-        self.control.stop()
         for child in self.children:
-            child.kill()
+            end_tree(child)
             child.communicate()
+        self.control.stop()
         self.client.close()
         self.context.destroy(linger=0)
 
@@ -114,12 +111,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def test_fills_replay_and_flushes_on_sigterm(run: Run) -> None:
     run.start_replay()
     actor = run.start_actor()
-    batch = run.client.sample(32, timeout_s=90)
+    batch = run.client.sample(32, timeout_s=120)
     assert set(batch.versions) == {3}
     assert batch.fields["obs"].shape == (32, 4, 4)  # the observation and three that follow
     time.sleep(1)
     actor.send_signal(signal.SIGTERM)
-    assert actor.wait(60) == 0
+    assert actor.wait(120) == 0
     run.wait_until_gone("actor-0")
     # Everything but the n newest steps of each running episode was stored before the actor said BYE.
     steps = run.acted_steps()
@@ -130,16 +127,13 @@ def test_fills_replay_and_flushes_on_sigterm(run: Run) -> None:
 def test_outlives_replay(run: Run) -> None:
     replay = run.start_replay()
     actor = run.start_actor()
-    run.client.sample(32, timeout_s=90)
+    run.client.sample(32, timeout_s=120)
     replay.kill()
     replay.wait()
     time.sleep(1)
     run.start_replay()
     after = run.stored_steps()
-    deadline = time.monotonic() + 60
-    while run.stored_steps() <= after + 50:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: run.stored_steps() > after + 50, step=lambda: time.sleep(0.1))
     assert actor.poll() is None
 
 
@@ -149,12 +143,9 @@ def test_actors_of_one_host_share_a_relay(run: Run, tmp_path: Path) -> None:
     relay = tmp_path / "relay"
     words = ("--relay", str(relay), "--slots", "4")
     actors = [run.start_actor(f"actor-{index}", *words) for index in range(2)]
-    deadline = time.monotonic() + 90
-    while [peer["version"] for peer in run.control.peers() if peer["role"] == "actor"] != [3, 3]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: [peer["version"] for peer in run.control.peers() if peer["role"] == "actor"] == [3, 3])
     assert [file.suffix for file in sorted(relay.iterdir())] == ["", ".lock"]
     for actor in actors:
         actor.send_signal(signal.SIGTERM)
-        assert actor.wait(60) == 0
+        assert actor.wait(120) == 0
     assert list(relay.iterdir()) == []

@@ -182,7 +182,7 @@ def test_a_service_without_its_packages_says_what_to_install() -> None:
         "import troupe.services.__main__ as m; sys.exit(m.main(['learner', '--run-dir', 'R']))"
     )
     root = Path(__file__).parents[2]
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=root)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=root)
     assert run.returncode == 2
     assert (
         run.stderr == "troupe: error: the package torch is not installed: "
@@ -192,12 +192,12 @@ def test_a_service_without_its_packages_says_what_to_install() -> None:
 
 def test_cheap_commands_do_not_import_torch() -> None:
     code = "import sys, troupe.services.__main__ as m; m.main(['presets']); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120).returncode == 0
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import troupe.services.__main__ as m; sys.exit(m.main(['config', 'show', 'pong-apex']))"
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120)
     assert (shown.returncode, shown.stderr) == (0, b"")
 
 
@@ -285,7 +285,7 @@ def test_ctrl_c_while_the_command_is_imported_is_no_traceback(tmp_path: Path) ->
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=120)
     assert (process.returncode, output) == (130, "")
 
 

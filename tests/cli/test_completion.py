@@ -20,7 +20,7 @@ def offered(tmp_path, line):
     code = "import sys; sys.modules['torch'] = None; from troupe.services.__main__ import main; main()"
     asked["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(tmp_path)])
     (tmp_path / "mine_too.py").touch()
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, timeout=120, check=True)
     return {word.strip() for word in answer.read_text().split("\n")}
 
 

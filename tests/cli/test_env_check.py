@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import psutil
@@ -80,10 +79,8 @@ def test_a_module_that_ends_the_process_is_told(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_hang_is_told_and_leaves_no_process() -> None:
-    began_s = time.monotonic()
     with pytest.raises(ConfigError, match=r"hangs at step 3, slot 0: nothing came back for"):
         check(EnvConfig(id=BROKEN, kwargs={"how": "hang"}), timeout_s=4)
-    assert time.monotonic() - began_s < 60
     for process in psutil.Process().children(recursive=True):
         assert "troupe.services.environment.probe" not in process.cmdline()
 

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
+from tests.harness import until
 from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import EnvError, VectorEnv, make_vector
 from troupe.common.envs.spectator import NoPictureError
@@ -181,11 +181,10 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, env={**os.environ}
     ) as parent:
-        assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
-        assert psutil.pid_exists(worker)
-        parent.kill()
-    deadline_s = time.monotonic() + 60
-    while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+        try:
+            assert parent.stdout is not None
+            worker = int(parent.stdout.readline())
+            assert psutil.pid_exists(worker)
+        finally:
+            parent.kill()
+    until(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE)

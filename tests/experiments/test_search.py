@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.experiments.folders import make_run
-from tests.experiments.sweeps import command, finished, states
+from tests.experiments.sweeps import RUN_S, finished, states
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.files import write_status
 from troupe.services.experiments import plan, space
@@ -162,7 +162,8 @@ def test_a_damaged_file_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_of_real_runs_without_evaluators(tmp_path):
+@pytest.mark.timeout(3 * RUN_S)
+def test_a_study_of_real_runs_without_evaluators(tmp_path, command):
     (tmp_path / "f.toml").write_text(
         '[sweep]\npreset = "cartpole-ppo"\nstudy = "tpe"\ntrials = 1\n'
         "[sweep.search]\nagent.learning_rate = {low = 1e-4, high = 1e-2, log = true}\n"
@@ -173,7 +174,8 @@ def test_a_study_of_real_runs_without_evaluators(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_of_real_runs(tmp_path):
+@pytest.mark.timeout(3 * RUN_S)
+def test_a_study_of_real_runs(tmp_path, command):
     (tmp_path / "f.toml").write_text(
         '[sweep]\npreset = "cartpole-ppo"\nstudy = "tpe"\ntrials = 2\nparallel = 2\n'
         "[sweep.search]\nagent.learning_rate = {low = 1e-4, high = 1e-2, log = true}\n"

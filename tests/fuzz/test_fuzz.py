@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.harness import CHAOS, Context, until
+from tests.harness import CHAOS, Context, insert, until
 from tests.replay import processes
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
@@ -133,10 +133,7 @@ class GoodClient:
 
     def go_on(self, timeout_s=60.0):
         """Write a chunk and read a batch."""
-        deadline_s = time.monotonic() + timeout_s
-        while not self.client.insert(processes.chunk(self.made), table="mine"):
-            assert time.monotonic() < deadline_s, self.client.blocked_reason
-            self.client.poll(20)
+        insert(self.client, processes.chunk(self.made), "mine")
         self.made += 1
         batch = self.client.sample(8, table="mine", timeout_s=timeout_s)
         processes.check(batch)

@@ -30,6 +30,7 @@ def child_specs(config, run_dir, sockets, tensorboard, *, resume):
 if __name__ == "__main__":
     launcher.child_specs = child_specs
     silence._LIMIT_S = 2.0
+    launcher._LEARNER_STOP_S = launcher._OTHERS_STOP_S = 100.0  # a busy machine needs more than a run
     progress._SETTLED_S = 2.0  # nothing gets warm here
     values = {
         "run": {"total_steps": TOTAL_STEPS, "log_every_s": 0.2},

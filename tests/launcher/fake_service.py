@@ -41,7 +41,7 @@ def learner():
         write_status(1000)
         raise ValueError("clamp takes a number")
     if behaviour == "silent":
-        time.sleep(120)
+        time.sleep(600)  # longer than any test waits
     steps, most = (
         0,
         2000 if behaviour in ("finish", "idle", "slow-end", "dies-of-updates", "dies-once") else 1900,
@@ -70,4 +70,4 @@ if name == "learner":
 elif name == "actor-1" and behaviour == "crash" and restarts < 2:
     raise RuntimeError("emulator exploded")
 else:
-    time.sleep(120)
+    time.sleep(600)  # longer than any test waits

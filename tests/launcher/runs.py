@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.harness import end_tree, until
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -43,17 +45,17 @@ class Troupe:
         return found
 
     def wait_until(self, condition, timeout_s=180.0):
-        deadline = time.monotonic() + timeout_s
-        while not condition():
+        def look():
             assert self.process.poll() is None, self.output.read_text()
-            assert time.monotonic() < deadline, self.output.read_text()
             self.children()
             time.sleep(0.1)
+
+        until(condition, timeout_s, step=look, why=self.output.read_text)
 
     def wait(self, timeout_s=300.0):
         code = self.process.wait(timeout_s)
         assert code == 0, self.output.read_text()
-        _, alive = psutil.wait_procs(self.seen, timeout=10)
+        _, alive = psutil.wait_procs(self.seen, timeout=60)
         assert not alive, alive
         return self.output.read_text()
 
@@ -79,7 +81,6 @@ def start(tmp_path):
         return started[-1]
 
     yield start
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()  # and the kernel ends its children
-            one.process.wait()
+    with contextlib.ExitStack() as ending:
+        for one in started:
+            ending.callback(end_tree, one.process)

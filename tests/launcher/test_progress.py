@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from rich.console import Console
 
+from tests.harness import until
 from troupe.services.launcher import launcher, panel, progress, silence
 from troupe.services.launcher.panel import LivePanel, render
 from troupe.services.launcher.progress import (
@@ -266,10 +268,8 @@ def test_a_process_that_gets_no_core_is_starved():
     both = [subprocess.Popen(spin) for _ in range(2)]
     try:
         usage = launcher._Usage()
-        deadline = time.monotonic() + 60
-        while usage._cores(psutil.Process(both[0].pid))[1] < 0.2:
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        process = psutil.Process(both[0].pid)
+        until(lambda: usage._cores(process)[1] >= 0.2, step=lambda: time.sleep(0.5))
     finally:
         for one in both:
             one.kill()
@@ -306,25 +306,30 @@ def test_ctrl_c_does_not_move_the_panel():
         "import time; from troupe.services.launcher.panel import LivePanel\n"
         "from troupe.services.launcher.progress import RunView\n"
         "panel = LivePanel('t', 'f'); panel.start()\n"
-        "try: panel.show(RunView(10)); panel.say('ready'); time.sleep(60)\n"
+        "try: panel.show(RunView(10)); panel.say('ready'); time.sleep(600)\n"
         "except KeyboardInterrupt: panel.say('stopping'); panel.stop()\n"
     )
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-c", code])
-    shown, sent, deadline = b"", False, time.monotonic() + 60
-    while True:
-        assert time.monotonic() < deadline, shown
+    shown = bytearray()
+
+    def has_ended():
         try:
             if select.select([terminal], [], [], 1.0)[0]:
-                shown += os.read(terminal, 65536)
-        except OSError:  # it has ended
-            break
-        if b"ready" in shown and not sent:
-            sent = True
-            os.write(terminal, b"\x03")
-    os.waitpid(pid, 0)
-    os.close(terminal)
+                shown.extend(os.read(terminal, 65536))
+        except OSError:
+            return True
+        return False
+
+    try:
+        until(lambda: has_ended() or b"ready" in shown, why=lambda: shown)
+        os.write(terminal, b"\x03")
+        until(has_ended, why=lambda: shown)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
     assert b"stopping" in shown
     assert b"^C" not in shown
 

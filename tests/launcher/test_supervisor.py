@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from tests.harness import until
 from troupe.common.errors import CheckpointError, ConfigError, PeerError, TroupeError
 from troupe.services.launcher import supervisor
 from troupe.services.launcher.supervisor import Child, ChildSpec, best_error_line, describe_exit, stop
@@ -34,12 +35,12 @@ def make(tmp_path):
         child.kill()
 
 
-def poll_until(child, condition, timeout_s=20.0, *, may_be_done=False):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
+def poll_until(child, condition, *, may_be_done=False):
+    def poll():
         child.poll(may_be_done=may_be_done)
-        assert time.monotonic() < deadline, f"{child.state}, restarts {child.restarts}"
         time.sleep(0.01)
+
+    until(condition, step=poll, why=lambda: f"{child.state}, restarts {child.restarts}")
 
 
 def log_of(child):
@@ -47,7 +48,7 @@ def log_of(child):
 
 
 def test_a_dead_child_is_started_again_and_told_so(make, caplog):
-    child = make("import sys, time; print('life', sys.argv[1], flush=True); time.sleep(60)")
+    child = make("import sys, time; print('life', sys.argv[1], flush=True); time.sleep(600)")
     child.start()
     poll_until(child, lambda: "life 0" in log_of(child))
     with caplog.at_level(logging.WARNING):
@@ -116,7 +117,7 @@ def test_what_a_dead_child_had_started_goes_too(make):
     child = make(
         """
         import subprocess, sys
-        other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         print("started", other.pid, flush=True)
         other.wait()
         """
@@ -126,16 +127,16 @@ def test_what_a_dead_child_had_started_goes_too(make):
     grandchild = psutil.Process(int(log_of(child).split()[1]))
     os.kill(child.pid, signal.SIGKILL)
     poll_until(child, lambda: child.state == "waiting")
-    gone, _ = psutil.wait_procs([grandchild], timeout=5)
+    gone, _ = psutil.wait_procs([grandchild], timeout=30)
     assert gone or grandchild.status() == psutil.STATUS_ZOMBIE
 
 
 def test_stop_asks_first_and_kills_what_does_not_listen(make):
     polite = make(
-        "import signal, time; signal.signal(15, lambda *a: exit(0)); print('up', flush=True); time.sleep(60)"
+        "import signal, time; signal.signal(15, lambda *a: exit(0)); print('up', flush=True); time.sleep(600)"
     )
     deaf = make(
-        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)",
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)",
         "deaf",
     )
     for child in (polite, deaf):
@@ -150,7 +151,7 @@ def test_stop_asks_first_and_kills_what_does_not_listen(make):
 
 def test_stop_hurries_when_asked(make):
     deaf = make(
-        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )
     deaf.start()
     poll_until(deaf, lambda: "up" in log_of(deaf))

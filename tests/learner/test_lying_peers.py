@@ -1,13 +1,12 @@
 """Peers with the proper key that lie to a run with a queue and an elite table cost it only what they send."""
 
 import math
-import time
 
 import msgspec
 import numpy as np
 
 from tests.harness import PATIENCE_S, until
-from tests.learner.batches.mixed import STEPS, actor, make_config, running, unroll
+from tests.learner.batches.mixed import STEPS, actor, make_config, running, sent, unroll
 from tests.replay.misbehaving import Misbehaving
 from troupe.common.data.schema import Chunk, FieldSpec
 from troupe.common.wire import messages, sockets
@@ -39,10 +38,7 @@ def play(outbox, agent, numbers):
     """What an honest actor sends."""
     for number in numbers:
         outbox.put([unroll(agent, number)])
-        deadline_s = time.monotonic() + PATIENCE_S
-        while outbox.waiting:
-            assert time.monotonic() < deadline_s, outbox.reason
-            outbox.pump(50)
+        sent(outbox)
 
 
 # ------------------------------------------------------------------ an actor that lies

@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 
+from tests import harness
 from troupe.common.data.schema import Chunk
 from troupe.common.wire.codec import encode
 from troupe.common.wire.replay.codec import encode_insert, infer_specs
@@ -29,14 +29,14 @@ def start(folder, endpoint, *options):
 
 def kill(process):
     process.send_signal(signal.SIGKILL)
-    process.wait(60)
+    process.wait(120)
 
 
 def stop(process):
     """The exit code after SIGTERM."""
     process.terminate()
     try:
-        return process.wait(60)
+        return process.wait(120)
     finally:
         process.kill()
 
@@ -66,12 +66,9 @@ def check(batch):
     assert np.array_equal(batch.versions, action // STEPS)
 
 
-def insert(client, number, producer=0, timeout_s=60.0):
+def insert(client, number, producer=0):
     """Insert one chunk, waiting for credit."""
-    deadline = time.monotonic() + timeout_s
-    while not client.insert(chunk(number, producer)):
-        assert time.monotonic() < deadline, client.blocked_reason
-        client.poll(20)
+    harness.insert(client, chunk(number, producer))
 
 
 def good_insert():

@@ -1,11 +1,11 @@
 """Several shards, and a client of all."""
 
-import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
-from tests.harness import Shard
+from tests.harness import Shard, insert
 from troupe.common.data.schema import Chunk
 from troupe.common.wire.replay.client import ReplayClient
 from troupe.common.wire.replay.sharded import ShardedReplayClient
@@ -25,8 +25,9 @@ def start(context, tmp_path):
         return running[name]
 
     yield make
-    for shard in running.values():
-        shard.end()
+    with ExitStack() as ending:  # all of them, though one has failed
+        for shard in running.values():
+            ending.callback(shard.end)
 
 
 @pytest.fixture
@@ -52,9 +53,6 @@ def chunk(values, priorities):
 
 def fill(context, shard, values, priorities):
     client = ReplayClient(shard.endpoint, ctx=context)
-    deadline = time.monotonic() + 60
-    while not client.insert(chunk(values, priorities)):
-        assert time.monotonic() < deadline, client.blocked_reason
-        client.poll(20)
+    insert(client, chunk(values, priorities))
     assert client.flush(60)
     client.close(0)

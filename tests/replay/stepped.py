@@ -1,8 +1,6 @@
 """A shard in this process, whose every step the test decides."""
 
-import time
-
-from tests.harness import PATIENCE_S
+from tests.harness import until
 from tests.replay.storage.replays import make_insert, open_tables
 from troupe.common.wire import sockets
 from troupe.common.wire.codec import decode
@@ -31,17 +29,18 @@ class SteppedShard:
 
     def take(self, client=None, kind=None):
         """The next message (of a kind: others are served), which is not served. The client goes on."""
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            frames = sockets.receive_frames(self.router)
-            if frames is None:
-                client.poll(5) if client else time.sleep(0.005)
-                continue
-            taken = frames[0].bytes, decode(frames[1:])
-            if kind in (None, taken[1].type):
-                return taken
-            self.requests.serve(*taken)
-        raise AssertionError(f"no {kind} came")
+
+        def look():
+            while (frames := sockets.receive_frames(self.router)) is not None:
+                taken = frames[0].bytes, decode(frames[1:])
+                if kind in (None, taken[1].type):
+                    return taken
+                self.requests.serve(*taken)
+            if client:
+                client.poll(5)
+            return None
+
+        return until(look, why=lambda: f"no {kind} came")
 
     def serve_all(self):
         """Serve what has come."""
@@ -51,21 +50,24 @@ class SteppedShard:
 
     def serve_until(self, client, condition):
         """Serve and let the client go on."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline
+
+        def serve():
             client.poll(5)
             self.serve_all()
+
+        until(condition, step=serve)
 
     def versions(self, client, count):
         """Of the next batches that the client gets."""
         seen = []
-        deadline = time.monotonic() + PATIENCE_S
-        while len(seen) < count and time.monotonic() < deadline:
+
+        def serve():
             batch = client.receive(0.005)
             if batch is not None:
                 seen.append(int(batch.versions[0]))
             self.serve_all()
+
+        until(lambda: len(seen) >= count, step=serve, why=lambda: seen)
         return seen
 
     def close(self):

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from tests.harness import Context
+from tests.harness import Context, until
 from tests.replay import processes
 from troupe.common.wire.replay.client import ReplayClient
 
@@ -20,8 +20,8 @@ PRODUCERS = 2
 def read_all(client, items):
     """The (producer, action) of every item of the table, by id."""
     seen = {}
-    deadline = time.monotonic() + 60
-    while len(seen) < items and time.monotonic() < deadline:
+
+    def read():
         batch = client.sample(512)
         processes.check(batch)
         producers, actions = batch.fields["producer"][:, 0].tolist(), batch.fields["action"][:, 0].tolist()
@@ -29,6 +29,8 @@ def read_all(client, items):
             assert seen.setdefault(i, (producer, action)) == (producer, action)
         # What has been seen need not be seen again.
         client.update_priorities(batch.ids, np.full(len(batch.ids), 1e-9))
+
+    until(lambda: len(seen) >= items, step=read, why=lambda: f"{len(seen)} of {items} items")
     return seen
 
 

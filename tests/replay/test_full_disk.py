@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
-from tests.harness import leave
+from tests.harness import leave, until
 from tests.replay import processes
 from troupe.common.wire.replay.client import ReplayClient
 
@@ -43,13 +42,15 @@ def noise(number):
 
 def insert_until(one, shard, condition, first=0):
     """Insert chunks from number `first` on until the condition holds; the number of the next one."""
-    deadline = time.monotonic() + 120
     number = first
-    while not condition():
-        assert time.monotonic() < deadline, one.blocked_reason
+
+    def write():
+        nonlocal number
         assert shard.process.poll() is None, "the shard died"
         number += one.insert(noise(number))
         one.poll(5)
+
+    until(condition, step=write, why=lambda: one.blocked_reason)
     return number
 
 

@@ -1,11 +1,11 @@
 """Peers that ask for more than their share: it is they who wait."""
 
-import time
+import functools
 
 import numpy as np
 import pytest
 
-from tests.harness import PATIENCE_S
+from tests.harness import PATIENCE_S, until
 from tests.replay.stepped import SteppedShard
 from tests.replay.storage.replays import make_insert, open_replay
 from troupe.common.wire import messages, sockets
@@ -39,23 +39,21 @@ def stranger(context, shard):
 
 def ask(shard, socket, count, **fields):
     """Send requests, and serve what comes."""
-    deadline = time.monotonic() + PATIENCE_S
     for number in range(count):
-        while not sockets.send(
-            socket, Message(messages.Sample.TYPE, {"batch_size": 1} | fields, {}, number + 1)
-        ):
-            assert time.monotonic() < deadline
-            shard.serve_all()
+        message = Message(messages.Sample.TYPE, {"batch_size": 1} | fields, {}, number + 1)
+        until(functools.partial(sockets.send, socket, message), step=shard.serve_all)
 
 
 def answers(shard, socket, count):
     """The next answers."""
-    found, deadline = [], time.monotonic() + PATIENCE_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, found
+    found = []
+
+    def serve():
         shard.serve_all()
         if socket.poll(5):
             found.append(sockets.receive(socket))
+
+    until(lambda: len(found) >= count, step=serve, why=lambda: found)
     return found
 
 
@@ -114,10 +112,7 @@ def test_who_does_not_read_gets_no_more_and_others_do(tmp_path, context, shard, 
     ask(shard, eager, 1, batch_size=rows)
     size = sum(array.nbytes for array in answers(shard, eager, 1)[0].arrays.values())
     ask(shard, lazy, asked, batch_size=rows)
-    deadline = time.monotonic() + PATIENCE_S
-    while shard.requests.waits < 10:
-        assert time.monotonic() < deadline, "everything was sent"
-        shard.serve_all()
+    until(lambda: shard.requests.waits >= 10, step=shard.serve_all, why=lambda: "everything was sent")
     assert shard.requests._unread._bytes[b"lazy"] <= (1 << 23) + size
     assert replay.counters.sampled_batches < asked
     ask(shard, eager, 1, batch_size=rows)

@@ -56,7 +56,7 @@ def test_a_batch_goes_all_the_way(endpoint, client):
     for number in range(5):
         processes.insert(actor, number)
     assert actor.flush(60)
-    batch = learner.sample(64, timeout_s=20)
+    batch = learner.sample(64, timeout_s=120)
     processes.check(batch)
     learner.update_priorities(batch.ids, batch.probabilities)
     assert client(endpoint, "viewer").status(60)["tables"]["default"]["items"] == 50
@@ -65,7 +65,7 @@ def test_a_batch_goes_all_the_way(endpoint, client):
 def test_a_key_permits_what_its_role_does(endpoint, client):
     for role in ("actor", "viewer", "evaluator"):
         with pytest.raises(AuthError, match=f"SAMPLE takes a key of learner, and this is one of {role}"):
-            client(endpoint, role).sample(8, timeout_s=20)
+            client(endpoint, role).sample(8, timeout_s=120)
     viewer = client(endpoint, "viewer")
     processes.insert(viewer, 0)
     with pytest.raises(AuthError, match="INSERT takes a key of actor or learner"):
@@ -84,7 +84,7 @@ def test_one_key_may_ask_for_the_status_so_often_and_another_still_can(endpoint,
 
 def status_of(endpoint, *options):
     words = [sys.executable, "-m", "troupe.services.replay", "status", "--json", endpoint, *options]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
 
 def test_the_command_line_says_why_and_ends_with_4(endpoint, folder, tmp_path):

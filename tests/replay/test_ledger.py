@@ -6,11 +6,10 @@ But for what the documents name: a batch that was on its way when the server was
 
 import collections
 import os
-import time
 
 import numpy as np
 
-from tests.harness import Context
+from tests.harness import Context, until
 from tests.replay import processes
 from tests.replay.rollouts import rollout
 from troupe.common.wire.replay.client import ReplayClient
@@ -35,6 +34,8 @@ class Ledger:
         self.filled = 0
         self.given: list[tuple[int, int]] = []
         self.process = None
+
+    def begin(self):
         self.start()
         processes.insert(self.filler, 0, 9)  # so that there is something that the queue pushes out
         assert self.filler.flush(60)
@@ -54,6 +55,22 @@ class Ledger:
             writer.poll(2)
         self.filled += self.filler.insert(processes.chunk(self.filled, 9))
         self.filler.poll(2)
+
+    def fill(self):
+        """One turn of them; whether the files hold no more of the queue."""
+        self.write()
+        return any("queues; waits for samples" in each.blocked_reason for each in self.writers)
+
+    def turn(self):
+        """One turn of all."""
+        self.sample()
+        self.write()
+
+    def is_acknowledged(self):
+        """Whether everything is that was written."""
+        for writer in self.writers:
+            writer.poll(2)
+        return not any(writer.outstanding for writer in self.writers)
 
     def sample(self, timeout_s=0.01):
         """Have one request on its way, and note what comes."""
@@ -77,32 +94,26 @@ def test_what_a_queue_acknowledged_is_given_once_or_is_there(tmp_path):
     ledger = Ledger(tmp_path)
     rng = np.random.default_rng(3)
     try:
+        ledger.begin()
         for kill in range(KILLS + 1):
-            deadline = time.monotonic() + 120
             goal = sum(ledger.made) + 25
-            while True:  # nobody samples: the files fill until they hold no more of the queue
-                assert time.monotonic() < deadline, (ledger.made, goal)
-                ledger.write()
-                if any("queues; waits for samples" in each.blocked_reason for each in ledger.writers):
-                    break
+            # Nobody samples: the files fill until they hold no more of the queue.
+            until(ledger.fill, why=lambda: ledger.made)
             if not kill:
                 assert ledger.sampler.status(60)["evicted_early_items"] > 0
-            while sum(ledger.made) < goal or rng.random() > 0.1:
-                assert time.monotonic() < deadline, (ledger.made, goal, ledger.sampler.wait_reason)
-                ledger.sample()
-                ledger.write()
+            until(
+                lambda goal=goal: sum(ledger.made) >= goal and rng.random() <= 0.1,
+                step=ledger.turn,
+                why=lambda: (ledger.made, ledger.sampler.wait_reason),
+            )
             if kill < KILLS:
                 processes.kill(ledger.process)
                 ledger.start()
-        deadline = time.monotonic() + 120
-        while any(writer.outstanding for writer in ledger.writers):
-            assert time.monotonic() < deadline, ledger.writers[0].blocked_reason
-            ledger.sample()
-            for writer in ledger.writers:
-                writer.poll(2)
-        while ledger.sampler.status(60)["tables"]["rollouts"]["items"] >= BATCH:
-            assert time.monotonic() < deadline
-            ledger.sample(0.5)
+        until(ledger.is_acknowledged, step=ledger.sample, why=lambda: ledger.writers[0].blocked_reason)
+        until(
+            lambda: ledger.sampler.status(60)["tables"]["rollouts"]["items"] < BATCH,
+            step=lambda: ledger.sample(0.5),
+        )
         left = ledger.sampler.status(60)["tables"]["rollouts"]["items"]
         assert max(collections.Counter(ledger.given).values()) == 1, "nothing is given twice"
         lost = sum(ledger.made) - len(ledger.given) - left

@@ -1,7 +1,6 @@
 """A shard with the proper key that answers what cannot be used costs a run nothing but its own items."""
 
 import logging
-import time
 
 import msgspec
 import numpy as np
@@ -70,6 +69,14 @@ def misbehave(context, tmp_path):
         each.stop()
 
 
+def some(client):
+    """The batch that has come, if one has; four are asked for at any time."""
+    for _ in range(4 - client.outstanding_samples):
+        client.request_sample(16)
+    batch = client.receive(0.1)
+    return [] if batch is None else [batch]
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 def test_the_others_are_sampled_on(context, start, connect, misbehave, caplog, monkeypatch, name):
     caplog.set_level(logging.WARNING)
@@ -77,14 +84,12 @@ def test_the_others_are_sampled_on(context, start, connect, misbehave, caplog, m
     good, bad = start("good"), misbehave(VALUE, ANSWERS[name])
     fill(context, good, np.ones(100), np.ones(100))
     client = connect(good, bad, tolerate_refusals=True, expected=VALUE)
-    deadline, seen = time.monotonic() + 60, []
-    while len(seen) < 50 or bad.asked < 5:
-        assert time.monotonic() < deadline, (client.wait_reason, len(seen), bad.asked)
-        for _ in range(4 - client.outstanding_samples):
-            client.request_sample(16)
-        batch = client.receive(0.1)
-        if batch is not None:
-            seen.append(batch)
+    seen = []
+    until(
+        lambda: len(seen) >= 50 and bad.asked >= 5,
+        step=lambda: seen.extend(some(client)),
+        why=lambda: (client.wait_reason, len(seen), bad.asked),
+    )
     assert sum(batch.shard == bad.endpoint for batch in seen) <= 1, "the first one was right"
     assert all(np.isfinite(batch.weights(0.4)).all() for batch in seen)
     lines = [record.getMessage() for record in caplog.records if "others are sampled" in record.getMessage()]
@@ -103,12 +108,12 @@ def test_one_that_takes_requests_and_gives_nothing_is_lost(
     good, bad = start("good"), misbehave(VALUE, None)
     fill(context, good, np.ones(100), np.ones(100))
     client = connect(good, bad, tolerate_refusals=True, expected=VALUE)
-    deadline, seen = time.monotonic() + 60, 0
-    while seen < 50 or not client._shards[bad.endpoint].lost:
-        assert time.monotonic() < deadline, client.wait_reason
-        for _ in range(4 - client.outstanding_samples):
-            client.request_sample(16)
-        seen += client.receive(0.1) is not None
+    seen = []
+    until(
+        lambda: len(seen) >= 50 and client._shards[bad.endpoint].lost,
+        step=lambda: seen.extend(some(client)),
+        why=lambda: client.wait_reason,
+    )
 
 
 def test_alone_it_keeps_the_learner_waiting_and_is_used_when_it_is_right_again(
@@ -119,12 +124,8 @@ def test_alone_it_keeps_the_learner_waiting_and_is_used_when_it_is_right_again(
     monkeypatch.setattr(sharded, "FAULT_S", (0.01, 0.1))
     bad = misbehave(VALUE, *list(ANSWERS.values())[:7], *[spoilt()] * 100_000)
     client = connect(bad, tolerate_refusals=True, expected=VALUE)
-    deadline, seen = time.monotonic() + 60, 0
-    while seen < 5:
-        assert time.monotonic() < deadline, client.wait_reason
-        for _ in range(4 - client.outstanding_samples):
-            client.request_sample(16)
-        seen += client.receive(0.1) is not None
+    seen = []
+    until(lambda: len(seen) >= 5, step=lambda: seen.extend(some(client)), why=lambda: client.wait_reason)
 
 
 def test_a_run_goes_on(context, server, client, misbehave, tmp_path, monkeypatch):

@@ -1,10 +1,9 @@
 """Queues and several tables over the wire."""
 
-import time
-
 import numpy as np
 import pytest
 
+from tests.harness import insert, until
 from tests.replay import processes
 from tests.replay.rollouts import rollout
 from troupe.common.data.schema import Items
@@ -21,8 +20,8 @@ def test_every_rollout_passes_once_and_in_order(server, client):
     learner = client(endpoint, name="learner")
     learner.status(120)
     made, seen = [0] * 3, []
-    deadline = time.monotonic() + 200
-    while len(seen) < 90 and time.monotonic() < deadline:
+
+    def turn():
         for i, actor in enumerate(actors):
             if actor.insert(rollout(made[i], i), "rollouts"):
                 made[i] += 1
@@ -34,6 +33,8 @@ def test_every_rollout_passes_once_and_in_order(server, client):
         if batch is not None:
             seen.append((int(batch.fields["producer"][0, 0]), int(batch.versions[0])))
             assert batch.fields["action"].shape == (1, 10)
+
+    until(lambda: len(seen) >= 90, 200, step=turn, why=lambda: learner.wait_reason)
     for i in range(3):
         numbers = [number for producer, number in seen if producer == i]
         assert numbers == list(range(len(numbers)))
@@ -50,31 +51,28 @@ def test_what_waits_for_room_survives_the_death_of_the_server(server, client):
     # The learner is patient: a batch on its way over a connection that it gives up is lost, as specified.
     actor, learner = client(endpoint, liveness_s=1.0), client(endpoint, liveness_s=30.0)
     learner.status(120)
-    made = 0
-    deadline = time.monotonic() + 120
-    while made < 5:  # with credit for two at a time, the last of which has to wait for room
-        assert time.monotonic() < deadline, actor.blocked_reason
-        if actor.insert(rollout(made), "rollouts"):
-            made += 1
-        else:
-            actor.poll(10)
-        if made == 3:
+    for made in range(5):  # with credit for two at a time, the last of which has to wait for room
+        insert(actor, rollout(made), "rollouts")
+        if made == 2:
             assert actor.flush(60)
-    while "queue is full" not in actor.blocked_reason:
-        assert time.monotonic() < deadline, actor.blocked_reason
-        actor.poll(10)
+    until(
+        lambda: "queue is full" in actor.blocked_reason,
+        step=lambda: actor.poll(10),
+        why=lambda: actor.blocked_reason,
+    )
     assert actor.outstanding == 1
     processes.kill(server.process)
     server("--table", "rollouts:limiter=queue,capacity=4")
     seen = []
-    while len(seen) < made:
+    for _ in range(5):
         learner.request_sample(1, "rollouts")
-        deadline = time.monotonic() + 120
-        while (batch := learner.receive(0.01)) is None and time.monotonic() < deadline:
-            actor.poll(0)
-        assert batch is not None, (len(seen), made, learner.wait_reason)
+        batch = until(
+            lambda: learner.receive(0.01),
+            step=lambda: actor.poll(0),
+            why=lambda: (seen, learner.wait_reason),
+        )
         seen.append(int(batch.versions[0]))
-    assert seen == list(range(made))
+    assert seen == list(range(5))
     assert actor.flush(60)
 
 
@@ -83,13 +81,10 @@ def test_one_insert_for_several_tables_and_one_batch_from_several(server, client
     one = client(endpoint)
     chunk = processes.chunk(0)
     chunk.more["rollouts"] = Items(np.zeros(1, np.int32), np.full(1, 10, np.int32), np.ones(1))
-    deadline = time.monotonic() + 120
     for number in range(8):
         chunk = processes.chunk(number)
         chunk.more["rollouts"] = Items(np.zeros(1, np.int32), np.full(1, 10, np.int32), np.ones(1))
-        while not one.insert(chunk):
-            assert time.monotonic() < deadline
-            one.poll(20)
+        insert(one, chunk)
     assert one.flush(60)
     status = one.status()
     assert {name: table["items"] for name, table in status["tables"].items()} == {
@@ -140,20 +135,20 @@ def test_a_full_queue_stops_its_own_writers_only(server, client):
     endpoint = server("--table", "default:capacity=1000", *QUEUE)
     actor, other = client(endpoint, name="actor"), client(endpoint, name="other")
     other.status(120)
-    deadline = time.monotonic() + 120
     made = 0
-    while "queue is full" not in actor.blocked_reason:
-        assert time.monotonic() < deadline, actor.blocked_reason
+
+    def write():
+        nonlocal made
         made += actor.insert(rollout(made), "rollouts")
         actor.poll(10)
+
+    until(lambda: "queue is full" in actor.blocked_reason, step=write, why=lambda: actor.blocked_reason)
     for number in range(20):  # with the queue full, from the first on
         processes.insert(other, number)
     assert other.flush(60)
     assert other.credit > 2, "it is known by now that it writes to no queue"
     fresh = client(endpoint, name="fresh")
-    while not fresh.credit and time.monotonic() < deadline:
-        fresh.poll(10)
-    assert fresh.credit, fresh.blocked_reason
+    until(lambda: fresh.credit, step=lambda: fresh.poll(10), why=lambda: fresh.blocked_reason)
     assert actor.credit == 0
     assert fresh.status()["tables"]["default"]["items"] == 200
 
@@ -161,11 +156,8 @@ def test_a_full_queue_stops_its_own_writers_only(server, client):
 def test_writers_never_wait_for_a_queue_that_drops(server, client):
     endpoint = server("--table", "rollouts:limiter=queue,capacity=4,when_full=keep_latest")
     actor = client(endpoint)
-    deadline = time.monotonic() + 120
     for number in range(20):
-        while not actor.insert(rollout(number), "rollouts"):
-            assert time.monotonic() < deadline, actor.blocked_reason
-            actor.poll(20)
+        insert(actor, rollout(number), "rollouts")
     assert actor.flush(60)
     assert actor.status()["tables"]["rollouts"]["dropped_total"] == 16
     assert actor.sample(4, "rollouts").versions.tolist() == [16, 17, 18, 19]

@@ -54,7 +54,7 @@ def member(server, tmp_path):
 def stopped(process):
     """The exit code after SIGTERM."""
     process.terminate()
-    return process.wait(60)
+    return process.wait(120)
 
 
 def fill(client, endpoint, first=0):
@@ -127,7 +127,7 @@ def test_a_shard_does_not_follow_its_address_into_another_run(learner, member, s
     learner("first")
     fill(client, member())
     control = learner("second")
-    assert server.process.wait(60) == 3
+    assert server.process.wait(120) == 3
     assert control.shards() == []
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zmq
 
-from tests.harness import Shard
+from tests.harness import PATIENCE_S, Shard, until
 from tests.replay import processes
 from troupe.common.wire import messages
 from troupe.common.wire.codec import Message, decode, encode
@@ -104,13 +104,14 @@ def test_a_restarted_shard_is_mapped_anew(server, client, tmp_path, empty):
     server()
     # Other chunks under the same numbers, where the files are new.
     fill(learner, 5, first=20)
-    deadline = time.monotonic() + 60
-    while learner.counters["mapped_batches"] < before + 3:
-        assert time.monotonic() < deadline
+
+    def read():
         batch = learner.sample(64)
         processes.check(batch)
         if empty:
             assert batch.fields["action"].min() >= 20 * processes.STEPS
+
+    until(lambda: learner.counters["mapped_batches"] >= before + 3, step=read)
 
 
 def test_a_wrong_token_and_a_long_one_get_windows(server, client, context):
@@ -156,8 +157,6 @@ def test_no_read_is_torn_while_the_shard_evicts(tmp_path, client):
         tmp_path / "data", endpoint, "--table", "default:capacity=60", "--max-bytes", "20000"
     )
     learner = client(endpoint)
-    fill(learner, 4)
-    learner.sample(8)
     stop = threading.Event()
 
     def write():
@@ -169,24 +168,33 @@ def test_no_read_is_torn_while_the_shard_evicts(tmp_path, client):
         actor.close(0)
 
     thread = threading.Thread(target=write)
-    thread.start()
     rng = np.random.default_rng(0)
+    counters = learner.counters
+
+    def read():
+        for _ in range(int(rng.integers(1, 12))):
+            learner.request_sample(32)
+        time.sleep(float(rng.choice([0.0, 0.001, 0.02])))
+        while learner.outstanding_samples:
+            batch = learner.receive(60)
+            assert batch is not None, learner.wait_reason
+            processes.check(batch)
+            learner.recycle(batch)
+
     try:
-        deadline = time.monotonic() + 60 + ENOUGH
-        counters = learner.counters
-        while min(counters["gone_batches"], counters["mapped_batches"]) < ENOUGH:
-            assert time.monotonic() < deadline, counters
-            for _ in range(int(rng.integers(1, 12))):
-                learner.request_sample(32)
-            time.sleep(float(rng.choice([0.0, 0.001, 0.02])))
-            while learner.outstanding_samples:
-                batch = learner.receive(60)
-                assert batch is not None, learner.wait_reason
-                processes.check(batch)
-                learner.recycle(batch)
+        fill(learner, 4)
+        learner.sample(8)
+        thread.start()
+        until(
+            lambda: min(counters["gone_batches"], counters["mapped_batches"]) >= ENOUGH,
+            PATIENCE_S + ENOUGH,
+            step=read,
+            why=lambda: counters,
+        )
     finally:
         stop.set()
-        thread.join(60)
         process.kill()
         process.wait()
+        if thread.ident is not None:
+            thread.join(60)
     assert counters["bad_messages"] == 0

@@ -1,11 +1,11 @@
 """What a program of one's own does with a server: lists, weights, batches ahead of their use, mistakes."""
 
 import itertools
-import time
 
 import numpy as np
 import pytest
 
+from tests.harness import insert
 from tests.replay import processes
 from troupe.common.data.schema import Chunk, FieldSpec
 from troupe.common.errors import ConfigError, PeerError
@@ -21,27 +21,24 @@ def listed(values, priorities):
 
 
 def store(client, chunk, table="default"):
-    deadline = time.monotonic() + 60
-    while not client.insert(chunk, table):
-        assert time.monotonic() < deadline, client.blocked_reason
-        client.poll(20)
+    insert(client, chunk, table)
     assert client.flush(60)
 
 
 def test_lists_are_as_good_as_arrays(server, client):
     mine = client(server("--table", "default:capacity=100,priority_exponent=1"))
     store(mine, listed([0.5, 1.5, 2.5], [1, 2, 3]))
-    batch = mine.sample(30, timeout_s=30)
+    batch = mine.sample(30, timeout_s=120)
     assert batch.fields["x"].dtype == np.float64
     np.testing.assert_allclose(batch.probabilities, (batch.fields["x"][:, 0] + 0.5) / 6)
     mine.update(batch, [2.0] * 30)
-    assert mine.sample(30, timeout_s=30).total_priority in (6.0, 5.0, 4.0)  # all that were drawn have 2
+    assert mine.sample(30, timeout_s=120).total_priority in (6.0, 5.0, 4.0)  # all that were drawn have 2
 
 
 def test_lists_become_what_the_specs_say(server, client):
     mine = client(server(*QUEUE), specs=[FieldSpec("x", "uint8", (2,))])
     store(mine, listed([[1, 2], [3, 255]], [1.0, 1.0]))
-    batch = mine.sample(2, timeout_s=30)
+    batch = mine.sample(2, timeout_s=120)
     assert batch.fields["x"].dtype == np.uint8
     assert batch.fields["x"][:, 0].tolist() == [[1, 2], [3, 255]]
     for values in ([[1, 2], [3, 256]], [[1, 2], [3, -1]], [[1, 2], [3, 0.5]]):
@@ -77,13 +74,13 @@ def test_chunks_whose_fields_differ_from_the_first_are_refused_here(server, clie
     with pytest.raises(ConfigError, match="fields"):
         mine.insert(Chunk({"y": [1.0]}, 1, [0], [1], [1.0]))
     store(mine, listed([2.0], [1.0]))
-    assert mine.sample(2, timeout_s=30).fields["x"][:, 0].tolist() == [1.0, 2.0]
+    assert mine.sample(2, timeout_s=120).fields["x"][:, 0].tolist() == [1.0, 2.0]
 
 
 def test_priorities_for_other_than_the_rows_are_refused(server, client):
     mine = client(server("--table", "default:capacity=100"))
     processes.insert(mine, 0)
-    batch = mine.sample(4, timeout_s=30)
+    batch = mine.sample(4, timeout_s=120)
     for priorities in ([1.0] * 3, [1.0] * 5, [[1.0] * 4]):
         with pytest.raises(ConfigError, match="for a batch of 4"):
             mine.update(batch, priorities)
@@ -95,7 +92,7 @@ def test_weights_are_those_of_the_paper(server, client):
     """(N P)^-beta by the largest of the batch, Schaul et al. 2016, section 3.4."""
     mine = client(server("--table", "default:capacity=100,priority_exponent=1"))
     store(mine, listed(list(range(1, 21)), list(range(1, 21))))
-    batch = mine.sample(64, timeout_s=30)
+    batch = mine.sample(64, timeout_s=120)
     probabilities = batch.fields["x"][:, 0] / 210
     for beta in (0.0, 0.4, 1.0):
         wanted = (20 * probabilities) ** -beta
@@ -111,7 +108,7 @@ def test_rows_of_several_tables_are_weighed_each_in_its_own(server, client, cont
     store(mine, chunk, "a")
     several = ShardedReplayClient([endpoint], ctx=context)
     for each in (mine, several):
-        batch = each.sample({"a": 32, "b": 4}, timeout_s=30)
+        batch = each.sample({"a": 32, "b": 4}, timeout_s=120)
         own = batch.fields["x"][:32, 0]
         np.testing.assert_allclose(batch.weights(1)[:32], own.min() / own, rtol=1e-6)
         assert batch.weights(1)[32:].tolist() == [1.0] * 4
@@ -124,7 +121,7 @@ def test_batches_come_ahead_of_their_use(server, client, context, several):
     mine = ShardedReplayClient([endpoint], ctx=context) if several else client(endpoint)
     for number in range(4):
         store(mine, listed([2.0 * number, 2.0 * number + 1], [1.0, 1.0]))
-    batches = mine.batches(1, prefetch=3, timeout_s=30)
+    batches = mine.batches(1, prefetch=3, timeout_s=120)
     first = [batch.fields["x"][0, 0] for batch in itertools.islice(batches, 3)]
     assert first == [0.0, 1.0, 2.0]
     assert mine.outstanding_samples == 3

@@ -1,13 +1,12 @@
 """Several shards as one: what is sampled, with which probabilities, and what happens when one dies."""
 
 import logging
-import time
 
 import numpy as np
 import pytest
 import zmq
 
-from tests.harness import Shard
+from tests.harness import Shard, insert, until
 from tests.replay.shards import TABLE, chunk, fill
 from troupe.common.errors import PeerError
 from troupe.common.wire import link, sockets
@@ -71,13 +70,12 @@ def test_importance_weights_of_all_shards_have_one_scale(context, start, connect
         fill(context, shard, np.arange(count), (total * inside) ** (1 / 0.7))
         probabilities[shard.endpoint] = chance * inside
     client = connect(*shards)
-    deadline = time.monotonic() + 60
     met, last = set(), {}
-    while met != set(probabilities):  # now the shards are known
-        met.add(client.sample(128).shard)
-        assert time.monotonic() < deadline
+    until(lambda: met == set(probabilities), step=lambda: met.add(client.sample(128).shard))
+    # Now the shards are known.
     means = {shard.endpoint: [] for shard in shards}
-    while min(map(len, means.values())) < 15:
+
+    def weigh():
         batch = client.sample(128)
         true = probabilities[batch.shard][batch.fields["value"][:, 0].astype(int)]
         last[batch.shard] = true.min()
@@ -85,7 +83,8 @@ def test_importance_weights_of_all_shards_have_one_scale(context, start, connect
             weights = batch.weights(0.4)
             np.testing.assert_allclose(weights, (true / min(last.values())) ** -0.4, rtol=1e-5)
             means[batch.shard].append(weights.mean())
-        assert time.monotonic() < deadline
+
+    until(lambda: min(map(len, means.values())) >= 15, 200, step=weigh)
     least = min(each.min() for each in probabilities.values())
     wanted = [
         ((each / least) ** -0.4 * each).sum() / each.sum()  # the mean over what is drawn
@@ -101,25 +100,22 @@ def test_inserts_survive_a_shard_that_leaves_and_returns(start, connect):
     client = connect(*shards, incarnation=5, liveness_s=300.0)  # or a stall would end the first's session
     both, sent = [shard.endpoint for shard in shards], 0
 
-    def insert(count):
+    def send(count):
         nonlocal sent
-        deadline = time.monotonic() + 60
         for _ in range(count):
-            while not client.insert(chunk([float(sent)], [1.0])):
-                assert time.monotonic() < deadline, client.blocked_reason
-                client.poll(20)
+            insert(client, chunk([float(sent)], [1.0]))
             sent += 1
 
-    insert(6)
+    send(6)
     assert client.flush(60)
     shards[0].end()
-    insert(6)  # by turns, three of them to the first, which does not answer
+    send(6)  # by turns, three of them to the first, which does not answer
     client.set_shards(both[1:])
-    insert(4)
+    send(4)
     assert client.outstanding >= 3
     shards[0] = start("a")
     client.set_shards(both)
-    insert(6)
+    send(6)
     assert client.flush(60)
     assert sum(shard.table.size for shard in shards) == sent
     client.set_shards([])
@@ -143,13 +139,13 @@ def test_a_single_shard_is_what_it_was(context, start, connect):
 def test_inserts_go_round_and_wait_for_nobody_in_particular(start, connect):
     shards = [start(name) for name in ("a", "b")]
     client = connect(*shards)
-    deadline, sent = time.monotonic() + 60, 0
-    while client.blocked_reason or client.credit < 2 * 64:
-        assert time.monotonic() < deadline, client.blocked_reason
-        client.poll(20)
-    while sent < 20:
-        assert time.monotonic() < deadline, client.blocked_reason
-        sent += client.insert(chunk(np.arange(10.0), np.ones(10)))
+    until(
+        lambda: not client.blocked_reason and client.credit >= 2 * 64,
+        step=lambda: client.poll(20),
+        why=lambda: client.blocked_reason,
+    )
+    for _ in range(20):
+        insert(client, chunk(np.arange(10.0), np.ones(10)))
         client.poll(5)
     assert client.flush(60)
     assert client.outstanding == 0
@@ -179,9 +175,9 @@ def test_a_shard_dies_and_returns(context, start, connect):
 
     def batches(count, requests=6):
         """The shards of the next batches."""
-        names, deadline = [], time.monotonic() + 60
-        while len(names) < count:
-            assert time.monotonic() < deadline, client.wait_reason
+        names = []
+
+        def take():
             for _ in range(requests - client.outstanding_samples):
                 client.request_sample(8)
             batch = client.receive(0.1)
@@ -189,35 +185,29 @@ def test_a_shard_dies_and_returns(context, start, connect):
                 names.append(batch.shard)
                 assert batch.fields["value"].max() == client.shards.index(batch.shard)
                 last[0] = batch
+
+        until(lambda: len(names) >= count, step=take, why=lambda: client.wait_reason)
         return names
 
     last = [None]
     assert set(batches(20)) == set(client.shards)
-    while last[0].table_items != 100:  # one of them may seem lost for a moment where everything is slow
-        batches(1)
+    # One of them may seem lost for a moment where everything is slow.
+    until(lambda: last[0].table_items == 100, step=lambda: batches(1))
     shards[1].end()
     # Those on their way are asked for again. Until then the figures are those of both.
-    deadline = time.monotonic() + 60
-    while shards[1].endpoint in batches(5) or last[0].table_items != 50:
-        assert time.monotonic() < deadline
+    until(lambda: shards[1].endpoint not in batches(5) and last[0].table_items == 50)
     np.testing.assert_allclose(last[0].probabilities, 1 / 50)
     shards[1] = Shard(context, shards[1].replay.folder, shards[1].endpoint, **TABLE)
     try:
-        deadline = time.monotonic() + 60
-        while shards[1].endpoint not in batches(5):
-            assert time.monotonic() < deadline
-        while last[0].table_items != 100:
-            assert time.monotonic() < deadline
-            batches(1)
+        until(lambda: shards[1].endpoint in batches(5))
+        until(lambda: last[0].table_items == 100, step=lambda: batches(1))
     finally:
         shards[1].end()
     # The list of the run may forget a shard for good, and get another one.
     third = start("c")
     fill(context, third, np.full(50, 1), np.ones(50))
     client.set_shards([shards[0].endpoint, third.endpoint])
-    deadline = time.monotonic() + 60
-    while set(batches(30)) != {shards[0].endpoint, third.endpoint}:
-        assert time.monotonic() < deadline
+    until(lambda: set(batches(30)) == {shards[0].endpoint, third.endpoint})
 
 
 @pytest.mark.usefixtures("patient")
@@ -229,14 +219,13 @@ def test_a_shard_that_has_nothing_to_sample_holds_up_nobody(context, start, conn
     client = connect(full, empty)
 
     def batches(condition):
-        deadline = time.monotonic() + 60
-        while True:
-            assert time.monotonic() < deadline, client.wait_reason
+        def take():
             for _ in range(4 - client.outstanding_samples):
                 client.request_sample(16)
             batch = client.receive(0.1)
-            if batch is not None and condition(batch):
-                return batch
+            return batch if batch is not None and condition(batch) else None
+
+        return until(take, why=lambda: client.wait_reason)
 
     def waits_at(shard):
         return len(client._shards[shard.endpoint].wanted)
@@ -249,10 +238,11 @@ def test_a_shard_that_has_nothing_to_sample_holds_up_nobody(context, start, conn
     np.testing.assert_allclose(batch.probabilities * batch.table_items, 1)
     fill(context, empty, np.arange(300.0), np.ones(300))
     batches(lambda batch: batch.shard == empty.endpoint)
-    deadline = time.monotonic() + 60
-    while client.outstanding_samples:  # drawn before that one had told what its shard holds
-        assert time.monotonic() < deadline, client.wait_reason
-        client.receive(0.1)
+    until(  # drawn before that one had told what its shard holds
+        lambda: not client.outstanding_samples,
+        step=lambda: client.receive(0.1),
+        why=lambda: client.wait_reason,
+    )
     batch = batches(lambda batch: batch.table_items == 400 and batch.total_priority == 400)
     np.testing.assert_allclose(
         batch.probabilities,
@@ -266,10 +256,11 @@ def test_where_all_shards_wait_all_are_asked(context, start, connect):
     shards = [start(name, min_items=50) for name in ("a", "b", "c")]
     client = connect(*shards)
     client.request_sample(8)
-    deadline = time.monotonic() + 60
-    while client.counters["waits"] < 4:
-        assert time.monotonic() < deadline, client.wait_reason
+
+    def nothing_comes():
         assert client.receive(0.05) is None
+
+    until(lambda: client.counters["waits"] >= 4, step=nothing_comes, why=lambda: client.wait_reason)
     fill(context, shards[2], np.arange(100.0), np.ones(100))
     batch = client.receive(60)
     assert batch.shard == shards[2].endpoint
@@ -308,19 +299,16 @@ def test_a_shard_does_not_answer_only_when_it_has_been_silent_for_a_while(
     client.receive(0)
     assert "has just been asked" in client.wait_reason
     monkeypatch.setattr(link, "SILENT_S", 0.2)
-    deadline = time.monotonic() + 60
-    while "does not answer" not in client.wait_reason:
-        assert time.monotonic() < deadline
-        client.receive(0.05)
-    while not client.counters["reconnects"]:
-        assert time.monotonic() < deadline
+    until(lambda: "does not answer" in client.wait_reason, step=lambda: client.receive(0.05))
+
+    def no_answer():
         client.receive(0.05)
         assert "does not answer" in client.wait_reason, "a new connection is no answer"
+
+    until(lambda: client.counters["reconnects"], step=no_answer)
     assert "waits for replay" not in caplog.text, "whoever waits says so"
     start("a")
-    while "min size" not in client.wait_reason:
-        assert time.monotonic() < deadline
-        client.receive(0.05)
+    until(lambda: "min size" in client.wait_reason, step=lambda: client.receive(0.05))
 
 
 def test_the_learner_prefetches_from_all_shards(context, start):
@@ -336,24 +324,24 @@ def test_the_learner_prefetches_from_all_shards(context, start):
         live[:] = [shard.endpoint for shard in shards]
         for shard in shards:
             fill(context, shard, np.arange(50.0), np.ones(50))
-        seen, count, deadline = set(), 0, time.monotonic() + 60
-        while count < 20 or seen != set(live):  # one that was asked too early gets its turn later
-            assert time.monotonic() < deadline, seen
-            batch = prefetch.get(30)
-            seen.add(batch.shard)
-            count += 1
+        seen = []
+
+        def take():
+            batch = prefetch.get(120)
+            seen.append(batch.shard)
             assert batch.fields["value"].shape == (16, 1)
             prefetch.put_priorities(batch, np.full(16, 2.0))
+
+        # One that was asked too early gets its turn later.
+        until(lambda: len(seen) >= 20 and set(seen) == set(live), step=take, why=lambda: seen)
     finally:
         prefetch.stop()
 
     def updated():
         return [shard.replay.counters.updated_priorities for shard in shards]
 
-    deadline = time.monotonic() + 60
-    while sum(updated()) < count * 16 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert sum(updated()) == count * 16
+    until(lambda: sum(updated()) >= len(seen) * 16, why=updated)
+    assert sum(updated()) == len(seen) * 16
     assert min(updated()) > 0
 
 

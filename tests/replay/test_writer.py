@@ -18,7 +18,7 @@ SPECS = (
 def take(client, count, table="default"):
     """The next `count` items of a queue, in order, one by one: field to window."""
     for _ in range(count):
-        batch = client.sample(1, table, timeout_s=30)
+        batch = client.sample(1, table, timeout_s=120)
         yield {name: array[0] for name, array in batch.fields.items()}, int(batch.versions[0])
 
 
@@ -134,7 +134,7 @@ def test_new_items_have_the_priority_of_their_writer(server, client):
     for _ in range(10):
         writer.append(0, 1.0, [0.0], False)
     assert writer.flush(60)
-    assert mine.sample(4, timeout_s=30).total_priority == 36.0  # the newest step has no successor's yet
+    assert mine.sample(4, timeout_s=120).total_priority == 36.0  # the newest step has no successor's yet
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ COSTLY = ("torch", "numpy", "pydantic", "zmq", "gymnasium", "cv2", "troupe.commo
 def test_importing_it_is_cheap():
     code = f"import sys, troupe; dir(troupe); print([name for name in {COSTLY} if name in sys.modules])"
     told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     assert told.stdout == "[]\n"
 
@@ -24,7 +24,7 @@ def test_importing_it_is_cheap():
 def test_what_registers_an_algorithm_and_talks_to_replay_needs_no_torch():
     code = "import sys, troupe; troupe.register_algorithm, troupe.ReplayClient, troupe.Agent, troupe.tunable"
     code += "; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def test_every_name_is_there_and_documented():

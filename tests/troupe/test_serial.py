@@ -86,7 +86,7 @@ def test_ctrl_c_saves_what_there_is(tmp_path):
         until(lambda: (tmp_path / "run" / "status.json").exists())
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()

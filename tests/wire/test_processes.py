@@ -16,7 +16,7 @@ from troupe.common.wire.link import new_incarnation
 client = ControlClient(zmq.Context(), sys.argv[1], role="actor", name="actor-0",
                        incarnation=new_incarnation(), slots_wanted=8)
 print(client.join(60).slots, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 LEARNER = """
 import sys, time, zmq
@@ -26,7 +26,7 @@ server = ControlServer(zmq.Context(), sys.argv[1], "tcp://127.0.0.1:*",
                        Terms({}, heartbeat_s=0.05, liveness_s=1.0), SlotRules(8))
 server.start()
 print(server.control_endpoint, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

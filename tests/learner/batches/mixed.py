@@ -73,6 +73,11 @@ def running(config, tmp_path, context, resume=False):
             thread.end()
 
 
+def sent(outbox):
+    """Wait until all that is in it has gone."""
+    until(lambda: not outbox.waiting, step=lambda: outbox.pump(50), why=lambda: outbox.reason)
+
+
 def unroll(agent, number):
     """An unroll whose rewards are its number."""
     fields = {spec.name: np.zeros((spec.entries(STEPS), *spec.shape), spec.dtype) for spec in agent.fields}

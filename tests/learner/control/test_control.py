@@ -204,7 +204,7 @@ def test_reports_made_while_the_learner_is_away_arrive_later(serve, connect):
     for number in range(300):
         assert client.send_telemetry({"actor/n": number})
     server = serve(server.control_endpoint)
-    received = [server.telemetry.get(timeout=60).metrics["actor/n"] for _ in range(256)]
+    received = [server.telemetry.get(timeout=120).metrics["actor/n"] for _ in range(256)]
     assert received == list(range(300 - 256, 300))
     assert client.telemetry_dropped == 300 - 256
 

@@ -51,7 +51,7 @@ def test_one_evaluation_is_shared_and_the_next_has_the_newest_parameters(server,
     again = until(two.next_games)
     assert (again.part, again.params.version) == (0, 6)
     np.testing.assert_array_equal(again.params.params["w"], params(6)["w"])
-    parts = [server.telemetry.get(timeout=60).fields.part for _ in range(3)]
+    parts = [server.telemetry.get(timeout=120).fields.part for _ in range(3)]
     assert sorted(parts) == [0, 1, 2]
     assert server.params_fetched(5)[0]["w"][0] == 5
     assert server.rejected() == {}
@@ -72,7 +72,7 @@ def test_an_evaluation_says_where_the_run_was_when_its_parameters_were_published
     assert one.send_telemetry({}, {"video": encode_gif(np.zeros((2, 8, 8, 3), np.uint8))})
     assert played(one, games, 5)
     for _ in range(2):
-        told = server.telemetry.get(timeout=60).played
+        told = server.telemetry.get(timeout=120).played
         assert (told.version, told.steps, told.updates) == (5, 100, 7)
     assert server.params_fetched(5)[1].steps == 100
 
@@ -97,7 +97,7 @@ def test_what_is_not_its_to_play_is_refused(server, connect):
     until(lambda: server.rejected().get("claim") == 2)
     assert server.telemetry.empty()
     assert played(one, games, 5)
-    assert server.telemetry.get(timeout=60).fields.part == 0
+    assert server.telemetry.get(timeout=120).fields.part == 0
 
 
 def test_no_number_of_names_hides_the_version_of_a_part(server, connect):
@@ -107,7 +107,7 @@ def test_no_number_of_names_hides_the_version_of_a_part(server, connect):
         assert one.send_telemetry({f"eval/{report}-{name}": 1.0 for name in range(250)})
     until(lambda: server.rejected().get(TOO_MANY))
     assert played(one, games, 5)
-    reports = [server.telemetry.get(timeout=60) for _ in range(4)]
+    reports = [server.telemetry.get(timeout=120) for _ in range(4)]
     assert reports[-1].metrics["eval/version"] == 5
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.harness import evaluated, games, make_reporter
+from tests.harness import evaluated, games, make_reporter, until
 from troupe.common.runtime.metrics import MetricsWriter
 from troupe.common.wire.control.params import Published
 from troupe.services.evaluator.video import encode_gif, encode_mp4
@@ -166,10 +166,7 @@ def test_a_film_without_a_frame_takes_no_other_films_place(reporter, tmp_path, c
     for gif in (whole, b"GIF89a\x08\x00\x08\x00\x00\x00", whole[:-20]):
         blobs = {"video": np.frombuffer(gif, np.uint8)}
         reporter.films.put("evaluator", blobs["video"], None, 0)
-        deadline = time.monotonic() + 60
-        while reporter.films._films.qsize():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(reporter.films._films.empty)
     reporter.close()
     (path,) = (tmp_path / "videos").iterdir()
     assert path.read_bytes() == whole

@@ -105,7 +105,7 @@ def test_a_tracker_ends_by_itself_when_the_learner_is_killed(make, tmp_path, res
     until(lambda: (tmp_path / "notes").exists() and len(notes(tmp_path)) == 2)
     trackers._each[0]._process.stdin.write(rest)
     trackers._each[0]._rows.put(None)
-    assert trackers._each[0]._process.wait(60) == 0
+    assert trackers._each[0]._process.wait(120) == 0
     assert notes(tmp_path)[-1] == ["end", {}, False]
     trackers.close({}, complete=False)
 

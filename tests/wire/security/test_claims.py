@@ -436,7 +436,7 @@ def test_a_role_does_not_fill_the_record_with_names(serve, connect, secured, mon
     seen = []
     for first in (0, 3, 6):
         evaluator.send_telemetry({f"eval/{first + i}": 1.0 for i in range(3)}, {}, games([1.0, 2]))
-        report = server.telemetry.get(timeout=60)
+        report = server.telemetry.get(timeout=120)
         assert report.fields == games([1.0, 2])  # what is known is taken all the same
         seen += report.metrics
     assert seen == [f"eval/{i}" for i in range(5)]
@@ -448,7 +448,7 @@ def test_a_role_does_not_fill_the_record_with_names(serve, connect, secured, mon
     assert len(names.known("actor", "one", crowd)) == 5
     assert names.known("actor", "two", {"actor/steps": 4.0}) == {"actor/steps": 4.0}
     actor.send_telemetry({"actor/steps": 1.0})
-    assert server.telemetry.get(timeout=60).metrics == {"actor/steps": 1.0}
+    assert server.telemetry.get(timeout=120).metrics == {"actor/steps": 1.0}
 
 
 def test_every_role_may_report_what_is_its_own(serve, connect, secured):
@@ -463,7 +463,7 @@ def test_every_role_may_report_what_is_its_own(serve, connect, secured):
         client = connect(server, "someone", role=role, security=secured(role), **wanted)
         client.join(60)
         assert client.send_telemetry(metrics, blobs, fields)
-        report = server.telemetry.get(timeout=60)
+        report = server.telemetry.get(timeout=120)
         assert (report.role, report.metrics, report.fields) == (role, metrics, fields)
         client.close()
         until(lambda: not server.peers())

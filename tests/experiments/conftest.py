@@ -1,0 +1,1 @@
+from tests.experiments.sweeps import command  # noqa: F401 - a fixture
