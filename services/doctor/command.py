@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from troupe.common.config import Config, load_config, read_config
+from troupe.common.config.loading import config_from_dict
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.files import run_config
 from troupe.common.runtime.parser import Parser, real
@@ -73,8 +74,10 @@ def _checks(target: str | None, preset: str | None, keys: str, timeout_s: float)
     folder = None if target is None or remote else Path(target).expanduser()
     if folder is not None:
         config = _config_of(run_config(folder))
-    else:
-        config = load_config(preset, None, {}, os.environ) if preset else Config(agent={"algorithm": "apex"})
+    elif preset:
+        config = load_config(preset, None, {}, os.environ)
+    else:  # a machine of replay has no torch, which the algorithm would want
+        config = config_from_dict({"agent": {"algorithm": "apex"}}, typed_agent=False)
     place = folder or Path("runs")
     yield from guarded("versions", machine.versions())
     if not remote:  # there it is the learner's machine that counts

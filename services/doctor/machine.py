@@ -117,7 +117,7 @@ def disk(folder: Path, config: Config) -> Iterator[Check]:
     free = shutil.disk_usage(place).free
     short = free < max(needed, 1 << 28)
     figure = f"{_size(free)} free" + (f", a checkpoint takes {_size(each)}" if each else "")
-    advice = "make room: checkpoints and curves cannot be written else" if short else ""
+    advice = "make room: until then neither checkpoints nor curves are written" if short else ""
     yield Check("disk", f"{place}, room", figure, _state(short), advice)
     yield _replay_room(folder / "replay", config)
 

@@ -12,6 +12,7 @@ from troupe.common.installation import version
 from troupe.common.runtime.checkpoint import save_checkpoint
 from troupe.common.runtime.files import atomic_write, write_status
 from troupe.common.wire import messages
+from troupe.common.wire.link import Link
 from troupe.common.wire.security.key_options import make_security
 from troupe.common.wire.security.keys import make_keys
 from troupe.common.wire.sockets import Security
@@ -165,6 +166,31 @@ def test_keys_open_an_address_or_not(tmp_path, serve, config):
     assert first.figure.endswith("with the keys of the viewer")
     (check,) = peers.address(server.control_endpoint, str(tmp_path / "wrong"), 30.0)
     assert check.state == "wrong"
+
+
+def test_one_key_may_not_ask_a_learner_all_the_time(tmp_path, serve, ctx):
+    make_keys(tmp_path / "keys")
+    server = serve("tcp://127.0.0.1:*", security=make_security(str(tmp_path / "keys"), "learner"))
+    link = Link(
+        ctx,
+        server.control_endpoint,
+        "learner",
+        name="doctor",
+        incarnation=1,
+        liveness_s=60.0,
+        security=make_security(str(tmp_path / "keys"), "viewer"),
+    )
+    link.connect()
+    asked, kinds = 0, []
+    while len(kinds) < 500 and "too_many" not in kinds:
+        if asked < 500:
+            asked += link.send(messages.Status(), asked + 1)
+        link.wait(10)
+        for message in link.receive():
+            kinds.append(message.fields.get("kind", message.type))
+    assert "STATUS_OK" in kinds
+    assert "too_many" in kinds
+    link.close(0)
 
 
 def test_the_command_prints_lines_or_json_and_its_exit_code_says_whether_anything_is_wrong(folder, capsys):

@@ -128,6 +128,7 @@ class ControlServer:
             "stopping": False,
         }
         self._status: dict[str, Any] = {}
+        self._status_of: dict[str, claims.Allowance] = {}
         self._news: dict[str, claims.Allowance] = {}
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
         self._server: Server | None = None
@@ -445,6 +446,9 @@ class ControlServer:
             self._server.rejections.count(peer.identity, kind, detail)
 
     def _on_status(self, envelope: Envelope, body: messages.Status) -> messages.StatusOk:
+        key = envelope.key.public
+        if key and not self._status_of.setdefault(key, claims.status()).take():
+            raise RefusedError(messages.TOO_MANY, "more STATUS than those with one key may ask for")
         return messages.StatusOk(values={**self._status, "clock_s": system.time()})
 
     def _on_bye(self, peer: Peer, body: messages.Bye) -> None:
