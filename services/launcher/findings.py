@@ -246,7 +246,7 @@ LIMITS = (
         "time goes into packing, and replay is no smaller for it",
         causes.compression,
         ("actor/compression_ratio", "actor/pack_share", "inference/pack_share", "learner/unpack_share"),
-        0.1,
+        0.0,
         "compression takes {cost:.0%} of the time of a core and makes observations {ratio:.2f} times smaller",
         "--replay.compression none",
     ),

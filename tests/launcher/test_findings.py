@@ -30,7 +30,7 @@ NAMED = {
     "compression": ("compression", "--replay.compression none"),
 }
 
-RECORDED = sorted(PLANTS.keys() & {file.stem for file in FOLDER.glob("*.json")})
+RECORDED = sorted(PLANTS.keys() & {file.stem for file in FOLDER.glob("*.json")} - {"compression"})
 """The others need cores that nobody else uses, which there were not; figures for them are made below."""
 
 
@@ -53,6 +53,15 @@ def test_a_planted_bottleneck_is_named_with_the_flag_that_helps(name):
     assert found[0].name == row, [(each.name, round(each.loudness, 2)) for each in findings(view)]
     assert flag in found[0].advice
     assert verdict(view) == (findings(view)[0].what, findings(view)[0].advice)
+
+
+def test_compression_that_saves_nothing_is_found_though_it_costs_little():
+    """Packing gives up on what does not shrink, so that a real run loses next to nothing by it."""
+    row, flag = NAMED["compression"]
+    (found,) = [each for each in findings(recorded("compression")) if each.name == row]
+    assert found.loudness < 0.1
+    assert "1.02 times smaller" in found.what
+    assert flag in found.advice
 
 
 @pytest.mark.slow
@@ -162,7 +171,7 @@ def test_rows_are_found_by_what_was_planted_or_made():
     assert {limit.name for limit in LIMITS} == {row for row, _ in NAMED.values()} | MADE.keys()
     assert NAMED.keys() == PLANTS.keys()
     assert len(PLANTS) == 12
-    assert len(RECORDED) >= 8
+    assert len(RECORDED) >= 9
 
 
 def test_who_waits_for_a_side_that_is_slow_loses_nothing_by_missing_cores():
