@@ -154,7 +154,15 @@ def _verdict(status: Mapping[str, Any], config: Config) -> Iterator[Check]:
         **settings_of(config),
     )
     what, advice = verdict(view)
-    yield Check("bottleneck", "of the run", what, "note" if advice else "ok", advice)
+    yield Check(
+        "bottleneck", "of the run", what.removeprefix("bottleneck: "), "note" if advice else "ok", advice
+    )
     for found in findings(view) if view.metrics.get("speed/updates_per_s") else []:
         if found.what != what:
-            yield Check("bottleneck", "of the run", f"also, {found.what}", "note", found.advice)
+            yield Check(
+                "bottleneck",
+                "of the run",
+                f"also, {found.what.removeprefix('bottleneck: ')}",
+                "note",
+                found.advice,
+            )

@@ -70,7 +70,7 @@ def test_a_run_names_who_is_silent_whose_clock_is_off_and_what_limits_it(folder,
     assert [line for line in lines if "actor-0 on far: 0.01 s ahead of the learner's - ok" in line]
     assert not [line for line in lines if "someone" in line]  # it only looks
     limits = [check for check in checks if check.area == "bottleneck"]
-    assert limits[0].figure == "bottleneck: the environment takes 50 ms a step"
+    assert limits[0].figure == "the environment takes 50 ms a step"
     assert "--actor.env_threads" in limits[0].advice
 
 
