@@ -110,6 +110,8 @@ docs: setup ## write the generated pages and lists
 	mv docs/presets.md.new docs/presets.md
 	$(BIN)/python -m troupe.services.commands > docs/commands.md.new
 	mv docs/commands.md.new docs/commands.md
+	$(BIN)/python -m troupe.services.launcher.troubleshooting > docs/troubleshooting.md.new
+	mv docs/troubleshooting.md.new docs/troubleshooting.md
 	$(BIN)/python -m docs.configuration compose > deploy/docker/fields.yml.new
 	mv deploy/docker/fields.yml.new deploy/docker/fields.yml
 	$(BIN)/python -m docs.protocol

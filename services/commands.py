@@ -37,6 +37,10 @@ COMMANDS = {
         "play an environment at random: what it shows, how fast, whether it works",
         "troupe.services.environment.command:check",
     ),
+    "doctor": Command(
+        "say what is wrong with this machine, a run directory or a running run",
+        "troupe.services.doctor.command:doctor",
+    ),
     "keys new": Command(
         "make the keys of a run whose services talk over a network", f"{_LAUNCHER}.make_keys:new"
     ),

@@ -19,6 +19,8 @@ import lz4.frame
 import numpy as np
 from numpy.typing import NDArray
 
+from troupe.common import system
+
 Buffer: TypeAlias = bytes | memoryview
 
 STORED = np.uint32(1 << 31)
@@ -83,14 +85,28 @@ class Packer:
 
     Attributes:
         tried: entries that it has tried to compress.
+        entry_bytes: of all entries.
+        block_bytes: of what they were packed to.
+        seconds: that this took.
     """
 
     def __init__(self) -> None:
         self.tried = 0
+        self.entry_bytes = 0
+        self.block_bytes = 0
+        self.seconds = 0.0
         self._hopeless = False
 
     def pack(self, array: NDArray) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
         """Blocks of the entries of the next chunk, as `pack_entries` returns them."""
+        began_s = system.perf_counter()
+        blocks, lengths = self._pack(array)
+        self.seconds += system.perf_counter() - began_s
+        self.entry_bytes += array.nbytes
+        self.block_bytes += blocks.nbytes
+        return blocks, lengths
+
+    def _pack(self, array: NDArray) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
         if self._hopeless:
             probe = array[self.tried % len(array)]  # another one every time
             self.tried += 1

@@ -32,6 +32,25 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 EVALUATION_RETURN, TRAINING_RETURN = "eval/episode_return", "train/episode_return"
 EVALUATION_AGE = "eval/age_s"
 """How old the parameters were when their games were over. Runs without it date evaluations by that end."""
+OF_SERVICES = frozenset(
+    {
+        *(
+            f"{kind}/{what}"
+            for kind in ("learner", "actor", "replay", "eval")
+            for what in ("cpu_cores", "starved_cores")
+        ),
+        *("actor/steps_per_s", "actor/slots", "actor/env_ms", "actor/inference_ms", "actor/accumulate_ms"),
+        *("actor/insert_blocked_share", "actor/pack_share", "actor/compression_ratio", "params/staleness"),
+        *("replay/waits_for_items_share", "replay/waits_for_ratio_share", "replay/waits_for_reader_share"),
+        *(
+            "replay/insert_paused_share",
+            "replay/evicted_early_per_s",
+            "learner/batch_ms",
+            "learner/link_bytes_per_s",
+        ),
+    }
+)
+"""Metrics that the status has of each service by itself: what tells which of them limits a run."""
 LEAST_EXPLORING_RETURN = "train/least_exploring_return"
 # TensorBoard sorts groups, capitals first: under these tags the returns stand above all other curves.
 _FIRST_TAGS = {

@@ -49,6 +49,8 @@ Rows = Annotated[int, Meta(ge=1, le=MAX_BATCH)]
 ItemCount = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Heartbeat = Annotated[float, Meta(ge=timing.HEARTBEAT_S[0], le=timing.HEARTBEAT_S[1])]
 Liveness = Annotated[float, Meta(ge=timing.LIVENESS_S[0], le=timing.LIVENESS_S[1])]
+Clock = Annotated[float, Meta(ge=0, le=1e11)]
+"""Seconds since 1970."""
 SlotCount = Annotated[int, Meta(ge=0, le=MAX_RUN_SLOTS)]
 Slots = Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_RUN_SLOTS)]], Meta(max_length=MAX_PROCESS_SLOTS)]
 """Of one process."""

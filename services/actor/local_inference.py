@@ -182,6 +182,8 @@ class LocalActing:
         self._control.report_steps(self.timing.steps)
         self.timing.chunks += len(chunks)
         self._outbox.put(chunks)
+        if chunks:
+            self.timing.packed(self._replay.counters)
         self._refresh_params()
 
     def _held(self) -> bool:

@@ -12,6 +12,7 @@ from troupe.common.errors import PeerError
 from troupe.common.permits import check_modules
 from troupe.common.runtime import health
 from troupe.common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
+from troupe.common.runtime.usage import OwnUsage
 from troupe.common.wire.control.client import ControlClient, Welcome
 from troupe.common.wire.control.messages import TelemetryFields
 from troupe.common.wire.link import new_incarnation
@@ -67,6 +68,7 @@ class ActorService:
         self._relay_directory = relay_directory
         self._modules = modules
         self._reports = TimingReports()
+        self._usage = OwnUsage("actor")
 
     def run(self) -> None:
         """Act until the end. Raises `PeerError` where the learner or its parameters do not come in time."""
@@ -194,7 +196,8 @@ class ActorService:
     def _report(self) -> None:
         staleness = max(0, self._control.state.version - self._acting.version)
         metrics, fields = self._reports.report(self._acting.timing, staleness)
-        metrics |= self._watch.metrics()
+        metrics |= self._watch.metrics() | self._usage.metrics()
+        metrics["actor/slots"] = float(len(self._slots))
         health.report(metrics)
         at_once = MAX_NAMED_GAMES if fields.tasks else MAX_GAMES
         for first in range(0, max(1, len(fields.episodes)), at_once):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from troupe.common import system
@@ -24,8 +24,18 @@ class Timing:
     blocked_s: float = 0.0
     """In which the actor stood still because others took no more."""
     chunks: int = 0
+    pack_s: float = 0.0
+    entry_bytes: int = 0
+    """Of what was packed for replay."""
+    block_bytes: int = 0
+    """The same, packed."""
     episodes: list[Episode] = field(default_factory=list)
     """Games that finished since the list was cleared; their `slot` is that of the run."""
+
+    def packed(self, counters: Mapping[str, int]) -> None:
+        """Take in the totals of what packs chunks, `ReplayClient.counters`."""
+        self.pack_s = counters["pack_us"] / 1e6
+        self.entry_bytes, self.block_bytes = counters["entry_bytes"], counters["block_bytes"]
 
     def take(self, episodes: list[Episode], slots: list[int]) -> None:
         """Take in games of copies that have these numbers among the slots of the run."""
@@ -85,8 +95,11 @@ class TimingReports:
             "actor/insert_blocked_s": timing.blocked_s,
             "actor/insert_blocked_share": min(1.0, (timing.blocked_s - last.blocked_s) / elapsed),
             "actor/chunks_total": float(timing.chunks),
+            "actor/pack_share": min(1.0, (timing.pack_s - last.pack_s) / elapsed),
             "params/staleness": float(staleness),
         }
+        if packed := timing.block_bytes - last.block_bytes:
+            metrics["actor/compression_ratio"] = (timing.entry_bytes - last.entry_bytes) / packed
         fields = fields_of(timing.episodes)
         metrics |= {f"env/{name}": value for name, value in means_told(timing.episodes).items()}
         timing.episodes.clear()

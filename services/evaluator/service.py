@@ -13,6 +13,7 @@ from troupe.common.config import Config
 from troupe.common.envs import make_spec
 from troupe.common.installation import install_command
 from troupe.common.runtime import Deadline, StopSignal, health
+from troupe.common.runtime.usage import OwnUsage
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.member import games_of_part
 from troupe.common.wire.control.messages import Game, TelemetryFields
@@ -26,6 +27,7 @@ VIDEO_PERIOD_S = 300.0  # films are the largest thing in a run's TensorBoard dir
 MAX_GIF_BYTES = 4 << 20  # TensorBoard loads all of them at once
 LAST_GAMES_S = 20.0
 """How long an evaluator stays at the end of a run without anything to play."""
+USAGE_PERIOD_S = 5.0
 _SEED_TAG = 0x5EED  # no training environment has a seed derived in this way
 _POLL_S = 0.25
 
@@ -44,13 +46,15 @@ class Evaluator:
             config.agent, make_spec(config.env), seed=config.run.seed, device="cpu"
         )
         self._next_video_s = 0.0
+        self._usage = OwnUsage("eval")
+        self._next_usage_s = 0.0
 
     def run(self) -> None:
         """Play the games that the learner gives, until the run has no more to be evaluated."""
         end: Deadline | None = None
         while not self._stop:
             self._client.check()
-            health.report()
+            self._alive()
             games = self._client.next_games()
             if games is not None:
                 self._agent.load_params(games.params.params)
@@ -67,6 +71,13 @@ class Evaluator:
                     return
             self._stop.wait(_POLL_S)
 
+    def _alive(self) -> None:
+        """Say that the loop goes on, and now and then what this process takes of its machine."""
+        health.report()
+        if time.monotonic() >= self._next_usage_s:
+            self._next_usage_s = time.monotonic() + USAGE_PERIOD_S
+            self._client.send_telemetry(self._usage.metrics())
+
     def _evaluate(self, version: int, part: int) -> None:
         """Play one part of an evaluation, and report; the end of the run cuts an older version short."""
         section = self._config.evaluator
@@ -78,7 +89,7 @@ class Evaluator:
             recorder = Recorder(max_steps=section.video_max_steps)
 
         def should_stop() -> bool:
-            health.report()
+            self._alive()
             state = self._client.state
             return self._stop.requested or (state.stopping and state.version > version)
 

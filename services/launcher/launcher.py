@@ -12,12 +12,9 @@ import logging
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from troupe.common.config import Config, to_toml
 from troupe.common.errors import TroupeError
@@ -27,10 +24,18 @@ from troupe.common.runtime import StopSignal
 from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE, atomic_write, read_status, write_trouble
 from troupe.common.runtime.lifecycle import INTERRUPTED
 from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
+from troupe.common.runtime.usage import CoresUsed
 from troupe.services.launcher.curves import chart, drawable
 from troupe.services.launcher.panel import LivePanel, lost_terminal_tolerated
 from troupe.services.launcher.processes import child_specs
-from troupe.services.launcher.progress import Estimator, RunView, ServiceView, plain_line, run_view
+from troupe.services.launcher.progress import (
+    Estimator,
+    RunView,
+    ServiceView,
+    plain_line,
+    run_view,
+    settings_of,
+)
 from troupe.services.launcher.refill import items_before_learning, refill_line
 from troupe.services.launcher.silence import Silence
 from troupe.services.launcher.supervisor import Child, ChildSpec, stop
@@ -50,10 +55,8 @@ _log = logging.getLogger(__name__)
 _LEARNER_STOP_S = 40.0  # it writes a checkpoint
 _OTHERS_STOP_S = 10.0
 _PANEL_PERIOD_S = 1.0
-_USAGE_WINDOW_S = 10.0
 _POLL_S = 0.2
 _CHART_MARGIN = 14
-_MAX_PROCESSES = 1000
 
 
 def run(
@@ -139,12 +142,11 @@ class _Launcher:
         self._resume = resume
         self._damaged = damaged
         self._min_items = items_before_learning(config.replay.sampled_tables())
-        self._capacity_items = sum(table.capacity for table in config.replay.sampled_tables())
         self._refills = resume and self._min_items > 0
         self._former_status_ns = self._status_written_ns()
         self._children = [Child(spec) for spec in specs]
         self._learner = self._children[0]
-        self._usage = _Usage()
+        self._usage = CoresUsed()
         self._estimator = Estimator()
         self._silence = Silence(config.net.liveness_s)
         self._started_at = time.monotonic()
@@ -255,15 +257,12 @@ class _Launcher:
         self._view = run_view(
             status,
             total_steps=config.run.total_steps,
-            services=[self._usage.view(child) for child in self._children],
+            services=[self._service(child) for child in self._children],
             elapsed_s=time.monotonic() - self._started_at,
             eta_s=self._estimator.eta_s(steps, config.run.total_steps) if "metrics" in status else None,
             disk=f"cannot write into {self._run_dir}: {disk}" if disk else "",
             silent=silent,
-            min_items=self._min_items,
-            takes_turns=self._config.agent.allowed_staleness == 0,
-            env_rounds=max(1.0, self._config.actor.slots / self._config.actor.env_threads),
-            capacity_items=self._capacity_items,
+            **settings_of(config),
             cores=usable_cores(),
         )
         if self._panel is not None:
@@ -272,6 +271,10 @@ class _Launcher:
         elif not final and time.monotonic() >= self._next_line and not self._waits_as_said():
             self._next_line = time.monotonic() + config.run.log_every_s
             self._say(f"{time.strftime('%H:%M:%S')} {plain_line(self._view)}")
+
+    def _service(self, child: Child) -> ServiceView:
+        cpu, starved, memory = (0.0, 0.0, 0) if child.pid is None else self._usage.of_tree(child.pid)
+        return ServiceView(child.name, child.state_text, cpu, memory, child.restarts, starved)
 
     def _waits_as_said(self) -> bool:
         """Whether the run only ends something still, and the last line has said what."""
@@ -343,53 +346,6 @@ class _Launcher:
         root.handlers = [handler for handler in root.handlers if not isinstance(handler, _SayHandler)]
         if not off:
             root.addHandler(_SayHandler(self._say))
-
-
-class _Usage:
-    """CPU and memory of the children, what they started included.
-
-    CPU is taken over `_USAGE_WINDOW_S` seconds: acting and learning may take turns of several seconds.
-    """
-
-    def __init__(self) -> None:
-        # Of each process: when, and how long it had run and waited by then; the oldest is forgotten first.
-        self._samples: dict[psutil.Process, deque[tuple[float, float, float]]] = {}
-
-    def view(self, child: Child) -> ServiceView:
-        """Measure a child."""
-        cpu, memory, starved = 0.0, 0, 0.0
-        if child.pid is not None:
-            with contextlib.suppress(psutil.Error):
-                parent = psutil.Process(child.pid)
-                for process in [parent, *parent.children(recursive=True)]:
-                    ran, waited = self._cores(process)
-                    cpu, starved = cpu + ran, starved + waited
-                    memory += process.memory_info().rss
-        return ServiceView(child.name, child.state_text, cpu, memory, child.restarts, starved)
-
-    def _cores(self, process: psutil.Process) -> tuple[float, float]:
-        """How many cores a process had lately, and how many more its threads were ready for."""
-        times = process.cpu_times()
-        sample = time.monotonic(), times.user + times.system, _waited_s(process.pid)
-        # Keyed by psutil's object, which knows the start time: a pid that is used again is another process.
-        samples = self._samples[process] = self._samples.pop(process, deque())
-        while len(self._samples) > _MAX_PROCESSES:
-            self._samples.pop(next(iter(self._samples)))
-        samples.append(sample)
-        while sample[0] - samples[0][0] > _USAGE_WINDOW_S and len(samples) > 2:
-            samples.popleft()
-        seconds, ran, waited = (now - then for now, then in zip(sample, samples[0], strict=True))
-        return (max(0.0, ran) / seconds, max(0.0, waited) / seconds) if seconds > 0 else (0.0, 0.0)
-
-
-def _waited_s(pid: int) -> float:
-    """Seconds for which a process's threads were ready to run and had no core; 0 where unknown."""
-    waited_s = 0.0
-    with contextlib.suppress(OSError):  # not Linux, or the process has just ended
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has: the others count
-                waited_s += int((thread / "schedstat").read_text().split()[1]) / 1e9
-    return waited_s
 
 
 class _SayHandler(logging.Handler):

@@ -368,6 +368,7 @@ class Learner:
             self.reporter.note("learner", self.inference.metrics())
         if gpu := self._gpu.metrics():
             self.reporter.note("learner", gpu)
+        self.reporter.note_links(self.control, self.prefetch)
         self.reporter.tick(self.control, self.prefetch.waited_s)
         self.checkpoints.save_if_due()
         if self._best is not None:

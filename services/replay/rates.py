@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from troupe.common import system
+from troupe.common.runtime.usage import OwnUsage
 from troupe.common.wire import messages
 from troupe.common.wire.codec import WireError, encode
-from troupe.services.replay.requests import RequestHandlers
+from troupe.services.replay.requests import WAITS_FOR, RequestHandlers
 from troupe.services.replay.storage.replay import Replay
 from troupe.services.replay.storage.table import Table
 
 PERIOD_S = 1.0
+SHARES_S = 10.0
+"""Shares of the time are those of so long: chunks come, and batches go, several at once."""
 
 MAX_CHARS = 1000
 """Of a text that grows with the number of tables."""
@@ -34,9 +38,12 @@ class Rates:
     def __init__(self, replay: Replay, requests: RequestHandlers) -> None:
         self._replay = replay
         self._requests = requests
+        self._usage = OwnUsage("replay")
         self._start_s = self._last_s = system.monotonic()
         self._last = self._totals()
         self._rates = dict.fromkeys(self._last, 0.0)
+        self._waited = deque([(self._start_s, self._waits())])
+        self._shares = dict.fromkeys(self._waits(), 0.0)
 
     def due(self) -> bool:
         """Whether a second is over; then the rates are new."""
@@ -47,6 +54,13 @@ class Rates:
         totals = self._totals()
         self._rates = {key: (total - self._last[key]) / span_s for key, total in totals.items()}
         self._last, self._last_s = totals, now_s
+        self._waited.append((now_s, waits := self._waits()))
+        while now_s - self._waited[0][0] > SHARES_S and len(self._waited) > 2:
+            self._waited.popleft()
+        then_s, before = self._waited[0]
+        self._shares = {
+            name: min(1.0, (seconds - before[name]) / (now_s - then_s)) for name, seconds in waits.items()
+        }
         return True
 
     def metrics(self) -> dict[str, float]:
@@ -62,6 +76,9 @@ class Rates:
             "replay/samples_per_s": self._rates["", "sampled"],
             "replay/bytes": replay.store.used_bytes if replay.store else 0,
             "replay/dropped_items_total": sum(table.dropped_items for table in replay.tables.values()),
+            "replay/evicted_early_per_s": self._rates["", "evicted_early"],
+            **self._shares,
+            **self._usage.metrics(),
         }
 
     def details(self) -> dict[str, float]:
@@ -157,12 +174,20 @@ class Rates:
             "quantiles": self._requests.statistics.quantiles(name),
         }
 
+    def _waits(self) -> dict[str, float]:
+        """Seconds in which writers had to pause, and in which requests waited, by metric."""
+        waited_s = self._requests.waited_s
+        paused_s = max(map(self._requests.blocked_s, self._replay.tables))
+        waits = {f"replay/waits_for_{what}_share": waited_s[what] for what in WAITS_FOR}
+        return {"replay/insert_paused_share": paused_s, **waits}
+
     def _totals(self) -> dict[tuple[str, str], float]:
         """What rates are made of, by table; the empty name stands for all of them."""
         counters = self._replay.counters
         totals: dict[tuple[str, str], float] = {
             ("", "inserted"): counters.inserted_items,
             ("", "sampled"): counters.sampled_items,
+            ("", "evicted_early"): counters.evicted_early_items,
         }
         for name, table in self._replay.tables.items():
             totals[name, "inserted"] = table.limiter.inserted

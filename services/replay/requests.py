@@ -38,6 +38,9 @@ MAX_PARKED_PER_PEER = 64
 
 MAX_PEERS = 4096
 
+WAITS_FOR = ("items", "ratio", "reader")
+"""What requests wait for: inserts, the samples per insert, or a peer that does not read what it was sent."""
+
 
 @dataclass
 class Parked:
@@ -59,6 +62,7 @@ class RequestHandlers:
         statistics: what inserts and batches were like.
         snapshots: those that were asked for.
         waits: requests answered with WAIT.
+        waited_s: how long the first request for a batch has waited in all, by what for, one of `WAITS_FOR`.
     """
 
     def __init__(
@@ -74,6 +78,9 @@ class RequestHandlers:
         self.statistics = Statistics(replay)
         self.snapshots = snapshots or Snapshots(replay)
         self.waits = 0
+        self.waited_s = dict.fromkeys(WAITS_FOR, 0.0)
+        self._waits_for = ""
+        self._waits_since_s = 0.0
         self._replay = replay
         self._session = session
         self._status = status
@@ -128,12 +135,16 @@ class RequestHandlers:
         """Answer parked requests that can be served now, in order, and those that have waited too long."""
         self._replay.expire_leases()
         now_s = system.monotonic()
+        if self._waits_for:
+            self.waited_s[self._waits_for] += now_s - self._waits_since_s
+        self._waits_for, self._waits_since_s = "", now_s
         # Requests of one kind wait for the same thing: once one has to, the others need not be tried.
         blocked: dict[tuple[tuple[str, int], ...], str] = {}
         for _ in range(len(self._parked)):
             parked = self._parked.popleft()
             peer, key = parked.envelope.peer, tuple(parked.shares.items())
-            reason = self._unread.blocked(peer) or blocked.get(key)
+            unread = self._unread.blocked(peer)
+            reason = unread or blocked.get(key)
             if reason is None:
                 reason = self._try(parked)
                 if reason is None:
@@ -142,6 +153,8 @@ class RequestHandlers:
                 blocked[key] = reason
             if now_s < parked.deadline_s:
                 self._parked.append(parked)
+                ratio = "ratio" if reason.startswith("samples per insert") else "items"
+                self._waits_for = self._waits_for or ("reader" if unread else ratio)
             else:
                 self.waits += 1
                 self._leave(peer)

@@ -207,6 +207,11 @@ def test_meter_reports_totals_and_rates() -> None:
     assert metrics["actor/steps"] == 20
     assert metrics["actor/steps_per_s"] == 0
     assert metrics["actor/insert_blocked_share"] == 0
+    assert "actor/compression_ratio" not in metrics  # nothing was packed
+    rollout.timing.packed({"pack_us": 2_000_000, "entry_bytes": 300, "block_bytes": 100})
+    metrics, _ = meter.report(rollout.timing, staleness=2)
+    assert metrics["actor/compression_ratio"] == 3.0
+    assert metrics["actor/pack_share"] == 1.0  # two seconds, in less time than that
 
 
 def test_meter_sends_every_game_once() -> None:

@@ -107,6 +107,13 @@ def test_what_does_not_shrink_is_not_tried_for_ever():
     assert size == pack_entries(mixed)[0].nbytes < store_entries(mixed)[0].nbytes
 
 
+def test_a_packer_counts_what_it_packs_and_what_that_takes():
+    packer = Packer()
+    sizes = [packer.pack(frames(10, np.random.default_rng(0), noisy))[0].nbytes for noisy in (range(10), [])]
+    assert (packer.entry_bytes, packer.block_bytes) == (20 * 84 * 84, sum(sizes))
+    assert packer.seconds > 0
+
+
 @given(st.integers(1, 5), st.sampled_from([(3,), (2, 5), ()]), st.sampled_from(["uint8", "float32", "int64"]))
 @settings(max_examples=20, deadline=None)
 def test_stored_entries_are_blocks(count, shape, dtype):

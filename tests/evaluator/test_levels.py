@@ -59,6 +59,9 @@ class NoPeers:
     def peers(self):
         return []
 
+    def tell(self, status):
+        pass
+
     def leases(self):
         return {}
 

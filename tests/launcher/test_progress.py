@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from tests.harness import until
+from troupe.common.runtime import usage
 from troupe.services.launcher import launcher, panel, progress, silence
 from troupe.services.launcher.panel import LivePanel, render
 from troupe.services.launcher.progress import (
@@ -267,9 +268,8 @@ def test_a_process_that_gets_no_core_is_starved():
     spin = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"]
     both = [subprocess.Popen(spin) for _ in range(2)]
     try:
-        usage = launcher._Usage()
-        process = psutil.Process(both[0].pid)
-        until(lambda: usage._cores(process)[1] >= 0.2, step=lambda: time.sleep(0.5))
+        meter, process = usage.CoresUsed(), psutil.Process(both[0].pid)
+        until(lambda: meter.of_process(process)[1] >= 0.2, step=lambda: time.sleep(0.5))
     finally:
         for one in both:
             one.kill()
@@ -278,16 +278,16 @@ def test_a_process_that_gets_no_core_is_starved():
 
 def test_work_by_turns_is_shown_as_what_it_is_on_average(monkeypatch):
     """A learner that learns for two seconds and then waits for two is neither at 100 % nor at 0."""
-    usage, shown = launcher._Usage(), []
+    meter, shown = usage.CoresUsed(), []
     times = SimpleNamespace()
     process = Mock(pid=0, cpu_times=lambda: times)
     for second in range(40):
-        monkeypatch.setattr(launcher.time, "monotonic", lambda second=second: float(second))
+        monkeypatch.setattr(usage.system, "monotonic", lambda second=second: float(second))
         ran = second // 4 * 2 + min(second % 4, 2)
         times.user = times.system = ran / 2
-        shown.append(usage._cores(process)[0])
+        shown.append(meter.of_process(process)[0])
     assert all(0.39 < cores < 0.61 for cores in shown[10:])
-    assert [len(samples) for samples in usage._samples.values()] == [11]
+    assert [len(samples) for samples in meter._samples.values()] == [11]
 
 
 def test_a_thread_that_has_just_ended_hides_no_other_that_waits(monkeypatch, tmp_path):
@@ -296,8 +296,8 @@ def test_a_thread_that_has_just_ended_hides_no_other_that_waits(monkeypatch, tmp
         (tmp_path / thread).mkdir()
         (tmp_path / thread / "schedstat").write_text(text)
     threads = [tmp_path / name for name in ("1", "ended", "2", "3")]
-    monkeypatch.setattr(launcher, "Path", Mock(return_value=Mock(iterdir=lambda: iter(threads))))
-    assert launcher._waited_s(0) == 3.0
+    monkeypatch.setattr(usage, "Path", Mock(return_value=Mock(iterdir=lambda: iter(threads))))
+    assert usage.waited_s(0) == 3.0
 
 
 def test_ctrl_c_does_not_move_the_panel():

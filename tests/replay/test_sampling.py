@@ -115,6 +115,21 @@ def test_rows_of_several_tables_are_weighed_each_in_its_own(server, client, cont
     several.close(0)
 
 
+def test_links_tell_how_long_batches_took_and_what_they_weighed(server, context):
+    endpoint = server("--table", "default:capacity=10")
+    mine = ShardedReplayClient([endpoint], ctx=context, map_files=False)
+    mine.request_sample(4)
+    assert mine.receive(0.2) is None  # it waits for items
+    store(mine, listed([1.0, 2.0], [1.0, 1.0]))
+    assert mine.receive(30) is not None
+    (link,) = mine.links().values()
+    assert link["batches"] == 1
+    assert link["took_s"] >= 0.2
+    assert link["bytes"] > 0
+    assert mine.counters["unpack_us"] > 0
+    mine.close(0)
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_batches_come_ahead_of_their_use(server, client, context, several):
     endpoint = server(*QUEUE)

@@ -17,6 +17,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.wire import messages
 from troupe.common.wire.codec import Message, WireError, encode
 from troupe.common.wire.rejections import MAX_CHARS, MAX_PEERS, Rejections, peer_name
+from troupe.services.replay import rates as rates_module
 from troupe.services.replay import statistics
 from troupe.services.replay.rates import Rates, cut_to_fit
 from troupe.services.replay.requests import RequestHandlers
@@ -193,6 +194,38 @@ def test_the_status_of_as_many_tables_as_there_may_be_fits_in_a_message(tmp_path
     print_page("tcp://here", status, Console(file=io.StringIO(), width=80))
     with pytest.raises(ConfigError, match="at most"):
         check_tables([parse_table(name) for name in names])
+    socket.close(0)
+    replay.close()
+
+
+@pytest.mark.parametrize(
+    ("table", "waits_for"),
+    [
+        ("a:capacity=200,min_items=100", "items"),
+        ("a:capacity=200,samples_per_insert=0.01,samples_per_insert_error=4", "ratio"),
+    ],
+)
+def test_what_requests_wait_for_is_measured(tmp_path, context, monkeypatch, table, waits_for):
+    """Over ten seconds, half of one until it is answered that there is nothing yet."""
+    now_s = 1000.0
+    clock = lambda: now_s  # noqa: E731
+    monkeypatch.setattr(rates_module.system, "monotonic", clock)
+    replay = filled(tmp_path, table)
+    socket = context.socket(zmq.ROUTER)
+    requests = RequestHandlers(replay, socket, 1, dict)
+    meter = Rates(replay, requests)
+    now_s += 8.0
+    assert meter.due()
+    requests.serve(b"learner", messages.Sample(shares=[("a", 8)]).message(1))
+    requests.serve(b"learner", messages.Sample(shares=[("a", 8)]).message(2))
+    requests.serve_parked()
+    for _ in range(4):
+        now_s += 0.5
+        requests.serve_parked()
+    assert meter.due()
+    shares = {name: share for name, share in meter.metrics().items() if "waits_for" in name}
+    assert shares.pop(f"replay/waits_for_{waits_for}_share") == pytest.approx(0.05)
+    assert set(shares.values()) == {0.0}
     socket.close(0)
     replay.close()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import leave, until
+from tests.harness import leave
 from troupe.common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
 from troupe.common.runtime import Deadline, StopSignal, run_main
 from troupe.common.runtime.files import (

@@ -256,7 +256,9 @@ class Membership:
     def _send_heartbeat(self) -> None:
         member = self._member
         with member.changed:
-            body = messages.Heartbeat(version=member.version_in_use, **member.progress())
+            body = messages.Heartbeat(
+                version=member.version_in_use, clock_s=system.time(), **member.progress()
+            )
         self._request(body)
 
     def _send_telemetry(self) -> None:

@@ -125,6 +125,7 @@ class Heartbeat(Body, kw_only=True):
         error: the last error worth showing; empty for none
         steps_made: environment steps that this process has made; 0 where it is no actor
         steps_limit: the newest `steps_limit` that it was told, of any learner; 0 for none
+        clock_s: what its clock says, seconds since 1970 (UTC); 0 where it does not say
     """
 
     TYPE: ClassVar[str] = "HEARTBEAT"
@@ -132,6 +133,7 @@ class Heartbeat(Body, kw_only=True):
     error: types.Text = ""
     steps_made: types.StepsMade = 0
     steps_limit: types.StepCount = 0
+    clock_s: types.Clock = 0.0
 
     def __post_init__(self) -> None:
         self.error = peer_text(self.error)

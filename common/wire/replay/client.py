@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 COUNTERS = (
     *("inserts", "resends", "batches", "mapped_batches", "gone_batches", "waits"),
     *("reconnects", "bad_messages", "lost_updates"),
+    *("entry_bytes", "block_bytes", "pack_us", "unpack_us", "received_bytes"),
 )
 SAMPLE_PATIENCE_S = 5.0
 """The server answers a request within a second: after this it is asked whether the request got lost."""
@@ -185,9 +186,16 @@ class ReplayClient(Sampler):
         )
         self._inserts.add(insert)
         self.counters["inserts"] += 1
+        self._count_packed()
         self._send_pending()
         self._explain_block()
         return True
+
+    def _count_packed(self) -> None:
+        packers, counters = self._packers.values(), self.counters
+        counters["entry_bytes"] = sum(packer.entry_bytes for packer in packers)
+        counters["block_bytes"] = sum(packer.block_bytes for packer in packers)
+        counters["pack_us"] = round(sum(packer.seconds for packer in packers) * 1e6)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until every insert is acknowledged; False where some are not after `timeout_s`."""
@@ -220,6 +228,7 @@ class ReplayClient(Sampler):
         deadline_s = system.monotonic() + timeout_s
         while self._wait_until(lambda: bool(self._batches), deadline_s - system.monotonic()):
             message, request = self._batches.popleft()
+            began_s = system.perf_counter()
             try:
                 batch = self._reader.read(message, request.shares)
             except (WireError, MemoryError) as error:
@@ -241,6 +250,8 @@ class ReplayClient(Sampler):
             self.counters["batches"] += 1
             self.counters["mapped_batches"] += "rows" in message.arrays
             self.batch_bytes = sum(array.nbytes for array in message.arrays.values())
+            self.counters["received_bytes"] += self.batch_bytes
+            self.counters["unpack_us"] += round((system.perf_counter() - began_s) * 1e6)
             self.wait_reason = self.fault = ""
             batch.request_id = message.request_id
             return batch

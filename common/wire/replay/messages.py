@@ -226,16 +226,16 @@ class Priorities(Body, kw_only=True):
 
 
 class Status(Body, kw_only=True):
-    """Anyone -> replay."""
+    """Anyone -> replay, or the learner at its control address."""
 
     TYPE: ClassVar[str] = "STATUS"
 
 
 class StatusOk(Body, kw_only=True):
-    """Replay -> asker.
+    """Replay or learner -> asker.
 
     Attributes:
-        values: sizes, rates and counters by name
+        values: of a shard its sizes, rates and counters by name; of the learner what `status.json` has
     """
 
     TYPE: ClassVar[str] = "STATUS_OK"

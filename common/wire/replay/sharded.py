@@ -66,6 +66,7 @@ class _Wanted:
     """A batch that was asked for, and the chance of each shard that it could be asked of."""
 
     shares: Mapping[str, int]  # rows by table
+    asked_s: float = 0.0
     chances: Mapping[_Shard, float] = field(default_factory=dict)
 
     @property
@@ -89,6 +90,7 @@ class _Shard:
     items: dict[str, int] = field(default_factory=dict)
     # By shares and table, the least probability in its last batch.
     least: dict[_Key, dict[str, float]] = field(default_factory=dict)
+    took_s: float = 0.0  # from request to batch, of all batches
     lost: bool = False
     trial: Mapping[str, int] = field(default_factory=dict)  # what is asked of it to see whether it is back
     trial_s: float = math.inf  # when
@@ -321,6 +323,17 @@ class ShardedReplayClient(Sampler):
                 totals[name] += count
         return totals
 
+    def links(self) -> dict[str, dict[str, float]]:
+        """Totals of each shard by address: batches, bytes received, and seconds from request to batch."""
+        return {
+            endpoint: {
+                "batches": shard.client.counters["batches"],
+                "bytes": shard.client.counters["received_bytes"],
+                "took_s": shard.took_s,
+            }
+            for endpoint, shard in self._shards.items()
+        }
+
     @property
     def sockets(self) -> list[Socket]:
         """The present sockets, to be polled for reading together with others."""
@@ -384,6 +397,7 @@ class ShardedReplayClient(Sampler):
             shard = self._shards[candidates[at]]
             if not shard.wanted:
                 shard.answered_s = system.monotonic()
+            wanted.asked_s = system.monotonic()
             shard.wanted[shard.client.request_sample(wanted.shares)] = wanted
 
     def _draw_again(self, endpoint: str, shard: _Shard) -> None:
@@ -413,6 +427,7 @@ class ShardedReplayClient(Sampler):
         wanted = shard.wanted.pop(batch.request_id, None)
         if wanted is not None:
             shard.waits_until_s.pop(wanted.key, None)
+            shard.took_s += shard.answered_s - wanted.asked_s
         if wanted is None:  # a test whether the shard is there
             self.recycle(batch)
             return False

@@ -125,7 +125,7 @@ CLAIMS: dict[str, Claim] = {
     ),
     "STATUS": Claim(
         (*messages.ROLES, "learner"),
-        f"{STATUS_AT_ONCE} at once and {STATUS_PER_S:.0f} a second of each shard with one key",
+        f"{STATUS_AT_ONCE} at once and {STATUS_PER_S:.0f} a second of each server with one key",
     ),
     "PARAMS_GET games": Claim(("evaluator",), "one part of an evaluation at a time"),
     "TELEMETRY trouble": Claim(("actor",), f"one line of at most {types.MAX_TROUBLE} characters"),
@@ -339,7 +339,7 @@ def headers() -> Allowance:
 
 
 def status() -> Allowance:
-    """How often those with one key may ask a shard for its status."""
+    """How often those with one key may ask a server for its status."""
     return Allowance(STATUS_AT_ONCE, STATUS_PER_S)
 
 

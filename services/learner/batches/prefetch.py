@@ -26,6 +26,12 @@ class Prefetcher:
 
     `depth` batches are requested or ready at any time. All sockets belong to the thread; the learner sees two
     queues.
+
+    Attributes:
+        wait_reason: why there is no batch.
+        waited_s: how long the learner has waited for batches in all.
+        unpacked_s: how long the thread has read and unpacked batches in all.
+        links: what has come from each shard, by its address; see `ShardedReplayClient.links`.
     """
 
     def __init__(
@@ -66,6 +72,8 @@ class Prefetcher:
         self._failure: BaseException | None = None
         self.wait_reason = "no replay shard has joined"
         self.waited_s = 0.0
+        self.unpacked_s = 0.0
+        self.links: dict[str, dict[str, float]] = {}
 
     def start(self) -> None:
         """Start the thread."""
@@ -111,6 +119,8 @@ class Prefetcher:
                     self.wait_reason = replay.wait_reason
                 else:
                     self._ready.put(batch)
+                    # New objects, for the learner's thread looks at them.
+                    self.links, self.unpacked_s = replay.links(), replay.counters["unpack_us"] / 1e6
             self._send_priorities()
         except BaseException as error:
             self._failure = error  # for the learner's loop: a silent death would look like starvation

@@ -34,6 +34,8 @@ class Peer:
         seen_s: monotonic time of its last message.
         version: parameter version that it uses, -1 for none.
         error: last error that it reported.
+        software: name and version of its program, as it says.
+        clock_s: seconds by which its clock is ahead of ours, as far as messages tell; None: it does not say.
         reports: how many it may make now.
         headers: bytes of headers that it may send now.
     """
@@ -50,8 +52,20 @@ class Peer:
     seen_s: float = 0.0
     version: int = -1
     error: str = ""
+    software: str = ""
+    clock_s: float | None = None
     reports: Allowance = field(default_factory=claims.reports)
     headers: Allowance = field(default_factory=claims.headers)
+
+    def take_clock(self, says_s: float, now_s: float) -> None:
+        """Take in what its clock said when it sent a message that comes at `now_s` of ours."""
+        ahead_s = says_s - now_s
+        if self.clock_s is None or abs(ahead_s) < abs(self.clock_s):
+            self.clock_s = (
+                ahead_s  # the least of late: a message that was delayed seems to be of a slow clock
+            )
+        else:
+            self.clock_s += 0.1 * (ahead_s - self.clock_s)
 
 
 @dataclass(frozen=True)
@@ -200,6 +214,8 @@ class Roster:
                 "endpoint": peer.endpoint,
                 "host": peer.host,
                 "pid": peer.pid,
+                "software": peer.software,
+                "clock_s": None if peer.clock_s is None else round(peer.clock_s, 3),
                 "incarnation": peer.incarnation,
                 "identity": peer.identity,
             }

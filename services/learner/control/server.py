@@ -6,7 +6,7 @@ One thread owns the sockets. Everything public may be called from any other thre
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,10 @@ import zmq
 
 from troupe.common import system
 from troupe.common.errors import RefusedError
-from troupe.common.runtime.logging import Throttle
+from troupe.common.runtime.logging import Throttle, peer_text
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.body import Body
-from troupe.common.wire.codec import encode
+from troupe.common.wire.codec import WireError, encode
 from troupe.common.wire.control.params import Published, encode_params
 from troupe.common.wire.intake import Intake
 from troupe.common.wire.rejections import GARBAGE_LOG_PERIOD_S
@@ -127,6 +127,8 @@ class ControlServer:
             "updates": 0,
             "stopping": False,
         }
+        self._status: dict[str, Any] = {}
+        self._status_of: dict[str, claims.Allowance] = {}
         self._news: dict[str, claims.Allowance] = {}
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
         self._server: Server | None = None
@@ -174,6 +176,7 @@ class ControlServer:
                 messages.ParamsGet: self._from_member(self._on_params_get),
                 messages.Telemetry: self._from_member(self._on_telemetry),
                 messages.Bye: self._from_member(self._on_bye),
+                messages.Status: self._on_status,
             },
             limits=messages.CONTROL_LIMITS,
             lock=self._changed,
@@ -234,6 +237,12 @@ class ControlServer:
             self._announce_due |= stopping is not None
         if stopping is not None:
             self._waker.wake()
+
+    def tell(self, status: dict[str, Any]) -> None:
+        """Answer STATUS with this from now on, without what a message has no room for."""
+        fitting = next((each for each in _shorter(status) if _fits(each)), {})
+        with self._changed:
+            self._status = fitting
 
     def shards(self) -> list[str]:
         """Endpoints of the live replay shards, in the order of their names."""
@@ -350,6 +359,7 @@ class ControlServer:
             endpoint=body.replay_endpoint,
             host=body.host,
             pid=body.pid,
+            software=peer_text(body.software)[:100],
         )
         previous = self._roster.join(peer, body.slots_wanted, body.slots_held, system.monotonic())
         again = previous is not None and previous.incarnation == peer.incarnation
@@ -381,6 +391,8 @@ class ControlServer:
 
     def _on_heartbeat(self, peer: Peer, body: messages.Heartbeat) -> messages.HeartbeatOk:
         peer.version, peer.error = body.version, body.error
+        if body.clock_s:
+            peer.take_clock(body.clock_s, system.time())
         limit = self._step_limit(peer, body)
         return messages.HeartbeatOk(shards=self._roster.shards(), steps_limit=limit, **self._run_state())
 
@@ -433,6 +445,12 @@ class ControlServer:
             assert self._server is not None
             self._server.rejections.count(peer.identity, kind, detail)
 
+    def _on_status(self, envelope: Envelope, body: messages.Status) -> messages.StatusOk:
+        key = envelope.key.public
+        if key and not self._status_of.setdefault(key, claims.status()).take():
+            raise RefusedError(messages.TOO_MANY, "more STATUS than those with one key may ask for")
+        return messages.StatusOk(values={**self._status, "clock_s": system.time()})
+
     def _on_bye(self, peer: Peer, body: messages.Bye) -> None:
         claims.check_progress(peer.role, body.steps_made, 0)
         claims.check_steps(peer.name, body.steps_made, self._budget.permitted(peer.incarnation))
@@ -457,6 +475,24 @@ def _close(server: Server, pub: sockets.Socket) -> None:
     server.close()
     server.socket.close()
     pub.close()
+
+
+def _shorter(status: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What others may see of a status: neither curves nor what names processes; then less and less."""
+    secret = {"incarnation", "pid"}
+    peers = [{k: v for k, v in peer.items() if k not in secret} for peer in status.get("peers", [])]
+    shown = {name: value for name, value in status.items() if name != "returns"} | {"peers": peers}
+    yield shown
+    yield shown | {"services": {}}
+    yield shown | {"services": {}, "peers": []}
+
+
+def _fits(status: dict[str, Any]) -> bool:
+    try:
+        encode(messages.StatusOk(values=status).message())
+    except WireError:
+        return False
+    return True
 
 
 def _level(peer: Peer) -> int:

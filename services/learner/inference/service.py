@@ -54,6 +54,7 @@ class Totals:
     blocked_s: float = 0.0
     """Time without answers because replay took no more."""
     chunks: int = 0
+    pack_s: float = 0.0
 
 
 class CentralInference:
@@ -178,6 +179,8 @@ class CentralInference:
         return {
             "inference/steps_per_s": (totals.rows - last.rows) / elapsed_s,
             "inference/batches_per_s": (totals.batches - last.batches) / elapsed_s,
+            "inference/busy_share": min(1.0, (totals.forward_s - last.forward_s) / elapsed_s),
+            "inference/pack_share": min(1.0, (totals.pack_s - last.pack_s) / elapsed_s),
             "inference/batch_slots": (totals.rows - last.rows) / batches,
             "inference/forward_ms": (totals.forward_s - last.forward_s) / batches * 1e3,
             "inference/queue_ms": (totals.queue_s - last.queue_s)
@@ -297,6 +300,8 @@ class CentralInference:
         self._totals.chunks += len(chunks)
         try:
             self._outbox.put(chunks)
+            if chunks:
+                self._totals.pack_s = self._replay.counters["pack_us"] / 1e6
         except TroupeError as error:
             # Made of what an actor sent: numbers that no network can bear. Or the shard misbehaves. It costs
             # this chunk, not the run.

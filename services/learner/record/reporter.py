@@ -19,13 +19,16 @@ from troupe.common.runtime.metrics import (
     CSV_FILE,
     EVALUATION_AGE,
     EVALUATION_RETURN,
+    OF_SERVICES,
     TRAINING_RETURN,
     ClosedRecord,
     MetricsWriter,
     read_rows,
 )
+from troupe.common.runtime.usage import OwnUsage
 from troupe.common.stats.played import LEVELS, LEVELS_PLAYED, levels_missed
 from troupe.common.wire.control.params import Published
+from troupe.services.learner.batches.prefetch import Prefetcher
 from troupe.services.learner.control.reports import Report
 from troupe.services.learner.control.server import ControlServer
 from troupe.services.learner.record.actor_returns import ActorReturns, Explores
@@ -33,6 +36,7 @@ from troupe.services.learner.record.curve import Curve
 from troupe.services.learner.record.episodes import EpisodesFile
 from troupe.services.learner.record.films import FilmWriter
 from troupe.services.learner.record.gathered import Evaluation, Gathered
+from troupe.services.learner.record.links import Links
 from troupe.services.learner.record.totals import StoredSteps, Troubles
 from troupe.services.learner.record.tracking import Trackers
 from troupe.services.learner.record.training_returns import TrainingReturns
@@ -47,6 +51,8 @@ SHARDED = (
     *("replay/inserts_per_s", "replay/samples_per_s"),
 )
 """What the status shows as a sum over replay shards."""
+MAX_SERVICES = 256
+"""Services of which the status has values one by one: those that have reported last."""
 MAX_SHARDS = 1000
 """Shards that are in it: those that have reported last."""
 LAST_EVALUATION = (EVALUATION_RETURN, "eval/human_normalized", LEVELS_PLAYED, LEVELS, "eval/version")
@@ -104,6 +110,9 @@ class Reporter:
         self._counters = counters
         self._newest: dict[str, dict[str, float]] = defaultdict(dict)
         self._of_shards: dict[str, dict[str, float]] = defaultdict(dict)
+        self._services: dict[str, dict[str, float]] = {}
+        self._usage = OwnUsage("learner")
+        self._links = Links()
         self._troubles = Troubles()
         self._stored = StoredSteps(counters.steps)
         self._first_updates = counters.updates
@@ -126,6 +135,10 @@ class Reporter:
     def note(self, source: str, metrics: dict[str, float]) -> None:
         """Keep values until the next row is due."""
         self._newest[source].update(metrics)
+        if limits := {name: value for name, value in metrics.items() if name in OF_SERVICES}:
+            self._services[source] = self._services.pop(source, {}) | limits
+            if len(self._services) > MAX_SERVICES:
+                del self._services[next(iter(self._services))]
         for name, value in metrics.items():
             if name in SHARDED:
                 values = self._of_shards[name]
@@ -189,6 +202,13 @@ class Reporter:
         self.writer.add_histograms(values, steps=self._counters.steps)
         self._write("learner", metrics)
 
+    def note_links(self, control: ControlServer, prefetch: Prefetcher) -> None:
+        """Keep what batches took on their way from each shard, if that is to be measured anew."""
+        if self._links.due():
+            names = {peer["endpoint"]: peer["name"] for peer in control.peers() if peer["endpoint"]}
+            for source, metrics in self._links.metrics(prefetch, names).items():
+                self.note(source, metrics)
+
     def tick(self, control: ControlServer, waited_s: float, note: str = "", force: bool = False) -> None:
         """Write what is due. `waited_s` is how long the learner has waited for batches in all."""
         now = time.monotonic()
@@ -242,7 +262,7 @@ class Reporter:
             }
             if self.writer.failed_writes_total:
                 rates["learner/failed_writes_total"] = float(self.writer.failed_writes_total)
-            self.note("learner", rates)
+            self.note("learner", rates | self._usage.metrics())
 
     def _write_rows(self) -> None:
         if row := self._training.row():
@@ -277,7 +297,9 @@ class Reporter:
 
     def _write_status(self, control: ControlServer, note: str) -> None:
         with self.writer.tolerant("write the status into"):
-            write_status(self._run_dir, self._status(control, note))
+            status = self._status(control, note)
+            control.tell(status)
+            write_status(self._run_dir, status)
 
     def _status(self, control: ControlServer, note: str) -> dict[str, Any]:
         # What was written last, under it what has been measured since: the panel shows every metric at all
@@ -286,7 +308,8 @@ class Reporter:
         for newest in self._newest.values():
             metrics.update(newest)
         metrics.update({name: sum(values.values()) for name, values in self._of_shards.items()})
-        counters = self._counters
+        counters, peers = self._counters, control.peers()
+        present = {"learner", *(peer["name"] for peer in peers)}
         health.report({"run/steps_total": counters.steps, "run/updates_total": counters.updates})
         health.report(self._newest["learner"])
         return {
@@ -302,5 +325,6 @@ class Reporter:
             "shards": len(self._of_shards["replay/items"]),
             "returns": {name: curve.points() for name, curve in self._returns.items()},
             "environments": self._troubles.status(),
-            "peers": control.peers(),
+            "services": {name: metrics for name, metrics in self._services.items() if name in present},
+            "peers": peers,
         }

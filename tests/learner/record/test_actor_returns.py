@@ -64,6 +64,9 @@ class Control:
     def peers(self):
         return []
 
+    def tell(self, status):
+        pass
+
     def leases(self):
         return LEASES
 

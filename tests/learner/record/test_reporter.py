@@ -23,6 +23,9 @@ class NoPeers:
     def peers(self):
         return []
 
+    def tell(self, status):
+        pass
+
     def leases(self):
         return {1: {0, 4}, 2: {5, 9}}
 
@@ -253,7 +256,7 @@ def test_a_status_that_cannot_be_written_is_counted_and_ends_nothing(reporter, c
     (reporter.path / "status.json").mkdir()
     reporter.tick(NoPeers(), 0.0, force=True)
     (reporter.path / "status.json").rmdir()
-    monkeypatch.setattr(NoPeers, "peers", lambda self: [object()])
+    monkeypatch.setattr(NoPeers, "peers", lambda self: [{"name": object()}])
     reporter.tick(NoPeers(), 0.0, force=True)
     assert reporter.writer.failed_writes_total == 2
     assert caplog.text.count("cannot write the status") == 1

@@ -1,0 +1,168 @@
+"""What a run directory says of its run, and what a learner's status says of its members."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from troupe.common.config import Config
+from troupe.common.errors import CheckpointError
+from troupe.common.installation import version
+from troupe.common.machine import usable_cores
+from troupe.common.runtime.checkpoint import check, newest_first
+from troupe.common.runtime.files import STATUS_FILE, check_regular, read_status, write_trouble
+from troupe.common.runtime.logging import peer_text
+from troupe.services.doctor.checks import Check
+from troupe.services.launcher.findings import findings, verdict
+from troupe.services.launcher.progress import run_view, settings_of
+
+FRESH_S = 30.0
+"""A learner writes its status every second."""
+SILENT_S = 10.0
+CLOCK_S = 1.0
+"""Clocks may differ by so much: evaluations and curves are dated by the learner's alone."""
+CHECKPOINTS = 3
+"""The newest ones, whose hashes are computed."""
+_LOG_BYTES = 1 << 16
+_ERROR = re.compile(r" (ERROR|CRITICAL) |^troupe: error: |^[A-Za-z]*Error: ")
+
+
+def run_directory(folder: Path, config: Config) -> Iterator[Check]:
+    """Everything that a run directory tells, of a run that goes on or has ended."""
+    if why := write_trouble(folder):
+        yield Check("run", str(folder), f"takes no file ({why})", "wrong", "make room there")
+    status = read_status(folder)
+    age_s = _age_s(folder / STATUS_FILE)
+    live = bool(status) and age_s < FRESH_S
+    if not status:
+        yield Check("run", STATUS_FILE, "none: the learner has not begun, or cannot write", "note")
+    else:
+        said = "" if live else f", {age_s:,.0f} s ago"
+        note = f" ({status['note']})" if status.get("note") else ""
+        yield Check("run", "steps", f"{status.get('steps', 0):,} of {config.run.total_steps:,}{said}{note}")
+    yield from _checkpoints(folder / "checkpoints")
+    yield from _replay(folder / "replay", config)
+    yield from _logs(folder / "logs")
+    if status:
+        yield from members(status, config, live=live)
+
+
+def _age_s(file: Path) -> float:
+    try:
+        return max(0.0, time.time() - file.stat().st_mtime)
+    except OSError:
+        return 0.0
+
+
+def _checkpoints(folder: Path) -> Iterator[Check]:
+    found = list(newest_first(folder)) if folder.is_dir() else []
+    if not found:
+        yield Check("run", "checkpoints", "none yet", "note")
+    for path in found[:CHECKPOINTS]:
+        try:
+            check(path)
+        except CheckpointError as error:
+            advice = "remove it: a resumed run takes the next older one"
+            yield Check("run", path.name, str(error).partition(": ")[2] or str(error), "wrong", advice)
+        else:
+            yield Check("run", path.name, "as its manifest says")
+
+
+def _replay(folder: Path, config: Config) -> Iterator[Check]:
+    shards = sorted(each for each in folder.glob("shard-*") if each.is_dir()) if folder.is_dir() else []
+    if not shards:
+        yield Check("run", "replay", "no shard has its files here", "note")
+        return
+    size = sum(file.stat().st_blocks * 512 for shard in shards for file in shard.glob("*"))
+    few = len(shards) < config.replay.shards
+    figure = f"{len(shards)} of {config.replay.shards} shards here, {size / 2**20:,.0f} MiB"
+    yield Check("run", "replay", figure, "note" if few else "ok", "others may be elsewhere" if few else "")
+
+
+def _logs(folder: Path) -> Iterator[Check]:
+    """The last error of each log; that with which a service ended is wrong."""
+    for file in sorted(folder.glob("*.log")) if folder.is_dir() else []:
+        with check_regular(file).open("rb") as log:
+            log.seek(max(0, file.stat().st_size - _LOG_BYTES))
+            lines = log.read(_LOG_BYTES).decode(errors="replace").splitlines()
+        lines = [line for line in lines if line.strip()]
+        errors = [line for line in lines if _ERROR.search(line)]
+        if errors:
+            last = errors[-1] == lines[-1]
+            advice = f"the last line of {file}" if last else f"see {file}: it went on since"
+            yield Check("run", file.name, peer_text(errors[-1])[:300], "wrong" if last else "note", advice)
+
+
+def members(status: Mapping[str, Any], config: Config, *, live: bool) -> Iterator[Check]:
+    """What a learner says of who is in its run, and what limits it. `live`: it says so now."""
+    peers = [peer for peer in status.get("peers", []) if peer.get("role") != "viewer"]
+    if live:
+        for peer in peers:
+            yield from _member(peer)
+        if not any(peer.get("role") == "actor" for peer in peers):
+            advice = "start one, or see its log"
+            yield Check("members", "actors", "none has joined", "wrong", advice)
+    metrics = status.get("metrics", {})
+    if failed := metrics.get("learner/failed_writes_total", 0):
+        advice = "make room where the run directory is; logs/learner.log says what failed"
+        yield Check("run", "writes", f"{failed:,.0f} of the record have failed", "wrong", advice)
+    troubles = status.get("environments", {})
+    if troubles.get("failures") or troubles.get("hangs"):
+        figure = f"{troubles.get('failures', 0):,} failures, {troubles.get('hangs', 0):,} hangs"
+        yield Check("run", "environments", figure, "note", peer_text(str(troubles.get("last", "")))[:200])
+    yield from _verdict(status, config)
+
+
+def _member(peer: Mapping[str, Any]) -> Iterator[Check]:
+    name, host = peer_text(str(peer.get("name", ""))), peer_text(str(peer.get("host", "")))
+    who = f"{name} on {host}" if host else name
+    silent_s, ahead_s = float(peer.get("seen_s_ago") or 0.0), peer.get("clock_s")
+    if silent_s >= SILENT_S:
+        advice = "it hangs, is cut off, or gets no processor: see its log"
+        yield Check("members", who, f"has said nothing for {silent_s:.0f} s", "wrong", advice)
+    else:
+        yield Check("members", who, f"heard {silent_s:.1f} s ago")
+    if peer.get("error"):
+        yield Check("members", f"{who}, last error", peer_text(str(peer["error"]))[:200], "note")
+    if isinstance(ahead_s, int | float):
+        yield clock(who, float(ahead_s), "the learner's")
+    software = peer_text(str(peer.get("software") or ""))
+    if software and software != f"troupe {version()}":
+        advice = "one version everywhere: messages keep their meaning, algorithms may not"
+        yield Check("versions", who, f"{software}, here troupe {version()}", "wrong", advice)
+
+
+def clock(who: str, ahead_s: float, of: str, error_s: float = 0.0) -> Check:
+    """A clock beside another one; `error_s` is what is not known of the difference."""
+    off = abs(ahead_s) - error_s > CLOCK_S
+    side = "ahead of" if ahead_s > 0 else "behind"
+    figure = f"{abs(ahead_s):.2f} s {side} {of}"
+    advice = "set it by NTP (timedatectl set-ntp true): logs and films are dated by it" if off else ""
+    return Check("clocks", who, figure, "wrong" if off else "ok", advice)
+
+
+def _verdict(status: Mapping[str, Any], config: Config) -> Iterator[Check]:
+    """What limits the run, in the words of the panel; below it whatever else does."""
+    view = run_view(
+        dict(status),
+        total_steps=config.run.total_steps,
+        elapsed_s=float(status.get("wall_s", 0.0)),
+        cores=usable_cores(),
+        **settings_of(config),
+    )
+    what, advice = verdict(view)
+    yield Check(
+        "bottleneck", "of the run", what.removeprefix("bottleneck: "), "note" if advice else "ok", advice
+    )
+    for found in findings(view) if view.metrics.get("speed/updates_per_s") else []:
+        if found.what != what:
+            yield Check(
+                "bottleneck",
+                "of the run",
+                f"also, {found.what.removeprefix('bottleneck: ')}",
+                "note",
+                found.advice,
+            )
