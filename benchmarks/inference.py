@@ -55,7 +55,7 @@ class Still(VectorEnv):
         self._reward = np.zeros(slots, np.float32)
         self._t = 0
 
-    def reset(self, seed: int | None = None) -> np.ndarray:
+    def reset(self, seed: Seed | None = None) -> np.ndarray:
         """The first observations."""
         return self._stacks[self._t]
 
