@@ -29,6 +29,7 @@ from troupe.common.agents import make_agent
 from troupe.common.config import Config, load_config
 from troupe.common.data.schema import Chunk
 from troupe.common.envs import EnvSpec, Step, VectorEnv, make_spec
+from troupe.common.envs.base import Seed
 from troupe.common.envs.transfer import pack_start, pack_step
 from troupe.services.actor.inference_client import InferenceClient
 from troupe.services.actor.local_inference import Rollout
