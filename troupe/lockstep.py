@@ -93,7 +93,7 @@ class LockstepTraining(SerialTraining):
 
     def __init__(self, config: Config, run_dir: Path, stop: StopSignal, *, resume: bool = False) -> None:
         self.resume = resume
-        self.copies = run_dir / "replay"
+        self.copies = (run_dir / "replay").resolve()  # snapshots go to absolute paths only
         self.certificate = Certificate(circumstances())
         super().__init__(config, run_dir, stop)
 
@@ -199,9 +199,12 @@ class LockstepTraining(SerialTraining):
         """One update, and what the certificate says of it."""
         super().learn(batch)
         if self.is_certified(self.counters.updates):
-            self.certify(
-                self.certificate.add(self.counters.updates, self.counters.steps, self.agent.params())
-            )
+            self.add_certified()
+
+    def add_certified(self) -> None:
+        """Put the weights as they are now into the certificate."""
+        counters = self.counters
+        self.certify(self.certificate.add(counters.updates, counters.steps, self.agent.params()))
 
     def certify(self, weights: Weights) -> None:
         """Look at a new line of the certificate."""
@@ -240,6 +243,8 @@ class LockstepTraining(SerialTraining):
             at = f"{self.counters.updates:,}"
             self.say(f"stopped at update {at}; `troupe resume` goes on from the last checkpoint")
         else:
+            if self.counters.updates not in (0, *self.certificate.weights):
+                self.add_certified()  # the last ones always: they are what the run is for
             self.add_row()
             self.save()
             self.evaluate()

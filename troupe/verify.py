@@ -34,7 +34,7 @@ def verify(run_dir: Path, stop: StopSignal, *, seconds: float | None = None) -> 
     certificate = Certificate.read(run_dir)
     if not certificate.weights:
         raise ConfigError(
-            f"{run_dir} certifies no update yet: it has made fewer than "
+            f"{run_dir} certifies no update yet: it is not complete, and has made fewer than "
             f"{config.learner.certificate_period_updates} (learner.certificate_period_updates)"
         )
     with repeatable(), tempfile.TemporaryDirectory(prefix="troupe-verify-") as folder:
@@ -76,7 +76,9 @@ class Repetition(LockstepTraining):
 
     def certify(self, weights: Weights) -> None:
         """Compare, and stop where that is enough."""
-        wanted = self.wanted[weights.update]
+        wanted = self.wanted.get(weights.update)
+        if wanted is None:  # the last ones of a run that was stopped before them
+            return
         name = wanted.first_difference(weights)
         if name:
             names = wanted.tensors.keys() | weights.tensors.keys()

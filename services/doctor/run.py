@@ -99,7 +99,8 @@ def _logs(folder: Path) -> Iterator[Check]:
 def members(status: Mapping[str, Any], config: Config, *, live: bool) -> Iterator[Check]:
     """What a learner says of who is in its run, and what limits it. `live`: it says so now."""
     peers = [peer for peer in status.get("peers", []) if peer.get("role") != "viewer"]
-    if live:
+    complete = status.get("steps", 0) >= config.run.total_steps
+    if live and "peers" in status and not complete:  # a run in one process has none
         for peer in peers:
             yield from _member(peer)
         if not any(peer.get("role") == "actor" for peer in peers):
@@ -113,7 +114,8 @@ def members(status: Mapping[str, Any], config: Config, *, live: bool) -> Iterato
     if troubles.get("failures") or troubles.get("hangs"):
         figure = f"{troubles.get('failures', 0):,} failures, {troubles.get('hangs', 0):,} hangs"
         yield Check("run", "environments", figure, "note", peer_text(str(troubles.get("last", "")))[:200])
-    yield from _verdict(status, config)
+    if not complete:
+        yield from _verdict(status, config)
 
 
 def _member(peer: Mapping[str, Any]) -> Iterator[Check]:

@@ -82,6 +82,15 @@ def test_of_a_run_that_has_ended_nobody_is_silent(folder, config):
     assert "3,600 s ago" in looked(checks)["steps"].figure
 
 
+@pytest.mark.parametrize("steps", [0, 10**9], ids=["one process", "complete"])
+def test_nobody_is_missed_where_nobody_has_to_join(folder, config, steps):
+    """A run in one process has no members, and from one that is complete they have gone."""
+    status = {name: value for name, value in STATUS.items() if name != "peers" or steps}
+    write_status(folder, status | {"steps": steps} | ({"peers": []} if steps else {}))
+    checks = list(run.run_directory(folder, config))
+    assert not [check for check in checks if check.area == "members"]
+
+
 def test_damaged_checkpoints_failed_writes_and_last_errors_are_wrong(folder, config):
     import numpy as np
 

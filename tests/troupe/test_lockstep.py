@@ -290,6 +290,19 @@ def test_a_run_that_learned_nothing_cannot_be_verified(tmp_path, capsys):
     assert "certifies no update yet" in capsys.readouterr().err
 
 
+def test_the_last_weights_are_certified_also_of_a_short_run_in_a_relative_directory(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    words = [*WORDS, "--learner.certificate_period_updates=100000"]
+    assert cli.main(["train", "cartpole-apex", "--deterministic", "--run-dir", "run", *words]) == 0
+    assert [each.update for each in certified(Path("run"))] == [
+        load_newest(Path("run/checkpoints")).meta["updates"]
+    ]
+    assert cli.main(["verify", "run"]) == 0
+    assert "equal: 1 of 1" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_process_that_is_killed_is_resumed_to_the_bit_by_another(tmp_path):
     run_dir = tmp_path / "run"
