@@ -19,6 +19,10 @@ _REPLAY = "troupe.services.replay"
 COMMANDS = {
     "train": Command("train on this machine, from a preset", "troupe.services.training:train"),
     "resume": Command("continue a run from its newest checkpoint", "troupe.services.training:resume"),
+    "verify": Command(
+        "repeat a run that was made to be repeated, and compare the weights",
+        "troupe.services.training:verify",
+    ),
     "eval": Command(
         "play full games with a run's newest, or a given, checkpoint",
         "troupe.services.evaluator.evaluate:main",

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from troupe.common.config import Config
 from troupe.common.config.field_options import field_parser, parse_with_fields
 from troupe.common.errors import ConfigError
+from troupe.common.runtime.files import CERTIFICATE_FILE
 from troupe.common.runtime.lifecycle import StopSignal
+from troupe.common.runtime.parser import Parser
+
+VERIFIED_S = 60.0
+"""Seconds of a run that `troupe verify` repeats."""
 
 
 def train_parser() -> argparse.ArgumentParser:
@@ -31,6 +38,12 @@ def train_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="act, store and learn in one process: for debuggers and profilers",
     )
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="act, store and learn in one process and one thread, so that a seed gives the same weights to "
+        "the last bit, also after `troupe resume`; certificate.json lets `troupe verify` prove it",
+    )
     _add_run_options(parser)
     return parser
 
@@ -38,6 +51,10 @@ def train_parser() -> argparse.ArgumentParser:
 def train(words: Sequence[str]) -> int:
     """Train on this machine."""
     options, overrides = parse_with_fields(train_parser(), words)
+    if options.serial and options.deterministic:
+        raise ConfigError("--deterministic is serial already: leave out --serial")
+    if options.deterministic:
+        _fix_arithmetic()
     from troupe.services.launcher import training
 
     training.train(
@@ -47,7 +64,7 @@ def train(words: Sequence[str]) -> int:
         sweep=options.sweep,
         overrides=overrides,
         progress=None if options.progress else False,
-        instead=_serial if options.serial else None,
+        instead=_serial if options.serial else _deterministic if options.deterministic else None,
     )
     return 0
 
@@ -57,6 +74,18 @@ def _serial(config: Config, run_dir: Path) -> None:
 
     SerialTraining(config, run_dir, StopSignal().install()).run()
     print(f"run directory: {run_dir}")
+
+
+def _deterministic(config: Config, run_dir: Path, *, resume: bool = False) -> None:
+    from troupe import lockstep
+
+    lockstep.train(config, run_dir, StopSignal().install(), resume=resume)
+    print(f"run directory: {run_dir}")
+
+
+def _fix_arithmetic() -> None:
+    """Have Intel's library add in one order, wherever in memory numbers lie; it reads this once."""
+    os.environ.setdefault("MKL_CBWR", "AUTO")
 
 
 def resume_parser() -> argparse.ArgumentParser:
@@ -75,6 +104,9 @@ def resume_parser() -> argparse.ArgumentParser:
 def resume(words: Sequence[str]) -> int:
     """Continue a run."""
     options, overrides = parse_with_fields(resume_parser(), words)
+    repeats = (options.run_dir / CERTIFICATE_FILE).is_file()
+    if repeats:
+        _fix_arithmetic()
     from troupe.services.launcher import training
 
     training.resume(
@@ -82,8 +114,33 @@ def resume(words: Sequence[str]) -> int:
         sweep=options.sweep,
         overrides=overrides,
         progress=None if options.progress else False,
+        instead=partial(_deterministic, resume=True) if repeats else None,
     )
     return 0
+
+
+def verify_parser() -> argparse.ArgumentParser:
+    """Return the parser of `troupe verify`."""
+    parser = Parser(
+        prog="troupe verify",
+        usage="troupe verify RUN_DIR [OPTION ...]",
+        description="Repeat the first minute of a run of `troupe train --deterministic`, and compare the "
+        "weights with its certificate.json: `equal`, or the first update and tensor that differ.",
+        epilog="exit codes: 0 equal, 1 different, 2 no such run, 5 damaged certificate",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
+    parser.add_argument("--all", action="store_true", dest="everything", help="repeat the whole run")
+    return parser
+
+
+def verify(words: Sequence[str]) -> int:
+    """Repeat a run and compare; returns 1 where the weights differ."""
+    options = verify_parser().parse_args(words)
+    _fix_arithmetic()
+    from troupe.verify import verify as repeat
+
+    stop = StopSignal().install()
+    return 0 if repeat(options.run_dir, stop, seconds=None if options.everything else VERIFIED_S) else 1
 
 
 def add_algo(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from troupe.common.config import Config, to_toml
 from troupe.common.data.inserts import HeldError
 from troupe.common.data.plan import make_plan
 from troupe.common.data.schema import Chunk, compressed_if
-from troupe.common.envs import make_vector
+from troupe.common.envs import VectorEnv, make_spec, make_vector
 from troupe.common.errors import ConfigError
 from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
@@ -61,44 +61,70 @@ class SerialTraining:
 
     def __init__(self, config: Config, run_dir: Path, stop: StopSignal) -> None:
         self.config, self.run_dir, self.stop = config, run_dir, stop
+        self.spec, self.mixture = make_spec(config.env), Mixture(config)
+        self.folder = run_dir / "serial-replay"
+        self.inserts = self.sampled = 0
         torch.set_num_threads(config.torch_threads("learner", usable_cores()))
-        slots, tables = config.total_slots, config.replay.shard_tables(1)
-        self.env = make_vector(config.env, slots, config.run.seed, config.actor.env_threads)
-        spec = self.env.spec
-        self.agent = make_agent(config.agent, spec, seed=config.run.seed, device=config.learner.device)
-        hindsight = hindsight_of(config, spec)
-        chunk_steps = config.actor.chunk_steps
-        self.rollout = Rollout(self.agent, self.env, chunk_steps, config.run.seed, hindsight=hindsight)
-        self.rollout.explore(list(range(slots)), slots)
         run_dir.mkdir(parents=True, exist_ok=True)
         atomic_write(run_dir / CONFIG_FILE, to_toml(config).encode())
-        self.fields = compressed_if(config.replay.compression == "lz4", self.agent.fields)
-        self.folder = folder = run_dir / "serial-replay"
-        budget_bytes = make_plan(folder, tables, config.replay.max_bytes).store_bytes
-        self.replay = Replay(folder, tables, budget_bytes=budget_bytes, seed=config.run.seed)
-        self.mixture, self.usable = Mixture(config), UsableItems(self.agent)
-        self.counters = RunCounters(spec.frames_per_step, StepBudget(config.run.total_steps))
-        self.checkpoints = RunCheckpoints(
-            config, run_dir / "checkpoints", self.agent, spec, self.counters, lambda arrays: None
-        )
-        self.checkpoints.begin_run(resume=False)
-        self.metrics = MetricsWriter(run_dir)
-        self.training = TrainingReturns(config.env.id, spec.tasks)
-        self.inserts = self.sampled = 0
+        self.begin()
+        self.metrics = MetricsWriter(run_dir, resumed_steps=self.counters.steps or None)
+        self.training = TrainingReturns(config.env.id, self.spec.tasks)
         self.next_row_s = self.next_evaluation_s = time.monotonic()
+
+    def begin(self) -> None:
+        """Make what learns, and then what acts."""
+        self.begin_learning(StepBudget(self.config.run.total_steps), resume=False)
+        self.begin_acting(self.config.run.seed)
+
+    def begin_learning(self, budget: StepBudget, *, resume: bool) -> None:
+        """Make the network and the counters: new ones, or as the newest checkpoint has them."""
+        config, spec = self.config, self.spec
+        self.agent = make_agent(config.agent, spec, seed=config.run.seed, device=config.learner.device)
+        self.usable = UsableItems(self.agent)
+        self.counters = RunCounters(spec.frames_per_step, budget)
+        self.checkpoints = RunCheckpoints(
+            config, self.run_dir / "checkpoints", self.agent, spec, self.counters, lambda arrays: None
+        )
+        self.checkpoints.begin_run(resume=resume)
+
+    def begin_acting(self, seed: int) -> None:
+        """Make environments, each with a new game, and tables, which go on with what is in their folder."""
+        config, slots = self.config, self.config.total_slots
+        self.env = self.make_env(seed)
+        hindsight = hindsight_of(config, self.spec)
+        self.rollout = Rollout(self.agent, self.env, config.actor.chunk_steps, seed, hindsight=hindsight)
+        self.rollout.explore(list(range(slots)), slots)
+        self.fields = compressed_if(config.replay.compression == "lz4", self.agent.fields)
+        tables = config.replay.shard_tables(1)
+        budget_bytes = make_plan(self.folder, tables, config.replay.max_bytes).store_bytes
+        self.replay = Replay(self.folder, tables, budget_bytes=budget_bytes, seed=seed)
+
+    def make_env(self, seed: int) -> VectorEnv:
+        """All slots of the run."""
+        config = self.config
+        return make_vector(config.env, config.total_slots, seed, config.actor.env_threads)
 
     def run(self) -> None:
         """The main loop."""
-        while self.counters.steps < self.config.run.total_steps and not self.stop:
-            for chunk in self.rollout.step(self.counters.version):
-                self.insert(chunk)
-            self.counters.budget.report(ACTOR, self.rollout.timing.steps, self.env.num_slots)
-            while (batch := self.sample()) is not None:
-                self.learn(batch)
+        while not self.ends():
+            self.round()
             self.record()
         self.evaluate()
         self.checkpoints.save()
         self.close()
+
+    def ends(self) -> bool:
+        """Whether the run is complete, or has to stop."""
+        return self.counters.steps >= self.config.run.total_steps or self.stop.requested
+
+    def round(self) -> None:
+        """One step of every slot, and the updates that it allows."""
+        for chunk in self.rollout.step(self.counters.version):
+            self.insert(chunk)
+        self.counters.budget.report(ACTOR, self.rollout.timing.steps, self.env.num_slots)
+        while not self.stop and (batch := self.sample()) is not None:
+            self.learn(batch)
 
     def insert(self, chunk: Chunk) -> None:
         """Store a chunk in every table that batches come from; a full queue is learned from first."""
@@ -169,15 +195,21 @@ class SerialTraining:
         now_s = time.monotonic()
         if now_s >= self.next_row_s and self.rollout.episodes:
             self.next_row_s = now_s + self.config.run.log_every_s
-            self.training.take(fields_of(self.rollout.episodes))
-            self.rollout.episodes.clear()
-            row = self.training.row()
-            self.write("actor-0", row)
-            done = f"{self.counters.steps:,} steps, {self.counters.updates:,} updates"
-            print(f"{done}, return {row['train/episode_return']:.2f}", flush=True)
+            self.add_row()
         if self.config.evaluator.enabled and now_s >= self.next_evaluation_s:
             self.evaluate()
         self.checkpoints.save_if_due()
+
+    def add_row(self) -> None:
+        """Record the returns of the games that have ended since the last row, if any has."""
+        if not self.rollout.episodes:
+            return
+        self.training.take(fields_of(self.rollout.episodes))
+        self.rollout.episodes.clear()
+        row = self.training.row()
+        self.write("actor-0", row)
+        done = f"{self.counters.steps:,} steps, {self.counters.updates:,} updates"
+        self.say(f"{done}, return {row['train/episode_return']:.2f}")
 
     def evaluate(self) -> None:
         """Play whole games, as the evaluator does."""
@@ -196,8 +228,12 @@ class SerialTraining:
             metrics = result.metrics(env.id, version, 0.0)
             self.write("evaluator", metrics)
             said = f"evaluation after {self.counters.steps:,} steps: return {result.mean_return:.2f}"
-            print(said + (f", {missed}" if (missed := levels_missed(metrics)) else ""), flush=True)
+            self.say(said + (f", {missed}" if (missed := levels_missed(metrics)) else ""))
         self.next_evaluation_s = time.monotonic() + section.period_s
+
+    def say(self, text: str) -> None:
+        """Tell the terminal."""
+        print(text, flush=True)
 
     def write(self, source: str, metrics: dict[str, float]) -> None:
         """Add to the run's record."""

@@ -237,6 +237,15 @@ class LearnerConfig(Section):
         "Weights on the wire: bfloat16 halves their bytes. All processes still compute in float32.",
     )
     checkpoint_period_s: float = tunable(300.0, "Seconds between two checkpoints.", gt=0)
+    checkpoint_period_steps: int = structural(
+        10_000,
+        "With --deterministic, instead of checkpoint_period_s: steps of each slot between two checkpoints. "
+        "All games begin anew there, so it should be longer than games are.",
+        ge=1,
+    )
+    certificate_period_updates: int = tunable(
+        100, "With --deterministic: updates between two lines of hashes in certificate.json.", ge=1
+    )
     keep_checkpoints: int = tunable(3, "Newest checkpoints kept.", ge=1)
     archive_period_s: float = tunable(
         0.0, "Seconds between two checkpoints that are kept for good, in checkpoints/archive; 0 = none.", ge=0

@@ -30,6 +30,7 @@ from troupe.common.envs.base import (
     Failure,
     GameTracker,
     Rebuilder,
+    Seed,
     Step,
     VectorEnv,
     cause_of,
@@ -119,7 +120,7 @@ class AtariVector(VectorEnv):
         self._clip = "none" if evaluation else config.reward_clip
         self._lives_end_episodes = config.episodic_life and not evaluation
         self._threads = threads
-        self._seed: int | None = seed  # of the next reset
+        self._seed: Seed | None = seed  # of the next reset
         self.failures = deque(maxlen=KEPT_FAILURES)
         self.calls = Calls(num_slots, whole=True)
         self._rebuilder = Rebuilder()
@@ -163,7 +164,7 @@ class AtariVector(VectorEnv):
             reward_clipping=False,
         )
 
-    def reset(self, seed: int | None = None) -> np.ndarray:
+    def reset(self, seed: Seed | None = None) -> np.ndarray:
         """New games everywhere; uint8 `[S, stack, size, size]`."""
         seed, self._seed = self._seed if seed is None else seed, None
         # A seed makes the emulator load its ROM again, which takes a tenth of a second per slot.

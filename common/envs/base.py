@@ -13,7 +13,7 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,12 +25,14 @@ from troupe.common.errors import ConfigError, TroupeError
 from troupe.common.spaces import ActionSpec, Leaf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from troupe.common.config.schema import EnvConfig
 
 _log = logging.getLogger(__name__)
 
+Seed = int | Sequence[int]
+"""Of all slots together, or of each, where the slots of one run are spread over several vectors."""
 KEPT_FAILURES = 100
 MAX_FAILURES_IN_A_ROW = 8
 """More of them end the process."""
@@ -193,7 +195,7 @@ class VectorEnv(abc.ABC):
     """Agent steps a second at the pace that the environment was made for."""
 
     @abc.abstractmethod
-    def reset(self, seed: int | None = None) -> np.ndarray:
+    def reset(self, seed: Seed | None = None) -> np.ndarray:
         """Start a new game in every slot; the first observations, `[S, *obs_shape]`.
 
         Without a `seed`, the first reset takes the one given at construction and later ones go on from there.
@@ -300,11 +302,13 @@ def clip_rewards(rewards: np.ndarray, mode: str) -> np.ndarray:
     return rewards.astype(np.float32)
 
 
-def slot_seeds(seed: int, num_slots: int) -> np.ndarray:
+def slot_seeds(seed: Seed, num_slots: int) -> np.ndarray:
     """Independent seeds, one per slot, that fit a C int: int64 `[S]`.
 
     Consecutive integers would make slot 1 of one actor the twin of slot 0 of the next.
     """
+    if isinstance(seed, Sequence):
+        return np.asarray(seed, np.int64)
     state = np.random.SeedSequence(seed).generate_state(num_slots, np.uint32)
     return (state >> np.uint32(1)).astype(np.int64)
 

@@ -16,6 +16,7 @@ from troupe.common.envs.base import (
     Failure,
     GameTracker,
     Rebuilder,
+    Seed,
     Step,
     VectorEnv,
     cause_of,
@@ -94,7 +95,7 @@ class SlotVector(VectorEnv):
             self.calls.seeded(slot, slot_seed)  # what every family gives its copies
         self._pool = ThreadPoolExecutor(threads, "env") if threads > 1 else None
 
-    def reset(self, seed: int | None = None) -> np.ndarray:
+    def reset(self, seed: Seed | None = None) -> np.ndarray:
         """New episodes everywhere, `[S, *obs_shape]`."""
         self._games = GameTracker(self.num_slots)
         if seed is None:

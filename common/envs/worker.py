@@ -21,7 +21,7 @@ import numpy as np
 
 from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import make_vector
-from troupe.common.envs.base import VectorEnv
+from troupe.common.envs.base import Seed, VectorEnv
 from troupe.common.envs.shared import MAX_MESSAGE, SharedStep
 from troupe.common.envs.spectator import NoPictureError
 from troupe.common.errors import TroupeError
@@ -42,7 +42,7 @@ class _Worker:
         self._shared = SharedStep(self.vector.spec, all_slots, fd)
         self._part = slice(first, first + self.vector.num_slots)
 
-    def reset(self, seed: int) -> dict[str, Any]:
+    def reset(self, seed: Seed) -> dict[str, Any]:
         """New episodes."""
         self._shared.obs[self._part] = self.vector.reset(seed)
         return self._failures()

@@ -34,6 +34,7 @@ from troupe.common.envs.base import (
     Episode,
     Failure,
     Rebuilder,
+    Seed,
     Step,
     VectorEnv,
 )
@@ -64,7 +65,7 @@ class WorkerVector(VectorEnv):
         self.num_slots = num_slots
         self._config = config
         self._seeds = np.random.SeedSequence(seed)
-        self._seed: int | None = seed  # of the next reset
+        self._seed: Seed | None = seed  # of the next reset
         self.failures = deque(maxlen=KEPT_FAILURES)
         self.calls = calls.Calls(1, whole=True)  # nothing is ever in a call here
         # For the records of their calls, which outlive a process that crashes.
@@ -102,13 +103,14 @@ class WorkerVector(VectorEnv):
             worker.assignment = {"slots": list(slots[worker.slots]), "total_slots": total_slots}
             worker.tell({"do": "assign", **worker.assignment})
 
-    def reset(self, seed: int | None = None) -> np.ndarray:
+    def reset(self, seed: Seed | None = None) -> np.ndarray:
         """New episodes everywhere, `[S, *obs_shape]`."""
         seed, self._seed = self._seed if seed is None else seed, None
+        each = list(seed) if isinstance(seed, Sequence) else None
         if seed is not None:
             self._seeds = np.random.SeedSequence(seed)
         for worker in self._workers:
-            worker.tell({"do": "reset", "seed": self._draw()})
+            worker.tell({"do": "reset", "seed": self._draw() if each is None else each[worker.slots]})
         for worker, answer in self._answers():
             if isinstance(answer, _WorkerError):
                 self._restart(worker, answer)

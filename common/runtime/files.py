@@ -18,6 +18,7 @@ from troupe.common.errors import ConfigError
 STATUS_FILE = "status.json"
 CONFIG_FILE = "config.toml"
 EPISODES_FILE = "episodes.csv"
+CERTIFICATE_FILE = "certificate.json"
 MAX_JSON_BYTES = 1 << 26
 """Of a file of ours with counters and names: thousands of times what they take."""
 # An empty file can be made on a full disk.

@@ -82,6 +82,7 @@ def resume(
     overrides: Mapping[str, Any] | None = None,
     progress: bool | None = None,
     stop: StopSignal | None = None,
+    instead: Callable[[Config, Path], None] | None = None,
 ) -> Path:
     """Continue a run from its newest whole checkpoint; see `train`."""
     file = run_config(run_dir)
@@ -94,7 +95,10 @@ def resume(
     meta = newest_meta(run_dir / "checkpoints")
     if meta and (other := other_code(meta.get("troupe"))):
         print(f"troupe: warning: the run was written by {other}; results may differ", file=sys.stderr)
-    _launch(loaded.config, run_dir, True, progress, stop)
+    if instead is not None:
+        instead(loaded.config, run_dir)
+    else:
+        _launch(loaded.config, run_dir, True, progress, stop)
     return run_dir
 
 

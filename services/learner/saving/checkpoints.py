@@ -34,6 +34,8 @@ class RunCheckpoints:
 
     Attributes:
         run_id: the run's own name, which every resumption keeps.
+        lockstep: JSON values beside the counters, of a run whose checkpoints hold more than a learner; see
+            `troupe.lockstep`. Empty for others.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class RunCheckpoints:
             check: is given the arrays of every checkpoint, and raises where they must not be saved.
         """
         self.run_id = secrets.token_hex(8)
+        self.lockstep: dict[str, Any] = {}
         self._config, self._directory = config, directory
         self._agent, self._spec, self._counters = agent, spec, counters
         self._check = check
@@ -107,6 +110,7 @@ class RunCheckpoints:
             "spec": asdict(self._spec),
             "run": self.run_id,
             "troupe": self._code,
+            **({"lockstep": self.lockstep} if self.lockstep else {}),
         }
 
     def _begin(self) -> None:
@@ -146,6 +150,8 @@ class RunCheckpoints:
             raise CheckpointError(f"{path} does not say in meta.json how far the run was") from None
         self._saved = (counters.steps, counters.updates)
         self.run_id = str(meta.get("run", ""))
+        lockstep = meta.get("lockstep")
+        self.lockstep = lockstep if isinstance(lockstep, dict) else {}
         if other := installation.other_code(meta.get("troupe")):
             _log.warning("%s was written by %s; results may differ", path.name, other)
         _log.info("resumed from %s: %d steps, %d updates", path.name, counters.steps, counters.updates)

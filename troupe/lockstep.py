@@ -1,0 +1,240 @@
+"""A training that repeats itself to the last bit: `troupe train PRESET --deterministic`.
+
+`troupe.serial`, in spans. A span begins with what the newest checkpoint holds: the learner's state, a copy of
+replay, and how far the run is. All else is made anew, with seeds that follow from the run's and from where it
+is: games, what is open of chunks, memory, generators. So a span is the same whether the process that made the
+checkpoint goes on, or another one. Nothing here asks a clock what to do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from troupe.certificate import Certificate, Weights, circumstances
+from troupe.common.config import Config
+from troupe.common.envs import VectorEnv, make_vector
+from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.runtime import StopSignal
+from troupe.common.runtime.checkpoint import newest_first, steps_of
+from troupe.common.runtime.files import lock_file, make_directory
+from troupe.common.wire.replay.codec import SampleBatch
+from troupe.joined import JoinedVector
+from troupe.serial import ACTOR, SerialTraining
+from troupe.services.learner.control.budget import StepBudget
+from troupe.services.replay.storage.snapshot import Snapshot, restore_snapshot
+
+ROWS_PER_SPAN = 10
+"""Rows of the training's returns in `metrics.csv` between two checkpoints."""
+SNAPSHOT_S = 3600.0
+"""How long a copy of replay may take."""
+
+
+def train(config: Config, run_dir: Path, stop: StopSignal, *, resume: bool = False) -> None:
+    """Train until the run is complete or a stop is asked for; a run that is resumed has checkpoints."""
+    make_directory(run_dir, "run directory")
+    refusal = f"{run_dir} is in use by another process; stop that one first"
+    with lock_file(run_dir / ".lock", refusal), repeatable():
+        LockstepTraining(repeatable_config(config), run_dir, stop, resume=resume).run()
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Have torch compute in one thread, by algorithms that repeat themselves, until the block ends."""
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(strict)
+        torch.set_num_threads(threads)
+
+
+def repeatable_config(config: Config) -> Config:
+    """Return the configuration with one thread for everything, and nothing that is chosen by trial.
+
+    Raises:
+        ConfigError: it asks for what does not repeat itself.
+    """
+    if config.learner.device != "cpu":
+        raise ConfigError(
+            f"--deterministic computes on the CPU: set learner.device to cpu, not {config.learner.device}"
+        )
+    agent = config.agent
+    if getattr(agent, "compute_dtype", "") == "auto":  # which a race of both formats would decide
+        agent = agent.model_copy(update={"compute_dtype": "float32"})
+    sections = {
+        "env": config.env.model_copy(update={"processes": 0}),
+        "agent": agent,
+        "actor": config.actor.model_copy(update={"env_threads": 1, "torch_threads": 1}),
+        "learner": config.learner.model_copy(update={"torch_threads": 1}),
+    }
+    return config.model_copy(update=sections)
+
+
+class LockstepTraining(SerialTraining):
+    """One run. `run` returns when it is complete or a stop was asked for; what is stopped saves nothing.
+
+    Args:
+        config: the run's configuration, as `repeatable_config` gives it.
+        run_dir: the run directory.
+        stop: asks for the end.
+        resume: go on from the newest checkpoint.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, stop: StopSignal, *, resume: bool = False) -> None:
+        self.resume = resume
+        self.copies = run_dir / "replay"
+        self.certificate = Certificate(circumstances())
+        super().__init__(config, run_dir, stop)
+
+    # ------------------------------------------------------------------ spans
+
+    def begin(self) -> None:
+        """Begin the run's first span, or that of the newest checkpoint."""
+        if self.resume:
+            self.begin_learning(_budget(self.config), resume=True)
+            with suppress(ConfigError):  # deleted: what is left of the run is certified
+                self.certificate.weights = Certificate.read(self.run_dir).weights
+            self.certificate.cut(self.counters.updates)
+        else:
+            self.begin_learning(_budget(self.config), resume=False)
+            self.begin_acting(self.config.run.seed)
+            self.save()
+            self.leave()
+            self.begin_learning(_budget(self.config), resume=True)
+        self.begin_span()
+
+    def begin_span(self) -> None:
+        """Go on from the checkpoint that has just been loaded."""
+        state, counters = self.checkpoints.lockstep, self.counters
+        try:
+            self.inserts, self.sampled = int(state["inserts"]), int(state["sampled"])
+            inserted_items, copy = int(state["inserted_items"]), str(state["replay"])
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointError(
+                f"the newest checkpoint of {self.run_dir} is not of a deterministic run: it has no replay"
+            ) from None
+        seeds = np.random.SeedSequence([self.config.run.seed, counters.steps, counters.updates])
+        acting, whole = seeds.generate_state(2).tolist()
+        # Nothing of ours draws from these, but an environment may.
+        random.seed(whole)
+        np.random.seed(whole)
+        torch.manual_seed(whole)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if copy:
+            restore_snapshot(str(self.copies / Path(copy).name), self.folder)
+        self.begin_acting(acting)
+        self.replay.counters.inserted_items = inserted_items
+        # What this process says to have made goes on from what the former one has said.
+        self.rollout.timing.steps = counters.budget.made(ACTOR)
+
+    def next_span(self) -> None:
+        """End a span: save, evaluate, and begin another one with what was saved."""
+        reached = self.counters.updates, self.counters.steps
+        self.save()
+        self.evaluate()
+        self.leave()
+        self.begin_learning(_budget(self.config), resume=True)
+        if (self.counters.updates, self.counters.steps) != reached:
+            raise CheckpointError(
+                f"the checkpoint of update {reached[0]} could not be written into {self.run_dir}: make room, "
+                "then `troupe resume` it"
+            )
+        self.begin_span()
+
+    def leave(self) -> None:
+        """Close what the next span makes anew."""
+        self.env.close()
+        self.replay.close()
+
+    def save(self) -> None:
+        """Write what the next span begins with, and drop what only older checkpoints had."""
+        copy = self.copies / f"step-{self.counters.steps:012d}"
+        if self.replay.store is not None:
+            shutil.rmtree(copy, ignore_errors=True)
+            snapshot = Snapshot(self.replay, str(copy))
+            snapshot.start()
+            snapshot.join(SNAPSHOT_S)
+            if snapshot.progress.state != "done":
+                raise CheckpointError(
+                    f"cannot copy replay into {copy}: {snapshot.progress.detail or 'it takes too long'}"
+                )
+        self.checkpoints.lockstep = {
+            "replay": copy.name if self.replay.store is not None else "",
+            "inserts": self.inserts,
+            "sampled": self.sampled,
+            "inserted_items": self.replay.counters.inserted_items,
+        }
+        self.checkpoints.save()
+        self.certificate.write(self.run_dir)
+        kept = {steps_of(path) for path in newest_first(self.run_dir / "checkpoints")}
+        for each in self.copies.glob("step-*"):
+            if not each.name[5:].isdecimal() or int(each.name[5:]) not in kept:
+                shutil.rmtree(each, ignore_errors=True)
+
+    # ------------------------------------------------------------------ what differs from a serial run
+
+    def make_env(self, seed: int) -> VectorEnv:
+        """The slots of all actors, as many vectors as there are actors."""
+        config, slots = self.config, self.config.total_slots
+        actors = min(slots, max(1, config.actor.processes))
+        parts = np.array_split(np.arange(slots), actors)
+        return JoinedVector([make_vector(config.env, len(part), seed) for part in parts])
+
+    def learn(self, batch: SampleBatch) -> None:
+        """One update, and what the certificate says of it."""
+        super().learn(batch)
+        if self.is_certified(self.counters.updates):
+            self.certify(
+                self.certificate.add(self.counters.updates, self.counters.steps, self.agent.params())
+            )
+
+    def certify(self, weights: Weights) -> None:
+        """Look at a new line of the certificate."""
+
+    def is_certified(self, update: int) -> bool:
+        """Whether the weights after this update are in the certificate."""
+        return update % self.config.learner.certificate_period_updates == 0
+
+    def evaluate(self) -> None:
+        """Play games, if the run wants any; its training is the same without."""
+        if self.config.evaluator.enabled:
+            super().evaluate()
+
+    def record(self) -> None:
+        """What is due after so many rounds: a row of metrics, a checkpoint."""
+        period = self.config.learner.checkpoint_period_steps
+        done = self.counters.steps // self.env.num_slots % period
+        if done % max(1, period // ROWS_PER_SPAN) == 0:
+            self.add_row()
+        if done == 0 and not self.ends():
+            self.next_span()
+
+    def run(self) -> None:
+        """The main loop."""
+        while not self.ends():
+            self.round()
+            self.record()
+        if self.stop:
+            self.certificate.write(self.run_dir)
+            at = f"{self.counters.updates:,}"
+            self.say(f"stopped at update {at}; `troupe resume` goes on from the last checkpoint")
+        else:
+            self.add_row()
+            self.save()
+            self.evaluate()
+        self.close()
+
+
+def _budget(config: Config) -> StepBudget:
+    """A count of steps that believes its only actor, whatever the time."""
+    return StepBudget(config.run.total_steps, clock=itertools.count().__next__)
