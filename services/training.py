@@ -11,7 +11,7 @@ from pathlib import Path
 from troupe.common.config import Config
 from troupe.common.config.field_options import field_parser, parse_with_fields
 from troupe.common.errors import ConfigError
-from troupe.common.runtime.files import CERTIFICATE_FILE
+from troupe.common.runtime.files import CERTIFICATE_FILE, readable
 from troupe.common.runtime.lifecycle import StopSignal
 from troupe.common.runtime.parser import Parser
 
@@ -104,7 +104,8 @@ def resume_parser() -> argparse.ArgumentParser:
 def resume(words: Sequence[str]) -> int:
     """Continue a run."""
     options, overrides = parse_with_fields(resume_parser(), words)
-    repeats = (options.run_dir / CERTIFICATE_FILE).is_file()
+    with readable(options.run_dir):
+        repeats = (options.run_dir / CERTIFICATE_FILE).is_file()
     if repeats:
         _fix_arithmetic()
     from troupe.services.launcher import training

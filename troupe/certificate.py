@@ -121,7 +121,7 @@ def circumstances() -> dict[str, Any]:
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     """Say, one line each, in what the circumstances of a certificate differ from those here."""
-    found = []
+    found: list[str] = []
     for name, here in ours.items():
         there = theirs.get(name)
         if there == here:
@@ -137,7 +137,7 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]
 
 def _sha256(array: np.ndarray) -> str:
     digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
-    digest.update(np.ascontiguousarray(array).view(np.uint8).reshape(-1) if array.size else b"")
+    digest.update(array.tobytes())
     return digest.hexdigest()
 
 
@@ -147,7 +147,7 @@ def _processor() -> tuple[str, list[str]]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor(), []
-    said = {}
+    said: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(":")
         said.setdefault(name.strip(), value.strip())

@@ -39,10 +39,11 @@ SNAPSHOT_S = 3600.0
 
 def train(config: Config, run_dir: Path, stop: StopSignal, *, resume: bool = False) -> None:
     """Train until the run is complete or a stop is asked for; a run that is resumed has checkpoints."""
+    config = repeatable_config(config)
     make_directory(run_dir, "run directory")
     refusal = f"{run_dir} is in use by another process; stop that one first"
     with lock_file(run_dir / ".lock", refusal), repeatable():
-        LockstepTraining(repeatable_config(config), run_dir, stop, resume=resume).run()
+        LockstepTraining(config, run_dir, stop, resume=resume).run()
 
 
 @contextmanager
@@ -107,9 +108,7 @@ class LockstepTraining(SerialTraining):
             self.certificate.cut(self.counters.updates)
         else:
             self.begin_learning(_budget(self.config), resume=False)
-            self.begin_acting(self.config.run.seed)
-            self.save()
-            self.leave()
+            self.save_learning(copy="", inserted_items=0)
             self.begin_learning(_budget(self.config), resume=True)
         self.begin_span()
 
@@ -159,7 +158,8 @@ class LockstepTraining(SerialTraining):
     def save(self) -> None:
         """Write what the next span begins with, and drop what only older checkpoints had."""
         copy = self.copies / f"step-{self.counters.steps:012d}"
-        if self.replay.store is not None:
+        filled = self.replay.store is not None
+        if filled:
             shutil.rmtree(copy, ignore_errors=True)
             snapshot = Snapshot(self.replay, str(copy))
             snapshot.start()
@@ -168,18 +168,22 @@ class LockstepTraining(SerialTraining):
                 raise CheckpointError(
                     f"cannot copy replay into {copy}: {snapshot.progress.detail or 'it takes too long'}"
                 )
-        self.checkpoints.lockstep = {
-            "replay": copy.name if self.replay.store is not None else "",
-            "inserts": self.inserts,
-            "sampled": self.sampled,
-            "inserted_items": self.replay.counters.inserted_items,
-        }
-        self.checkpoints.save()
-        self.certificate.write(self.run_dir)
+        self.save_learning(copy.name if filled else "", self.replay.counters.inserted_items)
         kept = {steps_of(path) for path in newest_first(self.run_dir / "checkpoints")}
         for each in self.copies.glob("step-*"):
             if not each.name[5:].isdecimal() or int(each.name[5:]) not in kept:
                 shutil.rmtree(each, ignore_errors=True)
+
+    def save_learning(self, copy: str, inserted_items: int) -> None:
+        """Write the learner's state and the certificate, beside a `copy` of replay that is there already."""
+        self.checkpoints.lockstep = {
+            "replay": copy,
+            "inserts": self.inserts,
+            "sampled": self.sampled,
+            "inserted_items": inserted_items,
+        }
+        self.checkpoints.save()
+        self.certificate.write(self.run_dir)
 
     # ------------------------------------------------------------------ what differs from a serial run
 

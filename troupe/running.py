@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import open_checkpoint
+from troupe.common.runtime.files import CERTIFICATE_FILE, readable
 
 
 def train(
@@ -48,9 +50,16 @@ def resume(
     """Continue a run from its newest whole checkpoint, as `troupe resume` does; see `train`."""
     from troupe.services.launcher import training
 
-    return _until_stopped(
-        lambda stop: training.resume(Path(run_dir), overrides=fields, progress=progress, stop=stop)
-    )
+    def resumed(stop: StopSignal) -> Path:
+        instead = None
+        with readable(Path(run_dir)):
+            if (Path(run_dir) / CERTIFICATE_FILE).is_file():
+                from troupe import lockstep
+
+                instead = partial(lockstep.train, stop=stop, resume=True)
+        return training.resume(Path(run_dir), overrides=fields, progress=progress, stop=stop, instead=instead)
+
+    return _until_stopped(resumed)
 
 
 def evaluate(
