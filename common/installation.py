@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -26,8 +27,12 @@ def version() -> str:
         return "unknown"
 
 
+@functools.cache
 def commit() -> str:
-    """Return the checkout's commit, with `-dirty` where its files are changed; empty where none is known."""
+    """Return the checkout's commit, with `-dirty` where its files are changed; empty where none is known.
+
+    Of the moment when it is asked for first: a process goes on with the code that it has loaded.
+    """
     checkout = Path(__file__).resolve().parents[1]
     if not (checkout / ".git").exists():
         return ""
