@@ -16,6 +16,7 @@ import torch
 
 from troupe.common import installation
 from troupe.common.errors import CheckpointError, ConfigError
+from troupe.common.machine import usable_cores
 from troupe.common.runtime.files import CERTIFICATE_FILE, MAX_JSON_BYTES, atomic_write, check_regular
 
 FORMAT = 1
@@ -114,6 +115,7 @@ def circumstances() -> dict[str, Any]:
         "processor": model,
         "features": features,
         "torch_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": usable_cores(),
         "torch_threads": torch.get_num_threads(),
         "MKL_CBWR": os.environ.get("MKL_CBWR", ""),
     }

@@ -12,13 +12,13 @@ import itertools
 import random
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from troupe.certificate import Certificate, Weights, circumstances
+from troupe.certificate import Certificate, Weights, circumstances, differences
 from troupe.common.config import Config
 from troupe.common.envs import VectorEnv, make_vector
 from troupe.common.errors import CheckpointError, ConfigError
@@ -103,9 +103,10 @@ class LockstepTraining(SerialTraining):
         """Begin the run's first span, or that of the newest checkpoint."""
         if self.resume:
             self.begin_learning(_budget(self.config), resume=True)
-            with suppress(ConfigError):  # deleted: what is left of the run is certified
-                self.certificate.weights = Certificate.read(self.run_dir).weights
+            here, self.certificate = self.certificate, Certificate.read(self.run_dir)
             self.certificate.cut(self.counters.updates)
+            for line in differences(self.certificate.made_with, here.made_with):
+                self.say(f"other than when the run began: {line}")
         else:
             self.begin_learning(_budget(self.config), resume=False)
             self.save_learning(copy="", inserted_items=0)
@@ -225,6 +226,12 @@ class LockstepTraining(SerialTraining):
 
     def run(self) -> None:
         """The main loop."""
+        if self.counters.steps >= self.config.run.total_steps:
+            self.say(
+                f"the run was complete at {self.counters.steps:,} steps; to go on, raise run.total_steps"
+            )
+            self.close()
+            return
         while not self.ends():
             self.round()
             self.record()

@@ -151,6 +151,15 @@ def test_what_was_stopped_leaves_the_checkpoint_that_it_goes_on_from(tmp_path):
     assert not (tmp_path / "run" / "serial-replay").exists()
 
 
+def test_a_complete_run_stays_as_it_is(tmp_path, capsys):
+    config = config_of("cartpole-ppo")
+    train(config, tmp_path / "run", StopSignal())
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "replay").rglob("*")}
+    train(config, tmp_path / "run", StopSignal(), resume=True)
+    assert "the run was complete at 240 steps" in capsys.readouterr().out
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "replay").rglob("*")}
+
+
 def test_what_cannot_be_repeated_is_refused_or_left_out():
     config = config_of("cartpole-ppo", **{"agent.compute_dtype": "auto", "learner.torch_threads": "2"})
     repeated = repeatable_config(config)
