@@ -33,15 +33,18 @@ SHORT = {
     "learner.certificate_period_updates": "1",
     "run.total_steps": "240",
 }
-REPLAYED = {"replay.min_items": "30", "replay.batch_size": "8", "replay.samples_per_insert": "2"}
+# Full before the end, so that items leave as well.
+FEW = {"replay.capacity_items": "100"}
+REPLAYED = {**FEW, "replay.min_items": "30", "replay.batch_size": "8", "replay.samples_per_insert": "2"}
+SEQUENCES = {**FEW, "replay.min_items": "10", "replay.batch_size": "4", "replay.samples_per_insert": "4"}
 UNROLLS = {"agent.unroll_steps": "8", "replay.batch_size": "4"}
 PASSES = {**UNROLLS, "agent.minibatch_steps": "16"}
 CASES = {
     "cartpole-apex": REPLAYED,
     "cartpole-sac": REPLAYED,
     "pendulum-sac": REPLAYED,
-    "memory-r2d2": {"replay.min_items": "10", "replay.batch_size": "4", "replay.samples_per_insert": "4"},
-    "memory-sac": {"replay.min_items": "10", "replay.batch_size": "4", "replay.samples_per_insert": "4"},
+    "memory-r2d2": SEQUENCES | {"replay.capacity_items": "24"},
+    "memory-sac": SEQUENCES | {"replay.capacity_items": "24"},
     "bitflip-apex": REPLAYED,
     "cartpole-impala": UNROLLS,
     "cartpole-clear": {"agent.unroll_steps": "5"},
@@ -114,10 +117,8 @@ def go_on(config, run_dir, at, killed, resume):
             training.leave()
 
 
-@pytest.mark.parametrize(
-    "preset", CASES if CHAOS else ["cartpole-apex", "cartpole-clear", "memory-r2d2", "memory-ppo"]
-)
-@settings(max_examples=50 if CHAOS else 4, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize("preset", CASES if CHAOS else ["cartpole-apex", "cartpole-clear", "memory-r2d2"])
+@settings(max_examples=50 if CHAOS else 3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_run_that_was_stopped_gives_the_weights_of_the_run_that_was_not(preset, data):
     weights, last = never_stopped(preset)
