@@ -34,7 +34,7 @@ SHORT = {
     "run.total_steps": "240",
 }
 # Full before the end, so that items leave as well.
-FEW = {"replay.capacity_items": "100"}
+FEW = {"replay.capacity_items": "100", "replay.samples_per_insert_error": "8"}
 REPLAYED = {**FEW, "replay.min_items": "30", "replay.batch_size": "8", "replay.samples_per_insert": "2"}
 SEQUENCES = {**FEW, "replay.min_items": "10", "replay.batch_size": "4", "replay.samples_per_insert": "4"}
 UNROLLS = {"agent.unroll_steps": "8", "replay.batch_size": "4"}
