@@ -23,8 +23,8 @@ import pytest
 
 from tests.chaos import machines
 from tests.chaos.faults import choose
-from tests.chaos.ledger import audit
-from tests.chaos.system import FAR_AWAY, ROOT, SLOTS, TAG, System, Use
+from tests.chaos.ledger import Audit, audit
+from tests.chaos.system import ROOT, SLOTS, TAG, System, Use
 from tests.harness import only_in_chaos
 
 SEED = int(os.environ.get("TROUPE_CHAOS_SEED") or secrets.randbits(20))
@@ -67,7 +67,7 @@ class Ledger:
     def end(self, system: System) -> dict[str, Any]:
         """Have it settle what it has, and return what it did."""
         self.process.send_signal(signal.SIGTERM)
-        system.wait(lambda: self.process.poll() is not None, 180, "end of the ledger")
+        system.wait(lambda: self.process.poll() is not None, RECOVERY_S, "end of the ledger")
         assert self.process.returncode == 0, self._errors.read_text()[-3000:]
         return dict(json.loads(self._output.read_text()))
 
@@ -128,64 +128,71 @@ def system(tmp_path: Path) -> Iterator[System]:
 
 def test_faults_under_load(system: System, tmp_path: Path) -> None:
     print(f"TROUPE_CHAOS_SEED={SEED} TROUPE_CHAOS_FAULTS={FAULTS} TROUPE_CHAOS_SOAK_S={SOAK_S:.0f}")
-    rng = random.Random(SEED)
-    figures, pauses = Figures(tmp_path, system), []
+    figures = Figures(tmp_path, system)
     slow_links = system.network.slow or "none: NOT TESTED"
     figures.tell(seed=SEED, faults=FAULTS, soak_s=SOAK_S, slow_links=slow_links, inference=system.inference)
     system.start()
     ledger = Ledger(system)
     try:
         system.wait(lambda: system.status().get("updates", 0) > 20, RECOVERY_S, "the first updates")
-        began_s = time.monotonic()
-        chosen = choose(rng, FAULTS, bool(system.network.slow))
-        for number, fault in enumerate(chosen):
-            if time.monotonic() - began_s > LIMIT_S:
-                break
-            rest_s = SOAK_S / FAULTS if SOAK_S else rng.uniform(0.5, 3.0)
-            until_s = time.monotonic() + rest_s
-            while time.monotonic() < until_s:
-                system.sleep(0.5)
-                figures.look()
-            whom = fault(system, rng)
-            advanced = system.updates_advance()
-            pauses.append(system.wait(advanced, RECOVERY_S, f"updates after {fault.__name__} of {whom}"))
-            figures.look()
-            figures.tell(number=number, fault=fault.__name__, whom=whom, recovered_s=round(pauses[-1], 1))
-            assert ledger.process.poll() is None, "the ledger has ended"
-        figures.tell(seconds=round(time.monotonic() - began_s), slopes=figures.slopes())
+        pauses = _faults(system, figures, ledger)
+        slopes = figures.slopes()
+        figures.tell(slopes=slopes)
         told = ledger.end(system)
         evicted = _evicted_early(system)
         end = _finish(system)
         found = audit(system.data, ledger.journal, evicted)
-        late = [pause for pause in pauses if pause > PROMISED_S]
-        summary = {
-            "recovered_s_median": round(float(np.median(pauses)), 1),
-            "recovered_s_most": round(max(pauses), 1),
-            "over_30_s": len(late),
-            "acknowledged": found.acknowledged,
-            "lost": len(found.lost),
-            "left_early": found.left,
-            "evicted_early_items": evicted,
-            "doubled": len(found.doubled),
-            "changed": len(found.changed),
-            "rows": found.rows,
-            "restarts": {name: child.restarts for name, child in system.children.items()},
-            **{f"ledger_{name}": value for name, value in told.items()},
-            **end,
-        }
-        figures.tell(**summary)
-        print(json.dumps(summary, indent=1))
-        assert told["acknowledged"] == found.acknowledged > 0
-        assert not told["unsettled"]
-        assert not told["refused"]
-        assert not found.lost
-        assert not found.doubled
-        assert not found.changed
-        assert end["total_steps"] <= end["steps"] <= end["total_steps"] + 2 * SLOTS
-        assert not system.strays()
-        _check_flat(figures.slopes())
     finally:
         ledger.stop()
+    restarts = {name: child.restarts for name, child in system.children.items()}
+    summary = _summary(pauses, found) | {"evicted_early_items": evicted, "restarts": restarts}
+    summary |= {f"ledger_{name}": value for name, value in told.items()} | end
+    figures.tell(**summary)
+    print(json.dumps(summary, indent=1))
+    assert told["acknowledged"] == found.acknowledged > 0
+    assert not told["unsettled"]
+    assert not told["refused"]
+    assert not found.lost
+    assert not found.doubled
+    assert not found.changed
+    assert end["total_steps"] <= end["steps"] <= end["total_steps"] + 2 * SLOTS
+    assert not system.strays()
+    _check_flat(slopes)
+
+
+def _faults(system: System, figures: Figures, ledger: Ledger) -> list[float]:
+    """Do all of them; how long the run took after each until it learned again."""
+    rng, began_s = random.Random(SEED), time.monotonic()
+    pauses: list[float] = []
+    for number, fault in enumerate(choose(rng, FAULTS, bool(system.network.slow))):
+        if time.monotonic() - began_s > LIMIT_S:
+            break
+        until_s = time.monotonic() + (SOAK_S / FAULTS if SOAK_S else rng.uniform(0.5, 3.0))
+        while time.monotonic() < until_s:
+            system.sleep(0.5)
+            figures.look()
+        whom = fault(system, rng)
+        advanced = system.updates_advance()
+        pauses.append(system.wait(advanced, RECOVERY_S, f"updates after {fault.__name__} of {whom}"))
+        figures.look()
+        figures.tell(number=number, fault=fault.__name__, whom=whom, recovered_s=round(pauses[-1], 1))
+        assert ledger.process.poll() is None, "the ledger has ended"
+    return pauses
+
+
+def _summary(pauses: list[float], found: Audit) -> dict[str, Any]:
+    return {
+        "faults": len(pauses),
+        "recovered_s_median": round(float(np.median(pauses)), 1),
+        "recovered_s_most": round(max(pauses), 1),
+        "over_30_s": len([pause for pause in pauses if pause > PROMISED_S]),
+        "acknowledged": found.acknowledged,
+        "lost": len(found.lost),
+        "left_early": found.left,
+        "doubled": len(found.doubled),
+        "changed": len(found.changed),
+        "rows": found.rows,
+    }
 
 
 def _evicted_early(system: System) -> int:
@@ -208,14 +215,13 @@ def _evicted_early(system: System) -> int:
 def _finish(system: System) -> dict[str, int]:
     """Have the run come to a total that is near, and everybody end."""
     learner = system.children["learner"]
-    learner.spec.environment["TROUPE_RUN__TOTAL_STEPS"] = str(FAR_AWAY)
     pid = learner.pid
     total = int(system.status()["steps"]) + LAST_STEPS
     learner.spec.environment["TROUPE_RUN__TOTAL_STEPS"] = str(total)
     learner.signal(signal.SIGTERM)  # it saves the run; the next one reads the total
-    system.wait(lambda: learner.pid not in (None, pid), 120, "the last learner")
+    system.wait(lambda: learner.pid not in (None, pid), RECOVERY_S, "the last learner")
     done = lambda: all(child.state == "done" for child in system.children.values())  # noqa: E731
-    system.wait(done, 300, "the end of the run", may_be_done=True)
+    system.wait(done, RECOVERY_S, "the end of the run", may_be_done=True)
     return {"total_steps": total, "steps": int(system.status()["steps"])}
 
 
