@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -13,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.chaos.system import HANG_S, ROOT, TAG, System
-from tests.harness import leave
 
 SERVICES = ["learner", "replay", "actor-a", "actor-b", "evaluator"]
 
@@ -67,12 +67,14 @@ def slow_link(system: System, rng: random.Random) -> str:
 def full_disk(system: System, rng: random.Random) -> str:
     """The disk of the run's record, or of replay, is full for some seconds."""
     disk = rng.choice([system.run_disk, system.replay_disk])
-    try:
-        leave(disk, rng.choice([0, 4096, 65536]))
-    except (OSError, ValueError):
-        return f"{disk.name} (was full)"
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12):
+            with contextlib.suppress(OSError):  # there is no more room for so much
+                while file.write(bytes(size)) == size:
+                    pass
     system.sleep(4.0)
-    (disk / "ballast").unlink()
+    ballast.unlink()
     return disk.name
 
 

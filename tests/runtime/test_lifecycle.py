@@ -15,7 +15,7 @@ import pytest
 
 from tests.harness import leave
 from troupe.common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
-from troupe.common.runtime import Deadline, StopSignal, guard, run_main
+from troupe.common.runtime import Deadline, StopSignal, run_main
 from troupe.common.runtime.files import (
     atomic_write,
     check_writable,
@@ -24,6 +24,7 @@ from troupe.common.runtime.files import (
     write_status,
 )
 from troupe.common.runtime.logging import Throttle, setup_logging
+from troupe.services.launcher import guard
 
 
 @pytest.fixture
