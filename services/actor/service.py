@@ -128,11 +128,11 @@ class ActorService:
             watchdog.arm(self._config.run.hang_s)
             thinks = self._config.inference.mode == "local"
             check_modules(self._config, self._modules, "the run", thinks=thinks)
-            self._acting = self._make_acting()
             wanted = self._slots_wanted or self._config.actor.slots
             if self._config.env.processes > 0:
                 self._loop.least_s = RESTART_S
-            with self._loop.long("the making of its environments"):
+            with self._loop.long("its start"):  # which imports torch, and makes environments
+                self._acting = self._make_acting()
                 self._acting.prepare(wanted)
             self._control.want_slots(wanted)
             return self._welcome()
