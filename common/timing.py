@@ -8,3 +8,6 @@ LIVENESS_S = (0.1, 3600.0)
 """Least and most seconds of silence after which a peer is given up."""
 MAX_PATIENCE_S = 86_400.0
 """Most seconds that a service waits for a peer at its start."""
+
+HANG_S = 300.0
+"""How long a loop of a service may stand still, where no configuration says otherwise."""

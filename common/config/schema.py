@@ -78,6 +78,12 @@ class RunConfig(Section):
         10_000_000, "Environment steps, over all slots, after which the run ends.", ge=1
     )
     log_every_s: float = tunable(10.0, "Seconds between two rows of every metric.", gt=0)
+    hang_s: float = operational(
+        timing.HANG_S,
+        "Seconds for which a loop of a service may stand still; then the service ends, to be started again. "
+        "A start, a first update and a film may take six times as long. 0 = for ever.",
+        ge=0,
+    )
     trackers: tuple[Literal["wandb", "mlflow", "trackio"], ...] = tunable(
         (),
         "Programs that are also given all metrics; each needs the extra of its name; its own variables "

@@ -1,4 +1,4 @@
-"""Starting and stopping a service: signals, deadlines, a stall watchdog, exit codes."""
+"""Starting and stopping a service: signals, deadlines, exit codes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from troupe.common import system
 from troupe.common.errors import ConfigError, TroupeError
 from troupe.common.families import EXTRAS
 from troupe.common.installation import install_command
+from troupe.common.runtime import watchdog
 from troupe.common.runtime.logging import printable
 
 _log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class StopSignal:
             if self._signals > 1:
                 # Not `sys.exit`: that would run the very clean-up that hangs.
                 os._exit(128 + number)
-            StallWatchdog.exit_after(self._force_after_s)
+            watchdog.exit_after(self._force_after_s)
         self.set()
 
     def set(self) -> None:
@@ -157,41 +158,6 @@ class StopSignal:
             with suppress(BlockingIOError):
                 os.read(self._reader, 512)
         return self._requested
-
-
-class StallWatchdog:
-    """Writes every thread's stack to stderr when `beat` was not called for `limit_s` seconds.
-
-    An emulator or a driver that hangs leaves no trace by itself. The dump is made by a C thread of
-    `faulthandler`, so it works even when the stuck call holds the interpreter lock. There is one timer per
-    process: use one watchdog, in the main loop.
-    """
-
-    _exit_is_armed = False
-
-    def __init__(self, limit_s: float) -> None:
-        """Arm the timer."""
-        self._limit_s = limit_s
-        self._armed_at = 0.0
-        self.beat()
-
-    def beat(self) -> None:
-        """Say that the loop is alive; costs one clock read except a few times per `limit_s`."""
-        now = system.monotonic()
-        if now - self._armed_at > self._limit_s / 8 and not StallWatchdog._exit_is_armed:
-            self._armed_at = now
-            faulthandler.dump_traceback_later(self._limit_s, repeat=True)
-
-    def close(self) -> None:
-        """Disarm."""
-        if not StallWatchdog._exit_is_armed:
-            faulthandler.cancel_dump_traceback_later()
-
-    @classmethod
-    def exit_after(cls, seconds: float) -> None:
-        """Dump the stacks and end the process (exit code 1) unless it has ended by itself by then."""
-        cls._exit_is_armed = True
-        faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 def enable_stack_dumps() -> None:

@@ -10,8 +10,8 @@ from troupe.common import system
 from troupe.common.config import config_from_dict
 from troupe.common.errors import PeerError
 from troupe.common.permits import check_modules
-from troupe.common.runtime import health
-from troupe.common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
+from troupe.common.runtime import health, watchdog
+from troupe.common.runtime.lifecycle import Deadline, StopSignal
 from troupe.common.runtime.usage import OwnUsage
 from troupe.common.wire.control.client import ControlClient, Welcome
 from troupe.common.wire.control.messages import TelemetryFields
@@ -23,7 +23,8 @@ from troupe.services.actor.watch import EnvWatch
 
 _log = logging.getLogger(__name__)
 
-STALL_LIMIT_S = 60.0
+RESTART_S = 300.0
+"""Longest time in which processes of environments are started again, see `troupe.common.envs.workers`."""
 MAX_GAMES, MAX_NAMED_GAMES = 1350, 450
 """Of one report, without and with the names of their tasks: all have to fit in the header of a message."""
 
@@ -69,6 +70,7 @@ class ActorService:
         self._modules = modules
         self._reports = TimingReports()
         self._usage = OwnUsage("actor")
+        self._loop = watchdog.Loop(name)
 
     def run(self) -> None:
         """Act until the end. Raises `PeerError` where the learner or its parameters do not come in time."""
@@ -80,12 +82,13 @@ class ActorService:
         reason = "failed"
         acting = self._acting
         # Joined already, so that what goes wrong from the first reset on can be reported.
-        self._watch = EnvWatch(lambda: acting.envs, self._tell, self._config.actor.env_stall_s)
-        self._watchdog = StallWatchdog(STALL_LIMIT_S)
+        self._watch = EnvWatch(
+            lambda: acting.envs, self._tell, self._config.actor.env_stall_s, busy=self._loop.turn
+        )
         try:
             self._begin(welcome)
             while not self._done():
-                self._watchdog.beat()
+                self._loop.turn()
                 acting.round()
                 self._keep_in_touch()
             acting.finish()
@@ -95,7 +98,6 @@ class ActorService:
         except Stopped:
             reason = "stopped"
         finally:
-            self._watchdog.close()
             self._watch.close()
             self._control.close(reason)
             acting.close()
@@ -125,11 +127,15 @@ class ActorService:
             seen = self._welcome()
             # The agent's section is checked by who runs the network: others need no torch.
             self._config = config_from_dict(seen.config, typed_agent=False)
+            watchdog.arm(self._config.run.hang_s)
             thinks = self._config.inference.mode == "local"
             check_modules(self._config, self._modules, "the run", thinks=thinks)
-            self._acting = self._make_acting()
             wanted = self._slots_wanted or self._config.actor.slots
-            self._acting.prepare(wanted)
+            if self._config.env.processes > 0:
+                self._loop.least_s = RESTART_S
+            with self._loop.long("its start"):  # which imports torch, and makes environments
+                self._acting = self._make_acting()
+                self._acting.prepare(wanted)
             self._control.want_slots(wanted)
             return self._welcome()
         except BaseException:
@@ -138,10 +144,15 @@ class ActorService:
             raise
 
     def _welcome(self) -> Welcome:
-        welcome = self._control.join_unless(lambda: self._stop.requested)
+        welcome = self._control.join_unless(self._gives_up)
         if welcome is None:
             raise Stopped
         return welcome
+
+    def _gives_up(self) -> bool:
+        """Whether to wait no longer; to wait, for slots or for a learner, is no hang."""
+        self._loop.turn()
+        return self._stop.requested
 
     def _make_acting(self) -> Acting:
         if self._config.inference.mode == "central":
@@ -166,7 +177,7 @@ class ActorService:
         )
         deadline, wait_log = Deadline(self._config.net.connect_timeout_s), WaitLog()
         while not self._acting.ready():
-            self._watchdog.beat()
+            self._loop.turn()
             self._control.check()
             if self._done():
                 raise Stopped
@@ -212,7 +223,7 @@ class ActorService:
 
     def _rejoin(self) -> None:
         """After joining again: possibly in other slots."""
-        welcome = self._control.join()
+        welcome = self._welcome()
         self._joins = self._control.joins
         mode = welcome.config.get("inference", {}).get("mode", "local")
         if mode != self._config.inference.mode:

@@ -34,11 +34,21 @@ class EnvWatch:
     slept, does not hang.
     """
 
-    def __init__(self, envs: Callable[[], Sequence[VectorEnv]], report: Report, stall_s: float) -> None:
-        """Watch what `envs` gives, in a thread; `report` takes metrics and the trouble, from that thread."""
+    def __init__(
+        self,
+        envs: Callable[[], Sequence[VectorEnv]],
+        report: Report,
+        stall_s: float,
+        busy: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Watch what `envs` gives, in a thread; `report` takes metrics and the trouble, from that thread.
+
+        `busy` is called while a call of an environment goes on, whose patience is this class's matter.
+        """
         self._envs = envs
         self._report = report
         self._stall_s = stall_s
+        self._busy = busy
         self._failures = self._hangs = 0
         self._seen: dict[
             tuple[int, int | None, int], tuple[float, str, float]
@@ -96,6 +106,7 @@ class EnvWatch:
         found = []
         for index, env in enumerate(self._envs()):
             for call in env.calls.running():
+                self._busy()
                 key = index, call.slot, call.number
                 before_s = before[key][0] if key in before else -passed_s
                 now_s = before_s + passed_s

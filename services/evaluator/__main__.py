@@ -14,6 +14,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.installation import install_command
 from troupe.common.machine import keep_freed_memory
 from troupe.common.permits import add_module_argument, permitted_config
+from troupe.common.runtime import watchdog
 from troupe.common.runtime.lifecycle import StopSignal, run_main
 from troupe.common.runtime.parser import Parser, real
 from troupe.common.runtime.startup import FIELDS_AT_LEARNER, add_service_arguments, begin
@@ -76,6 +77,7 @@ def _run(arguments: argparse.Namespace) -> None:
             if welcome is None:
                 return
             config = permitted_config(welcome.config, arguments.modules, "the run")
+            watchdog.arm(config.run.hang_s)
             Evaluator(config, client, stop).run()
         finally:
             client.close()

@@ -12,7 +12,7 @@ from troupe.common.agents import Agent, make_agent
 from troupe.common.config import Config
 from troupe.common.envs import make_spec
 from troupe.common.installation import install_command
-from troupe.common.runtime import Deadline, StopSignal, health
+from troupe.common.runtime import Deadline, StopSignal, health, watchdog
 from troupe.common.runtime.usage import OwnUsage
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.member import games_of_part
@@ -48,11 +48,13 @@ class Evaluator:
         self._next_video_s = 0.0
         self._usage = OwnUsage("eval")
         self._next_usage_s = 0.0
+        self._loop = watchdog.Loop("the evaluator")
 
     def run(self) -> None:
         """Play the games that the learner gives, until the run has no more to be evaluated."""
         end: Deadline | None = None
         while not self._stop:
+            self._loop.turn()
             self._client.check()
             self._alive()
             games = self._client.next_games()
@@ -89,6 +91,7 @@ class Evaluator:
             recorder = Recorder(max_steps=section.video_max_steps)
 
         def should_stop() -> bool:
+            self._loop.turn()
             self._alive()
             state = self._client.state
             return self._stop.requested or (state.stopping and state.version > version)
@@ -110,7 +113,8 @@ class Evaluator:
             return
         if recorder is not None:
             self._next_video_s = time.monotonic() + VIDEO_PERIOD_S
-            self._send_video(recorder)
+            with self._loop.long("the making of a film"):
+                self._send_video(recorder)
         seconds = time.monotonic() - started
         games = [Game(*game) for game in zip(result.returns, result.steps, strict=True)]
         told = {f"eval/env/{name}": value for name, value in result.told.items()}

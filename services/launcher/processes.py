@@ -34,7 +34,7 @@ def child_specs(
         resume: whether the learner begins with the newest checkpoint.
     """
     control = f"ipc://{sockets}/control"
-    builder = _Builder(config, run_dir)
+    builder = _Builder(config, run_dir, sockets)
 
     def learner_words(restarts: int) -> list[str]:
         words = ["--run-dir", str(run_dir), "--control", control, "--announce", f"ipc://{sockets}/announce"]
@@ -91,7 +91,8 @@ def replay_endpoints(config: Config, sockets: Path) -> list[str]:
 class _Builder:
     """Fills in what the processes have in common."""
 
-    def __init__(self, config: Config, run_dir: Path) -> None:
+    def __init__(self, config: Config, run_dir: Path, sockets: Path) -> None:
+        self._sockets, self._hang_s = sockets, config.run.hang_s
         self._logs = run_dir / "logs"
         self._metrics_port = config.net.metrics_port
         # Who names environment and algorithm here is who starts them all.
@@ -106,6 +107,7 @@ class _Builder:
         if self._metrics_port:
             more += ["--metrics-port", str(self._metrics_port)]
             self._metrics_port += 1
+        options |= {"signs_path": self._sockets / f"signs-{name}", "hang_s": self._hang_s}
         return self.module(name, f"troupe.services.{name.split('-')[0]}", words, more, **options)
 
     def module(

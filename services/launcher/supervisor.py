@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import IO
 
 from troupe.common.errors import AuthError, CheckpointError, ConfigError, PeerError, TroupeError
+from troupe.common.runtime import watchdog
 from troupe.services.launcher import guard
+from troupe.services.launcher.signs import Signs
 
 _log = logging.getLogger(__name__)
 
 QUICK_DEATH_S = 30.0  # a child that lived longer than this died for a reason of its own, not of its start
 MAX_QUICK_DEATHS = 5
 MAX_BACKOFF_S = 15.0
+_STACKS_S = 0.5
+"""How long a child that hangs is given to write its stacks, which it does in C."""
 # Trying again cannot help against a wrong configuration, a refused key or a run that has no whole checkpoint.
 FINAL_EXIT_CODES = {error.exit_code: error for error in (ConfigError, AuthError, CheckpointError)}
 _ERROR_TYPES: dict[int, type[TroupeError]] = {**FINAL_EXIT_CODES, PeerError.exit_code: PeerError}
@@ -49,6 +53,8 @@ class ChildSpec:
         environment: variables set beside those of this process.
         nice: added to the child's nice value.
         orphan_signal: what the kernel sends the child when this process dies.
+        signs_path: where it sends signs of life (NOTIFY_SOCKET); None for one that sends none.
+        hang_s: seconds without a sign after which it is killed, to be started again; 0: never.
         last_words: says of a pid and its exit code why it ended, where it could not say so itself; or "".
     """
 
@@ -59,6 +65,8 @@ class ChildSpec:
     environment: dict[str, str] = field(default_factory=dict)
     nice: int = 0
     orphan_signal: signal.Signals = signal.SIGKILL
+    signs_path: Path | None = None
+    hang_s: float = 0.0
     last_words: Callable[[int, int], str] | None = None
 
 
@@ -80,6 +88,10 @@ class Child:
         self._started_at = 0.0
         self._restart_at = 0.0
         self._log_offset = 0
+        self._signs: Signs | None = None
+        if spec.signs_path is not None and spec.hang_s:
+            self._signs = Signs(spec.signs_path, starts_in_s=watchdog.LONG * spec.hang_s)
+        self._hung = ""
 
     @property
     def name(self) -> str:
@@ -115,16 +127,25 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self.spec.environment},
+                env=self._environment(),
                 process_group=0,
             )
-        self._swept = False
+        self._swept, self._hung = False, ""
+        if self._signs is not None:
+            self._signs.begin()
         self._started_at = time.monotonic()
         self.state = "running"
         self.exit_code = None
 
+    def _environment(self) -> dict[str, str]:
+        """The child's variables; what supervises this process is no business of its children."""
+        variables = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
+        if self._signs is not None:
+            variables["NOTIFY_SOCKET"] = str(self.spec.signs_path)
+        return variables | self.spec.environment
+
     def poll(self, *, may_be_done: bool) -> None:
-        """Notice a death, and restart when the time has come.
+        """Notice a death, end one that hangs, and restart when the time has come.
 
         Args:
             may_be_done: whether exit code 0 means that the work is finished (else it is a death like others).
@@ -138,6 +159,7 @@ class Child:
             return
         code = self.returncode() if self.state == "running" else None
         if code is None:
+            self._end_if_it_hangs()
             return
         self.exit_code = code
         if code == 0 and may_be_done:
@@ -145,11 +167,23 @@ class Child:
             return
         self._on_death(code)
 
+    def _end_if_it_hangs(self) -> None:
+        """Kill a child that has been silent for too long: one that is stopped cannot end itself."""
+        if self._signs is None or self._process is None or self._hung or self.state != "running":
+            return
+        silent_s = self._signs.silent_s()
+        if silent_s >= self.spec.hang_s:
+            self._hung = f"it gave no sign of life for {silent_s:.0f} s (run.hang_s) and was killed"
+            self._process.send_signal(signal.SIGUSR1)  # see enable_stack_dumps
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STACKS_S)
+            self._sweep_group()
+
     def _on_death(self, code: int) -> None:
         quick = time.monotonic() - self._started_at < QUICK_DEATH_S
         self._quick_deaths = self._quick_deaths + 1 if quick else 1
         how = f"died ({describe_exit(code)})"
-        why = self.last_error()
+        why = self._hung or self.last_error()
         if inherited := self._last_words(code):
             # Not our exit code: an environment that calls os._exit(3) has not missed a peer.
             code, why = TroupeError.exit_code, inherited
@@ -208,6 +242,12 @@ class Child:
             self._sweep_group()
             self._process.wait()
 
+    def close(self) -> None:
+        """Listen to it no longer."""
+        if self._signs is not None:
+            self._signs.close()
+            self._signs = None
+
     def alive(self) -> bool:
         """Whether the process exists."""
         return self._process is not None and self.returncode() is None
@@ -254,6 +294,7 @@ def stop(children: Sequence[Child], timeout_s: float, hurry: Callable[[], bool] 
     killed = [child.name for child in children if child.alive()]
     for child in children:
         child.kill()
+        child.close()
         if child.state in ("running", "waiting"):
             child.state = "stopped"
     return killed

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from troupe.common.config.field_options import parse_with_fields
 from troupe.common.errors import ConfigError
 from troupe.common.machine import keep_freed_memory
-from troupe.common.runtime import StopSignal, run_main
+from troupe.common.runtime import StopSignal, run_main, watchdog
 from troupe.common.runtime.checkpoint import newest_first
 from troupe.common.runtime.files import readable
 from troupe.common.runtime.parser import Parser, real
@@ -128,9 +128,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         begun = next(newest_first(args.run_dir / "checkpoints"), None) is not None
         resume = args.resume and (begun or args.preset is None)
         writes = args.preset is not None
-        Learner(
-            config, args.run_dir, resume=resume, stop=stop, write_config=writes, linger_s=args.linger_s
-        ).run()
+        watchdog.arm(config.run.hang_s)
+        loop = watchdog.Loop("the learner")
+        with loop.long("its start"):
+            learner = Learner(
+                config, args.run_dir, resume=resume, stop=stop, write_config=writes, linger_s=args.linger_s
+            )
+        loop.close()
+        learner.run()
 
     return run_main(body)
 

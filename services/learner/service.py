@@ -22,7 +22,7 @@ from troupe.common.envs import make_spec
 from troupe.common.errors import TroupeError
 from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
-from troupe.common.runtime import Deadline, StopSignal
+from troupe.common.runtime import Deadline, StopSignal, watchdog
 from troupe.common.runtime.files import CONFIG_FILE, atomic_write, make_directory
 from troupe.common.runtime.logging import Throttle
 from troupe.common.wire.link import new_incarnation
@@ -151,6 +151,7 @@ class Learner:
         self._throttle = Throttle(10.0)
         self._complete_before = self._complete()  # nobody waits for what an earlier session has ended with
         self._measured_s = time.monotonic()
+        self._learned = False
 
     def _make_control(self, security: Security) -> ControlServer:
         """The server of the run's membership, not bound yet."""
@@ -233,9 +234,11 @@ class Learner:
 
     def run(self) -> None:
         """The main loop."""
+        self._loop = watchdog.Loop("the learner's main loop")
         if not self.counters.updates:
             # Before anybody hears the run's name: it has to outlive this process, as what is stored under it.
-            self.checkpoints.save()
+            with self._loop.long("its first checkpoint"):  # which makes the optimiser: torch imports a lot
+                self.checkpoints.save()
         if self.inference is not None:
             self.inference.start()
             # Before control starts: WELCOME has to name the address to the first that joins.
@@ -248,7 +251,7 @@ class Learner:
             while not self.stop and not self._complete():
                 batch = self.prefetch.get(timeout_s=0.25)
                 if batch is not None:
-                    self._learn(batch)
+                    self._learn_patiently(batch)
                     quiet = Deadline(TOLD_WAIT_S)
                 elif quiet.expired and self._throttle("wait"):
                     _log.info("learner waits for batches: %s", self.prefetch.wait_reason)
@@ -287,6 +290,15 @@ class Learner:
                 self._learn(batch)
                 quiet = Deadline(QUIET_S)
             self._housekeeping()
+
+    def _learn_patiently(self, sample: SampleBatch) -> None:
+        """One update; the first of a process may compile, and make room for what all others use."""
+        if self._learned:
+            self._learn(sample)
+            return
+        with self._loop.long("its first update"):
+            self._learn(sample)
+        self._learned = True
 
     def _learn(self, sample: SampleBatch) -> None:
         """One update, its priorities, and every so often a new parameter version."""
@@ -376,6 +388,7 @@ class Learner:
 
     def _collect(self, limit_s: float = COLLECT_S) -> None:
         """Take in what the services have sent, for at most `limit_s`: they cannot keep the learner."""
+        self._loop.turn()
         deadline = Deadline(limit_s)
         with contextlib.suppress(queue.Empty):
             while not deadline.expired:
@@ -438,6 +451,7 @@ class Learner:
             self.stop.wait(0.1)
 
     def _close(self) -> None:
+        self._loop.close()  # what follows has limits of its own
         with ExitStack() as ends:  # each step, whatever happens to the others; the last one named comes first
             ends.callback(self.checkpoints.wait)
             if self._best is not None:

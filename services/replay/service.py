@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from troupe.common.runtime import health
-from troupe.common.runtime.lifecycle import Deadline, StallWatchdog, StopSignal
+from troupe.common.runtime import health, watchdog
+from troupe.common.runtime.lifecycle import Deadline, StopSignal
 from troupe.common.wire import sockets
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
@@ -20,7 +20,6 @@ POLL_S = 0.1
 BURST = 128
 """Messages served before parked requests and credit get their turn."""
 
-STALL_LIMIT_S = 30.0
 LAST_MESSAGES_S = 5.0
 """How long a shard goes on serving after the run is complete."""
 
@@ -52,15 +51,15 @@ class ReplayService:
 
     def run(self) -> None:
         """The main loop."""
-        watchdog = StallWatchdog(STALL_LIMIT_S)
+        loop = watchdog.Loop("the shard")
         while not self._done():
             # Bounded, or a flood of inserts would leave the learner's parked requests waiting.
             self._server.turn(POLL_S, BURST)
             self._requests.advance()
             if self._rates.due():
                 self._report()
-            watchdog.beat()
-        watchdog.close()
+            loop.turn()
+        loop.close()
         self._server.close()
         self._requests.snapshots.close()
         held = sum(table.size for table in self._replay.tables.values())

@@ -16,6 +16,7 @@ from troupe.common.data.plan import make_plan
 from troupe.common.data.schema import FieldSpec
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
+from troupe.common.runtime import watchdog
 from troupe.common.runtime.lifecycle import StopSignal
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
@@ -61,6 +62,9 @@ def serve(options: ShardOptions, ctx: Context, stop: StopSignal) -> None:
             if welcome.fields:
                 specs = specs_from_wire(welcome.fields)
                 item_steps = (welcome.least_item_steps, welcome.most_item_steps)
+            from troupe.common.config import section_from_dict  # see with_run
+
+            watchdog.arm(section_from_dict("run", welcome.config.get("run"), source="the run").hang_s)
             options = with_run(options, welcome.config, welcome.seed(incarnation, options.index))
         replay = open_replay(options, run, specs, item_steps)
         _log.info("serving at %s", endpoint)

@@ -169,6 +169,38 @@ def test_takes_newer_parameters(context: Context, control: ControlServer, replay
     actor.end()
 
 
+def test_a_start_may_take_longer_than_a_turn(
+    context: Context, control: ControlServer, replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doing: list[str] = []
+    make = ActorService._make_acting
+
+    def make_acting(service: ActorService) -> Any:
+        doing.append(service._loop.doing)
+        return make(service)
+
+    monkeypatch.setattr(ActorService, "_make_acting", make_acting)
+    publish(control)
+    actor = run_actor(context, control)
+    until(lambda: replay.chunks)
+    actor.end()
+    assert doing == ["its start"], "it imports torch"
+
+
+def test_to_wait_for_slots_is_no_hang(context: Context, control: ControlServer, replay: Replay) -> None:
+    publish(control)
+    with_slots = [run_actor(context, control, name) for name in ("actor-0", "actor-1")]
+    until(lambda: sum(len(peer["slots"]) for peer in control.peers()) == 8)
+    waiting = run_actor(context, control, "actor-2")
+    until(lambda: any(peer["name"] == "actor-2" for peer in control.peers()))
+    loop = waiting.service._loop
+    before = loop.turns
+    until(lambda: loop.turns > before + 3)
+    assert not any(peer["slots"] for peer in control.peers() if peer["name"] == "actor-2")
+    for actor in (waiting, *with_slots):
+        actor.end()
+
+
 def test_two_actors_share_the_slots(
     context: Context, control: ControlServer, replay: Replay, monkeypatch: pytest.MonkeyPatch
 ) -> None:

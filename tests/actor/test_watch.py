@@ -95,6 +95,19 @@ def test_a_reset_of_many_slots_in_one_call_is_no_hang_of_one(
     env.calls.leave(0)
 
 
+def test_a_call_that_goes_on_is_not_the_loops_hang() -> None:
+    env, busy = make("", at=0), []
+    watched = EnvWatch(lambda: [env], lambda *report: None, 1000.0, busy=lambda: busy.append(1))
+    env.reset()
+    watched.look()
+    assert not busy
+    env.calls.enter(0, STEP, 1)
+    watched.look()
+    assert busy
+    env.calls.leave(0)
+    watched.close()
+
+
 def test_a_hang_is_counted_once_while_it_lasts(
     watch: Callable[[VectorEnv, float], tuple[EnvWatch, Reports]],
 ) -> None:

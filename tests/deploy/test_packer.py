@@ -137,6 +137,12 @@ def test_a_notice_stops_every_service_that_has_something_to_flush() -> None:
     assert set(stop.split()[2:]) == services
 
 
+def test_systemd_misses_the_signs_of_life_of_a_service_that_is_stopped() -> None:
+    services = [unit.name for unit in UNITS if "User=troupe" in lines_of(unit.name)]
+    watched = [name for name in services if {"WatchdogSec=300", "NotifyAccess=main"} <= lines_of(name)]
+    assert set(services) - set(watched) == {"troupe-tensorboard.service"}
+
+
 def test_a_learner_that_ends_is_followed_by_the_last_copy() -> None:
     assert "OnSuccess=troupe-last-sync.service" in lines_of("troupe-learner.service")
     lines = lines_of("troupe-last-sync.service")

@@ -25,7 +25,7 @@ from troupe.common.wire.sockets import Security
 
 MESSAGES = int(os.environ.get("TROUPE_FUZZ_MESSAGES", "10_000_000" if CHAOS else "100_000"))
 SEED = int(os.environ.get("TROUPE_FUZZ_SEED") or secrets.randbits(20))
-START_S = 120.0
+START_S = 600.0
 PAUSE_S = 0.02 if MESSAGES < 1_000_000 else 0.5  # of who behaves, lest its table overflow
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + MESSAGES // 100)]
 

@@ -93,6 +93,14 @@ def test_failures_a_hang_and_an_end_of_the_process_are_told_and_the_run_goes_on(
     assert f"{BROKEN} raised RuntimeError: the physics exploded at step {AT}, slot " in summary
 
 
+def test_with_central_inference_a_hanging_environment_is_replaced_as_well(
+    train: Callable[..., Training],
+) -> None:
+    training = train("hang nothing", "--actor.env-stall-s", "1", "--inference.mode", "central")
+    training.until("the actor ends, to be started again; restarting in 1 s")
+    assert training.process.wait(300) == 0, training.output
+
+
 def test_with_processes_the_actor_lives_through_all_of_it(train: Callable[..., Training]) -> None:
     """Two ways to crash, a hang and a NaN, once each: the run ends as if nothing had been."""
     training = train("_exit segfault hang nan nothing", "--env.processes", "2", "--env.step-timeout-s", "2")

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -33,6 +34,7 @@ def make(tmp_path):
     yield make
     for child in children:
         child.kill()
+        child.close()
 
 
 def poll_until(child, condition, *, may_be_done=False):
@@ -181,3 +183,48 @@ def test_best_error_line(lines, line):
 
 def test_describe_exit():
     assert [describe_exit(code) for code in (3, -9, -999)] == ["exit code 3", "SIGKILL", "signal 999"]
+
+
+SILENT_ONCE = """
+import os, signal, sys, time
+from troupe.common.runtime import watchdog
+from troupe.common.runtime.lifecycle import enable_stack_dumps
+enable_stack_dumps()
+watchdog.start()
+print("life", sys.argv[1], flush=True)
+time.sleep(2)
+if sys.argv[1] == "0":
+    {silent}
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("silent", "logged"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSTOP)", ""),
+        ("import ctypes; ctypes.PyDLL(None).sleep(60)", "Current thread"),
+    ],
+)
+def test_a_child_that_gives_no_sign_of_life_is_killed_and_started_again(
+    make, tmp_path, caplog, silent, logged
+):
+    child = make(SILENT_ONCE.format(silent=silent), signs_path=tmp_path / "signs", hang_s=6.0)
+    child.start()
+    with caplog.at_level(logging.WARNING):
+        poll_until(child, lambda: "life 1" in log_of(child), 60)
+    assert "actor-0 died (SIGKILL): it gave no sign of life for " in caplog.text
+    assert "s (run.hang_s) and was killed; restarting" in caplog.text
+    assert logged in log_of(child)
+    assert child.restarts == 1
+
+
+def test_a_child_that_gives_signs_is_left_alone_and_one_that_never_starts_is_not(make, tmp_path, caplog):
+    lively = make(SILENT_ONCE.format(silent="pass"), "lively", signs_path=tmp_path / "one", hang_s=60.0)
+    dead = make("import time; time.sleep(60)", "dead", signs_path=tmp_path / "two", hang_s=0.5)
+    lively.start()
+    dead.start()
+    with caplog.at_level(logging.WARNING):
+        poll_until(dead, lambda: lively.poll(may_be_done=False) or dead.restarts, 60)
+    assert re.search(r"dead died \(SIG\w+\): it gave no sign of life", caplog.text)
+    assert lively.restarts == 0

@@ -12,6 +12,7 @@ import zmq
 
 from troupe.common import system
 from troupe.common.data.schema import FieldSpec
+from troupe.common.runtime import watchdog
 from troupe.common.wire.replay.batch_reader import ArrayPool
 from troupe.common.wire.replay.codec import SampleBatch
 from troupe.common.wire.replay.sharded import ShardedReplayClient
@@ -106,8 +107,10 @@ class Prefetcher:
 
     def _run(self) -> None:
         replay = self._replay
+        loop = watchdog.Loop("the learner's prefetch thread")
         try:
             while not self._stop.is_set():
+                loop.turn()
                 replay.set_shards(self._shards())
                 self._send_priorities()
                 # Ready ones count as well, or a learner that pauses would have memory filled with batches
@@ -125,6 +128,7 @@ class Prefetcher:
         except BaseException as error:
             self._failure = error  # for the learner's loop: a silent death would look like starvation
         finally:
+            loop.close()
             replay.close()
 
     def _send_priorities(self) -> None:

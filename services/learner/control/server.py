@@ -15,6 +15,7 @@ import zmq
 
 from troupe.common import system
 from troupe.common.errors import RefusedError
+from troupe.common.runtime import watchdog
 from troupe.common.runtime.logging import Throttle, peer_text
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.body import Body
@@ -275,8 +276,10 @@ class ControlServer:
     def _serve(self, server: Server, pub: sockets.Socket) -> None:
         subscriptions = Intake(pub, messages.SUBSCRIPTION_BYTES, of_all=16)
         announce_s = 0.0
+        loop = watchdog.Loop("the learner's control thread")
         try:
             while not self._stop.is_set():
+                loop.turn()
                 now_s = system.monotonic()
                 if self._announce_due or now_s >= announce_s:
                     # Repeated although nothing is new: a PUB may have lost the newest for a slow peer.
@@ -295,6 +298,7 @@ class ControlServer:
                     self._stop.wait(0.1)
             self._announce(pub)
         finally:
+            loop.close()
             _close(server, pub)
 
     def _announce(self, pub: sockets.Socket) -> None:

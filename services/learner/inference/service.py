@@ -22,6 +22,7 @@ from troupe.common.config import Config
 from troupe.common.data.schema import Chunk
 from troupe.common.envs import EnvSpec
 from troupe.common.errors import RefusedError, TroupeError
+from troupe.common.runtime import watchdog
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.body import Body
 from troupe.common.wire.codec import Limits
@@ -219,7 +220,9 @@ class CentralInference:
 
     def _serve(self) -> None:
         sweep_s = 0.0
+        loop = watchdog.Loop("the learner's inference thread")
         while not self._stop.is_set():
+            loop.turn()
             if time.monotonic() >= sweep_s:
                 sweep_s = time.monotonic() + SWEEP_S
                 self._sweep()
@@ -230,6 +233,7 @@ class CentralInference:
             # each piles up here.
             if not self._is_blocked():
                 self._choose()
+        loop.close()
         for group in self._groups.all():
             self._put(group.slots.flush())
         lost = self._outbox.finish(FLUSH_TIMEOUT_S)
