@@ -65,6 +65,7 @@ class ActorService:
         self._name = name
         self._stop = stop
         self._slots_wanted = slots
+        self._slots: list[int] = []
         self._join_timeout_s = join_timeout_s
         self._relay_directory = relay_directory
         self._modules = modules

@@ -52,6 +52,7 @@ class FakeReplay:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.endpoint = args[0]
+        self.counters: dict[str, int] = {}
 
     def insert(self, chunk: Chunk, table: str) -> bool:
         if FakeReplay.closed_for_inserts:
