@@ -20,7 +20,8 @@ PIXELS, GRID = "tests.envs.counting:Colour-v0", "minatar:breakout"
 
 def trained(algo: str, env_id: str, **fields: str) -> Config:
     """The configuration that a training would have; its agent has been made."""
-    loaded = by_kind.load(algo, None, {"env": env_id, **fields}, {})
+    patient = {"env.check_timeout_s": "200"}  # a suite's packages are slow to import
+    loaded = by_kind.load(algo, None, {"env": env_id, **patient, **fields}, {})
     check_environment(loaded, play=False)
     return loaded.config
 
