@@ -43,6 +43,8 @@ class FakeClient:
         return Games(0, Params(self.version, self.agent.params()))
 
     def send_telemetry(self, metrics, blobs=None, fields=None):
+        if metrics and "eval/version" not in metrics:
+            return  # what the process takes of its machine
         self.sent.append((metrics, blobs or {}))
         if metrics:
             self.fields = fields
