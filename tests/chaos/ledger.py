@@ -192,8 +192,8 @@ class Audit:
 
     Attributes:
         acknowledged: numbers in the journal.
-        lost: of them, those that are not there though an older one is, or nothing left early.
-        left: of them, those that have left before all others, as the oldest do where room is short.
+        lost: of them, those that are not there though an older one is, or though nothing may leave.
+        left: of them, those that have left before all others, as the oldest do.
         doubled: inserts, of any producer, that are there more than once.
         changed: of the ledger's, those whose content is another.
         rows: chunks of all producers.
@@ -207,8 +207,8 @@ class Audit:
     rows: int
 
 
-def audit(folder: Path, journal: Path, evicted_early: int) -> Audit:
-    """Compare a journal with the files of a shard that has ended."""
+def audit(folder: Path, journal: Path, *, removes: bool) -> Audit:
+    """Compare a journal with the files of a shard that has ended; `removes`: it has let its oldest go."""
     incarnation, *numbers = (int(line) for line in journal.read_text().split())
     signature = json.loads((folder / "signature.json").read_text())
     fields = signature["fields"]
@@ -224,7 +224,7 @@ def audit(folder: Path, journal: Path, evicted_early: int) -> Audit:
     there = {int(row["number"]): row for row in own}
     missing = [number for number in numbers if number not in there]
     oldest = min(there, default=0)
-    left = [number for number in missing if evicted_early and number < oldest]
+    left = [number for number in missing if removes and number < oldest]
     return Audit(
         acknowledged=len(numbers),
         lost=sorted(set(missing) - set(left)),

@@ -35,7 +35,6 @@ RUN = {
     "TROUPE_AGENT__HIDDEN_UNITS": "32",
     "TROUPE_ACTOR__SLOTS": str(SLOTS),
     "TROUPE_ACTOR__TOTAL_SLOTS": str(4 * SLOTS),
-    "TROUPE_REPLAY__CAPACITY_ITEMS": "1_000_000",
     "TROUPE_REPLAY__BATCH_SIZE": "64",
     "TROUPE_REPLAY__SAMPLES_PER_INSERT": "16",
     "TROUPE_REPLAY__MAX_BYTES": str(192 << 20),
@@ -70,9 +69,10 @@ class Use:
 class System:
     """The run. `look` has to be called often: it starts again what has died."""
 
-    def __init__(self, folder: Path, inference: str) -> None:
+    def __init__(self, folder: Path, inference: str, capacity_items: int) -> None:
         supervisor.MAX_QUICK_DEATHS, supervisor.MAX_BACKOFF_S = 10**9, 2.0
         self.folder, self.inference = folder, inference
+        self.capacity_items = capacity_items
         self.tag = f"{os.getpid()}"
         self.run_disk, self.replay_disk = folder / "run-disk", folder / "replay-disk"
         mount(self.run_disk, 96)
@@ -108,6 +108,7 @@ class System:
         environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), TAG: self.tag}
         if kind == "learner":
             environment |= RUN | {"TROUPE_INFERENCE__MODE": self.inference}
+            environment["TROUPE_REPLAY__CAPACITY_ITEMS"] = str(self.capacity_items)
         spec = ChildSpec(
             name,
             lambda restarts, name=name, words=words: self.network.inside(name, *words),
