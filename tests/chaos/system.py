@@ -73,6 +73,7 @@ class System:
         supervisor.MAX_QUICK_DEATHS, supervisor.MAX_BACKOFF_S = 10**9, 2.0
         self.folder, self.inference = folder, inference
         self.capacity_items = capacity_items
+        self.evicted_early = 0
         self.tag = f"{os.getpid()}"
         self.run_disk, self.replay_disk = folder / "run-disk", folder / "replay-disk"
         mount(self.run_disk, 96)
