@@ -270,6 +270,7 @@ class Learner:
             if not self._complete_before:  # else everything is in the run directory already
                 self.checkpoints.save()
         finally:
+            self._loop.close()  # what follows has limits of its own
             self._close()
 
     def _complete(self) -> bool:
@@ -451,7 +452,6 @@ class Learner:
             self.stop.wait(0.1)
 
     def _close(self) -> None:
-        self._loop.close()  # what follows has limits of its own
         with ExitStack() as ends:  # each step, whatever happens to the others; the last one named comes first
             ends.callback(self.checkpoints.wait)
             if self._best is not None:

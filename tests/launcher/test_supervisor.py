@@ -212,7 +212,7 @@ def test_a_child_that_gives_no_sign_of_life_is_killed_and_started_again(
     child = make(SILENT_ONCE.format(silent=silent), signs_path=tmp_path / "signs", hang_s=6.0)
     child.start()
     with caplog.at_level(logging.WARNING):
-        poll_until(child, lambda: "life 1" in log_of(child), 60)
+        poll_until(child, lambda: "life 1" in log_of(child))
     assert "actor-0 died (SIGKILL): it gave no sign of life for " in caplog.text
     assert "s (run.hang_s) and was killed; restarting" in caplog.text
     assert logged in log_of(child)
@@ -225,6 +225,6 @@ def test_a_child_that_gives_signs_is_left_alone_and_one_that_never_starts_is_not
     lively.start()
     dead.start()
     with caplog.at_level(logging.WARNING):
-        poll_until(dead, lambda: lively.poll(may_be_done=False) or dead.restarts, 60)
+        poll_until(dead, lambda: lively.poll(may_be_done=False) or dead.restarts)
     assert re.search(r"dead died \(SIG\w+\): it gave no sign of life", caplog.text)
     assert lively.restarts == 0
