@@ -24,13 +24,14 @@ from tests.simulation import sockets as simulated
 from tests.simulation import threads
 from tests.simulation.network import Network
 from tests.simulation.world import World
-from troupe.common import system
+from troupe.common import installation, system
+from troupe.common.data import plan as memory_plan
 from troupe.common.runtime import files, lifecycle
 from troupe.common.wire import intake, link, server, sockets
 from troupe.common.wire.replay import files as shared_files
 from troupe.common.wire.security import handshakes
 from troupe.services.learner.control import server as control_server
-from troupe.services.replay.storage import producers
+from troupe.services.replay.storage import producers, replay
 
 _watched: World | None = None
 _folder = ""
@@ -39,8 +40,10 @@ _PATHS = {
     *("open", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.scandir"),
     *("os.listdir", "os.chmod", "os.link", "os.symlink", "shutil.rmtree"),
 }
+_LOOKS = {"open", "os.listdir", "os.scandir"}
 _NEVER = ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "os.system", "time.sleep", "_thread.")
-_READ_ONLY = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "/proc/self/statm", "/sys/fs/cgroup")
+_READ_ONLY = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]))
+"""Where Python looks for modules, which are imported when they are needed."""
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -52,7 +55,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         path = arguments[0]
         if isinstance(path, (str, bytes, os.PathLike)):
             place = os.fsdecode(path)
-            if not place.startswith(_folder) and not (event == "open" and place.startswith(_READ_ONLY)):
+            if not place.startswith(_folder) and not (event in _LOOKS and place.startswith(_READ_ONLY)):
                 world.violations.append(f"{event} {place}")
     elif event.startswith(_NEVER):
         world.violations.append(f"{event} {arguments!r:.100}")
@@ -111,7 +114,6 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
     Files are real, in a folder of their own: what a killed process has written to a mapped file is there.
     """
     global _watched, _folder
-    assert os.environ.get("PYTHONHASHSEED") is not None or True
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         world = World(seed, keep_log)
         network = Network(world)
@@ -144,9 +146,10 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
         put(handshakes, "_numbers", itertools.count())
         put(link, "_numbers", itertools.count(1))
         put(producers, "MAX_PRODUCERS", 64)
+        put(installation, "version", lambda: "0")
+        put(memory_plan, "memory_limit_bytes", lambda: 1 << 30)
+        put(memory_plan, "disk_limit_bytes", lambda folder: 1 << 30)
         put(lifecycle.faulthandler, "dump_traceback_later", lambda *args, **options: None)
-        from troupe.services.replay.storage import replay
-
         put(replay, "lock_file", lambda path, refusal: _File(world, path))
         logging.disable(logging.CRITICAL if not keep_log else logging.NOTSET)
         _watched, _folder = world, folder

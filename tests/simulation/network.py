@@ -148,6 +148,7 @@ class Network:
         self.world = world
         self.bound: dict[str, Socket] = {}
         self.connections: list[Connection] = []
+        self.observer: Any = None
         self._cut: dict[tuple[str, str], float] = {}
         self.slow_until_s = 0.0
         self.slow_s = 0.0

@@ -252,7 +252,14 @@ class Socket:
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Tracker | None:
         return self.send_multipart([data], flags, copy, track)
 
+    @property
+    def address(self) -> str:
+        """What it has connected to."""
+        return self._to
+
     def _send(self, pipe: Pipe, frames: list[bytes], tracker: Tracker | None) -> None:
+        if self.network.observer is not None:
+            self.network.observer.on_send(self, frames)
         pipe.unread += 1
         pipe.connection.send(pipe, frames, tracker)
 
@@ -284,6 +291,8 @@ class Socket:
             self.pipes.remove(pipe)
         elif pipe.other.unread in (self._options[int(zmq.RCVHWM)], 0):
             pipe.other.socket.notify()
+        if self.network.observer is not None:
+            self.network.observer.on_receive(self, parts, pipe.identity)
         if self.kind == zmq.ROUTER:
             parts = [pipe.identity, *parts]
         return list(parts) if copy else [zmq.Frame(part, copy=True) for part in parts]

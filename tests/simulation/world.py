@@ -119,8 +119,11 @@ class Node:
             self.result, self.finished = task.error, True
             self.kill()
 
-    def kill(self) -> None:
-        """End it as SIGKILL does: no code of it runs any more, its sockets and locks are the kernel's."""
+    def kill(self, *, leave: bool = True) -> None:
+        """End it as SIGKILL does: no code of it runs any more, its sockets and locks are the kernel's.
+
+        Where its own code calls this, it does not return, unless it is not to `leave`.
+        """
         if self.dead:
             return
         self.dead = True
@@ -128,9 +131,8 @@ class Node:
         for each in self.at_exit:
             each()
         current = self.world.current
-        if current is not None and current.node is self and getcurrent() is current.greenlet:
-            if not current.done:
-                self.world.to_hub()  # for ever
+        if leave and current is not None and current.node is self and not current.done:
+            self.world.to_hub()  # for ever
 
 
 class World:
