@@ -49,7 +49,7 @@ from troupe.services.replay.options import ShardOptions
 SPECS = (FieldSpec("number", "int64", ()), FieldSpec("obs", "float32", (2,)))
 BATCH = 4
 CHUNK_STEPS = 3
-STEP_S = 0.25
+STEP_S = 0.5
 UPDATE_S = 0.05
 CONTROL, ANNOUNCE = "tcp://10.0.0.1:5000", "tcp://10.0.0.1:5001"
 OPEN = Security(insecure=True)
@@ -182,6 +182,7 @@ class Cluster:
         network.observer = self.ledger
         self.config = _config(plan)
         self.nodes: dict[str, Node] = {}
+        self.stops: dict[Node, threads.StopSignal] = {}
         self.complete = False
         self.replays: dict[str, Any] = {}
         self.data_dirs = {name: folder / name for name in plan.services()}
@@ -212,6 +213,12 @@ class Cluster:
         role = name.partition("-")[0]
         node.start(lambda: self._bodies[role](node, name))
         node.at_exit.append(lambda: self._ended(node, name))
+
+    def stop_the_rest(self) -> None:
+        """The run is over: who has not heard of it gets a signal, as from whoever started the services."""
+        for node, stop in self.stops.items():
+            if self.complete and not node.dead:
+                stop.set()
 
     def begin_again(self) -> None:
         """A learner that was killed at the end of the run goes on from its last checkpoint, and needs all."""
@@ -288,11 +295,12 @@ class Cluster:
             keys="",
             insecure=True,
         )
-        shard.serve(options, Context(node, self.network), threads.StopSignal())  # type: ignore[arg-type]
+        stop = self.stops[node] = threads.StopSignal()
+        shard.serve(options, Context(node, self.network), stop)  # type: ignore[arg-type]
 
     def _actor(self, node: Node, name: str) -> None:
         context = Context(node, self.network)
-        stop = threads.StopSignal()
+        stop = self.stops[node] = threads.StopSignal()
         service = _Actor(context, CONTROL, name, stop, join_timeout_s=30.0, security=OPEN)  # type: ignore[arg-type]
         service.ledger = self.ledger
         service.run()
@@ -448,6 +456,7 @@ class Learner:
         self.prefetch.stop()
         self.control.stop()
         self.context.destroy(linger=1000)
+        self.cluster.world.after(10.0, self.cluster.stop_the_rest)
 
     def _learn(self, timeout_s: float) -> bool:
         batch = self.prefetch.get(timeout_s=timeout_s)

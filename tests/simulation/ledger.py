@@ -15,6 +15,8 @@ from tests.simulation.world import World
 if TYPE_CHECKING:
     from tests.simulation.sockets import Socket
 
+ROUTER, DEALER = int(zmq.ROUTER), int(zmq.DEALER)
+
 Key = tuple[str, int, int]
 """Address of the shard, incarnation of the producer, number of the insert."""
 
@@ -59,11 +61,11 @@ class Ledger:
     def on_send(self, socket: Socket, parts: list[bytes]) -> None:
         """A process sends this."""
         head = parts[0][:40]
-        if socket.kind == zmq.DEALER and b"CREDIT" in head:
+        if socket.kind == DEALER and b"CREDIT" in head:
             self._incarnations[socket.label] = msgpack.unpackb(parts[0])["f"].get("incarnation", 0)
-        elif socket.kind == zmq.DEALER and b"INSERT" in head:
+        elif socket.kind == DEALER and b"INSERT" in head:
             self._insert(socket, parts)
-        elif socket.kind == zmq.ROUTER and b"BATCH" in head:
+        elif socket.kind == ROUTER and b"BATCH" in head:
             header = msgpack.unpackb(parts[0])
             numbers = _array(header, parts, "field/number")
             if numbers is not None:
@@ -74,12 +76,12 @@ class Ledger:
 
     def on_receive(self, socket: Socket, parts: list[bytes], identity: bytes) -> None:
         """A process reads this."""
-        if socket.kind == zmq.ROUTER:
+        if socket.kind == ROUTER:
             if socket.node.name == "learner":
                 self.heard_s[identity] = self._world.now
             return
         head = parts[0][:40]
-        if socket.kind != zmq.DEALER or not (b"INSERTED" in head or b"CREDIT" in head or b"ERROR" in head):
+        if socket.kind != DEALER or not (b"INSERTED" in head or b"CREDIT" in head or b"ERROR" in head):
             return
         header = msgpack.unpackb(parts[0])
         incarnation = self._incarnations.get(socket.label)

@@ -30,6 +30,7 @@ from troupe.common.runtime import files, lifecycle
 from troupe.common.wire import intake, link, server, sockets
 from troupe.common.wire.replay import files as shared_files
 from troupe.common.wire.security import handshakes
+from troupe.services.learner.batches import prefetch
 from troupe.services.learner.control import server as control_server
 from troupe.services.replay.storage import producers, replay
 
@@ -145,7 +146,8 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
         put(handshakes, "_answer", lambda endpoint, greeting: b"")
         put(handshakes, "_numbers", itertools.count())
         put(link, "_numbers", itertools.count(1))
-        put(producers, "MAX_PRODUCERS", 64)
+        put(producers, "MAX_PRODUCERS", 64)  # of files that are made anew for every seed
+        put(prefetch, "IDLE_POLL_S", 0.1)  # a third of the time would go into looks
         put(installation, "version", lambda: "0")
         put(memory_plan, "memory_limit_bytes", lambda: 1 << 30)
         put(memory_plan, "disk_limit_bytes", lambda folder: 1 << 30)

@@ -82,13 +82,14 @@ class Plan:
 def make_plan(seed: int) -> Plan:
     """What a seed runs."""
     rng = random.Random(f"plan {seed}")
+    actors, slots = rng.randint(1, 3), rng.randint(1, 3)
     plan = Plan(
         seed=seed,
         table=rng.choice(("plenty", "small", "ratio", "queue")),
-        actors=rng.randint(1, 3),
-        slots=rng.randint(1, 3),
+        actors=actors,
+        slots=slots,
         shards=rng.choice((1, 1, 2)),
-        total_steps=rng.randrange(60, 160),
+        total_steps=actors * slots * rng.randrange(20, 40),
         shared_host=rng.random() < 0.5,
     )
     count = rng.choice((0, 1, 2, 3, 4, 6, 8))

@@ -41,13 +41,14 @@ class Task:
         self.joiners: list[Task] = []
         self._body = body
         self._woken = False
-        self.greenlet = greenlet(self._run)
+        self.greenlet = greenlet(self._run, node.world.hub)  # where it goes on when this ends
 
     def _run(self) -> None:
         try:
             self._body()
-        except GreenletExit:
-            pass
+        except GreenletExit as exit:
+            if not (self.node.dead or self.node.world.closing):
+                self.error = exit
         except BaseException as error:
             self.error = error
         finally:
@@ -152,7 +153,7 @@ class World:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._hash = hashlib.blake2b(digest_size=12)
-        self._hub = getcurrent()
+        self.hub = getcurrent()
 
     # -- events --
 
@@ -187,7 +188,7 @@ class World:
     def to_hub(self) -> None:
         """Back to the scheduler, from a task."""
         task = self.current
-        self._hub.switch()
+        self.hub.switch()
         if self.closing or (task is not None and task.node.dead):
             raise GreenletExit
 
