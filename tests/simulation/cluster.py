@@ -49,7 +49,6 @@ from troupe.services.replay.options import ShardOptions
 SPECS = (FieldSpec("number", "int64", ()), FieldSpec("obs", "float32", (2,)))
 BATCH = 4
 CHUNK_STEPS = 3
-STEP_S = 0.5
 UPDATE_S = 0.05
 CONTROL, ANNOUNCE = "tcp://10.0.0.1:5000", "tcp://10.0.0.1:5001"
 OPEN = Security(insecure=True)
@@ -98,7 +97,10 @@ class _Agent:
 class _Rollout:
     """Steps that are numbered over all actors, and cut into chunks."""
 
-    def __init__(self, ledger: Ledger, slots: list[int], timing: Timing, incarnation: int) -> None:
+    def __init__(
+        self, ledger: Ledger, slots: list[int], timing: Timing, incarnation: int, step_s: float
+    ) -> None:
+        self._step_s = step_s
         self._ledger, self._slots, self._timing, self._incarnation = ledger, slots, timing, incarnation
         self._steps: dict[int, list[int]] = {slot: [] for slot in slots}
 
@@ -107,7 +109,7 @@ class _Rollout:
         self._steps = dict(zip(slots, self._steps.values(), strict=True))
 
     def step(self, version: int) -> list[Chunk]:
-        system.sleep(STEP_S * (0.5 + system.random.random()))
+        system.sleep(self._step_s * (0.5 + system.random.random()))
         self._timing.steps += len(self._slots)
         self._timing.calls += 1
         self._ledger.acted(self._incarnation, self._slots, version, self._timing.steps)
@@ -159,7 +161,9 @@ class _Acting(LocalActing):
 
     def _take_slots(self, welcome: Any) -> None:
         self._env = self._make_env(len(welcome.slots))  # type: ignore[assignment]
-        self.rollout = _Rollout(self._ledger, welcome.slots, self.timing, self._control.incarnation)  # type: ignore[assignment]
+        self.rollout = _Rollout(  # type: ignore[assignment]
+            self._ledger, welcome.slots, self.timing, self._control.incarnation, self._ledger.plan.step_s
+        )
 
     def _load(self, params: Params) -> None:
         super()._load(params)

@@ -45,6 +45,7 @@ class Plan:
         slots: of each.
         shards: of replay.
         total_steps: of the run.
+        step_s: what a step of an actor takes, on average.
         shared_host: learner and shards are on one host, and batches are read from files.
         faults: in the order of time.
     """
@@ -55,6 +56,7 @@ class Plan:
     slots: int
     shards: int
     total_steps: int
+    step_s: float
     shared_host: bool
     faults: tuple[Fault, ...] = field(default=())
 
@@ -82,14 +84,15 @@ class Plan:
 def make_plan(seed: int) -> Plan:
     """What a seed runs."""
     rng = random.Random(f"plan {seed}")
-    actors, slots = rng.randint(1, 3), rng.randint(1, 3)
+    actors, slots, step_s = rng.randint(1, 3), rng.randint(1, 3), rng.choice((0.25, 0.5, 1.5))
     plan = Plan(
         seed=seed,
         table=rng.choice(("plenty", "small", "ratio", "queue")),
         actors=actors,
         slots=slots,
         shards=rng.choice((1, 1, 2)),
-        total_steps=actors * slots * rng.randrange(20, 40),
+        total_steps=max(24, round(actors * slots * rng.uniform(8, 18) / step_s)),
+        step_s=step_s,
         shared_host=rng.random() < 0.5,
     )
     count = rng.choice((0, 1, 2, 3, 4, 6, 8))
