@@ -59,7 +59,12 @@ SETTLE_S = 150.0
 TABLES: dict[str, dict[str, Any]] = {
     "plenty": {"capacity_items": 4000, "min_items": 4, "samples_per_insert": 0.0},
     "small": {"capacity_items": 24, "min_items": 4, "samples_per_insert": 0.0},
-    "ratio": {"capacity_items": 4000, "min_items": 8, "samples_per_insert": 4.0, "samples_per_insert_error": 32.0},
+    "ratio": {
+        "capacity_items": 4000,
+        "min_items": 8,
+        "samples_per_insert": 4.0,
+        "samples_per_insert_error": 32.0,
+    },
     "queue": {"tables": [{"name": "default", "limiter": "queue", "capacity": 16}]},
 }
 
@@ -364,7 +369,9 @@ class Cluster:
                 elif kind == 1:
                     frames = [msgpack.packb({"v": 99, "t": "HELLO", "i": 1, "f": {}, "a": []})]
                 else:
-                    name = rng.choice(("INSERT", "SAMPLE", "PRIORITIES", "HEARTBEAT", "PARAMS_GET", "BYE", "X"))
+                    name = rng.choice(
+                        ("INSERT", "SAMPLE", "PRIORITIES", "HEARTBEAT", "PARAMS_GET", "BYE", "X")
+                    )
                     frames = [msgpack.packb({"v": PROTOCOL_VERSION, "t": name, "i": 1, "f": {}, "a": []})]
                 with contextlib.suppress(zmq.Again):
                     socket.send_multipart(frames)

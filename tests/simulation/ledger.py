@@ -121,7 +121,9 @@ class Ledger:
         producer = key[:2]
         waiting = sum(1 for each in self.sent if each[:2] == producer and each not in self.answered)
         if waiting >= max(1, self.most_credit[producer]):
-            self.wrong(f"{waiting + 1} inserts of {producer} are unacknowledged, {self.most_credit[producer]} may")
+            self.wrong(
+                f"{waiting + 1} inserts of {producer} are unacknowledged, {self.most_credit[producer]} may"
+            )
         if self._quiet_plan and self.credit.get(producer, 1) == 0:
             self.wrong(f"insert {key} is sent without credit")
         self.sent[key] = numbers
@@ -262,7 +264,9 @@ class Ledger:
             if there != sorted(there):
                 self.wrong(f"of producer {incarnation} others than the oldest inserts are gone: {there}")
         if missing and table.size < table.config.capacity - 3:
-            self.wrong(f"inserts are gone from a table of {table.size} items, {table.config.capacity} may be there")
+            self.wrong(
+                f"inserts are gone from a table of {table.size} items, {table.config.capacity} may be there"
+            )
 
     def check_ratio(self, limiter: Any, kills: int) -> None:
         """Compare samples per insert with the band."""

@@ -42,7 +42,16 @@ _PATHS = {
     *("os.listdir", "os.chmod", "os.link", "os.symlink", "shutil.rmtree"),
 }
 _LOOKS = {"open", "os.listdir", "os.scandir"}
-_NEVER = ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "os.system", "time.sleep", "_thread.")
+_NEVER = (
+    "socket.",
+    "subprocess.",
+    "os.fork",
+    "os.exec",
+    "os.posix_spawn",
+    "os.system",
+    "time.sleep",
+    "_thread.",
+)
 _READ_ONLY = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]))
 """Where Python looks for modules, which are imported when they are needed."""
 

@@ -44,7 +44,9 @@ class Flight:
 
     __slots__ = ("due_s", "gone", "parts", "tracker")
 
-    def __init__(self, parts: list[bytes] | Callable[[], None], due_s: float, tracker: Tracker | None) -> None:
+    def __init__(
+        self, parts: list[bytes] | Callable[[], None], due_s: float, tracker: Tracker | None
+    ) -> None:
         self.parts = parts
         self.due_s = due_s
         self.tracker = tracker
@@ -180,7 +182,9 @@ class Network:
 
     def of(self, node: Node) -> list[Connection]:
         """The connections of a process."""
-        return [each for each in self.connections if node in (each.client.socket.node, each.server.socket.node)]
+        return [
+            each for each in self.connections if node in (each.client.socket.node, each.server.socket.node)
+        ]
 
     def break_all(self, chance: float, between: Any = None) -> None:
         """End connections, each with some chance."""

@@ -64,9 +64,7 @@ class Plan:
     def end_s(self) -> float:
         """When the last fault is over."""
         lasting = ("stall", "partition", "one_way", "isolate", "slow")
-        return max(
-            (f.at_s + (f.amount if f.kind in lasting else 0.0) for f in self.faults), default=0.0
-        )
+        return max((f.at_s + (f.amount if f.kind in lasting else 0.0) for f in self.faults), default=0.0)
 
     def without(self, faults: set[int]) -> Plan:
         """The same without some of the faults, by place."""

@@ -62,7 +62,9 @@ def run_plan(plan: Plan, *, keep_log: bool = False, prepare: Callable[[], object
 
 def _over(cluster: Cluster) -> bool:
     """Whether the run is complete and everybody has left."""
-    return cluster.ledger.steps is not None and cluster.complete and all(n.dead for n in cluster.nodes.values())
+    return (
+        cluster.ledger.steps is not None and cluster.complete and all(n.dead for n in cluster.nodes.values())
+    )
 
 
 def _judge(cluster: Cluster) -> None:
@@ -70,7 +72,9 @@ def _judge(cluster: Cluster) -> None:
     if not _over(cluster):
         waiting = [name for name, node in cluster.nodes.items() if not node.dead]
         steps = cluster.control._budget.steps if cluster.control else 0
-        ledger.wrong(f"not complete {SETTLE_S:.0f} s after the last fault: {steps} steps; {waiting} are there")
+        ledger.wrong(
+            f"not complete {SETTLE_S:.0f} s after the last fault: {steps} steps; {waiting} are there"
+        )
         return
     ledger.check_steps(cluster.kills)
     for name, replay in cluster.replays.items():

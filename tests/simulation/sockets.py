@@ -222,7 +222,9 @@ class Socket:
         for connection in list(self.network.connections):
             for pipe in (connection.client, connection.server):
                 if pipe.socket is self:
-                    soon = all(each.due_s - self.world.now < (linger_ms or 0) / 1000 for each in pipe.under_way)
+                    soon = all(
+                        each.due_s - self.world.now < (linger_ms or 0) / 1000 for each in pipe.under_way
+                    )
                     connection.end(pipe, deliver=1.0 if linger_ms and soon else None)
 
     # -- messages --
@@ -248,7 +250,9 @@ class Socket:
                     raise zmq.Again if pipe else zmq.ZMQError(errno.EHOSTUNREACH)
                 return tracker
         else:
-            open_pipes = [each for each in self.pipes if each.attached and not each.ended and self._room(each)]
+            open_pipes = [
+                each for each in self.pipes if each.attached and not each.ended and self._room(each)
+            ]
             if not open_pipes:
                 raise zmq.Again
             pipe = open_pipes[0]
