@@ -1,4 +1,4 @@
-"""Runs seeds, and says of each that fails what was wrong and how to repeat it: `python -m tests.simulation --help`."""
+"""Runs seeds, and says of each that fails what was wrong and how to repeat it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def main() -> int:
         "--shrink", action="store_true", help="look for the fewest faults with which a seed fails"
     )
     parser.add_argument("--plant", default="", help="plant this bug before")
+    parser.add_argument("--find", nargs="*", help="look for these planted bugs, or all, in so many seeds")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of words would differ
         os.environ["PYTHONHASHSEED"] = "0"
@@ -27,9 +28,11 @@ def main() -> int:
     from tests.simulation.run import run_plan
     from tests.simulation.shrink import shrunk
 
-    seeds = (
-        [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
-    )
+    if options.find is not None:
+        return find(options.find or list(BUGS), options.first, options.seeds)
+    seeds = range(options.first, options.first + options.seeds)
+    if options.seed is not None:
+        seeds = range(options.seed, options.seed + 1)
     failed, simulated_s, took_s = 0, 0.0, 0.0
     with planted(options.plant):
         for seed in seeds:
@@ -51,13 +54,33 @@ def main() -> int:
             for fault in plan.faults:
                 print(f"  {fault}")
             print(f"  repeat it: python -m tests.simulation --seed {seed}{plant}", flush=True)
-    count = len(list(seeds))
+    count = len(seeds)
     print(
         f"{failed} of {count} seeds failed; {simulated_s:.0f} s of services in {took_s:.0f} s of one core",
         end="",
     )
     print(f", {simulated_s / max(took_s, 1e-9):.0f} times as fast")
     return 1 if failed else 0
+
+
+def find(bugs: list[str], first: int, seeds: int) -> int:
+    """Say for each planted bug in which seed it is found; how many are not."""
+    from tests.simulation.planted import planted
+    from tests.simulation.run import run_seed
+
+    lost = 0
+    for bug in bugs:
+        with planted(bug):
+            for seed in range(first, first + seeds):
+                problems = run_seed(seed).problems
+                if problems:
+                    print(f"{bug}: seed {seed}: {problems[0][:150]}", flush=True)
+                    break
+            else:
+                lost += 1
+                print(f"{bug}: NOT FOUND in {seeds} seeds", flush=True)
+    print(f"{len(bugs) - lost} of {len(bugs)} planted bugs are found")
+    return lost
 
 
 if __name__ == "__main__":

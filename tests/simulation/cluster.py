@@ -277,7 +277,7 @@ class Cluster:
         return mortal
 
     def _tear(self, name: str, node: Node) -> None:
-        """Kill a shard in the midst of a change: what its handlers of exceptions do is in no file any more."""
+        """Kill a shard in the midst of a change: its handlers of exceptions change no file any more."""
         self.kills[name] += 1
         old = self.data_dirs[name]
         self.data_dirs[name] = self.folder / f"{name}.{self.kills[name]}"

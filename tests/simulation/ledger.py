@@ -1,4 +1,4 @@
-"""An account of the run that the services know nothing of, made of what is on the wire, and what it forbids."""
+"""An account of the run that the services know nothing of, made of what is on the wire."""
 
 from __future__ import annotations
 

@@ -50,7 +50,6 @@ _NEVER = (
     "os.posix_spawn",
     "os.system",
     "time.sleep",
-    "_thread.",
 )
 _READ_ONLY = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]))
 """Where Python looks for modules, which are imported when they are needed."""

@@ -1,4 +1,4 @@
-"""What is between simulated processes: connections that delay, hold, lose and end, and hosts that are cut off.
+"""What is between simulated processes: connections that delay, hold and lose, and hosts that are cut off.
 
 A connection keeps the order of each of its directions, as TCP does. What a partition stops arrives after it,
 unless the connection ends before. When a connection ends, what was under way is lost from some message on.
@@ -180,15 +180,8 @@ class Network:
         """When both ways are open; a time that is over where they are."""
         return max(self.cut_until(one, other), self.cut_until(other, one))
 
-    def of(self, node: Node) -> list[Connection]:
-        """The connections of a process."""
-        return [
-            each for each in self.connections if node in (each.client.socket.node, each.server.socket.node)
-        ]
-
-    def break_all(self, chance: float, between: Any = None) -> None:
+    def break_all(self, chance: float) -> None:
         """End connections, each with some chance."""
         for each in list(self.connections):
-            hosts = {each.client.socket.node.host, each.server.socket.node.host}
-            if (between is None or hosts == set(between)) and self.world.rng.random() < chance:
+            if self.world.rng.random() < chance:
                 each.end()

@@ -39,8 +39,8 @@ class Plan:
 
     Attributes:
         seed: of everything else that happens by chance.
-        table: `plenty` (a table that never runs over), `small` (the oldest leave), `ratio` (samples per insert
-            are limited) or `queue`.
+        table: `plenty` (it never runs over), `small` (the oldest leave), `ratio` (samples per insert are
+            limited) or `queue`.
         actors: processes.
         slots: of each.
         shards: of replay.

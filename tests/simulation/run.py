@@ -68,7 +68,7 @@ def _over(cluster: Cluster) -> bool:
 
 
 def _judge(cluster: Cluster) -> None:
-    ledger, plan = cluster.ledger, cluster.plan
+    ledger = cluster.ledger
     if not _over(cluster):
         waiting = [name for name, node in cluster.nodes.items() if not node.dead]
         steps = cluster.control._budget.steps if cluster.control else 0

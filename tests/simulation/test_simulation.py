@@ -1,4 +1,4 @@
-"""Runs of simulated services: no seed finds anything wrong, each repeats itself, and planted bugs are found."""
+"""Runs of simulated services: no seed finds anything wrong, and planted bugs are found."""
 
 import os
 import subprocess

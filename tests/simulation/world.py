@@ -1,4 +1,4 @@
-"""One seeded scheduler for whole processes: greenlets, a clock that jumps to the next event, and a hashed log.
+"""One seeded scheduler for whole processes: greenlets, a clock that jumps from event to event, a hashed log.
 
 Everything happens in one thread. A greenlet runs until it waits for something simulated; then the scheduler
 takes the next event from its heap and sets the clock to it. So a seed says exactly what happens, and an idle
@@ -93,7 +93,7 @@ class Task:
 
 
 class Node:
-    """A process on a host of its own: its threads, clock and sockets. Killed and started again, it is another."""
+    """A process: its threads, clock and sockets. Killed and started again, it is another."""
 
     def __init__(self, world: World, name: str, host: str) -> None:
         self.world = world
