@@ -24,7 +24,7 @@ def main() -> int:
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of words would differ
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
-    from tests.simulation.planted import planted
+    from tests.simulation.planted import BUGS, planted
     from tests.simulation.run import run_plan
     from tests.simulation.shrink import shrunk
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import itertools
 import logging
 import math
@@ -26,7 +25,7 @@ from tests.simulation.network import Network
 from tests.simulation.world import World
 from troupe.common import installation, system
 from troupe.common.data import plan as memory_plan
-from troupe.common.runtime import files, lifecycle
+from troupe.common.runtime import files, watchdog
 from troupe.common.wire import intake, link, server, sockets
 from troupe.common.wire.replay import files as shared_files
 from troupe.common.wire.security import handshakes
@@ -159,7 +158,8 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
         put(installation, "version", lambda: "0")
         put(memory_plan, "memory_limit_bytes", lambda: 1 << 30)
         put(memory_plan, "disk_limit_bytes", lambda folder: 1 << 30)
-        put(lifecycle.faulthandler, "dump_traceback_later", lambda *args, **options: None)
+        put(watchdog, "_hold_off", lambda limit_s: None)  # a timer in C, which would end this process
+        put(watchdog, "_loops", set())
         put(replay, "lock_file", lambda path, refusal: _File(world, path))
         logging.disable(logging.CRITICAL if not keep_log else logging.NOTSET)
         _watched, _folder = world, folder
@@ -171,7 +171,6 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
             logging.disable(logging.NOTSET)
             for owner, name, value in reversed(undo):
                 setattr(owner, name, value)
-            faulthandler.cancel_dump_traceback_later()
 
 
 def _seeded_only(real: Callable[..., Any]) -> Callable[..., Any]:
