@@ -25,7 +25,7 @@ from tests.simulation.network import Network
 from tests.simulation.world import World
 from troupe.common import installation, system
 from troupe.common.data import plan as memory_plan
-from troupe.common.runtime import files, watchdog
+from troupe.common.runtime import files, usage, watchdog
 from troupe.common.wire import intake, link, server, sockets
 from troupe.common.wire.replay import files as shared_files
 from troupe.common.wire.security import handshakes
@@ -160,6 +160,8 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
         put(memory_plan, "disk_limit_bytes", lambda folder: 1 << 30)
         put(watchdog, "_hold_off", lambda limit_s: None)  # a timer in C, which would end this process
         put(watchdog, "_loops", set())
+        put(usage.OwnUsage, "__init__", lambda self, prefix, period_s=2.0: None)
+        put(usage.OwnUsage, "metrics", lambda self: {})  # the processor's time is not simulated
         put(replay, "lock_file", lambda path, refusal: _File(world, path))
         logging.disable(logging.CRITICAL if not keep_log else logging.NOTSET)
         _watched, _folder = world, folder
