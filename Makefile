@@ -33,10 +33,13 @@ SOAK ?=
 CHAOS := $(addprefix tests/,chaos replay/test_death.py replay/test_same_host.py data/test_arena.py fuzz \
   $(addprefix agents/,test_action_spaces.py test_impala_pixels.py test_policy_gradient.py test_r2d2.py))
 
+SEEDS ?= 200
+FIRST ?= 1
+
 # Several processes share the cores: numeric libraries must not take all of them each.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test coverage test-deploy test-ec2 lint unit chaos format bench docs plan apply destroy scale clean
+.PHONY: help setup train test coverage test-deploy test-ec2 lint unit chaos simulate format bench docs plan apply destroy scale clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +95,9 @@ chaos: setup ## a run through 100 faults (root), fifty deaths of replay, 10 mill
 	@test "$$(id -u)" = 0 && command -v ip tc >/dev/null || \
 	  echo "troupe: NOT TESTED: faults to a whole run need root, ip and tc; they are skipped" >&2
 	TROUPE_CHAOS=1 TROUPE_CHAOS_SOAK_S=$(SOAK) $(BIN)/python -m pytest -rs --timeout=7200 $(if $(SOAK),tests/chaos,$(CHAOS)) $(ARGS)
+
+simulate: setup ## run SEEDS=200 trainings of simulated services under faults; FIRST=1 is the first of them
+	$(BIN)/python -m tests.simulation --first $(FIRST) --seeds $(SEEDS) $(ARGS)
 
 lint: setup ## style, types, and who may import whom
 	$(BIN)/ruff check .

@@ -195,17 +195,20 @@ class ControlClient:
         """Say how many environment steps this process has made; the learner hears of it in good time."""
         member = self._member
         with self._changed:
-            member.steps_made = made
+            member.made(made)
             wanted = member.short_of_steps()
             member.steps_wanted |= wanted
         if wanted:
             self._membership.waker.wake()
 
     def may_step(self, steps: int, timeout_s: float = 0.0) -> bool:
-        """Whether this many more steps fit into the run, as far as the learner says within `timeout_s`."""
+        """Whether this many more steps fit into the run, as far as the learner says within `timeout_s`.
+
+        Where they do, make them, and report them: until then no lower limit is obeyed.
+        """
         member = self._member
         with self._changed:
-            return self._changed.wait_for(lambda: member.steps_made + steps <= member.steps_limit, timeout_s)
+            return self._changed.wait_for(lambda: member.begin(steps), timeout_s)
 
     def want_params(self) -> None:
         """Start fetching the newest parameters, unless they are here already."""

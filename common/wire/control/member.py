@@ -82,6 +82,8 @@ class Member:
         version_in_use: version that the service took last, -1 for none.
         steps_made: steps that this process has made.
         steps_limit: how many it may make.
+        steps_begun: how many it has made with those that it is making now.
+        steps_obeyed: the limit that holds for these too: one that came meanwhile, and is lower, does not yet.
         steps_window: how many it might still make when it was told so.
         steps_told: the steps that the learner was told last.
         steps_wanted: whether a higher limit is needed sooner than with the next heartbeat.
@@ -109,6 +111,8 @@ class Member:
         self.version_in_use = -1
         self.steps_made = 0
         self.steps_limit = 0
+        self.steps_begun = 0
+        self.steps_obeyed = 0
         self.steps_window = 0
         self.steps_told = -1
         self.steps_wanted = False
@@ -143,11 +147,25 @@ class Member:
     def progress(self) -> dict[str, Any]:
         """What HELLO and HEARTBEAT say about steps."""
         self.steps_told, self.steps_wanted = self.steps_made, False
-        return {"steps_made": self.steps_made, "steps_limit": self.steps_limit}
+        return {"steps_made": self.steps_made, "steps_limit": self.steps_obeyed}
 
     def permit(self, limit: int) -> None:
         """Take a limit for steps, which may be lower than the former one."""
         self.steps_limit, self.steps_window = limit, limit - self.steps_made
+        if self.steps_begun <= limit:
+            self.steps_obeyed = limit
+
+    def made(self, steps: int) -> None:
+        """Note the steps made so far; none is being made now, so that the newest limit is obeyed."""
+        self.steps_made = self.steps_begun = steps
+        self.steps_obeyed = self.steps_limit
+
+    def begin(self, steps: int) -> bool:
+        """Whether so many more steps are permitted; they count as begun then."""
+        permitted = self.steps_made + steps <= self.steps_limit
+        if permitted:
+            self.steps_begun = max(self.steps_begun, self.steps_made + steps)
+        return permitted
 
     def short_of_steps(self) -> bool:
         """Whether half of what was permitted is used up, and the learner does not know yet."""

@@ -48,7 +48,7 @@ class Hello(Body, kw_only=True):
         software: for logs
         run: the run that the service is in; empty if this process was in none yet
         steps_made: environment steps that this process has made; 0 where it is no actor
-        steps_limit: the newest `steps_limit` that it was told, of any learner; 0 for none
+        steps_limit: the newest `steps_limit` that it obeys, of any learner; 0 for none
     """
 
     TYPE: ClassVar[str] = "HELLO"
@@ -124,7 +124,7 @@ class Heartbeat(Body, kw_only=True):
         version: parameter version in use; -1 for none
         error: the last error worth showing; empty for none
         steps_made: environment steps that this process has made; 0 where it is no actor
-        steps_limit: the newest `steps_limit` that it was told, of any learner; 0 for none
+        steps_limit: the newest `steps_limit` that it obeys, of any learner; 0 for none
         clock_s: what its clock says, seconds since 1970 (UTC); 0 where it does not say
     """
 

@@ -60,7 +60,7 @@ class StepBudget:
         # counted, and not held against it: its limits lie so much higher, or it could never go on.
         self._uncounted: dict[int, int] = {}
         self._limits: dict[int, list[int]] = {}  # obeyed first, then those that are on their way
-        self._round = 0  # slots of all
+        self._round = 0  # most slots of all
         self._closed = False
         self._lock = threading.Lock()
 
@@ -100,7 +100,8 @@ class StepBudget:
             slots: the slots of every live actor process, by its incarnation.
         """
         with self._lock:
-            self._round = sum(slots.values())
+            # The most that there were: what was permitted then may be reported when others have left.
+            self._round = max(self._round, sum(slots.values()))
             made, uncounted = self._take(incarnation, made, slots.get(incarnation, 0))
             obeyed = max(0, obeyed - uncounted)
             self._limits = {one: limits for one, limits in self._limits.items() if one in slots}

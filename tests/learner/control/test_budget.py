@@ -7,6 +7,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from troupe.common.wire.control.member import Member
 from troupe.services.learner.control.budget import MAX_STEPS_PER_SLOT_S, NO_TOTAL, StepBudget
 
 
@@ -198,3 +199,47 @@ def test_no_sequence_of_claims_counts_or_grants_more_than_the_total_and_a_round(
         assert budget.steps - before <= slots[which] * MAX_STEPS_PER_SLOT_S * (now_s[0] + 1.0)
         assert budget.steps <= total + sum(slots.values()) - 1
         assert max(limits.values()) <= total + sum(slots.values()) - 1
+
+
+def test_steps_that_are_being_made_count_though_their_limit_is_lowered_meanwhile():
+    """However many heartbeats go out before they are made: the actor obeys the lower limit only then."""
+    budget, member, slots, obeyed = StepBudget(10), Member(), {1: 4, 2: 4}, 0
+    member.permit(budget.extend(1, 0, 0, slots))
+    assert member.begin(4)
+    for made in (0, 4, 8, 12):  # the other actor completes the run
+        obeyed = budget.extend(2, made, obeyed, slots)
+    for _ in range(3):
+        member.permit(budget.extend(1, 0, member.progress()["steps_limit"], slots))
+    assert not member.begin(1)
+    assert budget.permitted(1) == 4
+    member.made(4)
+    budget.extend(1, 4, member.progress()["steps_limit"], slots)
+    assert budget.steps == 16
+    assert member.progress()["steps_limit"] == member.steps_limit
+
+
+def test_steps_that_were_permitted_before_the_lease_ended_are_no_lie():
+    """They may not count any more, for others were given the room; but their actor is heard all the same."""
+    budget, slots = StepBudget(20), {1: 4, 2: 4}
+    for one in slots:
+        assert budget.extend(one, 0, 0, slots) == 4
+    budget.extend(2, 4, 4, {2: 4})  # the first one's lease has ended
+    budget.extend(2, 12, 12, {2: 4})
+    limit = budget.extend(1, 4, 4, slots)
+    assert budget.permitted(1) >= 4
+    assert limit >= budget.made(1)
+    again = StepBudget(20)  # a learner that was started again, from an older checkpoint
+    again.load_meta(budget.to_meta() | {"reported": {}})
+    again.extend(1, 8, 12, slots)
+    assert again.permitted(1) >= 8
+
+
+def test_the_last_round_counts_though_others_have_left():
+    budget, slots = StepBudget(10), {1: 4, 2: 4}
+    limits = {one: budget.extend(one, 0, 0, slots) for one in slots}
+    limits = {one: budget.extend(one, 4, limits[one], slots) for one in slots}
+    assert limits == {1: 8, 2: 8}
+    budget.extend(1, 8, 8, slots)
+    budget.extend(2, 4, 8, {2: 4})
+    budget.report(2, 8, 4)
+    assert budget.steps == 16

@@ -1,0 +1,284 @@
+"""An account of the run that the services know nothing of, made of what is on the wire."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+import zmq
+
+from tests.simulation.plan import Plan
+from tests.simulation.world import World
+
+if TYPE_CHECKING:
+    from tests.simulation.sockets import Socket
+
+ROUTER, DEALER = int(zmq.ROUTER), int(zmq.DEALER)
+
+Key = tuple[str, int, int]
+"""Address of the shard, incarnation of the producer, number of the insert."""
+
+
+class Ledger:
+    """Notes what was sent and acknowledged, and what is wrong.
+
+    Attributes:
+        problems: what should not be, in words.
+    """
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self.problems: list[str] = []
+        self.sent: dict[Key, tuple[int, ...]] = {}
+        self.acked: set[Key] = set()
+        self.answered: set[Key] = set()
+        self.credit: dict[tuple[str, int], int] = {}
+        self.most_credit: dict[tuple[str, int], int] = defaultdict(int)
+        self.owner: dict[int, Key | None] = {}  # step number: where it was sent
+        self.given: Counter[int] = Counter()  # step numbers in batches that shards have sent
+        self.learned_numbers: Counter[int] = Counter()
+        self.heard_s: dict[bytes, float] = {}  # by identity, at the learner
+        self.made: dict[int, int] = {}
+        self.acting: dict[int, tuple[int, float]] = {}  # by slot: who acted last, and when
+        self.versions: dict[tuple[int, int], int] = {}
+        self.batches_after_faults = 0
+        self.steps: int | None = None
+        self.updates = 0
+        self._world, self.plan = world, plan
+        self.given_up = 0
+        self._incarnations: dict[str, int] = {}
+        self._numbers = 0
+        self._quiet_plan = not plan.faults
+
+    def wrong(self, what: str) -> None:
+        """Something is not as it should be."""
+        if len(self.problems) < 20:
+            self.problems.append(f"at {self._world.now:.3f} s: {what}")
+        self._world.log("WRONG", what)
+
+    # -- what is on the wire --
+
+    def on_send(self, socket: Socket, parts: list[bytes]) -> None:
+        """A process sends this."""
+        head = parts[0][:40]
+        if socket.kind == DEALER and b"CREDIT" in head:
+            self._incarnations[socket.label] = msgpack.unpackb(parts[0])["f"].get("incarnation", 0)
+        elif socket.kind == DEALER and b"INSERT" in head:
+            self._insert(socket, parts)
+        elif socket.kind == ROUTER and b"BATCH" in head:
+            header = msgpack.unpackb(parts[0])
+            numbers = _array(header, parts, "field/number")
+            if numbers is not None:
+                lengths = _array(header, parts, "lengths")
+                rows = numbers.reshape(len(lengths), -1)
+                for row, length in zip(rows, lengths, strict=True):
+                    self.given.update(row[:length].tolist())
+
+    def on_receive(self, socket: Socket, parts: list[bytes], identity: bytes) -> None:
+        """A process reads this."""
+        if socket.kind == ROUTER:
+            if socket.node.name == "learner":
+                self.heard_s[identity] = self._world.now
+            return
+        head = parts[0][:40]
+        if socket.kind != DEALER or not (b"INSERTED" in head or b"CREDIT" in head or b"ERROR" in head):
+            return
+        header = msgpack.unpackb(parts[0])
+        if header["t"] == "ERROR" and header["f"]["kind"] == "claim":
+            self.wrong(f"an honest {socket.node.name} is refused: {header['f']['detail']}")
+        incarnation = self._incarnations.get(socket.label)
+        if incarnation is None:
+            return
+        key = (socket.address, incarnation, header["i"])
+        fields = header["f"]
+        if header["t"] == "INSERTED":
+            if key not in self.sent:
+                self.wrong(f"an insert is acknowledged that was never sent: {key}")
+            self.acked.add(key)
+            self.answered.add(key)
+        elif header["t"] == "ERROR":
+            if fields.get("about") == "INSERT" and fields["kind"] != "gap":
+                self.wrong(f"an insert is refused: {fields}")
+            return
+        self.credit[key[:2]] = fields["credit"]
+        self.most_credit[key[:2]] = max(self.most_credit[key[:2]], fields["credit"])
+
+    def _insert(self, socket: Socket, parts: list[bytes]) -> None:
+        header = msgpack.unpackb(parts[0])
+        if header["t"] != "INSERT" or "incarnation" not in header["f"]:
+            return
+        incarnation = header["f"]["incarnation"]
+        self._incarnations[socket.label] = incarnation
+        key = (socket.address, incarnation, header["i"])
+        array = _array(header, parts, "chunk/number")
+        assert array is not None
+        numbers = tuple(array.tolist())
+        if key in self.sent:
+            if self.sent[key] != numbers:
+                self.wrong(f"insert {key} is sent again with other contents")
+            return
+        producer = key[:2]
+        waiting = sum(1 for each in self.sent if each[:2] == producer and each not in self.answered)
+        if waiting >= max(1, self.most_credit[producer]):
+            self.wrong(
+                f"{waiting + 1} inserts of {producer} are unacknowledged, {self.most_credit[producer]} may"
+            )
+        if self._quiet_plan and self.credit.get(producer, 1) == 0:
+            self.wrong(f"insert {key} is sent without credit")
+        self.sent[key] = numbers
+        for number in numbers:
+            self.owner[number] = key
+
+    # -- what services say --
+
+    def new_number(self) -> int:
+        """A number for a step of an environment."""
+        self._numbers += 1
+        self.owner[self._numbers] = None
+        return self._numbers
+
+    def acted(self, incarnation: int, slots: list[int], version: int, made: int) -> None:
+        """An actor process has made a step in these slots; `made` since it began."""
+        now_s = self._world.now
+        self.made[incarnation] = made
+        settled = now_s > self.plan.end_s + 20.0
+        for slot in slots:
+            who, when_s = self.acting.get(slot, (incarnation, 0.0))
+            if who != incarnation and now_s - when_s < 1.0 and settled:
+                self.wrong(f"slot {slot} is acted in by two processes")
+            self.acting[slot] = incarnation, now_s
+
+    def loaded(self, incarnation: int, session: int, version: int, params: dict[str, np.ndarray]) -> None:
+        """An actor process takes these parameters."""
+        before = self.versions.get((incarnation, session), -1)
+        if version < before:
+            self.wrong(f"version {version} after {before}")
+        if int(params["version"][0]) != version:
+            self.wrong(f"parameters of version {params['version'][0]} are called {version}")
+        self.versions[incarnation, session] = version
+
+    def learned(self, batch: Any) -> None:
+        """The learner has this batch."""
+        from tests.simulation.cluster import contents
+
+        if self._world.now > self.plan.end_s:
+            self.batches_after_faults += 1
+        for row, length in enumerate(batch.lengths.tolist()):
+            numbers = batch.fields["number"][row, :length]
+            if not np.array_equal(batch.fields["obs"][row, :length], contents(numbers)):
+                self.wrong(f"a row of a batch is torn: {numbers.tolist()}")
+            for number in numbers.tolist():
+                key = self.owner.get(number)
+                if key is None or key[0] != batch.shard:
+                    self.wrong(f"step {number} of a batch from {batch.shard} was never stored there")
+            self.learned_numbers.update(numbers.tolist())
+            if self.plan.table == "queue" and any(self.learned_numbers[n] > 1 for n in numbers.tolist()):
+                self.wrong(f"steps {numbers.tolist()} of a queue are learned from twice")
+
+    def expired(self, identity: bytes, liveness_s: float) -> None:
+        """The learner gives up a member."""
+        self.given_up += 1
+        silent_s = self._world.now - self.heard_s.get(identity, -1e9)
+        if silent_s < liveness_s - 0.01:
+            self.wrong(f"a member that was heard {silent_s:.3f} s ago is given up")
+
+    def leases(self, leases: dict[int, set[int]]) -> None:
+        """Who holds which slots now."""
+        count = Counter(slot for slots in leases.values() for slot in slots)
+        if any(holders > 1 for holders in count.values()):
+            self.wrong(f"slots are leased twice: {leases}")
+
+    def finished(self, steps: int, updates: int) -> None:
+        """The run is complete, as the learner sees it."""
+        self.steps, self.updates = steps, updates
+
+    # -- at the end --
+
+    def check_steps(self, kills: dict[str, int]) -> None:
+        """Compare what was counted with what was made."""
+        plan, made = self.plan, sum(self.made.values())
+        limit = plan.total_steps + plan.actors * plan.slots - 1
+        assert self.steps is not None
+        if not plan.total_steps <= self.steps <= limit:
+            self.wrong(f"the run ends with {self.steps} steps of {plan.total_steps}")
+        if self.steps > made:
+            self.wrong(f"{self.steps} steps are counted, {made} were made")
+        died = sum(count for name, count in kills.items() if not name.startswith("replay"))
+        if not died and not self.given_up and made > limit:
+            self.wrong(f"{made} steps were made, {limit} at most were permitted")
+        if self._quiet_plan and made != self.steps:
+            self.wrong(f"{made} steps were made, {self.steps} counted, and nothing went wrong")
+
+    def check_shard(self, address: str, replay: Any, kills: int) -> None:
+        """Compare a shard's contents with what it has acknowledged."""
+        acked = {key for key in self.acked if key[0] == address}
+        if replay.store is None:
+            if acked:
+                self.wrong(f"{address} has nothing of {len(acked)} acknowledged inserts")
+            return
+        store, table = replay.store, replay.tables["default"]
+        live = store.live()
+        keys = [(address, int(row["incarnation"]), int(row["sequence"])) for row in live]
+        twice = [key for key, count in Counter(keys).items() if count > 1]
+        if twice:
+            self.wrong(f"inserts are stored twice: {twice[:3]}")
+        present = set(keys)
+        strange = present - self.sent.keys()
+        if strange:
+            self.wrong(f"inserts are stored that nobody sent: {sorted(strange)[:3]}")
+        numbers = store.columns["number"]._data
+        for key, row in zip(keys, live, strict=True):
+            start = int(row["starts"][1])
+            found = tuple(numbers[start : start + int(row["steps"])].tolist())
+            if found != self.sent.get(key):
+                self.wrong(f"insert {key} holds {found}, sent was {self.sent.get(key)}")
+        missing = acked - present
+        if self.plan.table == "queue":
+            self._check_queue(missing, kills)
+        elif self.plan.table == "small":
+            self._check_removed(acked, missing, table)
+        else:
+            if missing:
+                self.wrong(f"acknowledged inserts are gone: {sorted(missing)[:3]} of {len(acked)}")
+            items = sum(len(self.sent[key]) for key in present & self.sent.keys())
+            if table.size != items:
+                self.wrong(f"{address} has {table.size} items of {items} in its chunks")
+            if not kills and table.limiter.inserted != items:
+                self.wrong(f"{address} counts {table.limiter.inserted} inserted items of {items}")
+
+    def _check_queue(self, missing: set[Key], kills: int) -> None:
+        lost = sum(1 for key in missing for number in self.sent[key] if not self.given[number])
+        from tests.simulation.cluster import BATCH
+
+        if lost > kills * BATCH:
+            self.wrong(f"{lost} acknowledged items have left a queue, and nobody got them")
+
+    def _check_removed(self, acked: set[Key], missing: set[Key], table: Any) -> None:
+        by_producer: dict[int, list[int]] = defaultdict(list)
+        for _, incarnation, sequence in acked:
+            by_producer[incarnation].append(sequence)
+        gone = {(incarnation, sequence) for _, incarnation, sequence in missing}
+        for incarnation, sequences in by_producer.items():
+            there = [(incarnation, sequence) not in gone for sequence in sorted(sequences)]
+            if there != sorted(there):
+                self.wrong(f"of producer {incarnation} others than the oldest inserts are gone: {there}")
+        if missing and table.size < table.config.capacity - 3:
+            self.wrong(
+                f"inserts are gone from a table of {table.size} items, {table.config.capacity} may be there"
+            )
+
+    def check_ratio(self, limiter: Any, kills: int) -> None:
+        """Compare samples per insert with the band."""
+        from tests.simulation.cluster import BATCH
+
+        surplus = limiter.samples_per_insert * (limiter.inserted - limiter.min_items) - limiter.sampled
+        if limiter.sampled and surplus < -limiter.error - kills * BATCH - 1e-6:
+            self.wrong(f"{limiter.sampled} samples of {limiter.inserted} items are too many")
+
+
+def _array(header: dict[str, Any], parts: list[bytes], name: str) -> np.ndarray | None:
+    for index, entry in enumerate(header["a"]):
+        if entry["n"] == name:
+            return np.frombuffer(parts[1 + index], entry["d"])
+    return None

@@ -1,0 +1,123 @@
+"""What a seed runs: a small run, its services, and when what goes wrong."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+KINDS = ("kill", "stall", "partition", "one_way", "isolate", "reset", "slow", "clock", "garbage", "torn")
+QUIET_S = 3.0
+"""Nothing goes wrong before, for services join; those that join under faults are the restarted ones."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong.
+
+    Attributes:
+        at_s: when.
+        kind: one of `KINDS`.
+        target: the process, or empty.
+        other: another one, where two are concerned.
+        amount: seconds, or a share, as the kind says.
+    """
+
+    at_s: float
+    kind: str
+    target: str = ""
+    other: str = ""
+    amount: float = 0.0
+
+    def __str__(self) -> str:
+        between = f"{self.target}-{self.other}" if self.other else self.target
+        return f"{self.at_s:.2f} {self.kind} {between} {self.amount:.3g}".strip()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run and its faults.
+
+    Attributes:
+        seed: of everything else that happens by chance.
+        table: `plenty` (it never runs over), `small` (the oldest leave), `ratio` (samples per insert are
+            limited) or `queue`.
+        actors: processes.
+        slots: of each.
+        shards: of replay.
+        total_steps: of the run.
+        step_s: what a step of an actor takes, on average.
+        shared_host: learner and shards are on one host, and batches are read from files.
+        faults: in the order of time.
+    """
+
+    seed: int
+    table: str
+    actors: int
+    slots: int
+    shards: int
+    total_steps: int
+    step_s: float
+    shared_host: bool
+    faults: tuple[Fault, ...] = field(default=())
+
+    @property
+    def end_s(self) -> float:
+        """When the last fault is over."""
+        lasting = ("stall", "partition", "one_way", "isolate", "slow")
+        return max((f.at_s + (f.amount if f.kind in lasting else 0.0) for f in self.faults), default=0.0)
+
+    def without(self, faults: set[int]) -> Plan:
+        """The same without some of the faults, by place."""
+        return replace(self, faults=tuple(f for i, f in enumerate(self.faults) if i not in faults))
+
+    def services(self) -> list[str]:
+        """Their names."""
+        return [
+            "learner",
+            *(f"replay-{i}" for i in range(self.shards)),
+            *(f"actor-{i}" for i in range(self.actors)),
+        ]
+
+
+def make_plan(seed: int) -> Plan:
+    """What a seed runs."""
+    rng = random.Random(f"plan {seed}")
+    actors, slots, step_s = rng.randint(1, 3), rng.randint(1, 3), rng.choice((0.25, 0.5, 1.5))
+    plan = Plan(
+        seed=seed,
+        table=rng.choice(("plenty", "small", "ratio", "queue")),
+        actors=actors,
+        slots=slots,
+        shards=rng.choice((1, 1, 2)),
+        total_steps=max(24, round(actors * slots * rng.uniform(8, 18) / step_s)),
+        step_s=step_s,
+        shared_host=rng.random() < 0.5,
+    )
+    count = rng.choice((0, 1, 2, 3, 4, 6, 8))
+    faults = sorted((_fault(rng, plan) for _ in range(count)), key=lambda each: each.at_s)
+    return replace(plan, faults=tuple(faults))
+
+
+def _fault(rng: random.Random, plan: Plan) -> Fault:
+    services = plan.services()
+    kind = rng.choice(KINDS)
+    at_s = QUIET_S + 17.0 * rng.random()
+    target = rng.choice(services)
+    other = rng.choice([each for each in services if each != target])
+    long_s = rng.choice((0.3, 1.0, 4.0, 8.0)) * (0.5 + rng.random())
+    if kind == "kill":
+        return Fault(at_s, kind, target, amount=rng.choice((0.05, 0.5, 2.0, 5.0)) * (0.5 + rng.random()))
+    if kind == "torn":  # killed at some line of what it does to its files
+        shard = rng.choice([each for each in services if each.startswith("replay")])
+        return Fault(at_s, kind, shard, amount=float(rng.randrange(1, 250)))
+    if kind in ("stall", "isolate"):
+        return Fault(at_s, kind, target, amount=long_s)
+    if kind in ("partition", "one_way"):
+        return Fault(at_s, kind, target, other, long_s)
+    if kind == "slow":
+        return Fault(at_s, kind, amount=long_s)
+    if kind == "clock":
+        return Fault(at_s, kind, target, amount=rng.choice((-1, 1)) * rng.choice((1.0, 60.0, 7200.0)))
+    if kind == "garbage":
+        return Fault(at_s, kind, rng.choice([each for each in services if not each.startswith("actor")]))
+    return Fault(at_s, kind, amount=rng.choice((0.3, 1.0)))

@@ -1,0 +1,88 @@
+"""Runs one plan from its beginning to its end, and says what was wrong with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from unittest import mock
+
+from tests.simulation.cluster import SETTLE_S, Cluster
+from tests.simulation.machine import simulated_machine
+from tests.simulation.plan import Plan, make_plan
+from tests.simulation.world import Deadlock
+from troupe.services.replay import shard
+
+LOOK_S = 0.5
+
+
+@dataclass
+class Outcome:
+    """What came of a plan."""
+
+    plan: Plan
+    problems: list[str]
+    digest: str
+    simulated_s: float
+    took_s: float
+    events: int
+    lines: list[str] | None = None
+
+
+def run_plan(plan: Plan, *, keep_log: bool = False, prepare: Callable[[], object] | None = None) -> Outcome:
+    """Run a plan; `prepare` may change the services before."""
+    began_s = time.process_time()
+    with simulated_machine(plan.seed, keep_log=keep_log) as (world, network, folder):
+        cluster = Cluster(world, network, folder, plan)
+        ledger = cluster.ledger
+        real = shard.open_replay
+
+        def open_replay(options, *args):  # type: ignore[no-untyped-def]
+            node = world.here().node
+            return cluster.opened(node.name, node, real(options, *args))
+
+        def look() -> None:
+            for name, replay in cluster.replays.items():
+                if plan.table == "ratio" and not cluster.nodes[name].dead:
+                    ledger.check_ratio(replay.tables["default"].limiter, cluster.kills[name])
+            world.after(LOOK_S, look)
+
+        with mock.patch.object(shard, "open_replay", open_replay):
+            look()
+            try:
+                world.run(plan.end_s + SETTLE_S, lambda: _over(cluster) or bool(ledger.problems))
+            except Deadlock as error:
+                ledger.wrong(str(error))
+        if not ledger.problems:
+            _judge(cluster)
+        problems = ledger.problems + [f"touches the real machine: {each}" for each in set(world.violations)]
+        digest, simulated_s, events, lines = world.digest(), world.now, world.events, world.lines
+    return Outcome(plan, problems, digest, simulated_s, time.process_time() - began_s, events, lines)
+
+
+def _over(cluster: Cluster) -> bool:
+    """Whether the run is complete and everybody has left."""
+    return (
+        cluster.ledger.steps is not None and cluster.complete and all(n.dead for n in cluster.nodes.values())
+    )
+
+
+def _judge(cluster: Cluster) -> None:
+    ledger = cluster.ledger
+    if not _over(cluster):
+        waiting = [name for name, node in cluster.nodes.items() if not node.dead]
+        steps = cluster.control._budget.steps if cluster.control else 0
+        ledger.wrong(
+            f"not complete {SETTLE_S:.0f} s after the last fault: {steps} steps; {waiting} are there"
+        )
+        return
+    ledger.check_steps(cluster.kills)
+    for name, replay in cluster.replays.items():
+        ledger.check_shard(f"tcp://10.0.1.{name.rpartition('-')[2]}:6000", replay, cluster.kills[name])
+    if not ledger.updates or not ledger.acked:
+        ledger.wrong(f"{ledger.updates} updates, {len(ledger.acked)} inserts")
+
+
+def run_seed(seed: int, **options: object) -> Outcome:
+    """Run what a seed says."""
+    return run_plan(make_plan(seed), **options)  # type: ignore[arg-type]

@@ -1,0 +1,117 @@
+"""Runs of simulated services: no seed finds anything wrong, and planted bugs are found."""
+
+import os
+import subprocess
+import sys
+import time as real_time
+from pathlib import Path
+
+import pytest
+
+from tests.harness import only_in_chaos
+from tests.simulation.machine import simulated_machine
+from tests.simulation.plan import Fault, make_plan
+from tests.simulation.shrink import shrunk
+from troupe.common import system
+
+ROOT = Path(__file__).parents[2]
+SEEDS = int(os.environ.get("TROUPE_SIMULATION_SEEDS", "40"))
+
+
+def simulate(*words):
+    command = [sys.executable, "-m", "tests.simulation", *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=3000)
+    return done.returncode, done.stdout + done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_no_seed_finds_anything_wrong_and_each_repeats_itself():
+    code, said = simulate("--seeds", SEEDS, "--twice")
+    assert code == 0, said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_planted_bugs_are_found():
+    code, said = simulate(
+        "--seeds", 20, "--find", "repeated_inserts_are_stored_again", "leases_are_not_renewed"
+    )
+    assert code == 0, said
+
+
+@only_in_chaos
+@pytest.mark.slow
+@pytest.mark.timeout(40_000)
+def test_every_planted_bug_is_found():
+    code, said = simulate("--seeds", 1000, "--find")
+    assert code == 0, said
+
+
+def test_the_fewest_faults_are_found():
+    plan = next(plan for seed in range(1000) if len((plan := make_plan(seed)).faults) == 8)
+    needed = {plan.faults[1], plan.faults[6]}
+    assert set(shrunk(plan, lambda each: needed <= set(each.faults)).faults) == needed
+    assert shrunk(plan, lambda each: True).faults == ()
+
+
+def test_a_plan_is_that_of_its_seed():
+    assert make_plan(7) == make_plan(7) != make_plan(8)
+    assert str(Fault(1.5, "kill", "learner", amount=2.0)) == "1.50 kill learner 2"
+
+
+def run_in_world(body):
+    """What simulated code did that it may not."""
+    with simulated_machine(1) as (world, _, _):
+        node = world.node("one")
+        node.start(body)
+        world.run(10.0)
+        return world.violations, node.result
+
+
+def test_what_touches_the_real_machine_is_noted(tmp_path):
+    def opens():
+        (tmp_path / "strange").write_text("x")
+
+    assert run_in_world(opens)[0] == [f"open {tmp_path / 'strange'}"]
+
+    def connects():
+        import socket
+
+        socket.socket().close()
+
+    assert "socket.__new__" in run_in_world(connects)[0][0]
+    scope = {"time": real_time, "__name__": "troupe.services.example"}
+    exec("def looks(): time.monotonic()", scope)
+    assert run_in_world(scope["looks"])[0] == ["time.monotonic in troupe.services.example"]
+
+
+def test_threads_conditions_and_clocks_are_those_of_the_world():
+    found = []
+
+    def body():
+        changed, event = system.Condition(), system.Event()
+
+        def other():
+            system.sleep(5.0)
+            with changed:
+                found.append("told")
+                changed.notify_all()
+            event.wait(1000.0)
+            found.append(system.monotonic() - began_s)
+
+        began_s = system.monotonic()
+        thread = system.Thread(target=other)
+        thread.start()
+        with changed:
+            assert changed.wait_for(lambda: found, 100.0)
+            assert not changed.wait_for(lambda: False, 2.0)
+        assert 7.0 <= system.monotonic() - began_s < 7.1
+        event.set()
+        thread.join(10.0)
+        assert not thread.is_alive()
+
+    violations, error = run_in_world(body)
+    assert (violations, error) == ([], None)
+    assert found[0] == "told"
+    assert 7.0 <= found[1] < 7.1

@@ -1,0 +1,256 @@
+"""One seeded scheduler for whole processes: greenlets, a clock that jumps from event to event, a hashed log.
+
+Everything happens in one thread. A greenlet runs until it waits for something simulated; then the scheduler
+takes the next event from its heap and sets the clock to it. So a seed says exactly what happens, and an idle
+second costs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from collections.abc import Callable
+from typing import Any
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+SPINS = 400
+"""Polls without waiting after which a little time passes, so that a loop that waits for a time ends."""
+
+SPIN_S = 1e-3
+UNIX_S = 1.75e9
+PREEMPT_S = 2e-3
+"""For at most so long a thread may stand where others may go on."""
+
+
+class Deadlock(Exception):
+    """Nothing can happen any more, or everything happens without end."""
+
+
+class Task:
+    """A thread of a simulated process."""
+
+    def __init__(self, node: Node, name: str, body: Callable[[], Any]) -> None:
+        self.node = node
+        self.name = f"{node.name}/{name}"
+        self.token = 0
+        self.spins = 0
+        self.done = False
+        self.error: BaseException | None = None
+        self.joiners: list[Task] = []
+        self._body = body
+        self._woken = False
+        self.greenlet = greenlet(self._run, node.world.hub)  # where it goes on when this ends
+
+    def _run(self) -> None:
+        try:
+            self._body()
+        except GreenletExit as exit:
+            if not (self.node.dead or self.node.world.closing):
+                self.error = exit
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.done = True
+        if not self.node.dead:
+            self.node.world.log("ends", self.name, type(self.error).__name__ if self.error else "")
+            for task in self.joiners:
+                task.wake()
+            self.node.ended(self)
+
+    def wake(self, delay_s: float = 0.0) -> None:
+        """Have it go on where it waits, unless something else wakes it before."""
+        world, token = self.node.world, self.token
+        world.after(delay_s, lambda: self._resume(token, True))
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until woken; False where the time was over first. Called in the task itself."""
+        world = self.node.world
+        self.token += 1
+        token = self.token
+        if timeout_s is not None:
+            world.after(timeout_s, lambda: self._resume(token, False))
+        world.to_hub()
+        self.spins = 0
+        return self._woken
+
+    def _resume(self, token: int, woken: bool) -> None:
+        if token != self.token or self.done or self.node.dead:
+            return
+        world = self.node.world
+        if world.now < self.node.stalled_until:
+            world.at(self.node.stalled_until, lambda: self._resume(token, woken))
+            return
+        self.token += 1
+        self._woken = woken
+        world.switch(self)
+
+    def start(self) -> None:
+        """Begin at once, as the scheduler sees it."""
+        self._woken, token = True, self.token
+        self.node.world.after(0.0, lambda: self._resume(token, True))
+
+
+class Node:
+    """A process: its threads, clock and sockets. Killed and started again, it is another."""
+
+    def __init__(self, world: World, name: str, host: str) -> None:
+        self.world = world
+        self.name = name
+        self.host = host
+        self.dead = False
+        self.stalled_until = 0.0
+        self.boot_s = 1000.0 + world.rng.random() * 1000.0
+        self.tasks: list[Task] = []
+        self.at_exit: list[Callable[[], None]] = []
+        self.result: BaseException | None = None
+        self.finished = False
+
+    def start(self, body: Callable[[], Any], name: str = "main") -> Task:
+        """Start a thread."""
+        task = Task(self, name, body)
+        self.tasks.append(task)
+        task.start()
+        return task
+
+    def ended(self, task: Task) -> None:
+        """The main thread's end is the process's."""
+        if task is self.tasks[0] and not self.dead:
+            self.result, self.finished = task.error, True
+            self.kill()
+
+    def kill(self, *, leave: bool = True) -> None:
+        """End it as SIGKILL does: no code of it runs any more, its sockets and locks are the kernel's.
+
+        Where its own code calls this, it does not return, unless it is not to `leave`.
+        """
+        if self.dead:
+            return
+        self.dead = True
+        self.world.log("dies", self.name)
+        for each in self.at_exit:
+            each()
+        current = self.world.current
+        if leave and current is not None and current.node is self and not current.done:
+            self.world.to_hub()  # for ever
+
+
+class World:
+    """Time, chance, and who runs."""
+
+    def __init__(self, seed: int, keep_log: bool = False) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.current: Task | None = None
+        self.nodes: list[Node] = []
+        self.violations: list[str] = []
+        self.closing = False
+        self.events = 0
+        self.wall_offset: dict[str, float] = {}
+        self.lines: list[str] | None = [] if keep_log else None
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._hash = hashlib.blake2b(digest_size=12)
+        self.hub = getcurrent()
+
+    # -- events --
+
+    def at(self, time_s: float, call: Callable[[], None]) -> None:
+        """Have something happen then."""
+        self._count += 1
+        heapq.heappush(self._heap, (max(time_s, self.now), self._count, call))
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Have something happen after a while."""
+        self.at(self.now + delay_s, call)
+
+    def run(self, until_s: float, done: Callable[[], bool] | None = None) -> None:
+        """Let things happen until then, or until `done`."""
+        while self._heap and self._heap[0][0] <= until_s and not (done and done()):
+            self.now, _, call = heapq.heappop(self._heap)
+            self.events += 1
+            if self.events > 3_000_000:
+                raise Deadlock(f"too many events at {self.now:.3f} s")
+            call()
+        if not (done and done()):
+            self.now = max(self.now, until_s)
+
+    def switch(self, task: Task) -> None:
+        """Run a task until it waits."""
+        before, self.current = self.current, task
+        try:
+            task.greenlet.switch()
+        finally:
+            self.current = before
+
+    def to_hub(self) -> None:
+        """Back to the scheduler, from a task."""
+        task = self.current
+        self.hub.switch()
+        if self.closing or (task is not None and task.node.dead):
+            raise GreenletExit
+
+    def close(self) -> None:
+        """End every greenlet; what they still do has no effect on anything."""
+        self.closing = True
+        for node in self.nodes:
+            for task in node.tasks:
+                if not task.greenlet.dead and task.greenlet:
+                    self.current = task
+                    task.greenlet.throw(GreenletExit)
+        self.current = None
+
+    # -- for tasks --
+
+    def node(self, name: str, host: str = "") -> Node:
+        """A new process."""
+        node = Node(self, name, host or name)
+        self.nodes.append(node)
+        return node
+
+    def here(self) -> Task:
+        """Who runs."""
+        if self.closing or self.current is None or self.current.node.dead:
+            raise GreenletExit
+        return self.current
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        self.here().wait(max(seconds, 0.0))
+
+    def spin(self) -> None:
+        """Note a look that did not wait: time passes at last for a loop of them."""
+        task = self.here()
+        task.spins += 1
+        if task.spins > SPINS:
+            task.wait(SPIN_S)
+
+    def preempt(self, chance: float = 0.02) -> None:
+        """Let others go first, now and then, where threads may be interrupted."""
+        task = self.here()
+        if self.rng.random() < chance:
+            task.wait(self.rng.random() * PREEMPT_S)
+
+    def monotonic(self) -> float:
+        """The clock of the process that asks."""
+        return self.now + (self.current.node.boot_s if self.current else 0.0)
+
+    def time(self) -> float:
+        """The time of day where the process is, as far as its clock knows."""
+        host = self.current.node.host if self.current else ""
+        return UNIX_S + self.now + self.wall_offset.get(host, 0.0)
+
+    # -- what happened --
+
+    def log(self, *words: object) -> None:
+        """Note what happens: two runs of a seed have to note the same."""
+        line = f"{self.now:.9f} " + " ".join(map(str, words))
+        self._hash.update(line.encode())
+        if self.lines is not None:
+            self.lines.append(line)
+
+    def digest(self) -> str:
+        """Of everything noted."""
+        return self._hash.hexdigest()
