@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import only_in_chaos
 from tests.simulation.machine import simulated_machine
 from tests.simulation.plan import Fault, make_plan
 from tests.simulation.shrink import shrunk
 from troupe.common import system
 
 ROOT = Path(__file__).parents[2]
-SEEDS = int(os.environ.get("TROUPE_SIMULATION_SEEDS", "40"))
+SEEDS = int(os.environ.get("TROUPE_SIMULATION_SEEDS", "20"))
 
 
 def simulate(*words):
@@ -26,25 +25,20 @@ def simulate(*words):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_no_seed_finds_anything_wrong_and_each_repeats_itself():
-    code, said = simulate("--seeds", SEEDS, "--twice")
+def test_no_seed_finds_anything_wrong():
+    code, said = simulate("--seeds", SEEDS)
     assert code == 0, said
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_planted_bugs_are_found():
-    code, said = simulate(
-        "--seeds", 20, "--find", "repeated_inserts_are_stored_again", "leases_are_not_renewed"
+    bugs = (
+        "inserts_may_have_gaps",
+        "inserts_are_acknowledged_before_they_are_stored",
+        "held_inserts_are_acknowledged",
     )
-    assert code == 0, said
-
-
-@only_in_chaos
-@pytest.mark.slow
-@pytest.mark.timeout(40_000)
-def test_every_planted_bug_is_found():
-    code, said = simulate("--seeds", 1000, "--find")
+    code, said = simulate("--seeds", 10, "--find", *bugs)
     assert code == 0, said
 
 
