@@ -124,7 +124,7 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
     global _watched, _folder
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         world = World(seed, keep_log)
-        network = Network(world)
+        network = Network(world, folder)
         undo: list[tuple[Any, str, Any]] = []
 
         def put(owner: Any, name: str, value: Any) -> None:

@@ -92,7 +92,9 @@ class Connection:
         if other.ended or other.socket.closed or other.socket.node.dead:
             return
         words = (flight.parts[0], len(flight.parts)) if flight.parts else (b"", 0)
-        network.world.log("to", other.socket.label, zlib.crc32(words[0]), words[1])
+        # Shards name their folders, which are under one of a random name.
+        header = bytes(words[0]).replace(network.folder.encode(), b"")
+        network.world.log("to", other.socket.label, zlib.crc32(header), words[1])
         other.socket.arrived(other, flight.parts)
 
     def end(self, first: Pipe | None = None, *, deliver: float | None = None) -> None:
@@ -146,8 +148,8 @@ class Connection:
 class Network:
     """Addresses, and how well hosts reach each other."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, world: World, folder: str) -> None:
+        self.world, self.folder = world, folder
         self.bound: dict[str, Socket] = {}
         self.connections: list[Connection] = []
         self.observer: Any = None
