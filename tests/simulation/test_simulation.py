@@ -25,8 +25,8 @@ def simulate(*words):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_no_seed_finds_anything_wrong():
-    code, said = simulate("--seeds", SEEDS)
+def test_no_seed_finds_anything_wrong_and_each_repeats_itself():
+    code, said = simulate("--seeds", SEEDS, "--twice")
     assert code == 0, said
 
 
