@@ -232,7 +232,7 @@ def test_a_reader_of_the_newest_gets_the_newest_whatever_it_missed(tmp_path):
                 last = []
 
                 def newest(reader=reader, last=last):
-                    last.extend(b"".join(body) for body in received(reader).values())
+                    last.extend(body for bodies in received(reader).values() for body in bodies)
                     return last and last[-1] == b"59"
 
                 until(newest, 20.0)
