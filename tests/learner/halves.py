@@ -69,6 +69,7 @@ class FakeReplay:
 
     def __init__(self, context: zmq.Context, chunks: list[Chunk]) -> None:
         self.sockets = [context.socket(zmq.PAIR)]
+        self.counters = {"pack_us": 0}
         self._chunks = chunks
 
     def set_shards(self, endpoints: list[str]) -> None:
