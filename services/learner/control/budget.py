@@ -60,6 +60,9 @@ class StepBudget:
         # counted, and not held against it: its limits lie so much higher, or it could never go on.
         self._uncounted: dict[int, int] = {}
         self._limits: dict[int, list[int]] = {}  # obeyed first, then those that are on their way
+        # The highest limit that each was ever told, also by the learner before: whoever was making steps by
+        # it when its lease ended reports them later, and is no liar, whatever of them still counts.
+        self._told: dict[int, int] = {}
         self._round = 0  # most slots of all
         self._closed = False
         self._lock = threading.Lock()
@@ -78,7 +81,9 @@ class StepBudget:
         """Return the steps that a process may have made by the limits that it was told."""
         with self._lock:
             limits = self._limits.get(incarnation)
-            return max(limits) + self._uncounted.get(incarnation, 0) if limits else MAX_STEPS
+            if not limits:
+                return MAX_STEPS
+            return max(self._told.get(incarnation, 0), max(limits) + self._uncounted.get(incarnation, 0))
 
     def made(self, incarnation: int) -> int:
         """Return the steps of a process that are counted."""
@@ -102,6 +107,8 @@ class StepBudget:
         with self._lock:
             # The most that there were: what was permitted then may be reported when others have left.
             self._round = max(self._round, sum(slots.values()))
+            if incarnation not in self._limits:
+                self._told[incarnation] = max(self._told.get(incarnation, 0), obeyed)
             made, uncounted = self._take(incarnation, made, slots.get(incarnation, 0))
             obeyed = max(0, obeyed - uncounted)
             self._limits = {one: limits for one, limits in self._limits.items() if one in slots}
@@ -121,6 +128,7 @@ class StepBudget:
             if not window and sum(max(0, self._ahead(one) - slots[one]) for one in others) < left:
                 window = own
             limits.append(made + window)
+            self._told[incarnation] = max(self._told.get(incarnation, 0), limits[-1] + uncounted)
             return limits[-1] + uncounted
 
     def _take(self, incarnation: int, said: int, slots: int) -> tuple[int, int]:

@@ -234,6 +234,18 @@ def test_steps_that_were_permitted_before_the_lease_ended_are_no_lie():
     assert again.permitted(1) >= 8
 
 
+def test_steps_that_are_being_made_while_a_lease_ends_are_no_lie():
+    """By a limit that this learner, or the one before, told: it is remembered longer than the lease."""
+    for budget in (StepBudget(60), StepBudget(45)):
+        limit = budget.extend(1, 0, 0, {1: 3, 2: 3})
+        for made in (0, 12, 24, 36):  # the lease of the first has ended, and the second uses up the rest
+            told = budget.extend(2, made, made, {2: 3})
+            assert told >= made
+        budget.extend(1, 3, limit, {1: 3, 2: 3})  # it is back, in the midst of its steps
+        assert budget.permitted(1) >= limit
+        budget.extend(1, limit, limit, {1: 3, 2: 3})
+
+
 def test_the_last_round_counts_though_others_have_left():
     budget, slots = StepBudget(10), {1: 4, 2: 4}
     limits = {one: budget.extend(one, 0, 0, slots) for one in slots}
