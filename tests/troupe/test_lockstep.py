@@ -77,7 +77,7 @@ def never_stopped(preset):
 @pytest.mark.parametrize("preset", CASES)
 def test_a_seed_gives_the_same_weights_whatever_the_number_of_actors(tmp_path, preset):
     weights, _ = never_stopped(preset)
-    assert len(weights) > 5
+    assert len(weights) > 3
     assert weights[0].tensors != weights[-1].tensors
     for actors in (2, 4):
         # What others have drawn before must not matter.

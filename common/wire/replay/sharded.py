@@ -99,6 +99,13 @@ class _Shard:
     wanted: dict[int, _Wanted] = field(default_factory=dict)  # by the client's number of the request
     waits_until_s: dict[_Key, float] = field(default_factory=dict)  # where it had nothing to sample
 
+    @property
+    def oldest_s(self) -> float:
+        """When the oldest of its requests was asked; a shard that is tried again comes before all others."""
+        if self.lost:
+            return -math.inf
+        return min((each.asked_s for each in self.wanted.values()), default=math.inf)
+
     def takes(self, key: _Key, now_s: float) -> bool:
         """Whether it takes part in a draw: after a wait, for one request at a time."""
         until_s = self.waits_until_s.get(key, 0.0)
@@ -263,9 +270,9 @@ class ShardedReplayClient(Sampler):
         """
         deadline_s = system.monotonic() + timeout_s
         while True:
-            # The shard that owes most first: in a fixed order the first one's batches would always overtake
-            # the others'.
-            for endpoint, shard in sorted(self._shards.items(), key=lambda each: -len(each[1].wanted)):
+            # The oldest request first. In a fixed order, or by what each owes, one shard's batches would
+            # always overtake another's where they come faster than they are taken: it would not be heard.
+            for endpoint, shard in sorted(self._shards.items(), key=lambda each: each[1].oldest_s):
                 batch = shard.client.receive(0)
                 if shard.client.fault and (shard.wanted or (shard.lost and shard.trial_s == math.inf)):
                     self._lose(endpoint, shard, shard.client.fault, shard.backoff.next_s())
