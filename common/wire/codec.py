@@ -137,6 +137,15 @@ def encode(message: Message, *, limits: Limits = DEFAULT) -> list[Buffer]:
     return frames
 
 
+def fits(message: Message, *, limits: Limits = DEFAULT) -> bool:
+    """Whether `encode` takes this message."""
+    try:
+        encode(message, limits=limits)
+    except WireError:
+        return False
+    return True
+
+
 def decode(frames: Sequence[zmq.Frame | Buffer], *, limits: Limits = DEFAULT) -> Message:
     """Turn frames (without the routing identity) into a message whose arrays are views of them.
 

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from troupe.common import system
 from troupe.common.runtime.usage import OwnUsage
 from troupe.common.wire import messages
-from troupe.common.wire.codec import WireError, encode
+from troupe.common.wire.codec import fits
 from troupe.services.replay.requests import WAITS_FOR, RequestHandlers
 from troupe.services.replay.storage.replay import Replay
 from troupe.services.replay.storage.table import Table
@@ -197,16 +197,10 @@ class Rates:
 
 def cut_to_fit(status: dict[str, Any]) -> dict[str, Any]:
     """`status` without what a message has no room for: quantiles first, then who was turned down."""
-    if _fits(status):
+    if fits(messages.StatusOk(values=status).message()):
         return status
     tables = {name: table | {"quantiles": {}} for name, table in status["tables"].items()}
     status = status | {"tables": tables}
-    return status if _fits(status) else status | {"rejected_by_peer": {}}
-
-
-def _fits(status: dict[str, Any]) -> bool:
-    try:
-        encode(messages.StatusOk(values=status).message())
-    except WireError:
-        return False
-    return True
+    if fits(messages.StatusOk(values=status).message()):
+        return status
+    return status | {"rejected_by_peer": {}}

@@ -19,7 +19,7 @@ from troupe.common.runtime import watchdog
 from troupe.common.runtime.logging import Throttle, peer_text
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.body import Body
-from troupe.common.wire.codec import WireError, encode
+from troupe.common.wire.codec import encode, fits
 from troupe.common.wire.control.params import Published, encode_params
 from troupe.common.wire.intake import Intake
 from troupe.common.wire.rejections import GARBAGE_LOG_PERIOD_S
@@ -241,7 +241,9 @@ class ControlServer:
 
     def tell(self, status: dict[str, Any]) -> None:
         """Answer STATUS with this from now on, without what a message has no room for."""
-        fitting = next((each for each in _shorter(status) if _fits(each)), {})
+        fitting = next(
+            (each for each in _shorter(status) if fits(messages.StatusOk(values=each).message())), {}
+        )
         with self._changed:
             self._status = fitting
 
@@ -489,14 +491,6 @@ def _shorter(status: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield shown
     yield shown | {"services": {}}
     yield shown | {"services": {}, "peers": []}
-
-
-def _fits(status: dict[str, Any]) -> bool:
-    try:
-        encode(messages.StatusOk(values=status).message())
-    except WireError:
-        return False
-    return True
 
 
 def _level(peer: Peer) -> int:
