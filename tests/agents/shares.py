@@ -72,12 +72,10 @@ def agent_for(name):
     return make_agent(config, env.spec, seed=3)
 
 
-def batches(name):
+def made_batches(name):
     """What the learners share: fields, lengths and importance weights of each update."""
     agent, sees = agent_for(name), CASES[name][1]
-    rng = np.random.default_rng(0)
-    found = []
-    items = []
+    rng, items = np.random.default_rng(0), []
     if sees != "reals":
         env = make_vector(PIXELS if sees == "pixels" else VECTORS, 3, 0)
         rollout = Rollout(agent, env, 6, seed=0)
@@ -90,17 +88,32 @@ def batches(name):
             fields, lengths = replayed(CONTINUOUS, rng, ROWS), np.ones(ROWS, np.int32)
         else:
             fields, lengths = batch_of(items[update * ROWS : (update + 1) * ROWS])
-        found.append((fields, lengths, rng.uniform(0.5, 1.0, ROWS).astype(np.float32)))
-    return found
+        yield fields, lengths, rng.uniform(0.5, 1.0, ROWS).astype(np.float32)
 
 
-def learned(name, reduction, rows):
+def write_batches(directory):
+    """Make the batches of all cases, once for all processes."""
+    for number, name in enumerate(CASES):
+        for update, (fields, lengths, weights) in enumerate(made_batches(name)):
+            np.savez(directory / f"batch-{number}-{update}.npz", lengths_=lengths, weights_=weights, **fields)
+
+
+def batches(name, directory):
+    """Fields, lengths and weights of each update of a case."""
+    number = list(CASES).index(name)
+    for update in range(UPDATES):
+        arrays = dict(np.load(directory / f"batch-{number}-{update}.npz"))
+        lengths, weights = arrays.pop("lengths_"), arrays.pop("weights_")
+        yield arrays, lengths, weights
+
+
+def learned(name, reduction, rows, directory):
     """The first update's gradient, and the state after all, of a learner with these rows of each batch."""
     torch.set_num_threads(1)
     agent = agent_for(name)
     agent.learn_with(reduction)
     gradient = None
-    for fields, lengths, weights in batches(name):
+    for fields, lengths, weights in batches(name, directory):
         own = lengths[rows]
         # As replay hands them out: a window is as long as the longest item of the share needs.
         entries = {spec.name: spec.entries(int(own.max())) for spec in agent.fields}
@@ -124,9 +137,10 @@ def learn_shares(rank, size, port, directory):
 
     from troupe.services.learner.peers.group import ProcessGroup
 
+    directory = Path(directory)
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     group = ProcessGroup(store, 1, rank, size, "127.0.0.1", 300.0)
     for number, name in enumerate(CASES):
-        arrays = learned(name, Reduction(group), share(rank, size))
-        np.savez(Path(directory) / f"{number}-{rank}.npz", **arrays)
+        arrays = learned(name, Reduction(group), share(rank, size), directory)
+        np.savez(directory / f"{number}-{rank}.npz", **arrays)
     group.close()

@@ -5,20 +5,28 @@ import multiprocessing
 import numpy as np
 import pytest
 
-from tests.agents.shares import CASES, ONE_STEP, ROWS, agent_for, learn_shares, learned
+from tests.agents.shares import CASES, ONE_STEP, ROWS, agent_for, learn_shares, learned, write_batches
 from troupe.common.agents.learners.reduction import Reduction
 from troupe.common.config.algorithms import ALGORITHMS, agent_model
 from troupe.common.config.fields import AgentConfig
 from troupe.common.errors import ConfigError
 from troupe.services.learner.peers.group import Meeting
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """Where the batches of all cases are."""
+    made = tmp_path_factory.mktemp("shares")
+    write_batches(made)
+    return made
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def shared(request, tmp_path_factory):
+def shared(request, directory):
     """What each of several learners has learned, by case and rank."""
-    size, directory = request.param, tmp_path_factory.mktemp("shares")
+    size = request.param
     meeting, context = Meeting("127.0.0.1"), multiprocessing.get_context("spawn")
     processes = [
         context.Process(target=learn_shares, args=(rank, size, meeting.port, str(directory)), daemon=True)
@@ -36,9 +44,9 @@ def shared(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone():
+def alone(directory):
     """What one learner has learned from the whole batches, by case."""
-    return {name: learned(name, Reduction(), slice(0, ROWS)) for name in CASES}
+    return {name: learned(name, Reduction(), slice(0, ROWS), directory) for name in CASES}
 
 
 def difference(got, wanted):

@@ -311,7 +311,8 @@ class PassesLearner(Learner):
             steps = estimate(steps)
             terms: list[dict[str, Tensor]] = []
             moved: list[tuple[float, int]] = []  # of each minibatch: how far, and how many columns say so
-            for index in self._minibatches.of_pass(epoch, *steps.last_reward.shape, self.reduction):
+            unrolled, columns = steps.last_reward.shape
+            for index in self._minibatches.of_pass(epoch, unrolled, columns, self.reduction):
                 if not len(index):  # all of this minibatch is in the shares of other learners
                     self.descend(None, 0)
                     moved.append((0.0, 0))

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from troupe.common import system
 from troupe.common.errors import TroupeError
 from troupe.common.wire.codec import Buffer
-from troupe.common.wire.control.messages import State, Welcome
+from troupe.common.wire.control.messages import Seat, State, Welcome
 from troupe.common.wire.types import Tensor
 
 
@@ -87,6 +88,8 @@ class Member:
         steps_window: how many it might still make when it was told so.
         steps_told: the steps that the learner was told last.
         steps_wanted: whether a higher limit is needed sooner than with the next heartbeat.
+        epoch_ended: of a learner that waits for an epoch of several: the last that it was in; else UNSET.
+        seat: the newest that it was given.
         telemetry: encoded reports that are not sent yet, oldest first.
         rejected: messages of the learner that could not be understood or served.
         relays: whether this process feeds parameters to the others of its host.
@@ -116,6 +119,8 @@ class Member:
         self.steps_window = 0
         self.steps_told = -1
         self.steps_wanted = False
+        self.epoch_ended: int | UnsetType = UNSET
+        self.seat: Seat | None = None
         self.telemetry: deque[list[Buffer]] = deque()
         self.rejected = 0
         self.relays = False

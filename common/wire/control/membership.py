@@ -257,7 +257,10 @@ class Membership:
         member = self._member
         with member.changed:
             body = messages.Heartbeat(
-                version=member.version_in_use, clock_s=system.time(), **member.progress()
+                version=member.version_in_use,
+                clock_s=system.time(),
+                epoch_ended=member.epoch_ended,
+                **member.progress(),
             )
         self._request(body)
 
@@ -362,6 +365,8 @@ class Membership:
                 member.state, member.shards = state, shards
                 if ok is not None and ok.steps_limit is not UNSET:
                     member.permit(ok.steps_limit)
+                if ok is not None and ok.seat is not UNSET:
+                    member.seat = ok.seat
                 member.changed.notify_all()
 
     def _usable(self, shards: list[str]) -> list[str]:

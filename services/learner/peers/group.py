@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,13 +70,14 @@ class ProcessGroup:
         self.rank, self.size = rank, size
         # The classes behind `init_process_group`: that one keeps the only group of a process, and takes the
         # address from the host's name, which may lead to a public network.
-        options = dist.ProcessGroupGloo._Options()
+        gloo: Any = dist.ProcessGroupGloo  # torch's stubs know neither its options nor its methods
+        options = gloo._Options()
         options._timeout = timedelta(seconds=timeout_s)
         try:
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+            options._devices = [gloo.create_device(hostname=address)]
             store = dist.PrefixStore(f"epoch-{epoch}", store)
             store.set_timeout(timedelta(seconds=timeout_s))
-            self._group = dist.ProcessGroupGloo(store, rank, size, options)
+            self._group: Any = gloo(store, rank, size, options)
         except RuntimeError as error:
             raise GroupLostError(f"the learners of epoch {epoch} do not meet: {_first_line(error)}") from None
 
@@ -97,7 +100,7 @@ class ProcessGroup:
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Put the tensor of rank `root` in the place of `tensor`, which is on the CPU."""
         with _lost():
-            self._group.broadcast([tensor], root).wait()
+            self._group.broadcast(tensor, root).wait()
 
     def close(self) -> None:
         """Disconnect: the others notice."""
@@ -107,7 +110,7 @@ class ProcessGroup:
 
 
 @contextlib.contextmanager
-def _lost():
+def _lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
@@ -115,4 +118,6 @@ def _lost():
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:200]
+    """What gloo says, without where in its code, and its advice."""
+    line = (str(error).splitlines() or [""])[0].partition(". This is typically")[0]
+    return (line.partition("] ")[2] if line.startswith("[/") else line)[:200]
