@@ -198,7 +198,7 @@ class Learner:
         return Prefetcher(
             self._context,
             self.control.shards,
-            shares=self._mixture.shares,
+            shares={},  # none before it has a seat
             kept=self._mixture.kept,
             depth=config.learner.prefetch,
             incarnation=secrets.randbits(63),

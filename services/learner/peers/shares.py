@@ -9,11 +9,15 @@ import numpy as np
 
 from troupe.common.agents import Agent, Batch, Update
 from troupe.common.config import Config
+from troupe.common.runtime import Deadline
 from troupe.common.wire.replay.codec import SampleBatch
 from troupe.services.learner.batches.mixture import Mixture
 from troupe.services.learner.batches.prefetch import Prefetcher
 from troupe.services.learner.batches.usable import Usable, UsableItems
 from troupe.services.learner.peers.team import Share, Team
+
+IDLE_S = 1.0
+"""How long a learner that joins asks a queue for nothing, unless there is an update before."""
 
 
 class Wish(NamedTuple):
@@ -54,7 +58,7 @@ class Shares:
     def __init__(
         self, config: Config, agent: Agent, prefetch: Prefetcher, mixture: Mixture, team: Team
     ) -> None:
-        """Connect these; `prefetch` has been made with all rows of a batch."""
+        """Connect these; `prefetch` asks for nothing before this learner has a seat."""
         self.usable = UsableItems(agent)
         self.mixture = mixture
         self._prefetch, self._team = prefetch, team
@@ -62,7 +66,8 @@ class Shares:
         self._ahead = 1 if mixture.has_queue else config.learner.prefetch
         self._held: tuple[SampleBatch, Usable] | None = None
         self._permitted = False  # the one after that at hand
-        self._divided = 0, 1  # rank and learners
+        self._divided: tuple[int, int] | None = None  # rank and learners
+        self._idle: Deadline | None = None
 
     def learn(
         self, timeout_s: float, wish: Callable[[], Wish], look: Callable[[Usable], None] | None = None
@@ -81,6 +86,9 @@ class Shares:
         wanted = wish()
         share = None if held is None else self._share(*held, wanted.measure)
         learned = self._team.learn(share, progress=wanted.progress, beta=wanted.beta)
+        if self._idle is not None and (learned.moved or self._idle.expired):
+            self._idle = None
+            self._prefetch.permit()
         if not learned.taken or held is None:
             self._held = held
             return Lesson() if learned.moved else None
@@ -129,6 +137,11 @@ class Shares:
         """Ask for this learner's rows only, where others have come or gone."""
         now = self._team.rank, max(1, self._team.learners)
         if self._team.learners and now != self._divided:
-            self._divided = now
             ahead = None if now[1] == 1 else self._ahead
+            if self._divided is None and ahead and self.mixture.has_queue and self._team.updates:
+                # The others have asked for all rows of the next batch already: rows that are taken from them
+                # now would leave it incomplete, while acting waits for the version after it.
+                ahead, self._idle = 0, Deadline(IDLE_S)
+            self._divided = now
+            self._permitted = False  # the limit begins anew
             self._prefetch.share(part_of(self.mixture.shares, *now), ahead=ahead, held=self._held is not None)

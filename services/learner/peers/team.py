@@ -115,6 +115,11 @@ class Team:
         return 0 if self._seat is None else self._seat.rank
 
     @property
+    def updates(self) -> int:
+        """Of the run."""
+        return self._counters.updates
+
+    @property
     def several(self) -> bool:
         """Whether others wait for this learner."""
         return self._seat is None or self._group is not None or self._seats.wanted()
