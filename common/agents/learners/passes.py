@@ -354,12 +354,11 @@ class PassesLearner(Learner):
         return tuple(torch.cat(each, dim=1) for each in zip(*parts, strict=True))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """See `Learner`: what the agent holds, the learning rate, the generator of minibatches."""
-        return {
-            **prefixed("learning/", module_arrays(self._own)),
-            "learning_rate": np.array(self.rate.value),
-            "generator": self._minibatches.generator.get_state().numpy().copy(),
-        }
+        """See `Learner`: what the agent holds, the generator of minibatches, a learning rate that follows KL."""
+        arrays = prefixed("learning/", module_arrays(self._own))
+        arrays["generator"] = self._minibatches.generator.get_state().numpy().copy()
+        # Else it follows from the configuration: learners that have copied a state would seem to differ.
+        return arrays | ({"learning_rate": np.array(self.rate.value)} if self.rate.follows_kl else {})
 
     def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """See `Learner`."""

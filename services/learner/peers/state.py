@@ -12,7 +12,7 @@ from torch import Tensor
 
 from troupe.common.agents import Agent
 from troupe.common.errors import TroupeError
-from troupe.services.learner.peers.group import ProcessGroup
+from troupe.services.learner.peers.group import GroupLostError, ProcessGroup
 from troupe.services.learner.saving.counters import RunCounters
 
 MOST_TIMES_OWN = 16
@@ -49,8 +49,11 @@ def equalize(group: ProcessGroup, agent: Agent, counters: RunCounters) -> bool:
     changed = hashes[group.rank] != hashes[source]
     if changed:
         unpack(buffer, agent, counters)
-    if len(set(_hashes(group, packed(agent, counters)))) > 1:
-        raise StateDiffersError("a learner has copied the state of another and has a different one")
+    hashes = _hashes(group, packed(agent, counters))
+    if hashes[group.rank] != hashes[source]:
+        raise StateDiffersError("this learner has copied the state of another and has a different one")
+    if len(set(hashes)) > 1:  # whoever has it ends: the others must not
+        raise GroupLostError("a learner has copied a state and has a different one")
     return changed
 
 
