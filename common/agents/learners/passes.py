@@ -354,7 +354,7 @@ class PassesLearner(Learner):
         return tuple(torch.cat(each, dim=1) for each in zip(*parts, strict=True))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """See `Learner`: what the agent holds, the generator of minibatches, a learning rate that follows KL."""
+        """See `Learner`: what the agent holds, the generator of minibatches, a rate that follows KL."""
         arrays = prefixed("learning/", module_arrays(self._own))
         arrays["generator"] = self._minibatches.generator.get_state().numpy().copy()
         # Else it follows from the configuration: learners that have copied a state would seem to differ.
