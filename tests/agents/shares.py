@@ -131,16 +131,19 @@ def share(rank, size):
     return slice(rank * ROWS // size, (rank + 1) * ROWS // size)
 
 
-def learn_shares(rank, size, port, directory):
-    """The body of a process: learns every case, and leaves what it has learned in `directory`."""
+def learn_shares(rank, sizes, port, directory):
+    """The body of a process: learns every case in groups of these sizes, and leaves what it has learned."""
     from torch.distributed import TCPStore
 
     from troupe.services.learner.peers.group import ProcessGroup
 
     directory = Path(directory)
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    group = ProcessGroup(store, 1, rank, size, "127.0.0.1", 300.0)
-    for number, name in enumerate(CASES):
-        arrays = learned(name, Reduction(group), share(rank, size), directory)
-        np.savez(directory / f"{number}-{rank}.npz", **arrays)
-    group.close()
+    for size in sizes:
+        if rank >= size:
+            continue
+        group = ProcessGroup(store, size, rank, size, "127.0.0.1", 300.0)
+        for number, name in enumerate(CASES):
+            arrays = learned(name, Reduction(group), share(rank, size), directory)
+            np.savez(directory / f"{number}-{rank}-of-{size}.npz", **arrays)
+        group.close()

@@ -14,6 +14,8 @@ from troupe.services.learner.peers.group import Meeting
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+SIZES = (4, 2)
+
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
@@ -23,22 +25,27 @@ def directory(tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def shared(request, directory):
-    """What each of several learners has learned, by case and rank."""
-    size = request.param
+@pytest.fixture(scope="module")
+def processes(directory):
+    """Four that have learned together, of which two have then learned without the others."""
     meeting, context = Meeting("127.0.0.1"), multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=learn_shares, args=(rank, size, meeting.port, str(directory)), daemon=True)
-        for rank in range(size)
+        context.Process(target=learn_shares, args=(rank, SIZES, meeting.port, str(directory)), daemon=True)
+        for rank in range(max(SIZES))
     ]
     for process in processes:
         process.start()
     for process in processes:
         process.join(300)
-    assert [process.exitcode for process in processes] == [0] * size
+    assert [process.exitcode for process in processes] == [0] * len(processes)
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def shared(request, directory, processes):
+    """What each of several learners has learned, by case and rank."""
+    size = request.param
     return {
-        name: [dict(np.load(directory / f"{number}-{rank}.npz")) for rank in range(size)]
+        name: [dict(np.load(directory / f"{number}-{rank}-of-{size}.npz")) for rank in range(size)]
         for number, name in enumerate(CASES)
     }
 
