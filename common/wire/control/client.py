@@ -155,6 +155,16 @@ class ControlClient:
         return self._member.connected
 
     @property
+    def answers(self) -> int:
+        """How often the learner has answered HELLO and HEARTBEAT."""
+        return self._member.answers
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the newest of these answers."""
+        return system.monotonic() - self._member.heard_s
+
+    @property
     def joins(self) -> int:
         """How often it has joined; grows when the learner has been away."""
         return self._member.joins

@@ -73,6 +73,8 @@ class Member:
         failure: what ended the membership for good.
         connected: whether the learner has answered lately.
         joins: number of WELCOMEs.
+        answers: how often the learner has answered HELLO and HEARTBEAT.
+        heard_s: monotonic time of the newest of these.
         slots_wanted: slots that the HELLO asked for which was welcome, -1 before.
         waiting_for: why it is not connected, for people.
         params: the parameter set fetched last.
@@ -104,6 +106,8 @@ class Member:
         self.failure: TroupeError | None = None
         self.connected = False
         self.joins = 0
+        self.answers = 0
+        self.heard_s = system.monotonic()
         self.slots_wanted = -1
         self.waiting_for = "no answer yet"
         self.params: Params | None = None
@@ -125,6 +129,11 @@ class Member:
         self.rejected = 0
         self.relays = False
         self.relayed = 0
+
+    def heard(self) -> None:
+        """Note an answer of the learner."""
+        self.answers += 1
+        self.heard_s = system.monotonic()
 
     def has_newest(self) -> bool:
         """Whether the parameters here are the newest that the learner has published."""

@@ -188,6 +188,7 @@ class Membership:
             member.connected = True
             member.waiting_for = "no answer yet"
             member.joins += 1
+            member.heard()
             member.slots_wanted = slots_wanted
             member.changed.notify_all()
         _log.info("%s has joined %s (join %d)", self._name, self._link, member.joins)
@@ -360,6 +361,8 @@ class Membership:
         state, member = RunState.of(body), self._member
         shards = member.shards if ok is None else self._usable(ok.shards)
         with member.changed:
+            if ok is not None:
+                member.heard()
             # A restarted learner speaks through WELCOME first; its announcements may come earlier.
             if state.session == member.state.session:
                 member.state, member.shards = state, shards

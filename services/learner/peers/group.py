@@ -47,6 +47,12 @@ class Meeting:
         )
 
 
+def joined_store(host: str, port: int, timeout_s: float) -> dist.Store:
+    """The store of a `Meeting` elsewhere. Raises RuntimeError where none answers within `timeout_s`."""
+    patience = timedelta(seconds=timeout_s)
+    return dist.TCPStore(host, port, is_master=False, timeout=patience, wait_for_workers=False)
+
+
 class ProcessGroup:
     """A `troupe.common.agents.learners.reduction.Group` by gloo. Tensors of a GPU go through host memory.
 

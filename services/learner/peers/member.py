@@ -105,7 +105,8 @@ class JoinedLearner:
             security=self._security,
         )
         rules = Rules(False, config.replay.batch_size, config.net.learner_network, config.net.liveness_s)
-        team = Team(agent, counters, GivenSeats(control, config.net.liveness_s), rules)
+        seats = GivenSeats(control, config.net.learner_network, config.net.liveness_s)
+        team = Team(agent, counters, seats, rules)
         shares = Shares(config, agent, prefetch, mixture, team)
         prefetch.start()
         try:

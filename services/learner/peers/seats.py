@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import torch.distributed as dist
 
+from troupe.common import system
 from troupe.common.runtime import StopSignal
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.messages import Seat
 from troupe.services.learner.control.server import ControlServer
-from troupe.services.learner.peers.group import GroupLostError, Meeting
+from troupe.services.learner.peers.group import GroupLostError, Meeting, ProcessGroup, joined_store
 from troupe.services.learner.peers.network import own_address
+from troupe.services.learner.peers.survivors import Survivors, exchange_places
+
+SILENT_S = 2.5
+"""A learner that has the run, and has not answered for so long, is taken to be gone."""
+AWAY_S = 60.0
+"""How long the others go on without it. Their updates reach nobody until it is back."""
 
 
 class OwnSeats:
@@ -32,6 +37,10 @@ class OwnSeats:
         """See `Seats`."""
         return self._control.learner_waits
 
+    def begun(self, group: ProcessGroup, seat: Seat) -> None:
+        """See `Seats`."""
+        exchange_places(group, "")
+
     def store(self, seat: Seat) -> dist.Store:
         """See `Seats`."""
         assert self._meeting is not None
@@ -45,29 +54,50 @@ class OwnSeats:
 
 
 class GivenSeats:
-    """Those that the learner which has the run gives to another; see `Seats`."""
+    """Those that the learner which has the run gives to another; see `Seats`.
 
-    def __init__(self, control: ControlClient, timeout_s: float) -> None:
+    While that one is gone, those who are left agree on seats among themselves.
+    """
+
+    def __init__(self, control: ControlClient, network: str, timeout_s: float) -> None:
         self._control, self._timeout_s = control, timeout_s
+        self._survivors = Survivors(network)
+        self._without: int | None = None  # times that the owner had answered when an epoch began without it
+        self._asked = -1, 0.0  # the epoch that has ended, and since when the next one is asked for
 
     def next(self, ended: int, timeout_s: float) -> Seat | None:
         """See `Seats`."""
-        return self._control.next_seat(ended, timeout_s)
+        self._without = None
+        if self._asked[0] != ended:
+            self._asked = ended, system.monotonic()
+        seat = self._control.next_seat(ended, timeout_s)
+        silent_s = self._control.silent_s
+        if (
+            seat is None
+            and silent_s < AWAY_S
+            and min(silent_s, system.monotonic() - self._asked[1]) >= SILENT_S
+        ):
+            answers = self._control.answers
+            seat = self._survivors.seat(ended)
+            self._without = None if seat is None else answers
+        return seat
 
     def wanted(self) -> bool:
+        """See `Seats`: in an epoch without the owner, whether that is back, or for too long has not been."""
+        if self._without is None:
+            return False
+        return self._control.answers != self._without or self._control.silent_s >= AWAY_S
+
+    def begun(self, group: ProcessGroup, seat: Seat) -> None:
         """See `Seats`."""
-        return False
+        self._survivors.exchange(group, seat)
 
     def store(self, seat: Seat) -> dist.Store:
         """See `Seats`."""
+        if self._without is not None and (met := self._survivors.store(seat)) is not None:
+            return met
         try:
-            return dist.TCPStore(
-                seat.host,
-                seat.port,
-                is_master=False,
-                timeout=timedelta(seconds=self._timeout_s),
-                wait_for_workers=False,
-            )
+            return joined_store(seat.host, seat.port, self._timeout_s)
         except RuntimeError as error:
             line = (str(error).splitlines() or [""])[0][:200]
             raise GroupLostError(f"nobody is at {seat.host}:{seat.port}: {line}") from None

@@ -61,7 +61,10 @@ class Seats(Protocol):
         """That in an epoch after `ended`, if there is one within `timeout_s`."""
 
     def wanted(self) -> bool:
-        """Whether another learner waits for one: only the owner knows."""
+        """Whether the epoch has to end for the next one. Rank 0 is asked, which knows."""
+
+    def begun(self, group: ProcessGroup, seat: Seat) -> None:
+        """Prepare for the end of this epoch, as all in it do. Raises GroupLostError."""
 
     def store(self, seat: Seat) -> dist.Store:
         """Where those with a seat in this epoch find each other. Raises GroupLostError where it is gone."""
@@ -105,6 +108,7 @@ class Team:
         self._tried = False  # whether the share at hand was in an update that was not completed here
         self._behind = 0  # that update's number
         self._nothing: Batch | None = None
+        self._told = 0.0, 0.0  # progress and beta, as the owner said last
         # Before anybody waits for it: the first optimiser of a process imports much of torch.
         if not rules.owner:
             agent.state()
@@ -140,9 +144,9 @@ class Team:
             return Learned(taken=True)
         self._tried = False
         try:
-            if self._group is None:
-                return self._learn_alone(share, progress, beta)
-            return self._learn_together(share, progress, beta)
+            if self._rules.owner:
+                self._told = progress, beta
+            return self._learn_alone(share) if self._group is None else self._learn_together(share)
         except GroupLostError as error:
             self.lost += 1
             _log.warning("%s: going on without, after update %d", error, self._counters.updates)
@@ -155,25 +159,23 @@ class Team:
 
     # ------------------------------------------------------------------ updates
 
-    def _learn_alone(self, share: Share | None, progress: float, beta: float) -> Learned:
+    def _learn_alone(self, share: Share | None) -> Learned:
         if self._seats.wanted():
             self._leave()
             return Learned()
         if share is None:
             return Learned()
-        update = self._agent.update(share.batch(progress, beta))
+        update = self._agent.update(share.batch(*self._told))
         self._counters.updates += 1
         self._counters.learned_steps += share.learned_steps
         return Learned(True, True, update)
 
-    def _learn_together(self, share: Share | None, progress: float, beta: float) -> Learned:
+    def _learn_together(self, share: Share | None) -> Learned:
         counters, rows = self._counters, 0 if share is None else share.rows
-        leaves = self._rules.owner and self._seats.wanted()
         said = [
             counters.updates,
-            leaves,
-            progress,
-            beta,
+            self.rank == 0 and self._seats.wanted(),
+            *self._told,
             counters.version,
             0.0 if share is None else share.learned_steps,
         ]
@@ -181,26 +183,27 @@ class Team:
         if len(set(table[:, 0])) > 1:
             raise GroupLostError("learners are at different updates")
         _, leaves, progress, beta, version, _ = table[0]
-        if leaves:  # another learner has come
+        if leaves:  # another learner has come, or the owner is back
             self._leave()
             return Learned()
+        self._told = float(progress), float(beta)
         counters.version = int(version)
         everyone = all(self._reduction.rows_of)
         if not self._reduction.all_rows or not (
             everyone or self._reduction.all_rows >= self._rules.batch_rows
         ):
             return Learned()
-        update = self._whole_or_not(share, progress, beta)
+        update = self._whole_or_not(share)
         counters.updates += 1
         counters.learned_steps += float(table[:, -1].sum())
         return Learned(share is not None, True, None if share is None else update)
 
-    def _whole_or_not(self, share: Share | None, progress: float, beta: float) -> Update:
+    def _whole_or_not(self, share: Share | None) -> Update:
         """The update; the agent is as before where a learner is lost within."""
         self._tried, self._behind = share is not None, self._counters.updates
         arrays, meta = self._agent.state()
         try:
-            batch = self._no_rows(progress) if share is None else share.batch(progress, beta)
+            batch = self._no_rows() if share is None else share.batch(*self._told)
             update = self._agent.update(batch)
         except GroupLostError:
             # An update takes several messages, and the others may have had fewer of them: half of it is in
@@ -210,7 +213,7 @@ class Team:
         self._tried = False
         return update
 
-    def _no_rows(self, progress: float) -> Batch:
+    def _no_rows(self) -> Batch:
         """A batch to go through the motions with, of an item of zeros that weighs nothing."""
         if self._nothing is None:
             steps = self._agent.item_steps[0]
@@ -238,6 +241,7 @@ class Team:
             self._group = self._connected(seat)
             self._seat = seat
             self._with(Reduction(self._group))
+            self._seats.begun(self._group, seat)
             changed = equalize(self._group, self._agent, self._counters)
         except GroupLostError as error:
             _log.warning("%s", error)

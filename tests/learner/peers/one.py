@@ -45,7 +45,7 @@ def main(name, endpoint, expected, directory):
     else:
         client = ControlClient(context, endpoint, role="learner", name=name, incarnation=new_incarnation())
         client.join(60)
-        seats = GivenSeats(client, 15.0)
+        seats = GivenSeats(client, "", 15.0)
     team = Team(agent, counters, seats, Rules(name == "learner", ROWS * expected, timeout_s=60.0))
     share = None
     with (Path(directory) / f"{name}.log").open("a", buffering=1) as log:
