@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch.distributed as dist
 
 from troupe.common import system
@@ -12,6 +14,8 @@ from troupe.services.learner.control.server import ControlServer
 from troupe.services.learner.peers.group import GroupLostError, Meeting, ProcessGroup, joined_store
 from troupe.services.learner.peers.network import own_address
 from troupe.services.learner.peers.survivors import Survivors, exchange_places
+
+_log = logging.getLogger(__name__)
 
 SILENT_S = 2.5
 """A learner that has the run, and has not answered for so long, is taken to be gone."""
@@ -79,7 +83,11 @@ class GivenSeats:
         ):
             answers = self._control.answers
             seat = self._survivors.seat(ended)
-            self._without = None if seat is None else answers
+            if seat is not None:
+                self._without = answers
+                _log.warning(
+                    "the learner that has the run is gone: going on without (%d left)", seat.learners
+                )
         return seat
 
     def wanted(self) -> bool:
