@@ -105,12 +105,11 @@ class Learner:
         # None, not zeros: a first backward pass then writes gradients instead of adding to them, and RMSProp
         # can see which parameters were not used.
         self.optimizer.zero_grad(set_to_none=True)
-        if loss is not None and weight != 0:
-            loss.backward()
+        parameters = [each for group in self.optimizer.param_groups for each in group["params"]]
         # Before clipping: the norm is that of the whole batch's gradient. Multipliers and temperatures too.
-        self.reduction.average(
-            (each for group in self.optimizer.param_groups for each in group["params"]), weight
-        )
+        with self.reduction.averaging(parameters, weight):
+            if loss is not None and weight != 0:
+                loss.backward()
         # With infinity nothing is clipped, and the norm is still measured. Multipliers and temperatures are
         # not among these parameters: their gradients have another scale and would eat into the network's
         # share.

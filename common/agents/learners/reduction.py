@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -19,8 +21,16 @@ class Group(Protocol):
     def sum(self, tensor: Tensor) -> None:
         """Put the sum over all learners in the place of `tensor`: the same bits in each of them."""
 
+    def sum_later(self, tensor: Tensor) -> Callable[[], None]:
+        """Begin what `sum` does; what is returned waits for it. All do this in the same order."""
+
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors `[...]` of all learners, by rank; all have one shape and dtype."""
+
+
+BUCKET_BYTES = 1 << 20
+"""Gradients are reduced in parts of this size, or of one parameter: a message for each tensor would cost a
+round trip each, and one for all would leave the network idle while the backward pass runs."""
 
 
 class Reduction:
@@ -37,8 +47,10 @@ class Reduction:
         all_rows: of the whole batch.
     """
 
-    def __init__(self, group: Group | None = None) -> None:
+    def __init__(self, group: Group | None = None, *, bfloat16: bool = False) -> None:
+        """Of the learners of `group`; with `bfloat16` gradients travel, and are summed, in half the bytes."""
         self.alone = group is None
+        self._dtype = torch.bfloat16 if bfloat16 else torch.float32
         self.rows = self.all_rows = 0
         self._group = group
         self.rows_of: list[int] = []
@@ -64,43 +76,27 @@ class Reduction:
         self._window, self._longest = window, int(table[:, 1].max())
         return table[:, 2:]
 
-    def average(self, parameters: Iterable[nn.Parameter], weight: float | None = None) -> None:
+    @contextlib.contextmanager
+    def averaging(self, parameters: Sequence[nn.Parameter], weight: float | None = None) -> Iterator[None]:
         """Put the mean over the whole batch in the place of each gradient of a mean over this share.
+
+        The backward pass is made within: what it has done with is reduced while it goes on. All gradients
+        are None before.
 
         Args:
             parameters: of float32, the same in all learners.
             weight: of this share, its rows if None; gradients of one with 0 are not looked at.
         """
         if self._group is None:
+            yield
             return
         weight = float(self.rows if weight is None or not self.rows else weight)
-        parameters = list(parameters)
-        grads = [parameter.grad if weight else None for parameter in parameters]
-        # One flat bucket: a message for each of some dozens of tensors would cost a round trip each. Behind
-        # the gradients, which parameters have one (an optimiser may let the others rest), and the weight.
-        flat = torch.cat(
-            [
-                *(
-                    parameter.new_zeros(parameter.numel()) if grad is None else grad.reshape(-1) * weight
-                    for parameter, grad in zip(parameters, grads, strict=True)
-                ),
-                parameters[0].new_tensor([*(float(grad is not None) for grad in grads), weight]),
-            ]
-        )
-        self._group.sum(flat)
-        sums = flat[: -len(parameters) - 1]
-        *used, total = flat[-len(parameters) - 1 :].tolist()
-        if total:
-            sums /= total
-        for parameter, part, wanted in zip(
-            parameters, sums.split([each.numel() for each in parameters]), used, strict=True
-        ):
-            if not wanted:
-                parameter.grad = None
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.copy_(part.view_as(parameter))
+        buckets = Buckets(self._group, parameters, weight, self._dtype)
+        try:
+            yield
+        finally:
+            buckets.close()
+        buckets.finish()
 
     def moments(self, count: int, mean: Tensor, variance: Tensor) -> tuple[int, Tensor, Tensor]:
         """Count, mean and variance (about the mean, not the estimate) of the samples of all learners.
@@ -176,6 +172,86 @@ class Reduction:
     @property
     def _rank(self) -> int:
         return 0 if self._group is None else self._group.rank
+
+
+class Buckets:
+    """Gradients of one backward pass on their way to the other learners, in flat parts."""
+
+    def __init__(
+        self, group: Group, parameters: Sequence[nn.Parameter], weight: float, dtype: torch.dtype
+    ) -> None:
+        """Watch the backward pass that comes; see `Reduction.averaging`."""
+        self._group, self._parameters, self._weight, self._dtype = group, parameters, weight, dtype
+        self._parts: list[list[nn.Parameter]] = [[]]
+        size = 0
+        # The backward pass comes to the last layers first.
+        for parameter in reversed(parameters):
+            if self._parts[-1] and size + parameter.nbytes > BUCKET_BYTES:
+                self._parts.append([])
+                size = 0
+            self._parts[-1].append(parameter)
+            size += parameter.nbytes
+        self._missing = [len(part) for part in self._parts]
+        self._sent: list[tuple[Tensor, Callable[[], None]]] = []
+        self._failure: Exception | None = None
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._came, number))
+            for number, part in enumerate(self._parts)
+            for parameter in part
+            if weight
+        ]
+
+    def close(self) -> None:
+        """Watch no longer."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def finish(self) -> None:
+        """Send what is left, wait for all, and set the gradients. Raises what the group does."""
+        if self._failure is not None:
+            raise self._failure
+        while len(self._sent) < len(self._parts):  # of parameters that the loss does not depend on, or all
+            self._send()
+        used = [float(bool(self._weight) and parameter.grad is not None) for parameter in self._parameters]
+        # Which parameters have a gradient at all (an optimiser may let the others rest), and all weights.
+        told = torch.tensor([*used, self._weight])
+        self._group.sum(told)
+        *used, total = told.tolist()
+        wanted = dict(zip(self._parameters, used, strict=True))
+        for part, (flat, wait) in zip(self._parts, self._sent, strict=True):
+            wait()
+            sums = flat.float()
+            if total:
+                sums /= total
+            pieces = sums.split([parameter.numel() for parameter in part])
+            for parameter, piece in zip(part, pieces, strict=True):
+                if not wanted[parameter]:
+                    parameter.grad = None
+                elif parameter.grad is None:
+                    parameter.grad = piece.view_as(parameter).clone()
+                else:
+                    parameter.grad.copy_(piece.view_as(parameter))
+
+    def _came(self, number: int, parameter: Tensor) -> None:
+        """A gradient is complete. In order: the others do not know which part would be ready first here."""
+        self._missing[number] -= 1
+        try:
+            while len(self._sent) < len(self._parts) and not self._missing[len(self._sent)]:
+                self._send()
+        except Exception as error:  # in autograd's hands, which would wrap it
+            self._failure = self._failure or error
+            self.close()
+
+    def _send(self) -> None:
+        flat = torch.cat(
+            [
+                parameter.new_zeros(parameter.numel())
+                if parameter.grad is None or not self._weight
+                else parameter.grad.reshape(-1) * self._weight
+                for parameter in self._parts[len(self._sent)]
+            ]
+        ).to(self._dtype)
+        self._sent.append((flat, self._group.sum_later(flat)))
 
 
 ALONE = Reduction()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -89,11 +89,21 @@ class ProcessGroup:
 
     def sum(self, tensor: Tensor) -> None:
         """See `Group`."""
+        self.sum_later(tensor)()
+
+    def sum_later(self, tensor: Tensor) -> Callable[[], None]:
+        """See `Group`."""
         host = tensor.cpu()
         with _lost():
-            self._group.allreduce([host]).wait()
-        if host is not tensor:
-            tensor.copy_(host)
+            work = self._group.allreduce([host])
+
+        def wait() -> None:
+            with _lost():
+                work.wait()
+            if host is not tensor:
+                tensor.copy_(host)
+
+        return wait
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """See `Group`."""
