@@ -274,6 +274,10 @@ class LearnerConfig(Section):
         "0 = none.",
         ge=0,
     )
+    gradient_dtype: Literal["float32", "bfloat16"] = tunable(
+        "float32",
+        "Of gradients as several learners exchange and sum them: bfloat16 halves the bytes.",
+    )
     processes: int = operational(
         1,
         "Learners that the launcher starts on this machine. They share each batch, whose rows stay "

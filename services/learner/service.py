@@ -209,10 +209,8 @@ class Learner:
 
     def _make_team(self) -> Team:
         """The learners that share each batch, of which this one has the run."""
-        net = self.config.net
-        rules = Rules(True, self.config.replay.batch_size, net.learner_network, net.liveness_s)
-        seats = OwnSeats(self.control, net.learner_network, self.stop)
-        return Team(self.agent, self.counters, seats, rules)
+        seats = OwnSeats(self.control, self.config.net.learner_network, self.stop)
+        return Team(self.agent, self.counters, seats, Rules.of(self.config, owner=True))
 
     def _bind(self) -> None:
         self.control.bind()

@@ -60,6 +60,9 @@ CASES = {
 ONE_STEP = {name for name in CASES if not name.startswith(("pqn", "ppo")) or name == "ppo, one step"}
 """Where an update is one step of the optimiser."""
 
+ROUNDED = "impala, sums of pixels"
+"""What is also learned with gradients in bfloat16."""
+
 
 def agent_for(name):
     """The agent of a case, as every learner begins with it."""
@@ -146,4 +149,6 @@ def learn_shares(rank, sizes, port, directory):
         for number, name in enumerate(CASES):
             arrays = learned(name, Reduction(group), share(rank, size), directory)
             np.savez(directory / f"{number}-{rank}-of-{size}.npz", **arrays)
+        arrays = learned(ROUNDED, Reduction(group, bfloat16=True), share(rank, size), directory)
+        np.savez(directory / f"rounded-{rank}-of-{size}.npz", **arrays)
         group.close()

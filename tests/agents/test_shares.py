@@ -5,7 +5,16 @@ import multiprocessing
 import numpy as np
 import pytest
 
-from tests.agents.shares import CASES, ONE_STEP, ROWS, agent_for, learn_shares, learned, write_batches
+from tests.agents.shares import (
+    CASES,
+    ONE_STEP,
+    ROUNDED,
+    ROWS,
+    agent_for,
+    learn_shares,
+    learned,
+    write_batches,
+)
 from troupe.common.agents.learners.reduction import Reduction
 from troupe.common.config.algorithms import ALGORITHMS, agent_model
 from troupe.common.config.fields import AgentConfig
@@ -92,6 +101,15 @@ def test_all_have_the_same_bits_afterwards(name, shared):
     for other in others:
         for key, array in first.items():
             assert array.tobytes() == other[key].tobytes(), key
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gradients_in_bfloat16_are_rounded_and_the_same_for_all(size, directory, processes, alone):
+    first, *others = [dict(np.load(directory / f"rounded-{rank}-of-{size}.npz")) for rank in range(size)]
+    # Each part is rounded to 8 bits, and each sum of two again.
+    assert 1e-6 < difference(first["gradient"], alone[ROUNDED]["gradient"]) < 2**-8 * size
+    for other in others:
+        assert weights(other).tobytes() == weights(first).tobytes()
 
 
 def test_every_algorithm_is_among_the_cases():

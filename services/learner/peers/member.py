@@ -104,9 +104,8 @@ class JoinedLearner:
             pinned=device != "cpu",
             security=self._security,
         )
-        rules = Rules(False, config.replay.batch_size, config.net.learner_network, config.net.liveness_s)
         seats = GivenSeats(control, config.net.learner_network, config.net.liveness_s)
-        team = Team(agent, counters, seats, rules)
+        team = Team(agent, counters, seats, Rules.of(config, owner=False))
         shares = Shares(config, agent, prefetch, mixture, team)
         prefetch.start()
         try:

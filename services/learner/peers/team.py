@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from troupe.common.agents import Agent, Batch, Update
 from troupe.common.agents.learners.reduction import ALONE, Reduction
+from troupe.common.config import Config
 from troupe.common.wire.control.messages import Seat
 from troupe.services.learner.peers.group import GroupLostError, ProcessGroup
 from troupe.services.learner.peers.network import check_meeting, own_address
@@ -80,12 +81,26 @@ class Rules:
             many.
         network: `net.learner_network`.
         timeout_s: after which a learner that does not answer is lost.
+        bfloat16: gradients are exchanged in that.
     """
 
     owner: bool
     batch_rows: int
     network: str = ""
     timeout_s: float = 15.0
+    bfloat16: bool = False
+
+    @classmethod
+    def of(cls, config: Config, *, owner: bool) -> Rules:
+        """Those of a run."""
+        net, learner = config.net, config.learner
+        return cls(
+            owner,
+            config.replay.batch_size,
+            net.learner_network,
+            net.liveness_s,
+            learner.gradient_dtype == "bfloat16",
+        )
 
 
 class Team:
@@ -240,7 +255,7 @@ class Team:
         try:
             self._group = self._connected(seat)
             self._seat = seat
-            self._with(Reduction(self._group))
+            self._with(Reduction(self._group, bfloat16=self._rules.bfloat16))
             self._seats.begun(self._group, seat)
             changed = equalize(self._group, self._agent, self._counters)
         except GroupLostError as error:
