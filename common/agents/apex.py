@@ -25,6 +25,8 @@ from troupe.common.rl.exploration import epsilon_greedy, epsilon_ladder
 class ApexConfig(QLearningConfig):
     """Fields of `[agent]` for `algorithm = "apex"`; defaults are the paper's (appendix C)."""
 
+    several_learners = True
+
     algorithm: Literal["apex"] = structural("apex", "Ape-X DQN.")
     hidden_units: Units = structural(512, "Width of each head's hidden layer.")
     mlp_units: Widths = structural((256, 256), "Widths of the mlp torso's layers.")
@@ -155,7 +157,8 @@ class ApexAgent(NetworkAgent):
         net, learner = self.net, self.learner
         assert isinstance(net, QuantileNetwork)
         assert isinstance(learner.target, QuantileNetwork)
-        drawn = torch.rand(2, len(transitions.obs), self.config.quantiles, generator=learner.generator)
+        shape = 2, len(transitions.obs), self.config.quantiles
+        drawn = learner.reduction.drawn(learner.generator, shape, normal=False)
         # At 0 and 1 a quantile is an extreme of the return, which no finite sample teaches.
         shares, next_shares = drawn.clamp(1e-6, 1.0 - 1e-6).to(self.device)
         rows = torch.arange(len(transitions.obs), device=self.device)

@@ -37,6 +37,7 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
 
     table = TableNeeds("queue", max_times_sampled=1, replays=True)
     reads_instructions = True
+    several_learners = True
 
     pixel_torso: ClassVar[str] = "shallow"
 
@@ -240,6 +241,8 @@ class ImpalaAgent(NetworkAgent):
             measured = _of_replayed(replayed, to_today.detach(), clones.detach(), trusted)
         entropy_cost = self.learner.entropy_cost.value().detach()
         loss = policy.reduced(terms - entropy_cost * entropy, config.loss_reduction)
+        if config.loss_reduction == "sum":
+            loss = self.learner.reduction.scaled_sum(loss)
         loss = loss + self.learner.entropy_cost.adjustment(entropy.mean())
         measured |= {
             "loss": loss,

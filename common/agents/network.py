@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common.agents.base import Accumulator, Act, Inputs
+from troupe.common.agents.learners.reduction import ALONE, Reduction
 from troupe.common.agents.tensors import (
     below,
     load_optimizer,
@@ -30,7 +31,7 @@ from troupe.common.nets.initializers import Output, initialize
 from troupe.common.nets.parts import PartInputs, image_shape
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
 from troupe.common.nets.torsos import LEAST_SIDE
-from troupe.common.rl.normalizers import Normalizer
+from troupe.common.rl.normalizers import Normalizer, RunningMoments
 
 if TYPE_CHECKING:
     from troupe.common.data.schema import FieldSpec
@@ -79,26 +80,36 @@ class Learner:
 
     Attributes:
         updates: batches learned from so far.
+        reduction: over the learners that share each batch.
     """
 
     def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
         self.net = net
         self.optimizer = optimizer
         self.updates = 0
+        self.reduction = ALONE
         self._max_grad_norm = max_grad_norm
 
-    def step(self, loss: Tensor) -> Tensor:
+    def step(self, loss: Tensor, weight: float | None = None) -> Tensor:
         """Learns from a batch by one move down the gradient of its loss; see `descend`."""
-        norm = self.descend(loss)
+        norm = self.descend(loss, weight)
         self.updates += 1
         return norm
 
-    def descend(self, loss: Tensor) -> Tensor:
-        """Moves down the gradient of `loss`; returns the norm of the network's gradient before clipping."""
+    def descend(self, loss: Tensor | None, weight: float | None = None) -> Tensor:
+        """Moves down the gradient of `loss`; returns the norm of the network's gradient before clipping.
+
+        The loss is a mean over this learner's share of the batch, which counts `weight` among those of
+        several learners: None stands for its rows. With 0 it has no loss, and moves as the others do.
+        """
         # None, not zeros: a first backward pass then writes gradients instead of adding to them, and RMSProp
         # can see which parameters were not used.
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        parameters = [each for group in self.optimizer.param_groups for each in group["params"]]
+        # Before clipping: the norm is that of the whole batch's gradient. Multipliers and temperatures too.
+        with self.reduction.averaging(parameters, weight):
+            if loss is not None and weight != 0:
+                loss.backward()
         # With infinity nothing is clipped, and the norm is still measured. Multipliers and temperatures are
         # not among these parameters: their gradients have another scale and would eat into the network's
         # share.
@@ -165,6 +176,19 @@ class NetworkAgent(ABC):
     def accumulator(self, chunk_steps: int, phase: float = 0.0) -> Accumulator:
         """See `Agent`."""
         return self.stored.accumulator(chunk_steps, phase)
+
+    def learn_with(self, reduction: Reduction) -> None:
+        """From now on each `update` is of a share of a batch: `reduction.exchange` comes before it.
+
+        Raises ConfigError where the algorithm cannot divide a batch.
+        """
+        if not reduction.alone and (reason := self.config.one_learner_because):
+            raise ConfigError(f"several learners cannot share a batch: {reason}")
+        learner = self.learner  # made first: its target network is a copy, and learns nothing itself
+        learner.reduction = reduction
+        for module in self.net.modules():
+            if isinstance(module, RunningMoments):
+                module.together = None if reduction.alone else reduction.moments
 
     # ------------------------------------------------------------------ acting
 

@@ -40,6 +40,7 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     """Fields of `[agent]` for `algorithm = "policy_gradient"`; defaults are PPO's."""
 
     table = TableNeeds("queue", replays=True)
+    several_learners = True
 
     pixel_torso: ClassVar[str] = "shallow"
 
@@ -118,6 +119,13 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     )
     target_ratio_bar: float = tunable(2.0, "Most weight of the acting policy against that copy.", gt=0)
     recompute_advantages: bool = tunable(False, "Estimate advantages anew before each pass, not only once.")
+
+    @property
+    def one_learner_because(self) -> str:
+        """See the base class."""
+        if self.policy_loss == "vmpo":
+            return "agent.policy_loss vmpo weighs each step against all others of its minibatch"
+        return super().one_learner_because
 
 
 MAX_LOG_RATIO = 20.0
@@ -314,7 +322,9 @@ class PolicyGradientAgent(NetworkAgent):
         if config.normalize_advantages:
             # Over the whole batch, not each minibatch as the reference does: a minibatch of few steps has a
             # noisy deviation.
-            advantages = normalized_advantages(advantages)
+            reduction = learner.reduction
+            together = None if reduction.alone else reduction.moments
+            advantages = normalized_advantages(advantages, together=together)
         steps = JudgedSteps(
             **inputs_of(unrolls),
             behaviour=unrolls.behaviour,

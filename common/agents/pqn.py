@@ -28,6 +28,8 @@ from troupe.common.rl.sequences import lambda_returns
 class PqnConfig(PassesConfig):
     """Fields of `[agent]` for `algorithm = "pqn"`; defaults are those of the authors' code for Atari."""
 
+    several_learners = True
+
     algorithm: Literal["pqn"] = structural("pqn", "PQN: Q(lambda) with layer norm, without replay or target.")
     hidden_units: Units = structural(512, "Width of the layer on top of a pixel torso.")
     layer_norm: bool = structural(True, "Apply layer normalisation to the torso's outputs: PQN's stability.")

@@ -32,6 +32,7 @@ class R2d2Config(QLearningConfig, SequenceAgentConfig):
     """Fields of `[agent]` for `algorithm = "r2d2"`; defaults are the paper's (table 2)."""
 
     reads_instructions = True
+    several_learners = True
 
     algorithm: Literal["r2d2"] = structural("r2d2", "R2D2, recurrent Q-learning with prioritized replay.")
     hidden_units: Units = structural(512, "Width of the layer after a pixel torso.")

@@ -53,6 +53,7 @@ class SacConfig(SequenceAgentConfig):
 
     takes_any_action = True
     draws_actions = True
+    several_learners = True
 
     algorithm: Literal["sac"] = structural("sac", "Soft actor-critic.")
     hidden_units: Units = structural(256, "Width of the layer on top of a pixel torso.")
@@ -200,7 +201,8 @@ class SacAgent(NetworkAgent):
         without memory.
         """
         counts, burn_in, learner = sequences.counts, self.config.burn_in_steps, self.learner
-        if not counts.any():  # what no accumulator makes
+        # What no accumulator makes; of several learners one alone must not stay away.
+        if learner.reduction.alone and not counts.any():
             return Update(np.full(len(batch.weights), PRIORITY_FLOOR), {})
         noise, next_noise = self._noise(2, *counts.shape, self.draws).to(counts.device)
         features, _ = self.net.remember(*sequences.burned_in(self.net, burn_in))
@@ -210,7 +212,9 @@ class SacAgent(NetworkAgent):
         # Only the steps that count are judged: critics and policy are the expensive part.
         steps = features[:-1], actions, targets, importance, noise
         loss, measured, errors = self._loss(*(part[counts] for part in steps))
-        metrics = self._descend(loss, measured, batch.measure)
+        # All steps count alike, and shares differ in them. Of none there is nothing to measure.
+        steps_learned = int(counts.sum())
+        metrics = self._descend(loss, measured, batch.measure and steps_learned > 0, steps_learned)
         self.net.observe(sequences.obs[burn_in:-1][counts])
         sizes = torch.zeros_like(targets)
         sizes[counts] = errors.abs().mean(0)
@@ -271,9 +275,11 @@ class SacAgent(NetworkAgent):
         }
         return loss, measured, errors.detach()
 
-    def _descend(self, loss: Tensor, measured: dict[str, Tensor], measure: bool) -> dict[str, float]:
+    def _descend(
+        self, loss: Tensor, measured: dict[str, Tensor], measure: bool, weight: float | None = None
+    ) -> dict[str, float]:
         """One step down the gradient; what was measured, if it is wanted."""
-        norm = self.learner.step(loss)
+        norm = self.learner.step(loss, weight)
         if not measure:
             return {}
         return {f"learner/{name}": value.item() for name, value in (measured | {"grad_norm": norm}).items()}
@@ -318,7 +324,7 @@ class SacAgent(NetworkAgent):
     def _noise(self, *shape: int) -> Tensor:
         """Draws of a standard normal, which a resumed run repeats."""
         # On the CPU, then moved: a CUDA generator draws others, and a checkpoint would not go on elsewhere.
-        return torch.randn(shape, generator=self.learner.generator)
+        return self.learner.reduction.drawn(self.learner.generator, shape, normal=True)
 
     # ----------------------------------------------------------------- parts
 

@@ -159,6 +159,9 @@ class AgentConfig(Section):
     """Whether it has a policy: its epsilon is then the chance that an action is drawn from it instead of
     being its best one, and no chance of an action at random."""
 
+    several_learners: ClassVar[bool] = False
+    """Whether several learners can share each batch, see `troupe.common.agents.learners.reduction`."""
+
     # Every subclass narrows this to a `Literal` of its own name, which is what the registry looks up.
     algorithm: str = structural("apex", "Name of the algorithm, a key of the registry.")
 
@@ -169,6 +172,13 @@ class AgentConfig(Section):
         With a limit, the agent has `unroll_steps`: actors wait between two unrolls.
         """
         return None
+
+    @property
+    def one_learner_because(self) -> str:
+        """Why several learners cannot share a batch; empty where they can."""
+        if self.several_learners:
+            return ""
+        return f"{self.algorithm} does not say how the shares of its batches become one update"
 
     @property
     def of_replayed_rows(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -273,6 +274,17 @@ class LearnerConfig(Section):
         "0 = none.",
         ge=0,
     )
+    gradient_dtype: Literal["float32", "bfloat16"] = tunable(
+        "float32",
+        "Of gradients as several learners exchange and sum them: bfloat16 halves the bytes.",
+    )
+    processes: int = operational(
+        1,
+        "Learners that the launcher starts on this machine. They share each batch, whose rows stay "
+        "replay.batch_size; with any number others may join (`troupe learner --join`).",
+        ge=1,
+        le=MAX_PROCESSES,
+    )
     torch_threads: Threads = tunable(
         1,
         "Threads of an update on the CPU, up to 1024; auto: all cores where acting and learning take turns "
@@ -358,6 +370,11 @@ class NetConfig(Section):
     replay: Endpoint = operational(
         "tcp://127.0.0.1:5560", "ROUTER of replay shard 0; shard i takes port + i."
     )
+    learner_network: str = operational(
+        "",
+        "Private network (such as 10.0.0.0/16) in which learners of several machines exchange gradients, "
+        "which are not encrypted; empty = learners of one machine only.",
+    )
     keys_dir: str = operational(
         "", "Directory of CURVE keys (`troupe keys new DIR`); empty = no keys, loopback and ipc only."
     )
@@ -381,6 +398,17 @@ class NetConfig(Section):
         ge=timing.LIVENESS_S[0],
         le=timing.LIVENESS_S[1],
     )
+
+    @field_validator("learner_network")
+    @classmethod
+    def _is_private(cls, network: str) -> str:
+        if network:
+            found = ipaddress.ip_network(network)
+            if found.is_global:
+                raise ValueError(
+                    f"{network} is a public network, and gradients are not encrypted: take a private one"
+                )
+        return network
 
     @model_validator(mode="after")
     # Otherwise one heartbeat that is a little late ends a lease, and the slots change hands for nothing.
@@ -447,7 +475,18 @@ class Config(Section):
         # checked it.
         if not isinstance(self.agent, UntypedAgentConfig):
             check_sampled_tables(self.agent, self.replay)
+            self._check_learners()
         return self
+
+    def _check_learners(self) -> None:
+        count = self.learner.processes
+        if count > 1 and (reason := self.agent.one_learner_because):
+            raise ValueError(f"learner.processes is {count}, but {reason}: set it to 1")
+        if count > self.replay.batch_size:
+            raise ValueError(
+                f"learner.processes is {count}, but a batch has {self.replay.batch_size} rows "
+                "(replay.batch_size) to divide"
+            )
 
     @property
     def total_slots(self) -> int:

@@ -7,9 +7,13 @@ and the same wherever these weights act. Only a learner updates them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
+Merge = Callable[[int, Tensor, Tensor], tuple[int, Tensor, Tensor]]
+"""Count, mean and variance of the samples of several learners, of those of this one."""
 
 # Samples that are summed at a time: their float64 copies stay in the processor's cache.
 _ROWS = 16
@@ -31,8 +35,12 @@ class RunningMoments(nn.Module):
         deviation: likewise.
         window: samples over which older ones fade by a factor of e; None: none fades.
         limit: samples after which the statistics stay as they are; None: never, 0: from the beginning.
+
+    Attributes:
+        together: where several learners share a batch, what makes their samples one; None for one learner.
     """
 
+    together: Merge | None = None
     count: Tensor
     mean: Tensor
     variance: Tensor
@@ -64,26 +72,36 @@ class RunningMoments(nn.Module):
     def update(self, samples: Tensor) -> None:
         """Take in samples `[..., *shape]` of any dtype, unless frozen."""
         rows = samples.reshape(-1, self.mean.numel())
-        if not len(rows) or self.frozen:
+        if self.frozen:
             return
+        samples_in, mean, variance = len(rows), *self._moments(rows)
+        if self.together is not None:
+            samples_in, mean, variance = self.together(samples_in, mean, variance)
+        if not samples_in:
+            return
+        total = int(self.count) + samples_in
+        # At least the batch itself, which may be larger than the window: a share above 1 would make variances
+        # negative.
+        share = samples_in / max(samples_in, min(total, self._window or total))
+        step = mean - self.mean
+        # Of a mixture: the mean of both variances, and what the means lie apart.
+        self.variance += share * (variance - self.variance + (1.0 - share) * step.square())
+        self.mean += share * step
+        self.count.fill_(total)
+
+    def _moments(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance float64 `[size]` of `rows` `[n, size]`; zeros of none."""
+        first, second = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
+        if not len(rows):
+            return first, second
         # Sums of differences from a sample, not of squares: those would cancel where the mean is large.
         near = rows[0].to(torch.float64)
-        first, second = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
         for part in rows.split(_ROWS):
             off = part.to(torch.float64) - near
             first += off.sum(0)
             second += off.square_().sum(0)
         first /= len(rows)
-        variance = (second / len(rows) - first.square()).clamp_(min=0.0)
-        total = int(self.count) + len(rows)
-        # At least the batch itself, which may be larger than the window: a share above 1 would make variances
-        # negative.
-        share = len(rows) / max(len(rows), min(total, self._window or total))
-        step = near + first - self.mean
-        # Of a mixture: the mean of both variances, and what the means lie apart.
-        self.variance += share * (variance - self.variance + (1.0 - share) * step.square())
-        self.mean += share * step
-        self.count.fill_(total)
+        return near + first, (second / len(rows) - first.square()).clamp_(min=0.0)
 
 
 class Normalizer(RunningMoments):
@@ -132,11 +150,15 @@ class Normalizer(RunningMoments):
         return values.to(torch.float32).view(self.shape)
 
 
-def normalized_advantages(advantages: Tensor, floor: float = 1e-8) -> Tensor:
+def normalized_advantages(advantages: Tensor, floor: float = 1e-8, together: Merge | None = None) -> Tensor:
     """Advantages of a batch, of any shape, with mean 0 and deviation 1; `floor` is added to the deviation.
 
+    With `together`, mean and deviation are those of the shares of several learners.
     What PPO's reference implementation does in every minibatch (Dhariwal et al. 2017, `baselines`).
     """
     # Without Bessel's correction, as numpy's `std` in the reference; with it a batch of one would be nan.
     deviation, mean = torch.std_mean(advantages, correction=0)
+    if together is not None:
+        _, mean, variance = together(advantages.numel(), mean, deviation.square())
+        deviation = variance.sqrt()
     return (advantages - mean) / (deviation + floor)

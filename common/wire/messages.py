@@ -54,8 +54,9 @@ REPLAY_LIMITS = Limits(array_bytes=1 << 28, total_bytes=1 << 28)
 SUBSCRIPTION_BYTES = 1 << 18
 """What the announce socket accepts on one connection: subscriptions, and a day's heartbeats or more."""
 
-ROLES = ("actor", "replay", "evaluator", "viewer")
-"""Who may say HELLO. A viewer is anything that only looks: a panel, a stranger's script."""
+ROLES = ("actor", "replay", "evaluator", "viewer", "learner")
+"""Who may say HELLO. A viewer is anything that only looks: a panel, a stranger's script. A learner that joins
+another's run shares its batches."""
 
 # Kinds of ERROR of every server.
 NO_MEMORY = "memory"  # for this, now
@@ -83,20 +84,18 @@ UNKNOWN_GROUP = "unknown_group"  # begin again: the learner has nothing that the
 NOT_LEASED = "not_leased"  # the slots are not those of this actor
 TOO_MANY_ROWS = "too_many_rows"  # for a batch
 
-_ALL = (*ROLES, "learner")
-
 MAY_SEND: dict[str, tuple[str, ...]] = {
-    Hello.TYPE: _ALL,
-    Heartbeat.TYPE: _ALL,
-    ParamsGet.TYPE: _ALL,
-    Telemetry.TYPE: _ALL,
-    Bye.TYPE: _ALL,
+    Hello.TYPE: ROLES,
+    Heartbeat.TYPE: ROLES,
+    ParamsGet.TYPE: ROLES,
+    Telemetry.TYPE: ROLES,
+    Bye.TYPE: ROLES,
     Infer.TYPE: ("actor",),
     Insert.TYPE: ("actor", "learner"),
-    Credit.TYPE: _ALL,
+    Credit.TYPE: ROLES,
     Sample.TYPE: ("learner",),  # for it uses up what the limiter permits
     Priorities.TYPE: ("learner",),
-    Status.TYPE: _ALL,
+    Status.TYPE: ROLES,
     SnapshotRequest.TYPE: ("learner",),  # for it writes wherever it is told to
 }
 """Roles whose keys permit a message, where there are keys. What those may say in it is in `claims`."""

@@ -19,6 +19,8 @@ MAX_PROCESS_SLOTS = 1 << 14
 """Slots of one actor."""
 MAX_RUN_SLOTS = 1 << 20
 """Slots of all actors."""
+MAX_LEARNERS = 1 << 10
+"""Learners that share batches."""
 MAX_PARTS = 1 << 16
 """Parts of one evaluation."""
 MAX_GROUPS = 64

@@ -52,6 +52,11 @@ def child_specs(
         orphan_signal=signal.SIGTERM,
     )
     specs = [learner]
+    for index in range(1, config.learner.processes):
+        name = f"learner-{index}"
+        words = ["--join", control, "--name", name, *_JOINING]
+        threads = config.torch_threads("learner", usable_cores())
+        specs.append(builder.service(name, words, essential=False, threads=threads))
     for index, endpoint in enumerate(replay_endpoints(config, sockets)):
         words = ["serve", "--learner", control, "--bind", endpoint, *_JOINING]
         words += ["--data-dir", str(run_dir / "replay" / f"shard-{index}"), "--index", str(index)]

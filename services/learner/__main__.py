@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +14,13 @@ from typing import TYPE_CHECKING
 from troupe.common.config.field_options import parse_with_fields
 from troupe.common.errors import ConfigError
 from troupe.common.machine import keep_freed_memory
+from troupe.common.permits import add_module_argument
 from troupe.common.runtime import StopSignal, run_main, watchdog
 from troupe.common.runtime.checkpoint import newest_first
 from troupe.common.runtime.files import readable
 from troupe.common.runtime.parser import Parser, real
 from troupe.common.runtime.startup import add_service_arguments, begin
-from troupe.common.wire.security.key_options import add_key_arguments
+from troupe.common.wire.security.key_options import add_key_arguments, make_security
 
 if TYPE_CHECKING:
     from troupe.common.config import Config
@@ -31,10 +34,28 @@ def main_parser() -> Parser:
         description="Runs the learner of the run in RUN_DIR. With PRESET it begins a new run there, from "
         "the preset and TROUPE_SECTION__FIELD variables; without, RUN_DIR holds its config.toml. With PRESET "
         "and --resume it begins the run or goes on with it, whatever RUN_DIR holds: the same command line "
-        "for every start. --SECTION.FIELD VALUE sets a field of the configuration, as in `troupe train`.",
+        "for every start. --SECTION.FIELD VALUE sets a field of the configuration, as in `troupe train`. "
+        "With --join it shares the batches of a run that another learner has, and needs none of these.",
     )
     parser.add_argument("preset", nargs="?", metavar="PRESET", help="preset of a new run")
-    parser.add_argument("--run-dir", type=Path, required=True, help="the run directory")
+    parser.add_argument("--run-dir", type=Path, help="the run directory")
+    parser.add_argument(
+        "--join",
+        metavar="ADDRESS",
+        help="share the batches of the learner with this control address, on the same machine or in the "
+        "private network that net.learner_network of its run names",
+    )
+    parser.add_argument(
+        "--name", metavar="NAME", help="with --join: unique in the run (default: learner- and a number)"
+    )
+    parser.add_argument("--device", metavar="DEVICE", help="with --join: of torch, if not the run's")
+    parser.add_argument(
+        "--join-timeout-s",
+        type=real(0),
+        default=60.0,
+        metavar="S",
+        help="with --join: patience with the other learner (default: 60)",
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
     parser.add_argument("--control", metavar="ADDRESS", help="bind here instead of the config's net.control")
     parser.add_argument(
@@ -51,6 +72,7 @@ def main_parser() -> Parser:
         help="where the run is complete already, answer for S seconds, so that services that start with this "
         "one learn of it and end (default: 0)",
     )
+    add_module_argument(parser)
     add_key_arguments(parser, server=True)
     add_service_arguments(parser)
     return parser
@@ -105,11 +127,37 @@ def _changed_config(file: Path, preset: str, overrides: dict[str, str]) -> Confi
     return config
 
 
+def _join(args: argparse.Namespace) -> None:
+    """Share the batches of another learner's run until it ends."""
+    name = args.name or f"learner-{secrets.randbelow(10**9)}"
+    begin(name, args)
+    keep_freed_memory()
+    from troupe.services.learner.peers.member import JoinedLearner
+
+    JoinedLearner(
+        args.join,
+        name,
+        StopSignal(force_after_s=30.0).install(),
+        device=args.device or "",
+        join_timeout_s=args.join_timeout_s,
+        security=make_security(args.keys, "learner"),
+        modules=args.modules,
+    ).run()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the learner until the run is complete or it is told to stop, and return the exit code."""
 
     def body() -> None:
-        args, fields = parse_with_fields(main_parser(), sys.argv[1:] if argv is None else argv)
+        parser = main_parser()
+        args, fields = parse_with_fields(parser, sys.argv[1:] if argv is None else argv)
+        if args.join:
+            if args.preset or args.run_dir or args.resume or fields:
+                parser.error("--join takes its run from the other learner: no PRESET, --run-dir or fields")
+            _join(args)
+            return
+        if args.run_dir is None:
+            parser.error("--run-dir is needed, or --join")
         begin("learner", args)
         keep_freed_memory()
         from troupe.services.learner.service import Learner

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import zmq
 
-from troupe.common.agents import Batch, make_agent
+from troupe.common.agents import make_agent
 from troupe.common.agents.tensors import check_device
 from troupe.common.config import Config, structural_hash, to_toml
 from troupe.common.data.schema import FieldSpec, compressed_if
@@ -26,19 +26,23 @@ from troupe.common.runtime import Deadline, StopSignal, watchdog
 from troupe.common.runtime.files import CONFIG_FILE, atomic_write, make_directory
 from troupe.common.runtime.logging import Throttle
 from troupe.common.wire.link import new_incarnation
-from troupe.common.wire.replay.codec import SampleBatch, specs_to_wire
+from troupe.common.wire.replay.codec import specs_to_wire
 from troupe.common.wire.replay.sharded import ShardedReplayClient
 from troupe.common.wire.security.key_options import make_security
 from troupe.common.wire.sockets import Security
 from troupe.services.learner.batches.mixture import Mixture
 from troupe.services.learner.batches.prefetch import Prefetcher
-from troupe.services.learner.batches.usable import UsableItems
+from troupe.services.learner.batches.usable import Usable
 from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.control.epochs import Epochs
 from troupe.services.learner.control.evaluations import Evaluations
 from troupe.services.learner.control.roster import SlotRules
 from troupe.services.learner.control.server import ControlServer, Terms
 from troupe.services.learner.gpu import GpuMeter
 from troupe.services.learner.inference.service import CentralInference
+from troupe.services.learner.peers.seats import OwnSeats
+from troupe.services.learner.peers.shares import Shares, Wish
+from troupe.services.learner.peers.team import Rules, Team
 from troupe.services.learner.record.gathered import Gathered
 from troupe.services.learner.record.histograms import Histograms
 from troupe.services.learner.record.reporter import Reporter
@@ -69,6 +73,8 @@ LAST_COLLECT_S = 2.0
 """The same for those that have come when the run stops."""
 FINAL_EVALUATION_S = 120.0
 """How long the end of a run waits for the last evaluation."""
+PEERS_START_S = 60.0
+"""How long a run waits for the other learners that it begins with."""
 EVALUATOR_START_S = 60.0
 """How long of that it waits for an evaluator that has not joined: in a short run it may be starting still."""
 
@@ -105,7 +111,6 @@ class Learner:
         torch.set_num_threads(config.torch_threads("learner", usable_cores()))
         self.spec = make_spec(config.env)
         self.agent = make_agent(config.agent, self.spec, seed=config.run.seed, device=config.learner.device)
-        self._usable = UsableItems(self.agent)
         self._mixture = Mixture(config)
         self._gpu = GpuMeter(config.learner.device)
         self._histograms = Histograms(self.agent, config.learner.histogram_period_updates)
@@ -127,6 +132,8 @@ class Learner:
         self._best = Best(directory, fetched, self.checkpoints.meta) if keep_best else None
         self.inference = self._make_inference(security) if config.inference.mode == "central" else None
         self.prefetch = self._make_prefetcher(security)
+        self.team = self._make_team()
+        self.shares = Shares(config, self.agent, self.prefetch, self._mixture, self.team)
         try:
             self._bind()  # first: a learner that cannot leaves no run behind
             if write_config:
@@ -180,6 +187,9 @@ class Learner:
             security=security,
             budget=self.counters.budget,
             evaluations=Evaluations(*config.evaluator.division()),
+            epochs=Epochs(
+                config.agent.one_learner_because, expected=config.learner.processes, start_s=PEERS_START_S
+            ),
         )
 
     def _make_prefetcher(self, security: Security) -> Prefetcher:
@@ -188,7 +198,7 @@ class Learner:
         return Prefetcher(
             self._context,
             self.control.shards,
-            shares=self._mixture.shares,
+            shares={},  # none before it has a seat
             kept=self._mixture.kept,
             depth=config.learner.prefetch,
             incarnation=secrets.randbits(63),
@@ -196,6 +206,11 @@ class Learner:
             pinned=config.learner.device != "cpu",
             security=security,
         )
+
+    def _make_team(self) -> Team:
+        """The learners that share each batch, of which this one has the run."""
+        seats = OwnSeats(self.control, self.config.net.learner_network, self.stop)
+        return Team(self.agent, self.counters, seats, Rules.of(self.config, owner=True))
 
     def _bind(self) -> None:
         self.control.bind()
@@ -249,9 +264,7 @@ class Learner:
             self._publish()
             quiet = Deadline(TOLD_WAIT_S)
             while not self.stop and not self._complete():
-                batch = self.prefetch.get(timeout_s=0.25)
-                if batch is not None:
-                    self._learn_patiently(batch)
+                if self._learn_patiently():
                     quiet = Deadline(TOLD_WAIT_S)
                 elif quiet.expired and self._throttle("wait"):
                     _log.info("learner waits for batches: %s", self.prefetch.wait_reason)
@@ -286,66 +299,63 @@ class Learner:
             return
         deadline, quiet = Deadline(LAST_BATCHES_S), Deadline(QUIET_S)
         while not (self.stop or deadline.expired or quiet.expired):
-            batch = self.prefetch.get(timeout_s=0.25)
-            if batch is not None:
-                self._learn(batch)
+            if self._learn():
                 quiet = Deadline(QUIET_S)
             self._housekeeping()
 
-    def _learn_patiently(self, sample: SampleBatch) -> None:
-        """One update; the first of a process may compile, and make room for what all others use."""
+    def _learn_patiently(self) -> bool:
+        """`_learn`; the first update of a process may compile, and make room for what all others use."""
         if self._learned:
-            self._learn(sample)
-            return
+            return self._learn()
         with self._loop.long("its first update"):
-            self._learn(sample)
-        self._learned = True
+            self._learned = self._learn()
+        return self._learned
 
-    def _learn(self, sample: SampleBatch) -> None:
-        """One update, its priorities, and every so often a new parameter version."""
+    def _learn(self) -> bool:
+        """One update, alone or with others, and now and then a new version; whether there was one."""
+        counters = self.counters
+        wish = Wish()
+
+        def wanted() -> Wish:
+            nonlocal wish
+            wish = self._wish()
+            return wish
+
+        lesson = self.shares.learn(0.25, wanted, self._look)
+        if left_out := self.shares.usable.left_out:
+            self.reporter.note("learner", {"learner/unusable_items_total": float(left_out)})
+        if self.team.moved:
+            # What acts has the older weights of the checkpoint.
+            self.team.moved = False
+            self._publish()
+        if lesson is None:
+            return False
+        if wish.measure and lesson.update is not None and lesson.sample is not None:
+            self._measured_s = time.monotonic()
+            metrics = lesson.update.metrics
+            self._check_finite(metrics)
+            lag = self._mixture.staleness(lesson.sample, counters.version)
+            self.reporter.note("learner", {**metrics, "learner/beta": wish.beta, **lag})
+        if counters.updates % self.config.learner.publish_period_updates == 0:
+            self._publish()
+        return True
+
+    def _wish(self) -> Wish:
+        """What the next update goes by."""
         replay, counters = self.config.replay, self.counters
-        usable = self._usable.of(sample)
-        # Before anything is computed: one NaN would spread through the gradient into every weight.
-        if usable.rows is not None:
-            self.reporter.note("learner", {"learner/unusable_items_total": float(self._usable.left_out)})
-            if not usable.rows.any():
-                self.prefetch.put_priorities(sample, np.zeros(len(usable.rows)))
-                return
         beta = annealed(
             replay.importance_exponent,
             replay.importance_exponent_final,
             counters.updates,
             replay.importance_anneal_updates,
         )
-        counters.updates += 1
-        now_s = time.monotonic()
-        late = now_s - self._measured_s > METRICS_PERIOD_S
-        measure = counters.updates % METRICS_PERIOD_UPDATES == 0 or late
-        if measure:
-            self._measured_s = now_s
-        progress = counters.progress(learned=self._mixture.once is not None)
-        replayed = self._mixture.replayed(sample)
-        update = self.agent.update(
-            Batch(
-                usable.fields,
-                usable.chosen(sample.weights(beta)),
-                usable.lengths,
-                None if replayed is None else usable.chosen(replayed),
-                progress=progress,
-                measure=measure,
-            )
-        )
-        counters.learned_steps += self._mixture.learned_steps(sample, usable)
-        if self._histograms.due(counters.updates):
+        late = time.monotonic() - self._measured_s > METRICS_PERIOD_S
+        measure = (counters.updates + 1) % METRICS_PERIOD_UPDATES == 0 or late
+        return Wish(counters.progress(learned=self._mixture.once is not None), beta, measure)
+
+    def _look(self, usable: Usable) -> None:
+        if self._histograms.due(self.counters.updates):
             self.reporter.look(*self._histograms.take(usable.fields))
-        # Last: the arrays of the batch go back with it, and the next one may be unpacked into them at once.
-        self.prefetch.put_priorities(sample, usable.priorities(update.priorities))
-        if measure:
-            self._check_finite(update.metrics)
-            lag = self._mixture.staleness(sample, counters.version)
-            self.reporter.note("learner", {**update.metrics, "learner/beta": beta, **lag})
-        if counters.updates % self.config.learner.publish_period_updates == 0:
-            self._publish()
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
         """Notice a loss or a gradient that is not finite, up to METRICS_PERIOD_UPDATES late."""
@@ -411,6 +421,8 @@ class Learner:
         self.reporter.tick(self.control, self.prefetch.waited_s, note="complete", force=True)
         # After the last version is out: who hears of the end fetches that one.
         self.control.set_state(updates=self.counters.updates, stopping=True)
+        # Only now: the others end where they lose this learner and know that the run is done.
+        self.team.close()
         if self._linger_s:
             self._stay_for_latecomers()
         if self.config.evaluator.enabled and not self._complete_before:
@@ -468,5 +480,6 @@ class Learner:
                 force=True,
             )
             ends.callback(self.prefetch.stop)
+            ends.callback(self.team.close)
             if self.inference is not None:
                 ends.callback(self.inference.stop)

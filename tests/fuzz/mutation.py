@@ -116,6 +116,8 @@ def control(rng: random.Random, role: str) -> Draft:
         draft.fields = {"reason": "fuzz"}
     else:
         draft.fields = {"version": rng.randint(-1, 9), "error": ""}
+        if kind == "HEARTBEAT" and rng.random() < 0.1:
+            draft.fields["epoch_ended"] = rng.randint(-1, 9)
     return draft
 
 

@@ -134,7 +134,7 @@ def test_what_an_actor_claims_of_tables_features_and_distances(tmp_path, context
             before = learner.counters.updates
             play(outbox, agent, range(9, HONEST))
             until(lambda: learning.error or learner.counters.updates >= before + 8)
-            until(lambda: learning.error or learner._usable.left_out)
+            until(lambda: learning.error or learner.shares.usable.left_out)
         finally:
             stranger.close()
         assert learning.error is None
@@ -215,7 +215,7 @@ def test_what_a_shard_claims_of_shares_and_features(tmp_path, context, monkeypat
             play(outbox, agent, range(1, HONEST))
             rounds = 2 * (len(REFUSED) + len(STORED))
             until(lambda: learning.error or (bad.asked > rounds and learner.counters.updates >= 8), 120)
-            until(lambda: learning.error or learner._usable.left_out >= 5)
+            until(lambda: learning.error or learner.shares.usable.left_out >= 5)
         finally:
             member.close()
             bad.stop()

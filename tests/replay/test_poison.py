@@ -32,6 +32,6 @@ def test_a_run_goes_on_after_items_that_cannot_be_learned_from(member, client, t
     assert actor.flush(60)
     until(lambda: learner.counters.updates >= 50 or running.error)
     running.end()
-    assert learner._usable.left_out >= 8 * len(POISON)
+    assert learner.shares.usable.left_out >= 8 * len(POISON)
     assert " outside of " in caplog.text
     assert "another holder of an actor's key" in caplog.text

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common.agents.learners.learning_rate import LearningRate, LearningRateConfig
+from troupe.common.agents.learners.reduction import ALONE, Reduction
 from troupe.common.agents.network import Learner, body_options, network_inputs
 from troupe.common.agents.stored.unrolls import Unrolls
 from troupe.common.agents.tensors import below, module_arrays, prefixed, tensors
@@ -158,8 +159,23 @@ class Minibatches:
         self._mode = config.batch_mode
         self._order = torch.arange(0)
 
-    def of_pass(self, epoch: int, steps: int, columns: int) -> Iterator[Tensor]:
-        """Indices `[n]` of each minibatch of pass number `epoch` over T `steps` and N `columns`."""
+    def of_pass(self, epoch: int, steps: int, columns: int, reduction: Reduction = ALONE) -> Iterator[Tensor]:
+        """Indices `[n]` of each minibatch of pass number `epoch` over T `steps` and N `columns`.
+
+        Where several learners share the batch, all cut the whole batch alike, and each takes those of its
+        own columns: none, perhaps.
+        """
+        places, whole = reduction.places(columns)
+        if reduction.alone:
+            yield from self._parts(epoch, steps, whole)
+            return
+        own = torch.full((whole,), -1)
+        own[places] = torch.arange(len(places))
+        for part in self._parts(epoch, steps, whole):
+            found = own[part]
+            yield found[found >= 0]
+
+    def _parts(self, epoch: int, steps: int, columns: int) -> Iterator[Tensor]:
         size = max(1, self._steps // steps) if self._steps else columns
         if self._mode == "repeat" or size >= columns:
             yield torch.arange(columns)
@@ -293,14 +309,21 @@ class PassesLearner(Learner):
         steps: OwnSteps | None = None
         for epoch in range(self._config.epochs):
             steps = estimate(steps)
-            terms = [
-                self._step(*loss(steps.columns(index)))
-                for index in self._minibatches.of_pass(epoch, *steps.last_reward.shape)
-            ]
+            terms: list[dict[str, Tensor]] = []
+            moved: list[tuple[float, int]] = []  # of each minibatch: how far, and how many columns say so
+            unrolled, columns = steps.last_reward.shape
+            for index in self._minibatches.of_pass(epoch, unrolled, columns, self.reduction):
+                if not len(index):  # all of this minibatch is in the shares of other learners
+                    self.descend(None, 0)
+                    moved.append((0.0, 0))
+                    continue
+                terms.append(self._step(*loss(steps.columns(index)), len(index)))
+                if self.rate.follows_kl:
+                    moved.append((terms[-1]["behaviour_kl"].item(), len(index)))
             if self.rate.follows_kl:
                 # Once per pass: within one, the first minibatches have not moved the policy yet, and would
                 # raise the rate every time.
-                self.rate.follow_kl(torch.stack([each["behaviour_kl"] for each in terms]).mean().item())
+                self.rate.follow_kl(float(np.mean(self.reduction.means(moved))))
             for each in terms:
                 for name, value in each.items():
                     measured.setdefault(name, []).append(value)
@@ -331,12 +354,11 @@ class PassesLearner(Learner):
         return tuple(torch.cat(each, dim=1) for each in zip(*parts, strict=True))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """See `Learner`: what the agent holds, the learning rate, the generator of minibatches."""
-        return {
-            **prefixed("learning/", module_arrays(self._own)),
-            "learning_rate": np.array(self.rate.value),
-            "generator": self._minibatches.generator.get_state().numpy().copy(),
-        }
+        """See `Learner`: what the agent holds, the generator of minibatches, a rate that follows KL."""
+        arrays = prefixed("learning/", module_arrays(self._own))
+        arrays["generator"] = self._minibatches.generator.get_state().numpy().copy()
+        # Else it follows from the configuration: learners that have copied a state would seem to differ.
+        return arrays | ({"learning_rate": np.array(self.rate.value)} if self.rate.follows_kl else {})
 
     def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """See `Learner`."""
@@ -345,9 +367,9 @@ class PassesLearner(Learner):
         if self.rate.follows_kl:  # else it is what the configuration says now
             self.rate.value = float(arrays["learning_rate"].reshape(()))  # a file may hold it as [1]
 
-    def _step(self, loss: Tensor, measured: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _step(self, loss: Tensor, measured: dict[str, Tensor], columns: int) -> dict[str, Tensor]:
         """One step of the optimiser; returns what was measured, without gradients."""
-        norm = self.descend(loss)
+        norm = self.descend(loss, columns)
         return {
             name: value.detach() for name, value in (measured | {"loss": loss, "grad_norm": norm}).items()
         }

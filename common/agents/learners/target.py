@@ -54,9 +54,9 @@ class TargetLearner(Learner, Generic[Network]):
         self._tau = tau
         self._draws = draws
 
-    def step(self, loss: Tensor) -> Tensor:
+    def step(self, loss: Tensor, weight: float | None = None) -> Tensor:
         """See `Learner`; moves the target when it is time to."""
-        norm = super().step(loss)
+        norm = super().step(loss, weight)
         # By the count that a checkpoint holds, so that a resumed run moves the target at the same updates.
         if self.updates % self._period == 0:
             with torch.no_grad():

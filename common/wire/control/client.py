@@ -19,7 +19,7 @@ from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import WireError, encode
 from troupe.common.wire.control.member import Games, Member, Params, RunState, Welcome
 from troupe.common.wire.control.membership import Membership
-from troupe.common.wire.control.messages import TelemetryFields
+from troupe.common.wire.control.messages import Seat, TelemetryFields
 from troupe.common.wire.control.relay import PATIENCE_S
 
 __all__ = ["ControlClient", "Games", "Params", "RunState", "Welcome"]
@@ -155,6 +155,16 @@ class ControlClient:
         return self._member.connected
 
     @property
+    def answers(self) -> int:
+        """How often the learner has answered HELLO and HEARTBEAT."""
+        return self._member.answers
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the newest of these answers."""
+        return system.monotonic() - self._member.heard_s
+
+    @property
     def joins(self) -> int:
         """How often it has joined; grows when the learner has been away."""
         return self._member.joins
@@ -209,6 +219,26 @@ class ControlClient:
         member = self._member
         with self._changed:
             return self._changed.wait_for(lambda: member.begin(steps), timeout_s)
+
+    def next_seat(self, ended: int, timeout_s: float) -> Seat | None:
+        """The seat of this learner in an epoch later than `ended` (-1: any), waiting up to `timeout_s`.
+
+        None where there is none yet: ask again, with the same number.
+        """
+        member = self._member
+        with self._changed:
+            member.epoch_ended = ended
+            member.steps_wanted = True  # ask at once
+        self._membership.waker.wake()
+
+        def given() -> bool:
+            return member.seat is not None and member.seat.epoch > ended
+
+        with self._changed:
+            if not self._changed.wait_for(given, timeout_s):
+                return None
+            member.epoch_ended = msgspec.UNSET
+            return member.seat
 
     def want_params(self) -> None:
         """Start fetching the newest parameters, unless they are here already."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from troupe.common import system
 from troupe.common.errors import TroupeError
 from troupe.common.wire.codec import Buffer
-from troupe.common.wire.control.messages import State, Welcome
+from troupe.common.wire.control.messages import Seat, State, Welcome
 from troupe.common.wire.types import Tensor
 
 
@@ -72,6 +73,8 @@ class Member:
         failure: what ended the membership for good.
         connected: whether the learner has answered lately.
         joins: number of WELCOMEs.
+        answers: how often the learner has answered HELLO and HEARTBEAT.
+        heard_s: monotonic time of the newest of these.
         slots_wanted: slots that the HELLO asked for which was welcome, -1 before.
         waiting_for: why it is not connected, for people.
         params: the parameter set fetched last.
@@ -87,6 +90,8 @@ class Member:
         steps_window: how many it might still make when it was told so.
         steps_told: the steps that the learner was told last.
         steps_wanted: whether a higher limit is needed sooner than with the next heartbeat.
+        epoch_ended: of a learner that waits for an epoch of several: the last that it was in; else UNSET.
+        seat: the newest that it was given.
         telemetry: encoded reports that are not sent yet, oldest first.
         rejected: messages of the learner that could not be understood or served.
         relays: whether this process feeds parameters to the others of its host.
@@ -101,6 +106,8 @@ class Member:
         self.failure: TroupeError | None = None
         self.connected = False
         self.joins = 0
+        self.answers = 0
+        self.heard_s = system.monotonic()
         self.slots_wanted = -1
         self.waiting_for = "no answer yet"
         self.params: Params | None = None
@@ -116,10 +123,17 @@ class Member:
         self.steps_window = 0
         self.steps_told = -1
         self.steps_wanted = False
+        self.epoch_ended: int | UnsetType = UNSET
+        self.seat: Seat | None = None
         self.telemetry: deque[list[Buffer]] = deque()
         self.rejected = 0
         self.relays = False
         self.relayed = 0
+
+    def heard(self) -> None:
+        """Note an answer of the learner."""
+        self.answers += 1
+        self.heard_s = system.monotonic()
 
     def has_newest(self) -> bool:
         """Whether the parameters here are the newest that the learner has published."""

@@ -188,6 +188,7 @@ class Membership:
             member.connected = True
             member.waiting_for = "no answer yet"
             member.joins += 1
+            member.heard()
             member.slots_wanted = slots_wanted
             member.changed.notify_all()
         _log.info("%s has joined %s (join %d)", self._name, self._link, member.joins)
@@ -257,7 +258,10 @@ class Membership:
         member = self._member
         with member.changed:
             body = messages.Heartbeat(
-                version=member.version_in_use, clock_s=system.time(), **member.progress()
+                version=member.version_in_use,
+                clock_s=system.time(),
+                epoch_ended=member.epoch_ended,
+                **member.progress(),
             )
         self._request(body)
 
@@ -357,11 +361,15 @@ class Membership:
         state, member = RunState.of(body), self._member
         shards = member.shards if ok is None else self._usable(ok.shards)
         with member.changed:
+            if ok is not None:
+                member.heard()
             # A restarted learner speaks through WELCOME first; its announcements may come earlier.
             if state.session == member.state.session:
                 member.state, member.shards = state, shards
                 if ok is not None and ok.steps_limit is not UNSET:
                     member.permit(ok.steps_limit)
+                if ok is not None and ok.seat is not UNSET:
+                    member.seat = ok.seat
                 member.changed.notify_all()
 
     def _usable(self, shards: list[str]) -> list[str]:

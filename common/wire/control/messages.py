@@ -36,7 +36,7 @@ class Hello(Body, kw_only=True):
     """Service -> learner.
 
     Attributes:
-        role: `actor`, `replay`, `evaluator` or `viewer`
+        role: `actor`, `replay`, `evaluator`, `viewer` or `learner`
         name: unique in the run, such as actor-0 or replay-0
         incarnation: random, chosen once per process
         hash: of the structural config; empty where the service knows none yet
@@ -126,6 +126,7 @@ class Heartbeat(Body, kw_only=True):
         steps_made: environment steps that this process has made; 0 where it is no actor
         steps_limit: the newest `steps_limit` that it obeys, of any learner; 0 for none
         clock_s: what its clock says, seconds since 1970 (UTC); 0 where it does not say
+        epoch_ended: of a learner that waits for an epoch: the last that it was in, -1 for none; else absent
     """
 
     TYPE: ClassVar[str] = "HEARTBEAT"
@@ -134,9 +135,28 @@ class Heartbeat(Body, kw_only=True):
     steps_made: types.StepsMade = 0
     steps_limit: types.StepCount = 0
     clock_s: types.Clock = 0.0
+    epoch_ended: types.Version | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         self.error = peer_text(self.error)
+
+
+class Seat(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """The place of a learner in an epoch, in which the same learners share each batch. On the wire a list.
+
+    Attributes:
+        epoch: its number, which grows
+        rank: of the learner, from 0, who has the run
+        learners: how many they are
+        port: where they find each other, at the address of rank 0 that they share; 0 if it is alone
+        host: that address
+    """
+
+    epoch: types.Version
+    rank: Annotated[int, Meta(ge=0, lt=types.MAX_LEARNERS)]
+    learners: Annotated[int, Meta(ge=1, le=types.MAX_LEARNERS)]
+    port: Annotated[int, Meta(ge=0, lt=65536)]
+    host: types.Name = ""
 
 
 class HeartbeatOk(State, kw_only=True):
@@ -145,11 +165,21 @@ class HeartbeatOk(State, kw_only=True):
     Attributes:
         shards: endpoints of the live replay shards
         steps_limit: how many steps this process may have made in all; see the budget
+        seat: of a learner, in the epoch after the one that it has left: [epoch, rank, learners, port, host];
+            absent where there is none yet
     """
 
     TYPE: ClassVar[str] = "HEARTBEAT_OK"
     shards: types.Endpoints
     steps_limit: types.StepCount | UnsetType = UNSET
+    seat: Seat | UnsetType = UNSET
+
+    def message(self, request_id: int = 0) -> Message:
+        """As that of every body, with the seat as a list."""
+        message = super().message(request_id)
+        if isinstance(self.seat, Seat):
+            message.fields["seat"] = list(msgspec.structs.astuple(self.seat))
+        return message
 
 
 class ParamsGet(Body, kw_only=True):

@@ -86,6 +86,9 @@ CLAIMS: dict[str, Claim] = {
     "HELLO, HEARTBEAT, BYE steps_made, steps_limit": Claim(
         ("actor",), "no more steps than were permitted; at most 10,000 a second and slot are counted"
     ),
+    "HEARTBEAT epoch_ended": Claim(
+        ("learner",), "a learner that waits for others to share batches with; it is told the next epoch"
+    ),
     "WELCOME heartbeat_s, liveness_s": Claim(
         ("learner",),
         f"{timing.HEARTBEAT_S[0]:g} to {timing.HEARTBEAT_S[1]:g} s, {timing.LIVENESS_S[0]:g} to "
@@ -124,7 +127,7 @@ CLAIMS: dict[str, Claim] = {
         "a name for each game, from an evaluator with `part`; only names of the environment's levels count",
     ),
     "STATUS": Claim(
-        (*messages.ROLES, "learner"),
+        messages.ROLES,
         f"{STATUS_AT_ONCE} at once and {STATUS_PER_S:.0f} a second of each server with one key",
     ),
     "PARAMS_GET games": Claim(("evaluator",), "one part of an evaluation at a time"),
@@ -140,7 +143,7 @@ CLAIMS: dict[str, Claim] = {
 _METRIC = re.compile(types.METRIC)
 _MAX_NAME = 64
 _PROCESSES = 4096
-_OWN_NAME = re.compile(rf"({'|'.join(('learner', *messages.ROLES))})(-\d+)?")
+_OWN_NAME = re.compile(rf"({'|'.join(messages.ROLES)})(-\d+)?")
 _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?):(\d{1,5})")
 _MAX_SOCKET_PATH = 107  # the kernel's limit
 
@@ -169,6 +172,11 @@ def check_progress(role: str, made: int, obeyed: int) -> None:
     """Refuse the steps that somebody says it has made, or the limit that it obeys, who is no actor."""
     if made or obeyed:
         _check(role, "HELLO, HEARTBEAT, BYE steps_made, steps_limit", "a report of steps")
+
+
+def check_epoch(role: str) -> None:
+    """Refuse a seat among the learners to anything else."""
+    _check(role, "HEARTBEAT epoch_ended", "a wait for an epoch of learners")
 
 
 def check_steps(name: str, made: int, permitted: int) -> None:

@@ -26,7 +26,7 @@ from troupe.common.wire.messages import ROLES
 
 _log = logging.getLogger(__name__)
 
-KEY_ROLES = ("learner", *ROLES)
+KEY_ROLES = ("learner", *(role for role in ROLES if role != "learner"))
 """Who has a pair of keys. `viewer` is for whatever only looks."""
 
 SERVERS = ("learner", "replay")

@@ -44,6 +44,7 @@ class Prefetcher:
         kept: Collection[str],
         depth: int,
         incarnation: int,
+        name: str = "learner",
         fields: Sequence[FieldSpec] | None = None,
         pinned: bool = False,
         security: Security | None = None,
@@ -59,7 +60,7 @@ class Prefetcher:
         self._replay = ShardedReplayClient(
             pool=ArrayPool(_pinned if pinned else np.empty),
             ctx=context,
-            name="learner",
+            name=name,
             incarnation=incarnation,
             security=security,
             tolerate_refusals=True,  # a shard that cannot prove itself, or misbehaves, must not end the run
@@ -75,6 +76,8 @@ class Prefetcher:
         self.waited_s = 0.0
         self.unpacked_s = 0.0
         self.links: dict[str, dict[str, float]] = {}
+        self._came = 0
+        self._allowed: int | None = None
 
     def start(self) -> None:
         """Start the thread."""
@@ -98,6 +101,20 @@ class Prefetcher:
         finally:
             self.waited_s += system.monotonic() - began
 
+    def share(self, shares: Mapping[str, int], *, ahead: int | None, held: bool) -> None:
+        """From now on ask for batches of these rows; none where `shares` is empty.
+
+        At most `ahead` are on their way, ready or `held` by the learner, and one more after each `permit`.
+        None: as many as there is room for.
+        """
+        self._wanted = shares
+        self._allowed = None if ahead is None else self._came + ahead - self._ready.qsize() - held
+
+    def permit(self) -> None:
+        """Allow one more batch, where `share` has limited them."""
+        if self._allowed is not None:
+            self._allowed += 1
+
     def put_priorities(self, batch: SampleBatch, priorities: np.ndarray | None) -> None:
         """Send new priorities `[B]` float64 of a batch's items, if any, back to its shard; never blocks.
 
@@ -115,12 +132,18 @@ class Prefetcher:
                 self._send_priorities()
                 # Ready ones count as well, or a learner that pauses would have memory filled with batches
                 # that age.
-                for _ in range(self._depth - self._ready.qsize() - replay.outstanding_samples):
+                room = self._depth - self._ready.qsize() - replay.outstanding_samples
+                if not self._wanted:
+                    room = 0
+                if self._allowed is not None:
+                    room = min(room, self._allowed - self._came - replay.outstanding_samples)
+                for _ in range(room):
                     replay.request_sample(self._wanted)
                 batch = replay.receive(IDLE_POLL_S)
                 if batch is None:
                     self.wait_reason = replay.wait_reason
                 else:
+                    self._came += 1
                     self._ready.put(batch)
                     # New objects, for the learner's thread looks at them.
                     self.links, self.unpacked_s = replay.links(), replay.counters["unpack_us"] / 1e6

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import zmq
+from msgspec import UNSET
 
 from troupe.common import system
 from troupe.common.errors import RefusedError
@@ -20,6 +21,7 @@ from troupe.common.runtime.logging import Throttle, peer_text
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.body import Body
 from troupe.common.wire.codec import encode, fits
+from troupe.common.wire.control.messages import Seat
 from troupe.common.wire.control.params import Published, encode_params
 from troupe.common.wire.intake import Intake
 from troupe.common.wire.rejections import GARBAGE_LOG_PERIOD_S
@@ -27,6 +29,7 @@ from troupe.common.wire.security import claims
 from troupe.common.wire.server import Envelope, Handler, Server
 from troupe.common.wire.types import FieldEntry
 from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.control.epochs import Epochs
 from troupe.services.learner.control.evaluations import Evaluations
 from troupe.services.learner.control.offer import Offer
 from troupe.services.learner.control.reports import Reports
@@ -83,6 +86,7 @@ class ControlServer:
         security: sockets.Security | None = None,
         budget: StepBudget | None = None,
         evaluations: Evaluations | None = None,
+        epochs: Epochs | None = None,
     ) -> None:
         """Prepare to serve; `start` binds.
 
@@ -97,6 +101,7 @@ class ControlServer:
             security: keys; None for none.
             budget: counts the steps of the run.
             evaluations: hands out the parts of evaluations; None where nothing is evaluated by this learner.
+            epochs: hands out seats to the learners that share batches; None where none may.
         """
         # Tells services that another process counts versions now; below 2^63, for languages with signed
         # integers.
@@ -120,6 +125,7 @@ class ControlServer:
         self._evaluations = evaluations
         self._reports = Reports(evaluations)
         self.telemetry = self._reports.queue
+        self._epochs = epochs or Epochs("this server has no learner")
         self._offer = Offer()
         self._changed = system.Condition()  # guards everything below, and the roster
         self._state: dict[str, Any] = {
@@ -257,6 +263,20 @@ class ControlServer:
         with self._changed:
             return self._roster.leases()
 
+    @property
+    def learner_waits(self) -> bool:
+        """Whether a learner waits for a seat."""
+        with self._changed:
+            return self._epochs.waits(self._roster.processes("learner"))
+
+    def own_seat(self, meeting: Callable[[], tuple[str, int]]) -> Seat | None:
+        """The seat of this learner in the next epoch, or None while others may come: ask again soon.
+
+        `meeting` is called for the address at which learners meet, where there are several.
+        """
+        with self._changed:
+            return self._epochs.formed(self._roster.processes("learner"), system.monotonic(), meeting)
+
     def peers(self) -> list[dict[str, Any]]:
         """A snapshot of all peers: role, name, slots, seen_s_ago, version, error, endpoint, host, pid, ..."""
         with self._changed:
@@ -341,6 +361,8 @@ class ControlServer:
             detail = f"no service called {name!r} of the role {role!r}; roles are {', '.join(messages.ROLES)}"
             raise RefusedError(messages.REFUSED_BAD_HELLO, detail)
         claims.check_role(role, name, key.role)
+        if role == "learner" and self._epochs.closed_because:
+            raise RefusedError(messages.REFUSED_CLAIM, self._epochs.closed_because)
         claims.check_slots(role, name, body.slots_wanted, body.slots_held)
         claims.check_progress(role, body.steps_made, body.steps_limit)
         claims.check_replay_endpoint(body.replay_endpoint, role, name, self._shard_directories)
@@ -400,7 +422,11 @@ class ControlServer:
         if body.clock_s:
             peer.take_clock(body.clock_s, system.time())
         limit = self._step_limit(peer, body)
-        return messages.HeartbeatOk(shards=self._roster.shards(), steps_limit=limit, **self._run_state())
+        answer = messages.HeartbeatOk(shards=self._roster.shards(), steps_limit=limit, **self._run_state())
+        if body.epoch_ended is not UNSET:
+            claims.check_epoch(peer.role)
+            answer.seat = self._epochs.asked(peer.incarnation, body.epoch_ended) or UNSET
+        return answer
 
     def _run_state(self) -> dict[str, Any]:
         return {**self._state, "steps": self._budget.steps}

@@ -1,0 +1,1 @@
+"""Several learners that share each batch, and may come and go."""

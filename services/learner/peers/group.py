@@ -1,0 +1,139 @@
+"""The learners of one epoch as they reach each other: a process group of torch, over TCP."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from troupe.common.errors import ConfigError, TroupeError
+
+
+class GroupLostError(TroupeError):
+    """A learner of the epoch has died, hangs or has left: what was being reduced is lost."""
+
+
+class Meeting:
+    """The store at which the learners of an epoch find each other, at an address of this machine.
+
+    Attributes:
+        port: of the address, chosen by the system.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Listen at `address`, an IP address; raises ConfigError where that cannot be."""
+        # A socket of our own: the store would otherwise listen at every address of the machine.
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.bind((address, 0))
+            listener.listen(256)
+        except OSError as error:
+            listener.close()
+            raise ConfigError(f"learners cannot meet at {address}: {error.strerror}") from None
+        self.port: int = listener.getsockname()[1]
+        self.store = dist.TCPStore(
+            address,
+            self.port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),  # the store closes it
+        )
+
+
+def joined_store(host: str, port: int, timeout_s: float) -> dist.Store:
+    """The store of a `Meeting` elsewhere. Raises RuntimeError where none answers within `timeout_s`."""
+    patience = timedelta(seconds=timeout_s)
+    return dist.TCPStore(host, port, is_master=False, timeout=patience, wait_for_workers=False)
+
+
+class ProcessGroup:
+    """A `troupe.common.agents.learners.reduction.Group` by gloo. Tensors of a GPU go through host memory.
+
+    It is of no use after the first error. Whoever waits for a learner whose group has been closed, or whose
+    process has ended, fails at once, since the connection does.
+    """
+
+    def __init__(
+        self, store: dist.Store, epoch: int, rank: int, size: int, address: str, timeout_s: float
+    ) -> None:
+        """Connect to all others, which do the same. Raises GroupLostError after `timeout_s`.
+
+        Args:
+            store: where they meet; each epoch has keys of its own there.
+            epoch: number that no other group of this store has.
+            rank: of this learner, from 0.
+            size: how many they are.
+            address: of this machine, at which the others connect.
+            timeout_s: how long anything may take.
+        """
+        self.rank, self.size = rank, size
+        # The classes behind `init_process_group`: that one keeps the only group of a process, and takes the
+        # address from the host's name, which may lead to a public network.
+        gloo: Any = dist.ProcessGroupGloo  # torch's stubs know neither its options nor its methods
+        options = gloo._Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        try:
+            options._devices = [gloo.create_device(hostname=address)]
+            store = dist.PrefixStore(f"epoch-{epoch}", store)
+            store.set_timeout(timedelta(seconds=timeout_s))
+            self._group: Any = gloo(store, rank, size, options)
+        except RuntimeError as error:
+            raise GroupLostError(f"the learners of epoch {epoch} do not meet: {_first_line(error)}") from None
+
+    def sum(self, tensor: Tensor) -> None:
+        """See `Group`."""
+        self.sum_later(tensor)()
+
+    def sum_later(self, tensor: Tensor) -> Callable[[], None]:
+        """See `Group`."""
+        host = tensor.cpu()
+        with _lost():
+            work = self._group.allreduce([host])
+
+        def wait() -> None:
+            with _lost():
+                work.wait()
+            if host is not tensor:
+                tensor.copy_(host)
+
+        return wait
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """See `Group`."""
+        host = tensor.cpu()
+        found = [torch.empty_like(host) for _ in range(self.size)]
+        with _lost():
+            self._group.allgather([found], [host]).wait()
+        return [each.to(tensor.device) for each in found]
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """Put the tensor of rank `root` in the place of `tensor`, which is on the CPU."""
+        with _lost():
+            self._group.broadcast(tensor, root).wait()
+
+    def close(self) -> None:
+        """Disconnect: the others notice."""
+        with contextlib.suppress(RuntimeError):
+            self._group.abort()
+        del self._group
+
+
+@contextlib.contextmanager
+def _lost() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise GroupLostError(f"a learner is lost: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    """What gloo says, without where in its code, and its advice."""
+    line = (str(error).splitlines() or [""])[0].partition(". This is typically")[0]
+    return (line.partition("] ")[2] if line.startswith("[/") else line)[:200]

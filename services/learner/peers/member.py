@@ -1,0 +1,117 @@
+"""A learner that joins another's run: it shares the batches, and publishes and records nothing."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Sequence
+
+import torch
+import zmq
+
+from troupe.common.agents import make_agent
+from troupe.common.agents.tensors import check_device
+from troupe.common.envs import make_spec
+from troupe.common.machine import usable_cores
+from troupe.common.permits import permitted_config
+from troupe.common.runtime import StopSignal
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
+from troupe.common.wire.sockets import Security
+from troupe.services.learner.batches.mixture import Mixture
+from troupe.services.learner.batches.prefetch import Prefetcher
+from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.peers.network import own_address
+from troupe.services.learner.peers.seats import GivenSeats
+from troupe.services.learner.peers.shares import Shares, Wish
+from troupe.services.learner.peers.team import Rules, Team
+from troupe.services.learner.saving.counters import RunCounters
+
+_log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+"""How long it waits for rows before it tells the others that it has none."""
+
+
+class JoinedLearner:
+    """Shares the batches of the run at an address until that ends, or a stop is asked for."""
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        stop: StopSignal,
+        *,
+        device: str = "",
+        join_timeout_s: float = 60.0,
+        security: Security,
+        modules: Sequence[str] = (),
+    ) -> None:
+        """Prepare to join; nothing is connected before `run`.
+
+        Args:
+            address: of the control port of the learner that has the run.
+            name: unique in the run.
+            stop: asks for the end.
+            device: of torch; that of the run if empty.
+            join_timeout_s: patience with the other learner.
+            security: with the key of a learner.
+            modules: of other makes that the run may name.
+        """
+        self._address, self._name, self._stop = address, name, stop
+        self._device, self._join_timeout_s = device, join_timeout_s
+        self._security, self._modules = security, modules
+
+    def run(self) -> None:
+        """Join, and learn until the end. Raises `TroupeError` where the run refuses it."""
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        control = ControlClient(
+            context,
+            self._address,
+            role="learner",
+            name=self._name,
+            incarnation=new_incarnation(),
+            connect_timeout_s=self._join_timeout_s,
+            security=self._security,
+        )
+        try:
+            welcome = control.join_unless(lambda: self._stop.requested)
+            if welcome is not None:
+                self._learn(context, control, welcome.config)
+        finally:
+            control.close("done" if not self._stop.requested else "stopped")
+            context.destroy(linger=1000)
+
+    def _learn(self, context: zmq.Context, control: ControlClient, values: dict) -> None:
+        config = permitted_config(values, self._modules, "the run")
+        own_address(config.net.learner_network)  # before anything is made: it may have none there
+        device = self._device or config.learner.device
+        check_device(device)
+        torch.set_num_threads(config.torch_threads("learner", usable_cores()))
+        spec = make_spec(config.env)
+        agent = make_agent(config.agent, spec, seed=config.run.seed, device=device)
+        counters = RunCounters(spec.frames_per_step, StepBudget(config.run.total_steps))
+        mixture = Mixture(config)
+        prefetch = Prefetcher(
+            context,
+            lambda: control.shards,
+            shares={},  # none, until it has a seat
+            kept=mixture.kept,
+            depth=config.learner.prefetch,
+            incarnation=secrets.randbits(63),
+            name=self._name,
+            fields=agent.fields,
+            pinned=device != "cpu",
+            security=self._security,
+        )
+        seats = GivenSeats(control, config.net.learner_network, config.net.liveness_s)
+        team = Team(agent, counters, seats, Rules.of(config, owner=False))
+        shares = Shares(config, agent, prefetch, mixture, team)
+        prefetch.start()
+        try:
+            while not (self._stop or control.state.stopping):
+                control.check()
+                shares.learn(POLL_S, Wish)
+        finally:
+            team.close()
+            prefetch.stop()

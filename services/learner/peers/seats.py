@@ -1,0 +1,111 @@
+"""Where learners get their seats in epochs: from their own control server, or from that of another."""
+
+from __future__ import annotations
+
+import logging
+
+import torch.distributed as dist
+
+from troupe.common import system
+from troupe.common.runtime import StopSignal
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.control.messages import Seat
+from troupe.services.learner.control.server import ControlServer
+from troupe.services.learner.peers.group import GroupLostError, Meeting, ProcessGroup, joined_store
+from troupe.services.learner.peers.network import own_address
+from troupe.services.learner.peers.survivors import Survivors, exchange_places
+
+_log = logging.getLogger(__name__)
+
+SILENT_S = 2.5
+"""A learner that has the run, and has not answered for so long, is taken to be gone."""
+AWAY_S = 60.0
+"""How long the others go on without it. Their updates reach nobody until it is back."""
+
+
+class OwnSeats:
+    """Those of the learner that has the run; see `troupe.services.learner.peers.team.Seats`."""
+
+    def __init__(self, control: ControlServer, network: str, stop: StopSignal) -> None:
+        self._control, self._network, self._stop = control, network, stop
+        self._meeting: Meeting | None = None
+
+    def next(self, ended: int, timeout_s: float) -> Seat | None:
+        """See `Seats`."""
+        seat = self._control.own_seat(self._meet)
+        if seat is None:
+            self._stop.wait(timeout_s)
+        return seat
+
+    def wanted(self) -> bool:
+        """See `Seats`."""
+        return self._control.learner_waits
+
+    def begun(self, group: ProcessGroup, seat: Seat) -> None:
+        """See `Seats`."""
+        exchange_places(group, "")
+
+    def store(self, seat: Seat) -> dist.Store:
+        """See `Seats`."""
+        assert self._meeting is not None
+        return self._meeting.store
+
+    def _meet(self) -> tuple[str, int]:
+        address = own_address(self._network)
+        if self._meeting is None:
+            self._meeting = Meeting(address)
+        return address, self._meeting.port
+
+
+class GivenSeats:
+    """Those that the learner which has the run gives to another; see `Seats`.
+
+    While that one is gone, those who are left agree on seats among themselves.
+    """
+
+    def __init__(self, control: ControlClient, network: str, timeout_s: float) -> None:
+        self._control, self._timeout_s = control, timeout_s
+        self._survivors = Survivors(network)
+        self._without: int | None = None  # times that the owner had answered when an epoch began without it
+        self._asked = -1, 0.0  # the epoch that has ended, and since when the next one is asked for
+
+    def next(self, ended: int, timeout_s: float) -> Seat | None:
+        """See `Seats`."""
+        self._without = None
+        if self._asked[0] != ended:
+            self._asked = ended, system.monotonic()
+        seat = self._control.next_seat(ended, timeout_s)
+        silent_s = self._control.silent_s
+        if (
+            seat is None
+            and silent_s < AWAY_S
+            and min(silent_s, system.monotonic() - self._asked[1]) >= SILENT_S
+        ):
+            answers = self._control.answers
+            seat = self._survivors.seat(ended)
+            if seat is not None:
+                self._without = answers
+                _log.warning(
+                    "the learner that has the run is gone: going on without (%d left)", seat.learners
+                )
+        return seat
+
+    def wanted(self) -> bool:
+        """See `Seats`: in an epoch without the owner, whether that is back, or for too long has not been."""
+        if self._without is None:
+            return False
+        return self._control.answers != self._without or self._control.silent_s >= AWAY_S
+
+    def begun(self, group: ProcessGroup, seat: Seat) -> None:
+        """See `Seats`."""
+        self._survivors.exchange(group, seat)
+
+    def store(self, seat: Seat) -> dist.Store:
+        """See `Seats`."""
+        if self._without is not None and (met := self._survivors.store(seat)) is not None:
+            return met
+        try:
+            return joined_store(seat.host, seat.port, self._timeout_s)
+        except RuntimeError as error:
+            line = (str(error).splitlines() or [""])[0][:200]
+            raise GroupLostError(f"nobody is at {seat.host}:{seat.port}: {line}") from None

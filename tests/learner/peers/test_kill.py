@@ -1,0 +1,103 @@
+"""Learners that share each batch, in real processes, some of which are killed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PATIENCE_S = 240
+COUNT = int(os.environ.get("TROUPE_LEARNERS", "3"))
+
+
+class Learners:
+    """Processes by name, and what they have written."""
+
+    def __init__(self, directory, count):
+        self.directory, self.count = directory, count
+        self.endpoint = f"ipc://{directory}/control"
+        self.processes = {}
+
+    def start(self, name):
+        command = [sys.executable, "-m", "tests.learner.peers.one", name, self.endpoint, str(self.count)]
+        with (self.directory / f"{name}.err").open("a") as errors:
+            self.processes[name] = subprocess.Popen(
+                [*command, str(self.directory)], stderr=errors, cwd=Path(__file__).parents[3]
+            )
+
+    def kill(self, name):
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def lines(self, name):
+        """`(update, hash, learners)` of each update that this process was in; whole lines only."""
+        file = self.directory / f"{name}.log"
+        text = file.read_text() if file.exists() else ""
+        found = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return [(int(update), digest, int(learners)) for update, digest, learners in found]
+
+    def newest(self, name):
+        return max((line[0] for line in self.lines(name)), default=0)
+
+    def wait(self, names, update, learners):
+        """Until each of these has made `update`, in a group of so many."""
+
+        def there():
+            for name, process in self.processes.items():
+                errors = self.directory / f"{name}.err"
+                assert process.poll() is None, f"{name} has ended:\n{errors.read_text()[-2000:]}"
+            return all(
+                any(line[0] >= update and line[2] == learners for line in self.lines(name)) for name in names
+            )
+
+        until(there, PATIENCE_S)
+
+    def check(self):
+        """All have had the same weights after every update, and no update is missing or made twice."""
+        hashes = {}
+        for file in self.directory.glob("*.log"):
+            lines = self.lines(file.stem)
+            for update, digest, _ in lines:
+                hashes.setdefault(update, set()).add(digest)
+            updates = [line[0] for line in lines]
+            assert updates == sorted(set(updates)), file.stem
+        assert sorted(hashes) == list(range(1, max(hashes) + 1))
+        assert all(len(found) == 1 for found in hashes.values())
+
+
+@pytest.fixture
+def learners(tmp_path):
+    found = Learners(tmp_path, COUNT)
+    yield found
+    for name in list(found.processes):
+        found.kill(name)
+
+
+def test_any_learner_that_is_killed_costs_no_update_and_a_new_one_takes_its_place(learners):
+    names = ["learner", *(f"learner-{number}" for number in range(1, COUNT))]
+    for name in names:
+        learners.start(name)
+    learners.wait(names, 3, COUNT)
+
+    learners.kill(names.pop())
+    learners.wait(names, learners.newest("learner") + 3, COUNT - 1)
+
+    names.append("learner-9")
+    learners.start("learner-9")
+    learners.wait(names, learners.newest("learner") + 3, COUNT)
+
+    # The others go on without who has the run, and it begins again with nothing and goes on from there.
+    learners.kill("learner")
+    names.remove("learner")
+    before = learners.newest(names[0])
+    learners.wait(names, before + 3, COUNT - 1)
+    learners.start("learner")
+    names.append("learner")
+    learners.wait(names, learners.newest(names[0]) + 3, COUNT)
+    learners.check()
