@@ -33,13 +33,17 @@ SOAK ?=
 CHAOS := $(addprefix tests/,chaos replay/test_death.py replay/test_same_host.py data/test_arena.py fuzz \
   $(addprefix agents/,test_action_spaces.py test_impala_pixels.py test_policy_gradient.py test_r2d2.py))
 
+# `make fuzz MESSAGES=10_000_000 MINUTES=120`: where the time is up first, the log says how many were sent.
+MESSAGES ?= 1_000_000
+MINUTES ?= 60
+
 SEEDS ?= 200
 FIRST ?= 1
 
 # Several processes share the cores: numeric libraries must not take all of them each.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test coverage test-deploy test-ec2 lint unit chaos simulate format bench docs plan apply destroy scale clean
+.PHONY: help setup train test coverage test-deploy test-ec2 lint unit chaos fuzz simulate format bench docs plan apply destroy scale clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +99,10 @@ chaos: setup ## a run through 100 faults (root), fifty deaths of replay, 10 mill
 	@test "$$(id -u)" = 0 && command -v ip tc >/dev/null || \
 	  echo "troupe: NOT TESTED: faults to a whole run need root, ip and tc; they are skipped" >&2
 	TROUPE_CHAOS=1 TROUPE_CHAOS_SOAK_S=$(SOAK) $(BIN)/python -m pytest -rs --timeout=7200 $(if $(SOAK),tests/chaos,$(CHAOS)) $(ARGS)
+
+fuzz: setup ## send MESSAGES=1_000_000 hostile messages in at most MINUTES=60; fuzz.log says each minute what was sent, answered, and lives
+	TROUPE_FUZZ_MESSAGES=$(MESSAGES) TROUPE_FUZZ_LIMIT_S=$$(($(MINUTES) * 60)) TROUPE_FUZZ_LOG=$(or $(FUZZ_LOG),fuzz.log) \
+	  $(BIN)/python -m pytest -n 2 --dist load tests/fuzz $(ARGS)
 
 simulate: setup ## run SEEDS=200 trainings of simulated services under faults; FIRST=1 is the first of them
 	$(BIN)/python -m tests.simulation --first $(FIRST) --seeds $(SEEDS) $(ARGS)

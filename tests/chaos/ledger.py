@@ -197,6 +197,8 @@ class Audit:
         doubled: inserts, of any producer, that are there more than once.
         changed: of the ledger's, those whose content is another.
         rows: chunks of all producers.
+        gone: chunks of all producers that are not there and were stored before all that are.
+        gaps: those that are not there between others: what was being written when the shard was killed.
     """
 
     acknowledged: int
@@ -205,6 +207,8 @@ class Audit:
     doubled: list[tuple[int, int]]
     changed: list[int]
     rows: int
+    gone: int
+    gaps: int
 
 
 def audit(folder: Path, journal: Path, *, removes: bool) -> Audit:
@@ -225,6 +229,7 @@ def audit(folder: Path, journal: Path, *, removes: bool) -> Audit:
     missing = [number for number in numbers if number not in there]
     oldest = min(there, default=0)
     left = [number for number in missing if removes and number < oldest]
+    first, last = int(records["commit"].min(initial=1)), int(records["commit"].max(initial=0))
     return Audit(
         acknowledged=len(numbers),
         lost=sorted(set(missing) - set(left)),
@@ -232,6 +237,8 @@ def audit(folder: Path, journal: Path, *, removes: bool) -> Audit:
         doubled=[pair for pair, count in pairs.items() if count > 1],
         changed=_changed(folder, fields, there),
         rows=len(records),
+        gone=first - 1,
+        gaps=last - first + 1 - len(records),
     )
 
 

@@ -199,6 +199,8 @@ def _summary(pauses: list[float], found: Audit) -> dict[str, Any]:
         "doubled": len(found.doubled),
         "changed": len(found.changed),
         "rows": found.rows,
+        "gone": found.gone,
+        "gaps": found.gaps,
     }
 
 

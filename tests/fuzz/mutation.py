@@ -15,6 +15,10 @@ import numpy as np
 Frames = list[bytes]
 SERVERS = ("replay", "control", "inference", "announce")
 ROLES = ("actor", "replay", "evaluator", "viewer")
+NAMES = {
+    np.dtype(name): name for name in ("float32", "float64", "int32", "int64", "uint8", "uint32", "uint64")
+}
+"""Numpy takes longer to name a type than all else takes."""
 
 
 @dataclass
@@ -28,7 +32,8 @@ class Draft:
 
     def add(self, name: str, array: np.ndarray) -> None:
         """Append an array."""
-        self.arrays.append([name, array.dtype.name, list(array.shape), array.tobytes()])
+        type_name = NAMES.get(array.dtype) or array.dtype.name
+        self.arrays.append([name, type_name, list(array.shape), array.tobytes()])
 
     def pack(self) -> tuple[dict[str, Any], Frames]:
         """The header, and the frames of the arrays."""
@@ -280,12 +285,16 @@ def mutate_frames(rng: random.Random, frames: Frames) -> Frames:
 
 def message(
     server: str, seed: int, number: int, *, role: str = "", specs: list[list[Any]] | None = None
-) -> Frames:
-    """The frames of message `number` to the socket `server`; with other `specs` an INSERT is another one."""
+) -> tuple[str, Frames]:
+    """The kind that message `number` to the socket `server` was made from, and its frames.
+
+    With other `specs` an INSERT is another one.
+    """
     rng = random.Random(seed << 40 | number)
     if server == "announce":  # a subscription, or what no subscriber sends
         start = rng.choice((b"\1", b"\0", b"\2", b""))
-        return [start + rng.randbytes(rng.choice((0, 0, 3, 50))) for _ in range(rng.choice((1, 1, 3)))]
+        frames = [start + rng.randbytes(rng.choice((0, 0, 3, 50))) for _ in range(rng.choice((1, 1, 3)))]
+        return "SUBSCRIPTION", frames
     makers = {
         "replay": lambda: replay(rng, specs or [["x", "float32", [2], 0, 0, "raw"]]),
         "control": lambda: control(rng, role),
@@ -302,4 +311,6 @@ def message(
         frames = [msgpack.packb(header), *frames]
     except (ValueError, OverflowError):  # deeper than msgpack packs
         frames = [b"\x91" * 2000, *frames]
-    return mutate_frames(rng, frames) if not whole and rng.random() < 0.2 else frames
+    if not whole and rng.random() < 0.2:
+        frames = mutate_frames(rng, frames)
+    return draft.kind, frames

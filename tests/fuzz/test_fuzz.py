@@ -1,8 +1,11 @@
 """Hostile messages to every port, with every key and with none: nobody falls, and who behaves loses nothing.
 
-`TROUPE_FUZZ_MESSAGES` says how many (100,000), `TROUPE_FUZZ_SEED` which.
+`TROUPE_FUZZ_MESSAGES` says how many (100,000), `TROUPE_FUZZ_SEED` which; none begins after
+`TROUPE_FUZZ_LIMIT_S`. `TROUPE_FUZZ_LOG` names a file that gets a line of JSON each minute: what was sent and
+answered by kind, and what each service has.
 """
 
+import collections
 import json
 import os
 import secrets
@@ -10,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -26,8 +30,11 @@ from troupe.common.wire.sockets import Security
 MESSAGES = int(os.environ.get("TROUPE_FUZZ_MESSAGES", "10_000_000" if CHAOS else "100_000"))
 SEED = int(os.environ.get("TROUPE_FUZZ_SEED") or secrets.randbits(20))
 START_S = 600.0
+LOG = os.environ.get("TROUPE_FUZZ_LOG")
+LIMIT_S = float(os.environ.get("TROUPE_FUZZ_LIMIT_S") or 10**9)
 PAUSE_S = 0.02 if MESSAGES < 1_000_000 else 0.5  # of who behaves, lest its table overflow
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + MESSAGES // 100)]
+TELL_S = 60.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800 + int(min(MESSAGES / 100, LIMIT_S)))]
 
 ROLES = ("learner", "replay", "actor", "evaluator", "viewer")
 RUN = {
@@ -86,6 +93,13 @@ class Services:
             assert memory_mb < before_mb + 500, f"{name}: {before_mb:.0f} MB, then {memory_mb:.0f} MB"
             until(lambda name=name, files=files: self.use_of(name)[1] <= files + 40, 60)
 
+    def tell(self):
+        """What they have, or how they ended."""
+        return {
+            name: "ended" if process.poll() is not None else "{:.0f} MB, {} files".format(*self.use_of(name))
+            for name, process in self.running.items()
+        }
+
     def stop(self):
         for process in self.running.values():
             process.kill()
@@ -100,27 +114,57 @@ def services(tmp_path):
 
 
 class Attack:
-    """An attacker's process."""
+    """Attackers' processes, each with a share of the messages and with targets of its own."""
 
-    def __init__(self, folder, count, targets):
-        words = json.dumps({"seed": SEED, "first": 0, "count": count, "targets": targets})
-        print(f"python -m tests.fuzz.attacker '{words}'")  # pytest shows it where the test fails
-        self.output, self.errors = folder / "answers", folder / "errors"
-        with self.output.open("w") as out, self.errors.open("w") as errors:
-            command = [sys.executable, "-m", "tests.fuzz.attacker", words]
-            self.process = subprocess.Popen(command, stdout=out, stderr=errors)
+    def __init__(self, folder, count, *attackers):
+        self.folder, self.processes, self._told_s = folder, [], time.monotonic()
+        for index, targets in enumerate(attackers):
+            words = {"seed": SEED, "first": 0, "count": count // len(attackers), "targets": targets}
+            # pytest shows it where the test fails
+            print(f"python -m tests.fuzz.attacker '{json.dumps(words)}'")
+            command = [sys.executable, "-m", "tests.fuzz.attacker", json.dumps(words | {"limit_s": LIMIT_S})]
+            with self.file("answers", index).open("w") as out, self.file("errors", index).open("w") as errors:
+                self.processes.append(subprocess.Popen(command, stdout=out, stderr=errors))
 
-    def over(self):
-        return self.process.poll() is not None
+    def file(self, name, index):
+        return self.folder / f"{name}-{index}"
+
+    def over(self, services):
+        """Whether all have sent what they had to; tells the log now and then."""
+        over = all(process.poll() is not None for process in self.processes)
+        if LOG and (over or time.monotonic() > self._told_s + TELL_S):
+            self._told_s = time.monotonic()
+            sent = self.so_far("sent")
+            line = {
+                "at": time.strftime("%H:%M:%S"),
+                "seed": SEED,
+                "messages": sum(sent.values()),
+                "over": over,
+            }
+            line |= {"sent": sent, "answers": self.so_far("answers"), "services": services.tell()}
+            with Path(LOG).open("a") as log:
+                log.write(json.dumps(line) + "\n")
+        return over
+
+    def so_far(self, what):
+        """How many were sent or answered, of each kind."""
+        total = collections.Counter()
+        for index in range(len(self.processes)):
+            whole, _, _ = self.file("answers", index).read_text().rpartition("\n")
+            if whole:
+                total.update(json.loads(whole.splitlines()[-1])[what])
+        return total
 
     def answers(self):
-        """How many answers there were of each kind."""
-        assert self.process.returncode == 0, self.errors.read_text()[-2000:]
-        return json.loads(self.output.read_text())
+        """How many answers there were of each kind, in the end."""
+        for index, process in enumerate(self.processes):
+            assert process.returncode == 0, self.file("errors", index).read_text()[-2000:]
+        return self.so_far("answers")
 
     def stop(self):
-        self.process.kill()
-        self.process.wait()
+        for process in self.processes:
+            process.kill()
+            process.wait()
 
 
 class GoodClient:
@@ -158,7 +202,7 @@ def test_without_keys(services, tmp_path):
     services.remember()
     attack = Attack(tmp_path, MESSAGES // 2, [["replay", "", endpoint, "", ""]])
     try:
-        while not attack.over():
+        while not attack.over(services):
             good.go_on()
             time.sleep(PAUSE_S)
         answers = attack.answers()
@@ -216,12 +260,12 @@ def test_with_every_key(services, tmp_path):
             key = (keys / f"{of}.public").read_text().strip(), (keys / f"{role}.secret").read_text().strip()
             return [server, role, endpoint, *key]
 
-        targets = [pair("replay", role, other, "replay") for role in ROLES]
+        attackers = [[pair("replay", role, other, "replay") for role in ROLES]]
         for server, endpoint in (("control", control), ("inference", inference), ("announce", announce)):
-            targets += [pair(server, role, endpoint, "learner") for role in ROLES]
-        attack = Attack(tmp_path, MESSAGES - MESSAGES // 2, targets)
+            attackers.append([pair(server, role, endpoint, "learner") for role in ROLES])
+        attack = Attack(tmp_path, MESSAGES - MESSAGES // 2, *attackers)
         before = viewer.state.updates
-        while not attack.over():
+        while not attack.over(services):
             good.go_on()
             viewer.check()
             time.sleep(PAUSE_S)

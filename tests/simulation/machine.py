@@ -30,7 +30,7 @@ from troupe.common.wire import intake, link, server, sockets
 from troupe.common.wire.replay import files as shared_files
 from troupe.common.wire.security import handshakes
 from troupe.services.learner.batches import prefetch
-from troupe.services.learner.control import server as control_server
+from troupe.services.learner.control import announcer
 from troupe.services.replay.storage import producers, replay
 
 _watched: World | None = None
@@ -147,7 +147,7 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
         put(threads, "world", world)
         put(zmq, "Poller", simulated.Poller)
         put(sockets, "Waker", threads.Waker)
-        for module in (server, control_server, intake):
+        for module in (server, announcer, intake):
             put(module, "Intake", Intake)
         put(shared_files, "boot_id", lambda: world.here().node.host)
         put(handshakes, "_answer", lambda endpoint, greeting: b"")

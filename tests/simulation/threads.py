@@ -56,6 +56,9 @@ class Event:
         for task in waiting:
             task.wake()
 
+    def clear(self) -> None:
+        self._set = False
+
     def wait(self, timeout: float | None = None) -> bool:
         if not self._set:
             task = the().here()

@@ -1,11 +1,12 @@
 """The learner's end of the control connection: who is in the run, parameters out, metrics in.
 
-One thread owns the sockets. Everything public may be called from any other thread.
+One thread owns the ROUTER, one the PUB. Everything public may be called from any other thread.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +21,14 @@ from troupe.common.runtime import watchdog
 from troupe.common.runtime.logging import Throttle, peer_text
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.body import Body
-from troupe.common.wire.codec import encode, fits
+from troupe.common.wire.codec import fits
 from troupe.common.wire.control.messages import Seat
 from troupe.common.wire.control.params import Published, encode_params
-from troupe.common.wire.intake import Intake
 from troupe.common.wire.rejections import GARBAGE_LOG_PERIOD_S
 from troupe.common.wire.security import claims
 from troupe.common.wire.server import Envelope, Handler, Server
 from troupe.common.wire.types import FieldEntry
+from troupe.services.learner.control.announcer import Announcer
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.epochs import Epochs
 from troupe.services.learner.control.evaluations import Evaluations
@@ -139,8 +140,7 @@ class ControlServer:
         self._news: dict[str, claims.Allowance] = {}
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
         self._server: Server | None = None
-        self._pub: sockets.Socket | None = None
-        self._announce_due = True
+        self._announcer: Announcer | None = None
         self._stop = system.Event()
         self._waker = sockets.Waker()
         self._thread: system.Thread | None = None
@@ -173,7 +173,7 @@ class ControlServer:
             router.close(linger=0)
             raise
         self._endpoints = (sockets.bound_endpoint(router), sockets.bound_endpoint(pub))
-        self._pub = pub
+        self._announcer = Announcer(pub, self._announcement, self._terms.heartbeat_s, self._count_cut)
         self._server = Server(
             "learner",
             router,
@@ -196,10 +196,12 @@ class ControlServer:
         """Serve, and bind first where `bind` has not. Raises `ConfigError` as that does."""
         if self._server is None:
             self.bind()
+        assert self._announcer is not None
         self._thread = system.Thread(
-            target=self._serve, args=(self._server, self._pub), name="control-server", daemon=True
+            target=self._serve, args=(self._server,), name="control-server", daemon=True
         )
         self._thread.start()
+        self._announcer.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Stop serving and close the sockets. May be called twice."""
@@ -210,8 +212,10 @@ class ControlServer:
             if self._thread.is_alive():
                 _log.error("the control thread did not stop within %.0f s", timeout_s)
                 return
-        elif self._server is not None and self._pub is not None:
-            _close(self._server, self._pub)
+        elif self._server is not None:
+            _close(self._server)
+        if self._announcer is not None:
+            self._announcer.stop(timeout_s)
         self._waker.close()
 
     def publish(self, version: int, params: dict[str, np.ndarray]) -> None:
@@ -223,8 +227,7 @@ class ControlServer:
             steps, updates = self._budget.steps, self._state["updates"]
             self._offer.newest = Published(version, manifest, blob, steps, updates, system.monotonic())
             self._state["version"] = version
-            self._announce_due = True
-        self._waker.wake()
+        self._announce()
 
     @property
     def params_sent(self) -> int:
@@ -241,9 +244,8 @@ class ControlServer:
         changes = {"updates": updates, "stopping": stopping}
         with self._changed:
             self._state.update({name: value for name, value in changes.items() if value is not None})
-            self._announce_due |= stopping is not None
         if stopping is not None:
-            self._waker.wake()
+            self._announce()
 
     def tell(self, status: dict[str, Any]) -> None:
         """Answer STATUS with this from now on, without what a message has no room for."""
@@ -295,39 +297,36 @@ class ControlServer:
 
     # -- the thread --
 
-    def _serve(self, server: Server, pub: sockets.Socket) -> None:
-        subscriptions = Intake(pub, messages.SUBSCRIPTION_BYTES, of_all=16)
-        announce_s = 0.0
+    def _serve(self, server: Server) -> None:
         loop = watchdog.Loop("the learner's control thread")
         try:
             while not self._stop.is_set():
                 loop.turn()
-                now_s = system.monotonic()
-                if self._announce_due or now_s >= announce_s:
-                    # Repeated although nothing is new: a PUB may have lost the newest for a slow peer.
-                    self._announce(pub)
-                    announce_s = now_s + self._terms.heartbeat_s
                 try:
-                    server.turn(min(announce_s - now_s, subscriptions.period_ms / 1000))
+                    server.turn(self._terms.heartbeat_s)
                     self._waker.clear()
-                    with self._changed:
-                        subscriptions.look(server.rejections.by_kind)
                     self._expire()
                 except zmq.ContextTerminated:
                     return
                 except Exception:
                     _log.exception("the control thread carries on after an error of its own")
                     self._stop.wait(0.1)
-            self._announce(pub)
         finally:
             loop.close()
-            _close(server, pub)
+            _close(server)
 
-    def _announce(self, pub: sockets.Socket) -> None:
+    def _announce(self) -> None:
+        if self._announcer is not None:
+            self._announcer.announce()
+
+    def _announcement(self) -> messages.Announce:
         with self._changed:
-            self._announce_due = False
-            frames = encode(messages.Announce(**self._run_state()).message())
-        sockets.send_frames(pub, frames)
+            return messages.Announce(**self._run_state())
+
+    def _count_cut(self, cut: Counter[str]) -> None:
+        with self._changed:
+            assert self._server is not None
+            self._server.rejections.by_kind.update(cut)
 
     def _expire(self) -> None:
         with self._changed:
@@ -503,10 +502,9 @@ class ControlServer:
             _log.warning("services with the key of %s come and go too often to tell of each", peer.name)
 
 
-def _close(server: Server, pub: sockets.Socket) -> None:
+def _close(server: Server) -> None:
     server.close()
     server.socket.close()
-    pub.close()
 
 
 def _shorter(status: dict[str, Any]) -> Iterator[dict[str, Any]]:
