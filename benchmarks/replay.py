@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -128,10 +128,17 @@ def gather_batches_per_s(items: int) -> Callable[[float], float]:
 
 @contextlib.contextmanager
 def filled(
-    port: int, frames: NDArray[np.uint8], items: int, *, compress: bool, files: bool, keys: str = ""
+    port: int,
+    frames: NDArray[np.uint8],
+    items: int,
+    *,
+    compress: bool,
+    files: bool,
+    keys: str = "",
+    options: Sequence[str] = (),
 ) -> Iterator[Callable[[float], Cycle]]:
     """A measurement of the cycle against a server with `items` items; `files` may be mapped."""
-    options = ["--keys", keys] if keys else []
+    options = [*options, *(["--keys", keys] if keys else [])]
     with server(f"default:capacity={items}", port, *options) as running:
         client = ReplayClient(
             running.endpoint,
@@ -166,14 +173,15 @@ def in_turn(
 class Parts:
     """What can be measured, each into some figures."""
 
-    def __init__(self, seconds: float, items: int, port: int) -> None:
+    def __init__(self, seconds: float, items: int, port: int, options: Sequence[str] = ()) -> None:
         self.seconds, self.items, self.port = seconds, items, port
+        self.filled = partial(filled, options=options)
         self.pong = lru_cache(lambda: pong_frames(20_000))
         self.noise = lru_cache(lambda: noise_frames(5_000))
 
     def tcp(self) -> dict[str, float]:
         """Compressed Pong frames."""
-        with filled(self.port, self.pong(), self.items, compress=True, files=False) as measure:
+        with self.filled(self.port, self.pong(), self.items, compress=True, files=False) as measure:
             found = measure(self.seconds)
         return {**found.figures("tcp"), "wire_bytes_per_batch": round(found.wire_bytes_per_batch)}
 
@@ -181,7 +189,7 @@ class Parts:
         """Incompressible frames, and as many bare bytes."""
         bare = RawZmq(self.port + 2)
         try:
-            with filled(self.port + 1, self.noise(), self.items, compress=False, files=False) as measure:
+            with self.filled(self.port + 1, self.noise(), self.items, compress=False, files=False) as measure:
                 found, limit, ratio = in_turn(measure, bare.batches_per_s, self.seconds)
         finally:
             bare.close()
@@ -193,14 +201,14 @@ class Parts:
 
     def stored(self) -> dict[str, float]:
         """Incompressible frames in a field that is meant to be compressed."""
-        with filled(self.port + 3, self.noise(), self.items, compress=True, files=False) as measure:
+        with self.filled(self.port + 3, self.noise(), self.items, compress=True, files=False) as measure:
             return measure(self.seconds).figures("tcp_incompressible")
 
     def shm(self) -> dict[str, float]:
         """Frames read from the server's files."""
-        with filled(self.port + 4, self.noise(), self.items, compress=False, files=True) as measure:
+        with self.filled(self.port + 4, self.noise(), self.items, compress=False, files=True) as measure:
             found, limit, ratio = in_turn(measure, gather_batches_per_s(self.items), self.seconds)
-        with filled(self.port + 5, self.pong(), self.items, compress=True, files=True) as measure:
+        with self.filled(self.port + 5, self.pong(), self.items, compress=True, files=True) as measure:
             pong = measure(self.seconds)
         return {
             **found.figures("shm"),
@@ -214,7 +222,7 @@ class Parts:
         with tempfile.TemporaryDirectory() as folder:
             keys = str(Path(folder) / "keys")
             make_keys(keys)
-            with filled(
+            with self.filled(
                 self.port + 6, self.pong(), self.items, compress=True, files=False, keys=keys
             ) as measure:
                 return measure(self.seconds).figures("curve")
@@ -233,9 +241,11 @@ def main() -> None:
     )
     parser.add_argument("--port", type=int, default=15560, help="first of the ports to use")
     parser.add_argument("--only", choices=names, action="append", help="only this part; may be repeated")
+    parser.add_argument("--durable", choices=("process", "power"), help="see `troupe replay serve`")
     parser.add_argument("--paper-load", action="store_true", help="the same as --only load")
     arguments = parser.parse_args()
-    parts = Parts(arguments.seconds, arguments.items, arguments.port)
+    options = ["--durable", arguments.durable] if arguments.durable else []
+    parts = Parts(arguments.seconds, arguments.items, arguments.port, options)
     chosen = [*(arguments.only or ()), *(["load"] if arguments.paper_load else [])] or names
     figures: dict[str, float | int | str] = {"items": arguments.items}
     for name in chosen:

@@ -54,6 +54,13 @@ class MisfitError(CheckpointError):
     """A checkpoint is of the same algorithm, but of another network."""
 
 
+class SyncFailedError(TroupeError):
+    """What was written could not be forced to the disk. It is not tried again.
+
+    The system reports such a failure once: the next try may say that all is well, and have lost pages.
+    """
+
+
 class TornStateError(Exception):
     """A change failed in its midst, which only a defect can cause: memory no longer says what the files do.
 

@@ -33,6 +33,17 @@ def memory_limit_bytes() -> int:
     return limit
 
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """A name of this boot of this kernel, the same in every container; empty where there is none."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
 def keep_freed_memory() -> bool:
     """Let freed memory stay with the process; False where the C library cannot be told so.
 

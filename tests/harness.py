@@ -214,8 +214,10 @@ class InThread:
 class Shard(InThread):
     """A shard of one table, in a folder that may have been another's."""
 
-    def __init__(self, context: Any, folder: Any, endpoint: str, **table: Any) -> None:
-        self.replay = Replay(folder, [TableConfig(**table)], budget_bytes=1 << 26, seed=1)
+    def __init__(
+        self, context: Any, folder: Any, endpoint: str, *, durable: str = "process", **table: Any
+    ) -> None:
+        self.replay = Replay(folder, [TableConfig(**table)], budget_bytes=1 << 26, seed=1, durable=durable)
         self.router = sockets.make_router(context, endpoint)
         self.endpoint = sockets.bound_endpoint(self.router)
         stop = StopSignal()

@@ -32,6 +32,9 @@ _TABLES_LOOK = (
 
 ReplayTable = Annotated[TableConfig, BeforeValidator(_table)]
 
+Durable = Literal["none", "process", "power"]
+_DURABLE_BOOLEANS = {"true": "process", "false": "none"}
+
 # Fields of `[replay]` of which the one table is made where `tables` names none.
 # They came first, and presets still use them: one table needs no `[[replay.tables]]`.
 _PLAIN_TABLE = {
@@ -78,9 +81,17 @@ class ReplayConfig(Section):
         "other fields. `capacity` and `min_items` are over all shards. Batches come from `default`, or from "
         "the tables with a `share`; shares add up to `batch_size`.",
     )
-    durable: bool = tunable(
-        True, "Keep the contents in files, so that a restarted shard has every stored item."
+    durable: Durable = tunable(
+        "process",
+        "What acknowledged items survive: `none` = nothing, a shard starts empty; `process` = its death, "
+        "however sudden; `power` = a power cut, for each waits until the disk has it.",
     )
+
+    @field_validator("durable", mode="before")
+    @classmethod
+    def _durable_was_a_boolean(cls, value: Any) -> Any:
+        """Configurations before there were three of them said true or false."""
+        return _DURABLE_BOOLEANS.get(str(value).lower(), value)
 
     @field_validator("tables", mode="before")
     @classmethod

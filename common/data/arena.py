@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from troupe.common.data.columns import Column, MappedFile, make_column
+from troupe.common.data.columns import Column, damaged_chunks, make_column
 from troupe.common.data.format import RECORDS_FILE, fence, load_signature, record_dtype
 from troupe.common.data.packing import unpack_frame
+from troupe.common.data.pager import ReadingPager
 from troupe.common.data.schema import FieldSpec
 
 Allocate = Callable[[tuple[int, ...], str], NDArray]
@@ -24,6 +25,14 @@ Allocate = Callable[[tuple[int, ...], str], NDArray]
 
 MAX_BYTES = 1 << 31
 """Larger batches are taken for mistakes."""
+
+
+class DamagedChunksError(Exception):
+    """Chunks that are there and are not what was written: `rows` says in which records."""
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__(f"{len(rows)} damaged chunks")
+        self.rows = rows
 
 
 class Arena:
@@ -39,16 +48,18 @@ class Arena:
         if signature is None:
             raise FileNotFoundError(2, "nothing is stored yet", str(folder))
         self.specs, layout = signature
+        pager = ReadingPager(folder)
         self._columns: list[Column] = [
-            make_column(spec, folder, layout["budget_bytes"], layout["entries"][spec.name], read_only=True)
-            for spec in self.specs
+            make_column(spec, number, pager, layout["budget_bytes"], layout["entries"][spec.name])
+            for number, spec in enumerate(self.specs)
         ]
         # Lane 0 is the records themselves, see `ChunkStore`.
         dtype = record_dtype(1 + sum(len(column.lanes) for column in self._columns))
-        path = folder / RECORDS_FILE
-        records = MappedFile(path, dtype, (path.stat().st_size // dtype.itemsize,), read_only=True).array
+        count = (folder / RECORDS_FILE).stat().st_size // dtype.itemsize
+        records = self._records = pager.open(RECORDS_FILE, dtype, (count,)).array
         self._commits: NDArray[np.uint64] = records["commit"]
         self._starts: NDArray[np.int64] = records["starts"]
+        self._checked = np.zeros(count, np.uint64)  # commits of chunks that were whole when they were read
 
     def gather(
         self,
@@ -60,7 +71,8 @@ class Arena:
     ) -> dict[str, NDArray] | None:
         """Windows `[B, window, *shape]`, by field, of items of the chunks `commits [B]` in `rows [B]`.
 
-        None if one of the chunks has left meanwhile. Raises ValueError for places that never were.
+        None if one of the chunks has left meanwhile. Raises ValueError for places that never were, and
+        DamagedChunksError for chunks that do not match their checksums.
         """
         # numpy would take a negative row from the end, and read some other chunk's record without an error.
         if int(rows.min()) < 0 or int(rows.max()) >= len(self._commits):
@@ -72,18 +84,38 @@ class Arena:
         # given up.
         starts = self._starts[rows]
         steps = lengths.astype(np.int64)
+        fresh = self._checked[rows] != commits
         fields: dict[str, NDArray] = {}
         lane = 1
         try:
-            for spec, column in zip(self.specs, self._columns, strict=True):
-                fields[spec.name] = self._read(spec, column, starts[:, lane] + offsets, steps, allocate)
-                lane += len(column.lanes)
+            damaged = self._damaged(rows[fresh])
+            if not damaged:
+                for spec, column in zip(self.specs, self._columns, strict=True):
+                    begins = starts[:, lane] + offsets
+                    fields[spec.name] = self._read(spec, column, begins, steps, allocate)
+                    lane += len(column.lanes)
         except (IndexError, ValueError):
             # What is being overwritten makes no sense, as it may. What is not, has to.
             if self._all_there(rows, commits):
                 raise
             return None
-        return fields if self._all_there(rows, commits) else None
+        if not self._all_there(rows, commits):
+            return None
+        if damaged:
+            raise DamagedChunksError(damaged)
+        self._checked[rows[fresh]] = commits[fresh]
+        return fields
+
+    def _damaged(self, rows: NDArray[np.int64]) -> list[int]:
+        """Those of `rows`, each once, whose chunks do not match their checksums.
+
+        Chunks are looked at as a whole, and once: a look at each window costs as much as the copy.
+        """
+        if not len(rows):
+            return []
+        rows = np.unique(rows)
+        found: list[int] = rows[damaged_chunks(self._columns, self._records[rows])].tolist()
+        return found
 
     def _bytes(self, count: int, steps: int) -> int:
         """Bytes of the windows of a batch."""

@@ -6,9 +6,8 @@ The run of a chunk (its entries) is never split, so a window of a chunk is one s
 
 from __future__ import annotations
 
-import errno
-import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,27 +15,18 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from troupe.common.data import sums
+from troupe.common.data.format import record_sums
 from troupe.common.data.packing import join_frame
+from troupe.common.data.pager import MappedFile, Pager
 from troupe.common.data.schema import FieldSpec
 from troupe.common.errors import ConfigError
 
-LZ4_INDEX_BYTES = 12
-"""Bytes that a compressed entry takes apart from its block: where it starts (int64) and its size (uint32)."""
+SUM_BYTES = 4
+"""Bytes of the checksum of an entry."""
 
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What the system says where the disk, or what one may use of it, is full."""
-
-
-class DiskFullError(ConfigError):
-    """There is no room on the disk for a file. Nothing was lost, and it may be tried again."""
-
-
-def file_error(what: str, error: OSError) -> ConfigError:
-    """The error for people that `error` is, where it prevented `what`."""
-    if error.errno in FULL:
-        return DiskFullError(f"the disk is full: {what}")
-    return ConfigError(f"{what}: {error.strerror}")
+LZ4_INDEX_BYTES = 12 + SUM_BYTES
+"""Bytes of a compressed entry beside its block: where it starts (int64), its size (uint32), its checksum."""
 
 
 def damaged(folder: Path, what: str) -> ConfigError:
@@ -45,65 +35,6 @@ def damaged(folder: Path, what: str) -> ConfigError:
         f"{folder} is damaged: {what}; restore a snapshot into another --data-dir, or start empty with "
         "--volatile"
     )
-
-
-class MappedFile:
-    """A file of equal units that is mapped for reading and writing, made or extended with zeros.
-
-    Attributes:
-        name: of the file, in its folder.
-        array: `[units, *shape]`.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        dtype: str | np.dtype,
-        shape: tuple[int, ...],
-        *,
-        sparse: bool = True,
-        read_only: bool = False,
-    ) -> None:
-        """Map `path`. Unless it is `sparse`, its room on the disk is taken at once.
-
-        `read_only` maps what another process has made, without changing it; raises OSError if it cannot.
-        """
-        dtype = np.dtype(dtype)
-        self.name = path.name
-        self._unit_bytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-        if read_only:
-            if path.stat().st_size < shape[0] * self._unit_bytes:
-                raise OSError(errno.EINVAL, "the file is too short", str(path))
-            self.array: NDArray = np.memmap(path, dtype=dtype, mode="r", shape=shape).view(np.ndarray)
-            return
-        try:
-            self._file = path.open("r+b" if path.exists() else "w+b")
-            if os.fstat(self._file.fileno()).st_size < shape[0] * self._unit_bytes:
-                # A sparse file: address space now, blocks on the disk when `reserve` takes them.
-                self._file.truncate(shape[0] * self._unit_bytes)
-            if not sparse:
-                self.reserve(0, shape[0])
-        except OSError as error:
-            raise file_error(f"cannot make {path}", error) from None
-        self.array = np.memmap(self._file, dtype=dtype, mode="r+", shape=shape).view(np.ndarray)
-        if not sparse:
-            # The mapping outlives the descriptor, which only `reserve` of a sparse file needs again.
-            self._file.close()
-
-    def reserve(self, start: int, end: int) -> None:
-        """Take room on the disk for the units `[start, end)`; raises OSError where there is none.
-
-        Writing to a mapped file whose disk is full kills the process, so nothing is written before this.
-        """
-        if end > start:
-            size_bytes = (end - start) * self._unit_bytes
-            # Real blocks, not only a length: `ftruncate` leaves holes, and writing to a hole of a full disk
-            # is SIGBUS.
-            os.posix_fallocate(self._file.fileno(), start * self._unit_bytes, size_bytes)
-
-    def close(self) -> None:
-        """Close the file. The mapping stays for as long as somebody uses it."""
-        self._file.close()
 
 
 class Payload:
@@ -137,16 +68,45 @@ class Column(ABC):
 
     lanes: list[Lane]
 
-    def __init__(self, spec: FieldSpec) -> None:
+    def __init__(self, spec: FieldSpec, number: int) -> None:
+        """Hold the field `spec`, the one of this `number` in its chunk."""
         self.spec = spec
+        self.number = number
 
     @abstractmethod
     def counts(self, payload: Payload) -> list[int]:
         """Units that `payload` takes in each lane."""
 
     @abstractmethod
-    def write(self, starts: list[int], payload: Payload) -> None:
-        """Write `payload` at the positions `starts`, one for each lane."""
+    def write(self, starts: list[int], payload: Payload, commit: int) -> None:
+        """Write `payload`, of the chunk `commit`, at the positions `starts`, one for each lane."""
+
+    @abstractmethod
+    def wrong(
+        self,
+        starts: NDArray[np.int64],
+        entries: NDArray[np.int64],
+        commits: NDArray[np.uint64],
+        first: NDArray[np.bool_],
+    ) -> NDArray[np.bool_]:
+        """Which windows are not what was written: `entries [B]` from `starts [B]` of `commits [B]`.
+
+        `first` says which of them begin with the first entry of their chunk.
+        """
+
+    @abstractmethod
+    def wrong_chunks(
+        self, starts: NDArray[np.int64], counts: NDArray[np.int64], commits: NDArray[np.uint64]
+    ) -> NDArray[np.bool_]:
+        """Which chunks `commits [B]` are not what was written: every one of their `counts [B]` entries."""
+
+    def _seal(self, commit: int) -> np.uint32:
+        """What is mixed into all checksums of the chunk `commit` here."""
+        return np.uint32(sums.commit_sum(commit, self.number) >> 32)
+
+    def _seals(self, commits: NDArray[np.uint64]) -> NDArray[np.uint32]:
+        """The same of chunks `commits [B]`."""
+        return sums.upper_half(sums.commit_sums(commits, self.number))
 
     @abstractmethod
     def gather(
@@ -169,22 +129,79 @@ class RawColumn(Column):
     """Entries as they are, one after the other."""
 
     def __init__(
-        self, spec: FieldSpec, folder: Path, budget_bytes: int, most_entries: int, read_only: bool = False
+        self, spec: FieldSpec, number: int, pager: Pager, budget_bytes: int, most_entries: int
     ) -> None:
-        super().__init__(spec)
-        entry_bytes = max(spec.entry_bytes, 1)
-        most = max(min(budget_bytes // entry_bytes, most_entries), 1)
-        file = MappedFile(folder / f"{spec.name}.raw", spec.dtype, (most, *spec.shape), read_only=read_only)
-        self.lanes = [Lane(most, entry_bytes, [file])]
-        self._data = file.array
+        super().__init__(spec, number)
+        unit_bytes = spec.entry_bytes + SUM_BYTES
+        most = max(min(budget_bytes // unit_bytes, most_entries), 1)
+        data = pager.open(f"{spec.name}.raw", spec.dtype, (most, *spec.shape))
+        seals = pager.open(f"{spec.name}.sums", "uint32", (most,))
+        self.lanes = [Lane(most, unit_bytes, [data, seals])]
+        self._data, self._sums = data.array, seals.array
+        self._entry_bytes = spec.entry_bytes
+        self._by_words = sums.summed_by_words(self._entry_bytes)
+        self._bytes = self._data.reshape(-1).view(np.uint8).data
 
     def counts(self, payload: Payload) -> list[int]:
         """See `Column`."""
         return [payload.entries]
 
-    def write(self, starts: list[int], payload: Payload) -> None:
+    def write(self, starts: list[int], payload: Payload, commit: int) -> None:
         """See `Column`."""
-        self._data[starts[0] : starts[0] + payload.entries] = payload.data
+        place = slice(starts[0], starts[0] + payload.entries)
+        if self._by_words:
+            seal = np.uint64(sums.commit_sum(commit, self.number))
+            words = sums.word_sums(sums.as_words(payload.data, self._entry_bytes))
+            self._sums[place] = sums.upper_half(words + seal)
+        else:
+            data = np.ascontiguousarray(payload.data).reshape(-1).view(np.uint8).data
+            self._sums[place] = self._running_sums(data, payload.entries) ^ self._seal(commit)
+        self._data[place] = payload.data
+
+    def wrong(
+        self,
+        starts: NDArray[np.int64],
+        entries: NDArray[np.int64],
+        commits: NDArray[np.uint64],
+        first: NDArray[np.bool_],
+    ) -> NDArray[np.bool_]:
+        """See `Column`."""
+        if self._by_words:
+            longest = int(entries.max())
+            if longest == 1:
+                return self._word_sums(self._data[starts], commits) != self._sums[starts]
+            places = (starts[:, None] + np.minimum(np.arange(longest), entries[:, None] - 1)).reshape(-1)
+            found = self._word_sums(self._data[places], np.repeat(commits, longest))
+            unequal = (found != self._sums[places]).reshape(len(starts), longest)
+            return np.logical_or.reduce(unequal, axis=1)
+        size = self._entry_bytes
+        begins, ends = starts * size, (starts + entries) * size
+        return _wrong_runs(
+            self._bytes, begins, ends, self._sums, starts, entries, self._seals(commits), first
+        )
+
+    def wrong_chunks(
+        self, starts: NDArray[np.int64], counts: NDArray[np.int64], commits: NDArray[np.uint64]
+    ) -> NDArray[np.bool_]:
+        """See `Column`."""
+        if self._by_words:
+            return self.wrong(starts, counts, commits, np.ones(len(starts), np.bool_))
+        found, size = np.zeros(len(starts), np.bool_), self._entry_bytes
+        chunks = zip(starts.tolist(), counts.tolist(), commits.tolist(), strict=True)
+        for i, (start, count, commit) in enumerate(chunks):
+            end = start + count
+            running = self._running_sums(self._bytes[start * size : end * size], count) ^ self._seal(commit)
+            found[i] = not np.array_equal(running, self._sums[start:end])
+        return found
+
+    def _running_sums(self, data: memoryview, count: int) -> NDArray[np.uint32]:
+        size = self._entry_bytes
+        ends = range(size, size * (count + 1), size) if size else [0] * count
+        return np.array(sums.running_sums(data, ends), np.uint32)
+
+    def _word_sums(self, data: NDArray, commits: NDArray[np.uint64]) -> NDArray[np.uint32]:
+        words = sums.word_sums(sums.as_words(data, self._entry_bytes))
+        return sums.upper_half(words + sums.commit_sums(commits, self.number))
 
     def gather(
         self,
@@ -223,37 +240,82 @@ class Lz4Column(Column):
     """Entries as LZ4 blocks end to end in a lane of bytes, and a lane that says where each one is."""
 
     def __init__(
-        self, spec: FieldSpec, folder: Path, budget_bytes: int, most_entries: int, read_only: bool = False
+        self, spec: FieldSpec, number: int, pager: Pager, budget_bytes: int, most_entries: int
     ) -> None:
-        super().__init__(spec)
+        super().__init__(spec, number)
         entries = max(min(budget_bytes // LZ4_INDEX_BYTES, most_entries), 1)
         # No entry takes more than itself and the four bytes of its size.
         budget_bytes = min(budget_bytes, entries * (spec.entry_bytes + 4))
-        offsets, lengths, blocks = (
-            MappedFile(folder / f"{spec.name}.{end}", dtype, (units,), read_only=read_only)
+        offsets, lengths, seals, blocks = (
+            pager.open(f"{spec.name}.{end}", dtype, (units,))
             for end, dtype, units in (
                 ("offsets", "int64", entries),
                 ("lengths", "uint32", entries),
+                ("sums", "uint32", entries),
                 ("blocks", "uint8", budget_bytes),
             )
         )
-        self.lanes = [Lane(entries, LZ4_INDEX_BYTES, [offsets, lengths]), Lane(budget_bytes, 1, [blocks])]
+        index = Lane(entries, LZ4_INDEX_BYTES, [offsets, lengths, seals])
+        self.lanes = [index, Lane(budget_bytes, 1, [blocks])]
         self._offsets, self._lengths, self._blocks = offsets.array, lengths.array, blocks.array
-        # A memoryview: slicing it copies nothing, and is faster than slicing an array.
+        self._sums = seals.array
         self._bytes = self._blocks.data
 
     def counts(self, payload: Payload) -> list[int]:
         """See `Column`."""
         return [payload.entries, payload.data.nbytes]
 
-    def write(self, starts: list[int], payload: Payload) -> None:
+    def write(self, starts: list[int], payload: Payload, commit: int) -> None:
         """See `Column`."""
         assert payload.lengths is not None
         entry, byte = starts
+        place = slice(entry, entry + payload.entries)
         ends = np.cumsum(payload.lengths, dtype=np.int64)
-        self._offsets[entry : entry + payload.entries] = byte + ends - payload.lengths
-        self._lengths[entry : entry + payload.entries] = payload.lengths
+        running = sums.running_sums(np.ascontiguousarray(payload.data).data, ends.tolist())
+        self._sums[place] = np.array(running, np.uint32) ^ self._seal(commit)
+        self._offsets[place] = byte + ends - payload.lengths
+        self._lengths[place] = payload.lengths
         self._blocks[byte : byte + payload.data.nbytes] = payload.data
+
+    def wrong(
+        self,
+        starts: NDArray[np.int64],
+        entries: NDArray[np.int64],
+        commits: NDArray[np.uint64],
+        first: NDArray[np.bool_],
+    ) -> NDArray[np.bool_]:
+        """See `Column`. What the index says is right where the bytes that it leads to are."""
+        last = np.minimum(starts + entries, len(self._offsets)) - 1
+        begins, ends = self._offsets[starts], self._offsets[last] + self._lengths[last]
+        sizes = ends - begins
+        impossible = (
+            (begins < 0)
+            | (ends > len(self._blocks))
+            | (sizes < 0)
+            | (sizes > entries * (self.spec.entry_bytes + 4))
+        )
+        begins[impossible] = ends[impossible] = 0
+        found = _wrong_runs(
+            self._bytes, begins, ends, self._sums, starts, entries, self._seals(commits), first
+        )
+        return found | impossible
+
+    def wrong_chunks(
+        self, starts: NDArray[np.int64], counts: NDArray[np.int64], commits: NDArray[np.uint64]
+    ) -> NDArray[np.bool_]:
+        """See `Column`."""
+        chunks = zip(starts.tolist(), counts.tolist(), commits.tolist(), strict=True)
+        return np.array([self._is_wrong(slice(s, s + n), commit) for s, n, commit in chunks], np.bool_)
+
+    def _is_wrong(self, place: slice, commit: int) -> bool:
+        """Whether the entries of the chunk `commit` at `place` are not what was written."""
+        begins = self._offsets[place]
+        ends = begins + self._lengths[place]
+        first, end = int(begins[0]), int(ends[-1])
+        if not 0 <= first <= end <= len(self._blocks) or not np.array_equal(begins[1:], ends[:-1]):
+            return True
+        running = sums.running_sums(self._bytes[first:end], (ends - first).tolist())
+        return not np.array_equal(np.array(running, np.uint32) ^ self._seal(commit), self._sums[place])
 
     def gather(
         self,
@@ -305,15 +367,53 @@ class Lz4Column(Column):
         return out
 
 
+def _wrong_runs(
+    data: memoryview,
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    seals: NDArray[np.uint32],
+    starts: NDArray[np.int64],
+    entries: NDArray[np.int64],
+    keys: NDArray[np.uint32],
+    first: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Which bytes `[begins, ends)` of windows `[B]` do not lead from one running sum to the next.
+
+    `starts` and `entries` are the windows' places in `seals`, and `keys` what is mixed into these.
+    """
+    before = np.where(first, np.uint32(0), seals[starts - 1] ^ keys)
+    after = seals[np.minimum(starts + entries, len(seals)) - 1] ^ keys
+    crc = sums.crc32c  # by itself: the calls are most of the cost of small windows
+    windows = zip(begins.tolist(), ends.tolist(), before.tolist(), strict=True)
+    found = [crc(data[begin:end], so_far) for begin, end, so_far in windows]
+    return np.array(found, np.uint32) != after
+
+
+def damaged_chunks(columns: Iterable[Column], records: NDArray) -> NDArray[np.bool_]:
+    """Which chunks do not match their checksums, by their `records [n]` or by any entry of `columns`."""
+    found: NDArray[np.bool_] = record_sums(records) != records["sum"]
+    lane = 1  # the first is the records themselves
+    for column in columns:
+        left = np.flatnonzero(~found)
+        starts, counts = records["starts"][left, lane], records["counts"][left, lane]
+        most = column.lanes[0].most
+        placed = (starts >= 0) & (counts > 0) & (counts <= most) & (starts <= most - counts)
+        found[left[~placed]] = True
+        left = left[placed]
+        if len(left):
+            found[left] = column.wrong_chunks(starts[placed], counts[placed], records["commit"][left])
+        lane += len(column.lanes)
+    return found
+
+
 def column_files(spec: FieldSpec) -> list[dict[str, int]]:
     """The files of `spec` by lane, as `make_column` maps them: the bytes of a unit, by name."""
+    seals = {f"{spec.name}.sums": SUM_BYTES}
     if spec.compress:
-        return [{f"{spec.name}.offsets": 8, f"{spec.name}.lengths": 4}, {f"{spec.name}.blocks": 1}]
-    return [{f"{spec.name}.raw": spec.entry_bytes}]
+        return [{f"{spec.name}.offsets": 8, f"{spec.name}.lengths": 4, **seals}, {f"{spec.name}.blocks": 1}]
+    return [{f"{spec.name}.raw": spec.entry_bytes, **seals}]
 
 
-def make_column(
-    spec: FieldSpec, folder: Path, budget_bytes: int, most_entries: int, read_only: bool = False
-) -> Column:
-    """The storage that fits `spec`: files in `folder` for `most_entries` or up to `budget_bytes`."""
-    return (Lz4Column if spec.compress else RawColumn)(spec, folder, budget_bytes, most_entries, read_only)
+def make_column(spec: FieldSpec, number: int, pager: Pager, budget_bytes: int, most_entries: int) -> Column:
+    """The storage that fits the field `spec` of this `number`: for `most_entries`, or fewer bytes."""
+    return (Lz4Column if spec.compress else RawColumn)(spec, number, pager, budget_bytes, most_entries)

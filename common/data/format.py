@@ -11,23 +11,48 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from troupe.common.data.columns import file_error
+from troupe.common.data import sums
+from troupe.common.data.pager import file_error
 from troupe.common.data.schema import FIELD_NAME, MAX_FIELD_BYTES, FieldSpec
 from troupe.common.errors import ConfigError
 
 SIGNATURE_FILE = "signature.json"
 RECORDS_FILE = "chunks.records"
 HEADER_FILE = "chunks.header"
-FORMAT = 1
+FORMAT = 2
+"""Raised with every change of what the files mean. The first had no checksums."""
 _LOCK = threading.Lock()
 
 
 def record_dtype(lanes: int) -> np.dtype:
-    """What is noted about one chunk: where it starts in each lane, and how much of it it takes."""
+    """What is noted about one chunk: where it starts in each lane, how much of it it takes, and a checksum.
+
+    Every number has 8 bytes.
+    """
     numbers = [("commit", "u8"), ("incarnation", "u8"), ("sequence", "u8"), ("version", "i8")]
     rest = [("time_s", "f8"), ("steps", "i8"), ("starts", "i8", (lanes,)), ("counts", "i8", (lanes,))]
-    return np.dtype([*numbers, *rest])
+    return np.dtype([*numbers, *rest, ("sum", "u8")])
+
+
+def record_sums(records: NDArray) -> NDArray[np.uint64]:
+    """What the field `sum` of `records [n]` should say: of all other fields."""
+    words = np.ascontiguousarray(records).view("u8").reshape(len(records), records.dtype.itemsize // 8)
+    if len(records) == 1:
+        return np.array([_record_sum(words[0, :-1].tolist())], np.uint64)
+    words = words[:, :-1]
+    total = np.ones(len(records), np.uint64)  # so that a record of zeros is none
+    for first in range(0, words.shape[1], sums.MAX_WORDS):
+        total = total * np.uint64(3) + sums.word_sums(words[:, first : first + sums.MAX_WORDS])
+    return total
+
+
+def _record_sum(words: list[int]) -> int:
+    total = 1
+    for first in range(0, len(words), sums.MAX_WORDS):
+        total = total * 3 + sums.word_sum(words[first : first + sums.MAX_WORDS])
+    return total % 2**64
 
 
 def save_signature(folder: Path, specs: Sequence[FieldSpec], layout: Mapping[str, Any]) -> None:
@@ -35,7 +60,8 @@ def save_signature(folder: Path, specs: Sequence[FieldSpec], layout: Mapping[str
     fields = [asdict(spec) for spec in specs]
     for each in fields:
         del each["bounds"]  # of those who learn, not of what is stored
-    text = json.dumps({"format": FORMAT, "fields": fields, "layout": dict(layout)})
+    content = {"format": FORMAT, "fields": fields, "layout": dict(layout)}
+    text = json.dumps(content | {"crc32c": _content_sum(content)})
     temporary = folder / (SIGNATURE_FILE + ".tmp")
     try:
         with temporary.open("w") as file:
@@ -55,8 +81,13 @@ def save_signature(folder: Path, specs: Sequence[FieldSpec], layout: Mapping[str
         raise file_error(f"cannot write {folder / SIGNATURE_FILE}", error) from None
 
 
-def load_signature(folder: Path) -> tuple[tuple[FieldSpec, ...], dict[str, Any]] | None:
-    """What the files in `folder` mean; None if there are none."""
+def load_signature(
+    folder: Path, *, any_format: bool = False
+) -> tuple[tuple[FieldSpec, ...], dict[str, Any]] | None:
+    """What the files in `folder` mean; None if there are none.
+
+    `any_format` is for those who only want to know which files there are.
+    """
     path = folder / SIGNATURE_FILE
     if not path.exists():
         return None
@@ -64,8 +95,13 @@ def load_signature(folder: Path) -> tuple[tuple[FieldSpec, ...], dict[str, Any]]
         if not path.is_file():  # a pipe would be waited for
             raise ValueError("no ordinary file")
         content = json.loads(path.read_text())
-        if content["format"] != FORMAT:
-            raise ConfigError(f"{path} has format {content['format']}, this version reads {FORMAT}")
+        if content["format"] != FORMAT and not any_format:
+            raise ConfigError(
+                f"{path} has format {content['format']}, this version reads {FORMAT}: start with another "
+                "--data-dir, or empty with --volatile"
+            )
+        if not any_format and content.pop("crc32c") != _content_sum(content):
+            raise ValueError("it does not match its checksum")
         specs = tuple(FieldSpec(**{**entry, "shape": tuple(entry["shape"])}) for entry in content["fields"])
         for spec in specs:  # the folder may be somebody's snapshot, and a name is part of a file's
             if not FIELD_NAME.fullmatch(spec.name):
@@ -80,6 +116,11 @@ def load_signature(folder: Path) -> tuple[tuple[FieldSpec, ...], dict[str, Any]]
         return specs, layout
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged ({error}): restore it or remove the folder") from None
+
+
+def _content_sum(content: Mapping[str, Any]) -> int:
+    """The checksum of a signature, however its JSON is laid out."""
+    return sums.text_sum(json.dumps(content, sort_keys=True).encode())
 
 
 def check_run(place: object, layout: Mapping[str, Any], run: str, remedy: str) -> None:

@@ -68,6 +68,21 @@ class Insert:
     owner: str = ""
 
 
+def check_fit(insert: Insert, tables: Mapping[str, TableConfig], budget_bytes: int) -> None:
+    """Raise RefusedError where full tables could not have their items. What is compressed counts as 0."""
+    chunk_bytes = sum(s.entries(insert.steps) * s.entry_bytes for s in insert.specs if not s.compress)
+    for name, items in insert.items.items():
+        capacity = tables[name].capacity
+        wanted = capacity * chunk_bytes // len(items.offsets)
+        if wanted > budget_bytes:
+            amount = f"{wanted / 2**30:.1f} GiB of {budget_bytes / 2**30:.1f} GiB"
+            raise RefusedError(
+                "plan",
+                f"{capacity:,} items of table {name!r} would take {amount} that there are: lower "
+                "the capacity, compress, or give max_bytes to have the oldest leave early",
+            )
+
+
 def check_insert(
     insert: Insert,
     stored: Sequence[FieldSpec] | None,

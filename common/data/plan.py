@@ -14,8 +14,8 @@ from troupe.common.machine import memory_limit_bytes
 MAX_SHARE = 0.9
 """Share of the memory or disk limit that a plan may take."""
 
-TABLE_BYTES_PER_ITEM = 120
-"""Item record, priority, sum tree, queues and free list of one item."""
+TABLE_BYTES_PER_ITEM = 140
+"""Item record, priority, sum tree, queues, free list and row of one item."""
 
 GIB = float(1 << 30)
 

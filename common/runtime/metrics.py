@@ -401,12 +401,14 @@ def cut_half_line(path: Path) -> bytes:
     if not path.exists():
         return b""
     with path.open("rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        start = file.seek(max(0, size - _TAIL_BYTES))
-        # Only the end is read: the file may have hundreds of megabytes, and just its last line can be cut.
-        tail = file.read()
-        if tail.endswith(b"\n"):
-            return tail
-        whole = tail.rfind(b"\n") + 1
-        file.truncate(start + whole)
-        return tail[:whole]
+        end = file.seek(0, os.SEEK_END)
+        while end:  # a power cut may leave a long end of zeros
+            start = file.seek(max(0, end - _TAIL_BYTES))
+            whole = file.read(end - start).rfind(b"\n") + 1
+            if whole:
+                end = start + whole
+                break
+            end = start
+        file.truncate(end)
+        start = file.seek(max(0, end - _TAIL_BYTES))
+        return file.read()

@@ -76,6 +76,9 @@ Fields = Annotated[list[FieldEntry], Meta(min_length=1, max_length=28)]
 AnyFields = Annotated[list[FieldEntry], Meta(max_length=28)]
 Counts = Annotated[list[tuple[Name, Rows]], Meta(min_length=1, max_length=MAX_TABLES)]
 """Table and how many of it."""
+MAX_SUSPECTS = 64
+Suspects = Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(max_length=MAX_SUSPECTS)]
+"""Rows of chunks that may be damaged."""
 Share = tuple[Name, Rows, ItemCount, float]
 """Table, rows, items in it, total priority of it."""
 Shares = Annotated[list[Share], Meta(min_length=1, max_length=MAX_TABLES)]

@@ -10,15 +10,16 @@ from troupe.common.data.format import SIGNATURE_FILE, load_signature
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.files import lock_file
 from troupe.common.wire.replay.files import TOKEN_FILE
-from troupe.services.replay.storage.replay import IN_USE
+from troupe.services.replay.storage.opened import FAILED_SYNC_FILE, IN_USE, OPENED_FILE
 from troupe.services.replay.storage.snapshot import RESTORED_FILE
 
 _FIXED = {
     *("producers", "unstored", "chunks.records", "chunks.header"),
     *(SIGNATURE_FILE, f"{SIGNATURE_FILE}.tmp", TOKEN_FILE, f"{TOKEN_FILE}.tmp", RESTORED_FILE),
+    *(FAILED_SYNC_FILE, OPENED_FILE),
 }
 _OF_TABLE = ("items", "priorities", "header")
-_OF_FIELD = ("raw", "offsets", "lengths", "blocks")
+_OF_FIELD = ("raw", "offsets", "lengths", "blocks", "sums")
 
 
 def clear(folder: Path, tables: Collection[str] = ("default",)) -> None:
@@ -42,7 +43,7 @@ def clear(folder: Path, tables: Collection[str] = ("default",)) -> None:
 
 def _own_files(folder: Path, tables: Collection[str]) -> list[Path]:
     """Files of a shard in `folder`, but the lock. Subdirectories are none, and are nobody's business."""
-    saved = load_signature(folder)
+    saved = load_signature(folder, any_format=True)
     specs, layout = saved or ((), {"tables": {}})
     own = _FIXED | {f"{table}.{suffix}" for table in {*layout["tables"], *tables} for suffix in _OF_TABLE}
     own |= {f"{spec.name}.{suffix}" for spec in specs for suffix in _OF_FIELD}

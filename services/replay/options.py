@@ -33,6 +33,7 @@ class ShardOptions:
         tables: of this shard; a run's configuration takes their place.
         max_bytes: most that chunks may take; None for what there is.
         volatile: start empty.
+        durable: what acknowledged items survive; None for what the run says.
         seed: of sampling; None for the run's, or for any.
         learner: control address of the learner whose run it joins; None for no run.
         advertise: address that others use; None for that of its socket.
@@ -50,6 +51,7 @@ class ShardOptions:
     tables: tuple[TableConfig, ...]
     max_bytes: int | None
     volatile: bool
+    durable: str | None
     seed: int | None
     learner: str | None
     advertise: str | None
@@ -102,6 +104,12 @@ def serve_parser() -> Parser:
         help="holds the items; default: %(default)s",
     )
     parser.add_argument("--volatile", action="store_true", help="start empty, whatever items DIR holds")
+    parser.add_argument(
+        "--durable",
+        choices=("process", "power"),
+        help="what acknowledged items survive: the death of the process (default), or a power cut as well, "
+        "for which each waits until the disk has it",
+    )
     parser.add_argument("--seed", type=integer(0), help="of sampling")
     add_key_arguments(parser, server=True)
     _add_run_arguments(parser)

@@ -24,6 +24,7 @@ MAX_CHARS = 1000
 """Of a text that grows with the number of tables."""
 
 DROPPED = (
+    "damaged_chunks",
     "duplicate_inserts",
     "evicted_early_items",
     "invalid_priorities",
@@ -75,6 +76,7 @@ class Rates:
             "replay/inserts_per_s": self._rates["", "inserted"],
             "replay/samples_per_s": self._rates["", "sampled"],
             "replay/bytes": replay.store.used_bytes if replay.store else 0,
+            "replay/damaged_items_total": replay.damaged_items,
             "replay/dropped_items_total": sum(table.dropped_items for table in replay.tables.values()),
             "replay/evicted_early_per_s": self._rates["", "evicted_early"],
             **self._shares,
@@ -138,6 +140,7 @@ class Rates:
             "inserts_per_s": self._rates["", "inserted"],
             "samples_per_s": self._rates["", "sampled"],
             **counters,
+            "damaged_items": replay.damaged_items,
             "newest_version": requests.statistics.newest_version,
             "insert_blocked": "; ".join(requests.paused.values())[:MAX_CHARS],
             "insert_blocked_s": sum(requests.blocked_s(name) for name in replay.tables),

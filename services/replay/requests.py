@@ -20,6 +20,7 @@ from troupe.common.wire.server import Envelope, Server
 from troupe.services.replay.held import HeldInserts
 from troupe.services.replay.snapshots import Snapshots
 from troupe.services.replay.statistics import Statistics
+from troupe.services.replay.storage.group_commit import GroupCommit
 from troupe.services.replay.storage.replay import Replay
 from troupe.services.replay.unread import UnreadBatches
 
@@ -85,6 +86,8 @@ class RequestHandlers:
         self._session = session
         self._status = status
         self._files = SharedFiles(replay.folder)
+        self._commit = GroupCommit(replay.sync) if replay.durable == "power" else None
+        self._stored: deque[tuple[int, bytes, int, int]] = deque()  # by the sync that each waits for
         self._status_of: dict[str, claims.Allowance] = {}
         self._parked: deque[Parked] = deque()
         self._parked_by_peer: Counter[bytes] = Counter()
@@ -117,13 +120,22 @@ class RequestHandlers:
 
     # ---------------------------------------------------------------- between messages
 
+    def wakers(self) -> list[int]:
+        """What is readable when `advance` has something to do."""
+        return [] if self._commit is None else [self._commit.fileno()]
+
     @property
     def parked(self) -> int:
         """Requests that wait for the limiter."""
         return len(self._parked)
 
     def advance(self) -> None:
-        """Do what waits, as far as it can be done now, and tell writers whether to go on."""
+        """Do what waits, as far as it can be done now, and tell writers whether to go on.
+
+        Raises SyncFailedError.
+        """
+        if self._commit is not None:
+            self._acknowledge_synced(self._commit.check())
         self.serve_parked()
         # Each round may make room for the next: an insert that is stored fills a batch, which empties a
         # queue.
@@ -215,8 +227,32 @@ class RequestHandlers:
                 self._send_gap(peer, insert, gap)
             else:
                 self.statistics.inserted(insert.version)
-                self.server.send(peer, messages.Inserted(credit=self._credit_of(peer)), insert.sequence)
+                self._acknowledge(peer, insert.incarnation, insert.sequence)
         return True
+
+    def _acknowledge(self, peer: bytes, incarnation: int, sequence: int) -> None:
+        """Say that an insert is stored: at once, or when the disk has it."""
+        if self._commit is None:
+            self.server.send(peer, messages.Inserted(credit=self._credit_of(peer)), sequence)
+        else:
+            self._stored.append((self._commit.begin(), peer, incarnation, sequence))
+
+    def _acknowledge_synced(self, done: int) -> None:
+        while self._stored and self._stored[0][0] <= done:
+            _, peer, incarnation, sequence = self._stored.popleft()
+            self._replay.acknowledged(incarnation, sequence)
+            self.server.send(peer, messages.Inserted(credit=self._credit_of(peer)), sequence)
+
+    @property
+    def unsynced(self) -> int:
+        """Inserts that are stored and wait for the disk to be acknowledged."""
+        return len(self._stored)
+
+    def close(self) -> None:
+        """Acknowledge what the disk still takes, and end."""
+        if self._commit is not None:
+            self._acknowledge_synced(self._commit.finish())
+            self._commit.close()
 
     def _send_gap(self, peer: bytes, insert: Insert, gap: GapError) -> None:
         error = messages.Error(kind="gap", detail=str(gap), about=messages.Insert.TYPE, expected=gap.expected)
@@ -242,6 +278,8 @@ class RequestHandlers:
         return None
 
     def _draw(self, envelope: Envelope, body: messages.Sample, shares: dict[str, int]) -> str | None:
+        for row in () if body.suspects is UNSET else body.suspects:
+            self._replay.check(row)
         mapped = self._files.is_same_host("" if body.token is UNSET else body.token)
         sample = self._replay.draw(shares, plain=body.plain, places=mapped)
         if isinstance(sample, str):
@@ -272,8 +310,10 @@ class RequestHandlers:
         peer = envelope.peer
         self._note_writer(peer, frozenset())
         answer = self._grant(peer)
-        held = self.held.first(body.incarnation)
-        # So that the client does not send again what only waits.
+        # So that the client does not send again what only waits: what
+        # waits for the disk is as little lost as what waits for room: nobody is to send it again.
+        unsynced = (number for _, _, incarnation, number in self._stored if incarnation == body.incarnation)
+        held = next(unsynced, self.held.first(body.incarnation))
         parked = [each.envelope.number for each in self._parked if each.envelope.peer == peer]
         answer.held = UNSET if held is None else held
         answer.reason = answer.reason or self.held.reason(body.incarnation)

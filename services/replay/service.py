@@ -11,6 +11,7 @@ from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
 from troupe.services.replay.rates import Rates, cut_to_fit
 from troupe.services.replay.requests import RequestHandlers
+from troupe.services.replay.scrubber import Scrubber
 from troupe.services.replay.snapshots import Snapshots
 from troupe.services.replay.storage.replay import Replay
 
@@ -43,11 +44,12 @@ class ReplayService:
         self._requests = RequestHandlers(
             replay, socket, new_incarnation(), self._status, Snapshots(replay, snapshots)
         )
+        self._scrubber = Scrubber(replay)
         self._rates = Rates(replay, self._requests)
         self._server = self._requests.server
         self._end: Deadline | None = None
         # The stop wakes the poll, or a signal would be noticed a tenth of a second late.
-        self._server.open(stop.fileno())
+        self._server.open(stop.fileno(), *self._requests.wakers())
 
     def run(self) -> None:
         """The main loop."""
@@ -56,10 +58,12 @@ class ReplayService:
             # Bounded, or a flood of inserts would leave the learner's parked requests waiting.
             self._server.turn(POLL_S, BURST)
             self._requests.advance()
+            self._scrubber.advance()
             if self._rates.due():
                 self._report()
             loop.turn()
         loop.close()
+        self._requests.close()
         self._server.close()
         self._requests.snapshots.close()
         held = sum(table.size for table in self._replay.tables.values())

@@ -122,7 +122,8 @@ def with_run(options: ShardOptions, config: dict[str, Any], seed: int) -> ShardO
         options,
         tables=tuple(replay.shard_tables(replay.shards)),
         max_bytes=replay.max_bytes,
-        volatile=options.volatile or not replay.durable,
+        volatile=options.volatile or replay.durable == "none",
+        durable=options.durable or replay.durable,
         seed=seed if options.seed is None else options.seed,
     )
 
@@ -160,6 +161,7 @@ def open_replay(
         adopt=options.adopt,
         specs=specs,
         item_steps=item_steps,
+        durable=options.durable or "process",
     )
     if options.max_bytes is not None and replay.budget_bytes < options.max_bytes:
         _log.warning(

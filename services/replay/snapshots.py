@@ -63,7 +63,8 @@ class Snapshots:
         self._announced = True
         progress = self._snapshot.progress
         if progress.state == "done":
-            _log.info("snapshot of %d items in %s", progress.items, progress.destination)
+            detail = f", {progress.detail}" if progress.detail else ""
+            _log.info("snapshot of %d items in %s%s", progress.items, progress.destination, detail)
         else:
             _log.error("no snapshot in %s: %s", progress.destination, progress.detail)
 

@@ -45,6 +45,8 @@ _COUNTS = (
     "held_inserts",
     "parked_samples",
     "waits",
+    "damaged_chunks",
+    "damaged_items",
     "duplicate_inserts",
     "evicted_early_items",
     "unknown_priorities",

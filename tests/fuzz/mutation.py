@@ -81,6 +81,8 @@ def replay(rng: random.Random, specs: list[list[Any]]) -> Draft:
         draft.fields = {"table": "default", "batch_size": rng.randint(1, 16), "plain": False, "token": ""}
         if rng.random() < 0.3:
             draft.fields["shares"] = [["default", rng.randint(1, 9)]]
+        if rng.random() < 0.3:
+            draft.fields["suspects"] = [rng.randrange(1 << 31) for _ in range(rng.randint(1, 64))]
     elif kind == "PRIORITIES":
         draft.fields = {"table": "default"}
         draft.add("ids", np.array([rng.randrange(1 << 20) for _ in range(3)], np.uint64))

@@ -68,7 +68,7 @@ def test_learns_through_kills_an_interrupt_and_a_resume(start, tmp_path, capsys)
 
 def test_a_run_that_does_not_keep_its_replay_says_that_it_fills_it_again(start, tmp_path):
     run_dir = tmp_path / "run"
-    fields = {"replay.durable": "false", "replay.min_items": "5000", "evaluator.enabled": "false"}
+    fields = {"replay.durable": "none", "replay.min_items": "5000", "evaluator.enabled": "false"}
     config = make_config(tmp_path, **fields)
     make_directory(run_dir, "run directory")
     (run_dir / "config.toml").write_text(to_toml(config))

@@ -24,7 +24,7 @@ HONEST = 31
 
 def elite_config(tmp_path):
     more = {"replay.tables": f"[{AGAIN}, {FRESH}]", "agent.behaviour_features": "torso"}
-    return make_config(tmp_path, **more, **{"run.total_steps": "1_000_000", "replay.durable": "false"})
+    return make_config(tmp_path, **more, **{"run.total_steps": "1_000_000", "replay.durable": "none"})
 
 
 def check(seen):

@@ -82,7 +82,7 @@ def test_fields_that_were_not_noted_yet_are_no_obstacle(tmp_path):
     fill(tmp_path)
     (tmp_path / "signature.json").unlink()
     clear(tmp_path)
-    assert names(tmp_path) == {"lock", "action.raw"}
+    assert names(tmp_path) == {"lock", "action.raw", "action.sums"}
     fill(tmp_path)
 
 

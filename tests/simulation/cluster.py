@@ -293,6 +293,7 @@ class Cluster:
             tables=(TableConfig(),),
             max_bytes=1 << 20,
             volatile=False,
+            durable=None,
             seed=None,
             learner=CONTROL,
             advertise=None,

@@ -31,7 +31,7 @@ from troupe.common.wire.replay import files as shared_files
 from troupe.common.wire.security import handshakes
 from troupe.services.learner.batches import prefetch
 from troupe.services.learner.control import announcer
-from troupe.services.replay.storage import producers, replay
+from troupe.services.replay.storage import opened, producers
 
 _watched: World | None = None
 _folder = ""
@@ -150,6 +150,7 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
         for module in (server, announcer, intake):
             put(module, "Intake", Intake)
         put(shared_files, "boot_id", lambda: world.here().node.host)
+        put(opened, "boot_id", lambda: world.here().node.host)
         put(handshakes, "_answer", lambda endpoint, greeting: b"")
         put(handshakes, "_numbers", itertools.count())
         put(link, "_numbers", itertools.count(1))
@@ -162,7 +163,7 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
         put(watchdog, "_loops", set())
         put(usage.OwnUsage, "__init__", lambda self, prefix, period_s=2.0: None)
         put(usage.OwnUsage, "metrics", lambda self: {})  # the processor's time is not simulated
-        put(replay, "lock_file", lambda path, refusal: _File(world, path))
+        put(opened, "lock_file", lambda path, refusal: _File(world, path))
         logging.disable(logging.CRITICAL if not keep_log else logging.NOTSET)
         _watched, _folder = world, folder
         try:

@@ -85,7 +85,8 @@ class BatchReader:
     def read(self, message: Message, shares: Mapping[str, int]) -> SampleBatch | None:
         """The batch in `message`; None where it says places that are no longer there.
 
-        Raises WireError for what is no batch, or not one of these `shares`, rows by table.
+        Raises WireError for what is no batch, or not one of these `shares`, rows by table, and
+        DamagedChunksError for places whose chunks do not match their checksums.
         """
         batch = decode_batch(
             message, self.files.arena, self._pool.take, shares=shares, expected=self._expected

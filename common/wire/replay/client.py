@@ -13,6 +13,7 @@ from msgspec import UNSET
 from numpy.typing import ArrayLike
 
 from troupe.common import system
+from troupe.common.data.arena import DamagedChunksError
 from troupe.common.data.packing import Packer
 from troupe.common.data.schema import Chunk, FieldSpec, with_arrays
 from troupe.common.errors import CheckpointError, ConfigError, PeerError, TroupeError
@@ -39,7 +40,7 @@ __all__ = ["ReplayClient", "ReplayRefusedError", "SampleBatch"]
 _log = logging.getLogger(__name__)
 
 COUNTERS = (
-    *("inserts", "resends", "batches", "mapped_batches", "gone_batches", "waits"),
+    *("inserts", "resends", "batches", "mapped_batches", "gone_batches", "damaged_batches", "waits"),
     *("reconnects", "bad_messages", "lost_updates"),
     *("entry_bytes", "block_bytes", "pack_us", "unpack_us", "received_bytes"),
 )
@@ -231,6 +232,11 @@ class ReplayClient(Sampler):
             began_s = system.perf_counter()
             try:
                 batch = self._reader.read(message, request.shares)
+            except DamagedChunksError as damaged:  # for the shard to look at, and to leave out
+                self.counters["damaged_batches"] += 1
+                self._requests.ask_for_windows(message.request_id, request.shares, damaged.rows)
+                self._send_pending()
+                continue
             except (WireError, MemoryError) as error:
                 wrong = error if isinstance(error, WireError) else WireError("memory", "no memory for it")
                 self._link.bad(wrong)

@@ -21,19 +21,11 @@ from typing import Any
 from troupe.common import system
 from troupe.common.data.arena import Arena
 from troupe.common.errors import ConfigError
+from troupe.common.machine import boot_id
 
 TOKEN_FILE = "token"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _log = logging.getLogger(__name__)
-
-
-def boot_id() -> str:
-    """A name of this boot of this kernel, the same in every container; empty where there is none."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 class SharedFiles:

@@ -91,8 +91,8 @@ class Credit(Body, kw_only=True):
         credit: as in INSERTED
         reason: why the credit is zero, or why inserts of the asking process wait; empty otherwise
         session: random number of the replay process; another one means a restart
-        held: the first insert of this incarnation that waits for room in a queue: it and those behind it are
-            not lost; absent if none does
+        held: the first insert of this incarnation that waits for room in a queue, or for the disk: it and
+            those behind it are not lost; absent if none does
         parked: the SAMPLE requests of the asker that wait for the limiter; absent if none does
         fields: as in INSERT, what the shard stores; absent until it knows
         files: `folder` and `host` (boot id) where files may be mapped; absent where not
@@ -121,6 +121,7 @@ class Sample(Body, kw_only=True):
         token: what the file `token` in the shard's folder says, to get places; absent where none are wanted
         shares: list of [table, rows], for a batch from several tables; takes the place of `table` and
             `batch_size`
+        suspects: rows of a BATCH whose chunks do not match their checksums; the shard looks at them itself
     """
 
     TYPE: ClassVar[str] = "SAMPLE"
@@ -129,6 +130,7 @@ class Sample(Body, kw_only=True):
     batch_size: types.Rows | UnsetType = UNSET
     plain: bool = False
     token: types.Name | UnsetType = UNSET
+    suspects: types.Suspects | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         self.counts()

@@ -8,7 +8,7 @@ ping and is not answered by then got lost, and is sent again.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -18,6 +18,7 @@ from troupe.common.errors import AuthError, ConfigError, TroupeError
 from troupe.common.wire import messages
 from troupe.common.wire.body import Body
 from troupe.common.wire.link import Link
+from troupe.common.wire.types import MAX_SUSPECTS
 
 PING_S = 0.5
 
@@ -146,6 +147,7 @@ class SampleRequest:
     Attributes:
         shares: rows by table.
         windows: request data instead of file offsets, because the last offsets were stale.
+        suspects: rows of chunks that did not match their checksums.
         token: that it was sent with.
         sent_at_ping: number of pings before it was sent.
         sent_s: and when.
@@ -155,6 +157,7 @@ class SampleRequest:
 
     shares: Mapping[str, int]
     windows: bool = False
+    suspects: Sequence[int] = ()
     token: str = ""
     sent_at_ping: int = NOT_SENT
     sent_s: float = 0.0
@@ -184,9 +187,9 @@ class SampleRequests:
         """The request `number`, which is forgotten; None where nobody asked for it, or does any more."""
         return self._requests.pop(number, None)
 
-    def ask_for_windows(self, number: int, shares: Mapping[str, int]) -> None:
-        """Ask again for what was answered with places that had gone when they were read."""
-        self._requests[number] = SampleRequest(shares, windows=True)
+    def ask_for_windows(self, number: int, shares: Mapping[str, int], suspects: Sequence[int] = ()) -> None:
+        """Ask again for what was answered with places that had gone when they were read, or are damaged."""
+        self._requests[number] = SampleRequest(shares, windows=True, suspects=suspects)
 
     def turn_down(self, number: int, request: SampleRequest | None = None, pause_s: float = 0.0) -> None:
         """There is no batch for `number`, which was that of `request` if it is forgotten already.
@@ -245,6 +248,7 @@ class SampleRequests:
                 body = messages.Sample(table=table, batch_size=count, plain=True, token=token)
             else:
                 body = messages.Sample(shares=shares, plain=True, token=token)
+            body.suspects = list(request.suspects)[:MAX_SUSPECTS] or UNSET
             if not send(body, number):
                 return
             request.sent_at_ping, request.sent_s = pings, system.monotonic()

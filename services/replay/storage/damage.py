@@ -9,18 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from troupe.common.data.columns import column_files, damaged
 from troupe.common.data.format import HEADER_FILE, RECORDS_FILE, SIGNATURE_FILE, record_dtype
 from troupe.common.data.schema import FieldSpec
-from troupe.services.replay.storage.producers import (
-    PRODUCERS_FILE,
-    UNSTORED_FILE,
-    producers_file_bytes,
-    unstored_file_bytes,
-)
-from troupe.services.replay.storage.table import table_files
+from troupe.services.replay.storage.header import header_bytes, read_header
+from troupe.services.replay.storage.item_files import table_files
+from troupe.services.replay.storage.producers import PRODUCERS_FILE, producers_file_bytes
 
 
 def check_files(folder: Path, specs: Sequence[FieldSpec], tables: Mapping[str, int]) -> None:
@@ -40,7 +34,8 @@ def check_none(folder: Path) -> None:
     # All headers begin with how much there ever was, of chunks or of a table's items. A process that dies in
     # its first insert, before it has written the signature, leaves zeros there.
     for header in folder.glob("*.header"):
-        if header.is_file() and np.fromfile(header, "<u8", 1).any():
+        values = read_header(header.read_bytes()) if header.is_file() else None
+        if values is not None and values[0]:
             raise damaged(folder, f"{SIGNATURE_FILE} is missing")
 
 
@@ -49,8 +44,9 @@ def _least_sizes(
 ) -> Iterator[tuple[str, int]]:
     """Each file and its least number of bytes, the header first: the others' follow from it."""
     lanes = [lane for spec in specs for lane in column_files(spec)]
-    yield HEADER_FILE, 8 * (2 + len(lanes))
-    limits = np.fromfile(folder / HEADER_FILE, "<u8", 2 + len(lanes))[1:].tolist()
+    yield HEADER_FILE, header_bytes(2 + len(lanes))
+    values = read_header((folder / HEADER_FILE).read_bytes())
+    limits = [1] * (1 + len(lanes)) if values is None else values[1:].astype(int).tolist()
     records = {RECORDS_FILE: record_dtype(1 + len(lanes)).itemsize}
     for files, limit in zip((records, *lanes), limits, strict=True):
         for name, unit_bytes in files.items():
@@ -58,8 +54,6 @@ def _least_sizes(
     for table, slots in tables.items():
         yield from table_files(table, slots).items()
     yield PRODUCERS_FILE, producers_file_bytes()
-    if (folder / UNSTORED_FILE).exists():  # older folders have none
-        yield UNSTORED_FILE, unstored_file_bytes()
 
 
 def _check(folder: Path, name: str, least: int) -> None:

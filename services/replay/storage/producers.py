@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from troupe.common import system
-from troupe.common.data.columns import MappedFile
 from troupe.common.data.inserts import HeldError
+from troupe.common.data.pager import FilePager
+from troupe.common.data.sums import word_sums
 from troupe.common.errors import RefusedError
 
 PRODUCERS_FILE = "producers"
-UNSTORED_FILE = "unstored"
 MAX_PRODUCERS = 1 << 16
 
 MAX_SHARE = MAX_PRODUCERS // 4
@@ -27,9 +26,8 @@ FORGET_S = 3600.0
 
 _log = logging.getLogger(__name__)
 
-_PRODUCER = np.dtype([("incarnation", "u8"), ("sequence", "u8"), ("time_s", "f8")])
-_UNSTORED = np.dtype([("floor", "u8"), ("refused", "u8")])
-# Bits of `refused`. A producer has no more inserts unacknowledged than that, so none asks for more.
+_NUMBERS = ("incarnation", "sequence", "floor", "refused", "open", "synced")
+_PRODUCER = np.dtype([*((name, "u8") for name in _NUMBERS), ("time_s", "f8"), ("sum", "u8")])
 _WINDOW = 64
 
 
@@ -38,29 +36,28 @@ def producers_file_bytes() -> int:
     return MAX_PRODUCERS * _PRODUCER.itemsize
 
 
-def unstored_file_bytes() -> int:
-    """Bytes of the file of what is not stored."""
-    return MAX_PRODUCERS * _UNSTORED.itemsize
-
-
 class Producers:
     """The newest number of every producing process, and which of those before it are not stored.
 
     Numbers are settled in order: each is stored, refused, or left out because its producer says (by a larger
-    `oldest`) that it does not want to know any more. All of it is in mapped files.
+    `oldest`) that it does not want to know any more. All of it is in a mapped file, each with a checksum.
 
     Numbers up to `floor` are uncertain; of those above it, up to `sequence`, all are stored but the ones with
     a bit, number modulo 64, in `refused`. A refused number that is more than 64 behind raises the floor.
+
+    Attributes:
+        damaged: producers whose record was not what had been written; they count as new.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Open the files in `folder`, or make them."""
+    def __init__(self, pager: FilePager) -> None:
+        """Open the file, or make it."""
         shape = (MAX_PRODUCERS,)
-        self._rows = MappedFile(folder / PRODUCERS_FILE, _PRODUCER, shape, sparse=False).array
-        # A file of its own: folders that were made before it existed have none, and nothing to put in it.
-        self._unstored = MappedFile(folder / UNSTORED_FILE, _UNSTORED, shape, sparse=False).array
+        self._rows = pager.open(PRODUCERS_FILE, _PRODUCER, shape, sparse=False).array
+        wrong = np.flatnonzero((self._rows["incarnation"] != 0) & (_sums(self._rows) != self._rows["sum"]))
+        self._rows[wrong] = np.zeros(len(wrong), _PRODUCER)
+        self.damaged = len(wrong)
         # A clock that was put back must not keep anybody for ever.
-        np.minimum(self._rows["time_s"], system.time(), out=self._rows["time_s"])
+        self._rows["time_s"][:] = np.clip(np.nan_to_num(self._rows["time_s"]), 0, system.time())
         incarnations: NDArray[np.uint64] = self._rows["incarnation"]
         taken = np.flatnonzero(incarnations)
         self._places = dict(zip(incarnations[taken].tolist(), taken.tolist(), strict=True))
@@ -99,9 +96,7 @@ class Producers:
             self._free.append(place)
         # In this order: a death in the midst leaves nobody with the numbers of another.
         self._rows["incarnation"][place] = 0
-        self._rows["sequence"][place], self._rows["time_s"][place] = 0, system.time()
-        self._unstored[place] = (0, 0)
-        self._rows["incarnation"][place] = incarnation
+        self._write(place, incarnation, 0, 0, 0, 0, 0)
         self._places[incarnation] = place
         self._owners[place] = number if owner else 0
         self._free.pop()
@@ -115,13 +110,18 @@ class Producers:
         place = self._places.get(incarnation)
         return 0 if place is None else int(self._rows["sequence"][place])
 
+    def synced(self, incarnation: int) -> int:
+        """The largest number that is on the disk for certain, with all before it."""
+        place = self._places.get(incarnation)
+        return 0 if place is None else int(self._rows["synced"][place])
+
     def is_stored(self, incarnation: int, sequence: int) -> bool:
         """Whether this insert, not above `newest`, is known to have been stored."""
         place = self._places.get(incarnation)
-        if place is None or sequence <= int(self._unstored["floor"][place]):
+        if place is None or sequence <= int(self._rows["floor"][place]):
             return False
         recent = int(self._rows["sequence"][place]) - sequence < _WINDOW
-        return not (recent and int(self._unstored["refused"][place]) >> (sequence % _WINDOW) & 1)
+        return not (recent and int(self._rows["refused"][place]) >> (sequence % _WINDOW) & 1)
 
     def settle(self, incarnation: int, sequence: int, *, stored: bool) -> None:
         """Note that an insert, above `newest`, was stored or refused; those it skips were left out.
@@ -129,16 +129,76 @@ class Producers:
         Its producer was admitted.
         """
         place = self._places[incarnation]
-        row, refused = self._unstored[place : place + 1], int(self._unstored["refused"][place])
+        floor, refused = int(self._rows["floor"][place]), int(self._rows["refused"][place])
         bit = 1 << (sequence % _WINDOW)
         if sequence > int(self._rows["sequence"][place]) + 1:
-            row["floor"], refused = sequence - 1, 0
+            floor, refused = sequence - 1, 0
         elif refused & bit:  # of the one that is 64 behind
-            row["floor"] = sequence - _WINDOW
-        row["refused"] = refused & ~bit if stored else refused | bit
-        # Last: killed before this, the insert comes again and is settled again.
-        self._rows["sequence"][place] = sequence
-        self._rows["time_s"][place] = system.time()
+            floor = sequence - _WINDOW
+        refused = refused & ~bit if stored else refused | bit
+        # At once: killed before this, the insert comes again and is settled again.
+        left_open = 0 if sequence == floor + 1 else int(self._rows["open"][place]) & ~bit
+        self._write(
+            *(place, incarnation, sequence, floor, refused, left_open), int(self._rows["synced"][place])
+        )
+
+    def is_open(self, incarnation: int, sequence: int) -> bool:
+        """Whether a power cut has left it uncertain if this insert was stored, so that it is to be taken."""
+        place = self._places.get(incarnation)
+        if place is None or not 0 <= int(self._rows["sequence"][place]) - sequence < _WINDOW:
+            return False
+        return bool(int(self._rows["open"][place]) >> (sequence % _WINDOW) & 1)
+
+    def close_again(self, incarnation: int, sequence: int) -> None:
+        """Note that an insert that was open is stored."""
+        place = self._places[incarnation]
+        numbers = [int(self._rows[name][place]) for name in _NUMBERS]
+        numbers[_NUMBERS.index("open")] &= ~(1 << sequence % _WINDOW)
+        numbers[_NUMBERS.index("refused")] &= ~(1 << sequence % _WINDOW)
+        self._write(place, *numbers)
+
+    def _write(self, place: int, *numbers: int) -> None:
+        row = np.array([(*numbers, system.time(), 0)], _PRODUCER)
+        row["sum"] = _sums(row)
+        self._rows[place : place + 1] = row
+
+    def acknowledged(self, incarnation: int, sequence: int) -> None:
+        """Note that the insert `sequence`, and all before it, are on the disk."""
+        place = self._places.get(incarnation)
+        if place is not None and sequence > int(self._rows["synced"][place]):
+            self._write(place, *(int(self._rows[name][place]) for name in _NUMBERS[:-1]), sequence)
+
+    def all_synced(self) -> None:
+        """Note that all that is settled is on the disk."""
+        rows = self._rows.copy()
+        rows["synced"] = rows["sequence"]
+        rows["sum"] = np.where(rows["incarnation"] != 0, _sums(rows), rows["sum"])
+        self._rows[:] = rows
+
+    def after_power_cut(self, live: Mapping[int, list[int]]) -> None:
+        """Go back to what was on the disk for certain, and on from there with the inserts that are whole.
+
+        Of what was not acknowledged the disk may have any part. So a number whose chunk is missing is taken
+        if it comes again; it does not if its chunk has only left since.
+
+        Args:
+            live: numbers of the inserts whose chunks are whole, by incarnation.
+        """
+        for incarnation in self._places.keys() | live.keys():
+            if incarnation not in self._places and self._free:
+                self.admit(incarnation)
+            place = self._places.get(incarnation)
+            if place is None:
+                continue
+            row = self._rows[place]
+            synced, floor, refused = (int(row[name]) for name in ("synced", "floor", "refused"))
+            whole = set(live.get(incarnation, ()))
+            newest = max(synced, *whole, 0)
+            recent = range(max(newest - _WINDOW, 0) + 1, newest + 1)
+            left_open = sum(1 << n % _WINDOW for n in recent if n > synced and n not in whole)
+            known = sum(1 << n % _WINDOW for n in recent if n <= synced)
+            numbers = newest, min(floor, synced), refused & known, left_open, synced
+            self._write(place, incarnation, *numbers)
 
     def restore(self, incarnations: NDArray[np.uint64], sequences: NDArray[np.uint64]) -> None:
         """Note the inserts whose chunks are there: the last of one may be stored and not settled."""
@@ -147,9 +207,16 @@ class Producers:
         np.maximum.at(newest, which, sequences)
         pairs: Iterable[tuple[int, int]] = zip(producers.tolist(), newest.tolist(), strict=True)
         for incarnation, sequence in pairs:
+            if self.damaged and incarnation not in self._places and self._free:
+                self.admit(incarnation)  # it may be one of those
             if incarnation in self._places and sequence > self.newest(incarnation):
                 self.settle(incarnation, sequence, stored=True)
 
     def files(self) -> dict[str, NDArray]:
-        """The contents of the files, by name."""
-        return {PRODUCERS_FILE: self._rows, UNSTORED_FILE: self._unstored}
+        """The contents of the file, by name."""
+        return {PRODUCERS_FILE: self._rows}
+
+
+def _sums(rows: NDArray) -> NDArray[np.uint64]:
+    """What the field `sum` of `rows [n]` should say: of all but the time."""
+    return word_sums(np.ascontiguousarray(rows).view("u8").reshape(len(rows), len(_NUMBERS) + 2)[:, :-2])

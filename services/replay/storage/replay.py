@@ -2,60 +2,46 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from troupe.common import system
-from troupe.common.data.columns import DiskFullError, Payload
+from troupe.common.data.columns import Payload
 from troupe.common.data.distances import FEATURES
 from troupe.common.data.format import HEADER_FILE, check_run, load_signature, save_signature
 from troupe.common.data.inserts import (
     GapError,
     HeldError,
     Insert,
+    check_fit,
     check_insert,
     has_features,
     no_table,
     same_fields,
 )
-from troupe.common.data.sample import Sample, Share
+from troupe.common.data.pager import DiskFullError, FilePager
+from troupe.common.data.sample import Sample
 from troupe.common.data.schema import MAX_FIELD_BYTES, FieldSpec, Items
 from troupe.common.data.table_config import TableConfig, check_tables
 from troupe.common.errors import ConfigError, RefusedError
-from troupe.common.runtime.files import lock_file
 from troupe.services.replay.storage.changes import CHANGE, check_memory
+from troupe.services.replay.storage.checks import Checks
+from troupe.services.replay.storage.choosing import choose
+from troupe.services.replay.storage.counters import Counters
 from troupe.services.replay.storage.damage import check_files, check_none
 from troupe.services.replay.storage.leases import Leases
+from troupe.services.replay.storage.opened import FAILED_SYNC_FILE, Opened, check_capacities, lock_folder
 from troupe.services.replay.storage.producers import Producers
+from troupe.services.replay.storage.restoring import inserts_by_producer, restore_tables, tell_damage
 from troupe.services.replay.storage.store import ChunkStore, NoRoomError, StoreFullError
 from troupe.services.replay.storage.table import Table
 
-IN_USE = "{} is in use by another replay process; choose another --data-dir"
 ENTRIES_MARGIN = 8
 """Files have room for this many times the entries that the first chunk lets one expect."""
-
-
-@dataclass
-class Counters:
-    """What has happened since this process started."""
-
-    inserted_chunks: int = 0
-    inserted_items: int = 0
-    inserted_steps: int = 0
-    duplicate_inserts: int = 0
-    sampled_batches: int = 0
-    sampled_items: int = 0
-    updated_priorities: int = 0
-    invalid_priorities: int = 0
-    unknown_priorities: int = 0
-    evicted_early_items: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
 
 
 class Replay:
@@ -66,6 +52,7 @@ class Replay:
         store: None until the first insert has said what the fields are.
         counters: since the start of the process.
         stuck: why no insert finds room in the files now, whatever its table; empty while they do.
+        durable: `process`, or `power` where what is stored is acknowledged only after `sync`.
         restored_items: items that a former process has left.
         run: name of the run that the items are of; empty where they are of none.
     """
@@ -82,6 +69,9 @@ class Replay:
         adopt: bool = False,
         specs: Sequence[FieldSpec] | None = None,
         item_steps: tuple[int, int] | None = None,
+        durable: str = "process",
+        boot: str | None = None,
+        pager: Callable[[Path], FilePager] = FilePager,
     ) -> None:
         """Open `folder`, whatever a former process has left there.
 
@@ -95,6 +85,9 @@ class Replay:
             adopt: make what is there of another run part of this one instead.
             specs: the fields that chunks must have; by default those of the first one.
             item_steps: steps of the shortest and of the longest item to take; by default any.
+            durable: with `power`, what is stored is to be acknowledged only after `sync`.
+            boot: name of this boot of the machine; by default what the system says.
+            pager: makes what all files of a folder are written through.
         """
         check_tables(tables)
         self._must_fit = must_fit
@@ -108,7 +101,11 @@ class Replay:
         self.stuck = ""
         self.restored_items = 0
         self._leases = Leases()
-        self._lock = _lock_folder(folder)
+        self._lock = lock_folder(folder)
+        self._pager = pager(folder)
+        self.durable = durable
+        self._opened = Opened(folder, boot)
+        self._failed_sync = folder / FAILED_SYNC_FILE
         try:
             self._open(tables, adopt=adopt)
         except BaseException:
@@ -132,15 +129,33 @@ class Replay:
         self.tables = {
             table.name: Table(
                 table,
-                self.folder,
+                self._pager,
                 self._release_queued if table.holds_writers else self._release,
                 self._features,
             )
             for table in tables
         }
-        self._producers = Producers(self.folder)
+        self._checks = Checks(self.folder, self.tables, self.counters, every_read=self.durable == "power")
+        self._producers = Producers(self._pager)
         if saved is not None:
             self._restore(*saved)
+        self._begin_synced()
+
+    def _begin_synced(self) -> None:
+        """Have on the disk what is served from now on, where that was promised."""
+        if self._failed_sync.exists():  # what is read here may be nowhere but in memory
+            self._pager.touch()
+        if self.durable == "power":
+            self._pager.sync()
+            self._producers.all_synced()
+            self._pager.sync()
+        self._failed_sync.unlink(missing_ok=True)
+        self._opened.write(self.durable)
+
+    @property
+    def damaged_items(self) -> int:
+        """Items that left because they, or their chunks, were not what had been written."""
+        return sum(table.damage.items for table in self.tables.values())
 
     @property
     def specs(self) -> tuple[FieldSpec, ...] | None:
@@ -164,19 +179,21 @@ class Replay:
             layout["run"] = self.run
             save_signature(self.folder, specs, layout)
         self.layout = layout
-        store = ChunkStore(self.folder, specs, layout["budget_bytes"], self._max_chunks, layout["entries"])
+        store = ChunkStore(self._pager, specs, layout["budget_bytes"], self._max_chunks, layout["entries"])
         # What is there stays; it may only not grow beyond the budget of today.
         store.space.budget_bytes = self.budget_bytes = min(self.budget_bytes, layout["budget_bytes"])
         self.store = store
-        for table in self.tables.values():
-            rows = table.restore(store.commits, store.steps)
-            np.add.at(store.references, rows, 1)
-            if table.config.holds_writers:
-                store.keep(rows)
-            self.restored_items += table.size
+        self.restored_items = restore_tables(store, self.tables.values())
+        if self._opened.lost_power and self._opened.durable == "power":
+            # What was not acknowledged and is not whole will come again.
+            for row in store.unsynced(self._producers.synced).tolist():
+                self.check(row)
+            self._producers.after_power_cut(inserts_by_producer(store))
         live = store.live()
         self._producers.restore(live["incarnation"], live["sequence"])
         store.free_unused()
+        self.counters.damaged_chunks += len(store.damaged)
+        tell_damage(self.folder, store, self._producers, self.tables)
 
     # ---------------------------------------------------------------- insert
 
@@ -188,7 +205,8 @@ class Replay:
         nothing of it is there, TornStateError that this object is of no more use.
         """
         expected = max(self._producers.newest(insert.incarnation) + 1, insert.oldest)
-        if insert.sequence < expected:
+        late = self._producers.is_open(insert.incarnation, insert.sequence)
+        if insert.sequence < expected and not late:
             if not self._producers.is_stored(insert.incarnation, insert.sequence):
                 raise self._counted(
                     RefusedError("not_stored", f"insert {insert.sequence} was refused before, or left out")
@@ -214,7 +232,8 @@ class Replay:
         except RefusedError as error:
             # The producer gives it up: its next insert must not look like a gap.
             self.stuck = ""
-            self._producers.settle(insert.incarnation, insert.sequence, stored=False)
+            if not late:
+                self._producers.settle(insert.incarnation, insert.sequence, stored=False)
             raise self._counted(error) from None
         except (NoRoomError, DiskFullError) as error:
             self.stuck = str(error)
@@ -225,7 +244,10 @@ class Replay:
                 self.tables[name].count_dropped(len(insert.items[name].offsets))
             if admitted:
                 self._store(store, starts, insert, admitted)
-            self._producers.settle(insert.incarnation, insert.sequence, stored=True)
+            if late:
+                self._producers.close_again(insert.incarnation, insert.sequence)
+            else:
+                self._producers.settle(insert.incarnation, insert.sequence, stored=True)
         return True
 
     def _admitted(self, insert: Insert) -> dict[str, Items]:
@@ -276,7 +298,7 @@ class Replay:
     def _create(self, insert: Insert) -> ChunkStore:
         """Make the store for the fields of the first insert."""
         if self._must_fit:
-            self._check_fit(insert)
+            check_fit(insert, self._configs, self.budget_bytes)
         items = sum(len(items.offsets) for items in insert.items.values())
         # The files are sparse, so this costs nothing but address space: lanes find their sizes themselves.
         entries = {
@@ -284,35 +306,20 @@ class Replay:
             for spec in insert.specs
         }
         self.layout |= {"entries": entries, "budget_bytes": self.budget_bytes, "run": self.run}
-        before, store = set(self.folder.iterdir()), None
-        try:
-            store = ChunkStore(self.folder, insert.specs, self.budget_bytes, self._max_chunks, entries)
-            self._make_room(store, insert.payloads)
-            for table in self.tables.values():
-                table.restore(store.commits, store.steps)
-            save_signature(self.folder, insert.specs, self.layout)
-            self.store = store
-        except BaseException:
-            if store is not None:
-                store.close()
-            for path in set(self.folder.iterdir()) - before:  # the next insert may have other fields
-                path.unlink()
-            raise
+        before = set(self.folder.iterdir())
+        with self._pager.trial():
+            try:
+                store = ChunkStore(self._pager, insert.specs, self.budget_bytes, self._max_chunks, entries)
+                self._make_room(store, insert.payloads)
+                for table in self.tables.values():
+                    table.restore(store.commits, store.steps, np.zeros(self._max_chunks, bool))
+                save_signature(self.folder, insert.specs, self.layout)
+                self.store = store
+            except BaseException:
+                for path in set(self.folder.iterdir()) - before:  # the next insert may have other fields
+                    path.unlink()
+                raise
         return store
-
-    def _check_fit(self, insert: Insert) -> None:
-        """Raise RefusedError where full tables could not have their items. What is compressed counts as 0."""
-        chunk_bytes = sum(s.entries(insert.steps) * s.entry_bytes for s in insert.specs if not s.compress)
-        for name, items in insert.items.items():
-            capacity = self._configs[name].capacity
-            wanted = capacity * chunk_bytes // len(items.offsets)
-            if wanted > self.budget_bytes:
-                amount = f"{wanted / 2**30:.1f} GiB of {self.budget_bytes / 2**30:.1f} GiB"
-                raise RefusedError(
-                    "plan",
-                    f"{capacity:,} items of table {name!r} would take {amount} that there are: lower "
-                    "the capacity, compress, or give max_bytes to have the oldest leave early",
-                )
 
     def _make_room(self, store: ChunkStore, payloads: Mapping[str, Payload]) -> list[int]:
         try:
@@ -373,22 +380,30 @@ class Replay:
         # Before any work: drawing alone takes seconds for what could never be sent.
         self._check_size(sum(shares.values()), max(self.tables[name].shortest for name in shares))
         check_memory(sum(shares.values()), self._slots)
-        for name, count in shares.items():
-            reason = self.tables[name].sample_blocked(count)
-            if reason:
-                return f"{reason}, and inserts wait: {self.stuck}" if self.stuck else reason
-        sample = self._choose(shares)
-        if sample is None:
-            return "every priority is zero"
-        assert self.store is not None
-        self._check_size(len(sample.ids), int(sample.lengths.max()))
-        if places and not any(self._configs[name].max_times_sampled for name in shares):
-            with CHANGE:
-                self._leases.hold(self.store, sample.rows, sample.commits, system.monotonic())
-        else:
+        places = places and not any(self._configs[name].max_times_sampled for name in shares)
+        while True:
+            for name, count in shares.items():
+                reason = self.tables[name].sample_blocked(count)
+                if reason:
+                    return f"{reason}, and inserts wait: {self.stuck}" if self.stuck else reason
+            assert self.store is not None
+            sample = choose(self.tables, self.store, shares, self.rng)
+            if sample is None:
+                return "every priority is zero"
+            self._check_size(len(sample.ids), int(sample.lengths.max()))
+            if places:  # who reads the files looks at the checksums
+                with CHANGE:
+                    self._leases.hold(self.store, sample.rows, sample.commits, system.monotonic())
+                return sample
+            if self._checks.drop_damaged(self.store, sample):
+                continue
             offsets, lengths = sample.offsets.astype(np.int64), sample.lengths.astype(np.int64)
             sample.arrays = self.store.gather(sample.rows, offsets, lengths, plain=plain)
-        return sample
+            return sample
+
+    def check(self, row: int) -> bool:
+        """Look at the whole chunk in `row`, which leaves if it is damaged; returns whether it was."""
+        return self.store is not None and self._checks.check(self.store, row)
 
     def _check_size(self, count: int, steps: int) -> None:
         """Raise RefusedError for a batch that is too large for a message, or for memory."""
@@ -419,37 +434,6 @@ class Replay:
                 self.tables[share.table].count_sampled(slots, self.rng)
         self.counters.sampled_batches += 1
         self.counters.sampled_items += len(sample.ids)
-
-    def _choose(self, shares: Mapping[str, int]) -> Sample | None:
-        """A batch without its data, and without counting it as sampled."""
-        chosen = []
-        for name, count in shares.items():
-            drawn = self.tables[name].draw(count, self.rng)
-            if drawn is None:
-                return None
-            chosen.append(drawn)
-        slots = [each for each, _ in chosen]
-        items = np.concatenate(
-            [self.tables[name].items(each) for name, each in zip(shares, slots, strict=True)]
-        )
-        assert self.store is not None
-        rows = items["row"].astype(np.int64)
-        return Sample(
-            shares=[self._share(name, count) for name, count in shares.items()],
-            slots=slots,
-            ids=np.ascontiguousarray(items["id"]),
-            probabilities=np.concatenate([probabilities for _, probabilities in chosen]),
-            versions=self.store.versions[rows],
-            times_s=self.store.times_s[rows],
-            lengths=np.ascontiguousarray(items["length"]),
-            rows=rows,
-            commits=np.ascontiguousarray(items["commit"]),
-            offsets=np.ascontiguousarray(items["offset"]),
-        )
-
-    def _share(self, name: str, count: int) -> Share:
-        table = self.tables[name]
-        return Share(name, count, table.size, table.sampler.total)
 
     def _table(self, name: str) -> Table:
         table = self.tables.get(name)
@@ -490,26 +474,22 @@ class Replay:
             files |= {f"{name}.{ending}": array.copy() for ending, array in table.files().items()}
         return files
 
+    def sync(self) -> None:
+        """Force what was stored before this call to the disk; another thread may call this.
+
+        Raises OSError, and is not to be called again after that: the system would say that all is well.
+        """
+        try:
+            self._pager.sync()
+        except OSError:
+            self._failed_sync.touch()
+            raise
+
+    def acknowledged(self, incarnation: int, sequence: int) -> None:
+        """Note that an insert is on the disk, with all that its process inserted before, by a `sync`."""
+        self._producers.acknowledged(incarnation, sequence)
+
     def close(self) -> None:
         """Let another process have the folder. Everything is in its files already."""
-        if self.store is not None:
-            self.store.close()
+        self._pager.close()
         self._lock.close()
-
-
-def check_capacities(place: object, layout: Mapping[str, Any], tables: Iterable[TableConfig]) -> None:
-    """Raise ConfigError where the files in `place`, with this `layout`, are of other `tables`."""
-    wanted = {table.name: table.slots for table in tables}
-    if layout.get("tables") != wanted:
-        raise ConfigError(
-            f"{place} was made for the capacities {layout.get('tables')}, not {wanted}: "
-            "use those, or another folder"
-        )
-
-
-def _lock_folder(folder: Path) -> IO[str]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return lock_file(folder / "lock", IN_USE.format(folder))
-    except OSError as error:
-        raise ConfigError(f"cannot write in {folder}: {os.strerror(error.errno or 0)}") from None

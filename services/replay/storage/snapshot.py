@@ -27,13 +27,15 @@ from troupe.common.data.format import RECORDS_FILE, SIGNATURE_FILE, check_run, f
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import CheckpointError, ConfigError, TroupeError
 from troupe.services.replay.storage.destinations import Destination, open_destination
-from troupe.services.replay.storage.replay import Replay, check_capacities
+from troupe.services.replay.storage.opened import check_capacities
+from troupe.services.replay.storage.replay import Replay
 
 MANIFEST_FILE = "snapshot.json"
 RESTORED_FILE = "restored.json"
 """In a folder that was restored: from which address, and the checksum of the manifest that was there."""
 
-FORMAT = 1
+FORMAT = 2
+"""That of the files in it: the first had no checksums."""
 PIECE_BYTES = 8 << 20
 
 
@@ -106,6 +108,7 @@ class Snapshot:
             self._to.prepare()
             for name, array in self._lanes.items():
                 self._write(name, array)
+            damaged = self._forget_damaged()
             progress.items = self._forget_gone()
             for name, array in self._small.items():
                 self._write(name, array)
@@ -120,11 +123,31 @@ class Snapshot:
             }
             self._to.finish(json.dumps(manifest, indent=1).encode())
             progress.state = "done"
+            if damaged:
+                progress.detail = f"without {damaged} damaged chunks"
         except Exception as error:  # whatever a file system, or the network behind it, may raise
             kind = "" if isinstance(error, TroupeError) else f"{type(error).__name__}: "
             progress.detail = f"{kind}{error}".splitlines()[0]
             progress.state = "failed"
             self._to.abort()
+
+    def _forget_damaged(self) -> int:
+        """Take the chunks that do not match their checksums out of the records; returns how many there were.
+
+        Those that are overwritten meanwhile are among them, and have left anyway.
+        """
+        damaged = []
+        for row in np.flatnonzero(self._records["commit"]).tolist():
+            if self._stop.is_set():
+                raise CheckpointError("stopped")
+            try:
+                if self._store.damaged_chunks(np.array([row]), self._records[row : row + 1])[0]:
+                    damaged.append(row)
+            except (IndexError, ValueError):
+                damaged.append(row)
+        still = self._store.commits[damaged] == self._records["commit"][damaged]
+        self._records["commit"][damaged] = 0
+        return int(np.count_nonzero(still))
 
     def _forget_gone(self) -> int:
         """Take the chunks that have left out of the records; returns the items that remain."""

@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from troupe.common import system
-from troupe.common.data.columns import MappedFile
 from troupe.common.data.inserts import valid_priorities
+from troupe.common.data.pager import FilePager
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
 from troupe.services.replay.storage.changes import CHANGE
+from troupe.services.replay.storage.item_files import Damage, ItemFiles
 from troupe.services.replay.storage.limiter import Limiter
+from troupe.services.replay.storage.records import ITEM, SAMPLED_UNIT, whole_items
 from troupe.services.replay.storage.samplers import REMOVERS, SAMPLERS
 from troupe.services.replay.storage.selectors import NO_SLOTS, Chosen, Selector, Slots, TableView
 from troupe.services.replay.storage.store import add_counts
 
-ITEM = np.dtype(
-    [("commit", "u8"), ("id", "u8"), ("row", "i4"), ("offset", "i4"), ("length", "i4"), ("sampled", "i4")]
-)
-"""One item: the chunk that it is cut from (`commit` is zero where the slot is empty), and its window."""
+_log = logging.getLogger(__name__)
 
-MAX_FIRST_ID = 1 << 52
-"""The first id of a table is drawn below this, so that the others stay exact as float64, and in JSON."""
-
-# Numbers in the header of a table.
-_HEADER = 8
-# Of a count.
-_MOST = 2**53
 # Steps that an item may have.
 _LONGEST = 2**31 - 1
-
-
-def table_files(name: str, slots: int) -> dict[str, int]:
-    """The files of a table with this many slots, by name, and their bytes."""
-    items, priorities, header = ITEM.itemsize * slots, 8 * slots, 8 * _HEADER
-    return {f"{name}.items": items, f"{name}.priorities": priorities, f"{name}.header": header}
 
 
 class Table:
@@ -47,34 +32,26 @@ class Table:
     def __init__(
         self,
         config: TableConfig,
-        folder: Path,
+        pager: FilePager,
         release: Callable[[NDArray[np.int64]], None],
         features: Callable[[NDArray], NDArray],
     ) -> None:
-        """Open the table's files in `folder`.
+        """Open the table's files.
 
         Args:
             config: what it is.
-            folder: of the files.
+            pager: of the files.
             release: is told the rows of items that have gone.
             features: gives the field `features` of records `[n]` of `ITEM`.
         """
         capacity = self._slots = config.slots
         self.config = config
         self._release = release
-        self._items = MappedFile(folder / f"{config.name}.items", ITEM, (capacity,), sparse=False).array
-        self._commits: NDArray[np.uint64] = self._items["commit"]
-        self._ids: NDArray[np.uint64] = self._items["id"]
-        # Late priorities for items of a folder that has been emptied since must not meet those of this one.
-        self._first_ids = np.uint64(system.random.randrange(MAX_FIRST_ID // capacity) * capacity + 1)
-        self._priorities: NDArray[np.float64] = MappedFile(
-            folder / f"{config.name}.priorities", "float64", (capacity,), sparse=False
-        ).array
-        # Outlives the process: items inserted and sampled, the limiter's base, the limits that it is for, and
-        # items dropped.
-        self._header: NDArray[np.float64] = MappedFile(
-            folder / f"{config.name}.header", "float64", (_HEADER,), sparse=False
-        ).array
+        self._files = ItemFiles(pager, config.name, capacity)
+        self._items, self._ids, self._header = self._files.items, self._files.ids, self._files.header
+        self._commits, self._priorities = self._files.commits, self._files.priorities
+        self.items, self.files = self._files.read, self._files.contents
+        self._written: tuple[float, ...] = ()
         view = TableView(self._items, lambda: self.limiter.sampled, lambda slots: features(self.items(slots)))
         self.sampler: Selector = SAMPLERS[config.sampler](config, view)
         self.remover: Selector = REMOVERS[config.remover](config, view)
@@ -85,6 +62,9 @@ class Table:
             queue_capacity=config.capacity if config.holds_writers else 0,
         )
         self.size = 0
+        self._rows = np.zeros(capacity, np.int32)  # of the chunk of each item, whatever happens to the files
+        self.newest_commit = 0
+        """The largest of what a former process has left, even of an item whose chunk never came to be."""
         self.held_items = 0
         """Of the insert that found no room in a queue, if none has since."""
         self.dropped_items = 0
@@ -101,39 +81,46 @@ class Table:
 
     # ---------------------------------------------------------------- restart
 
-    def restore(self, commits: NDArray[np.uint64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Find the items that a former process has left.
+    def restore(
+        self, commits: NDArray[np.uint64], steps: NDArray[np.int64], lost: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """Find the items that a former process has left; `damage` says what of them was not whole.
 
         Args:
             commits: those of the store, by row.
             steps: of each chunk, by row.
+            lost: which rows had a chunk that is damaged.
 
         Returns:
             The row of every item that is still there.
 
         Raises:
-            ConfigError: an item is none, or does not lie within its chunk.
+            ConfigError: an item is whole, and does not lie within its chunk: no process of this program
+                leaves that.
         """
-        filled = np.flatnonzero(self._commits)
+        files = self._files
+        if not files.totals_are_possible():
+            raise self._damaged("counters")
+        filled = files.drop_damaged()
+        self.newest_commit = int(self._commits[filled].max(initial=0))
         places = self._items["row"][filled]
         if np.any((places < 0) | (places >= len(commits))):
             raise self._damaged()
-        valid = commits[self._items["row"][filled]] == self._commits[filled]
+        valid = commits[places] == self._commits[filled]
+        self.damage.items += int(np.count_nonzero(lost[places] & ~valid))
         if self.config.max_times_sampled:
-            valid &= self._items["sampled"][filled] < self.config.max_times_sampled
+            valid &= self._sampled(filled) < self.config.max_times_sampled
         whole = filled[valid]  # of a chunk that was committed, so these were written to their ends
         offsets, lengths = (self._items[name][whole].astype(np.int64) for name in ("offset", "length"))
         if not (
             np.all(offsets >= 0)
             and np.all(lengths > 0)
             and np.all(offsets + lengths <= steps[self._items["row"][whole]])
-            and np.all(valid_priorities(self._priorities[whole]))
         ):
             raise self._damaged()
+        files.mend_priorities(whole)
         self._commits[filled[~valid]] = 0  # its chunk was never committed, or is gone
-        used = self._ids[self._ids > 0]
-        if len(used):  # slots that had none yet begin where the others began, so that ids ascend with age
-            self._first_ids = used.min() - (used.min() - np.uint64(1)) % np.uint64(self._slots)
+        files.find_first_ids()
         slots = filled[valid]
         keys = self._ids[slots], self._items["offset"][slots], self._commits[slots]
         slots = slots[np.lexsort(keys)]  # in the order of their age
@@ -142,7 +129,6 @@ class Table:
         mask = np.ones(self._slots, bool)
         mask[slots] = False
         free = np.flatnonzero(mask)
-        self._priorities[free] = 0
         # Continue behind the newest item, as if nothing had happened.
         if len(slots):
             free = np.concatenate([free[free > slots[-1]], free[free <= slots[-1]]])
@@ -152,6 +138,7 @@ class Table:
         self.sampler.insert(slots, priorities)
         self.remover.insert(slots, priorities)
         rows = self._items["row"][slots].astype(np.int64)
+        self._rows[slots] = rows
         if len(slots):
             begins = np.flatnonzero(np.diff(rows, prepend=-1))
             counts = np.diff(begins, append=len(rows))
@@ -163,28 +150,36 @@ class Table:
             jumps = np.flatnonzero((np.diff(rows) == 0) & (np.diff(slots) != 1))
             for at in np.unique(np.searchsorted(begins, jumps, side="right") - 1).tolist():
                 self._remember(int(rows[begins[at]]), slots[begins[at] : begins[at] + counts[at]])
-        self._check_header()
-        limiter = self.limiter
-        limiter.inserted, limiter.sampled = int(self._header[0]), int(self._header[1])
-        limiter.base = float(self._header[2])
-        self.dropped_items = int(self._header[5])
-        limits = (limiter.samples_per_insert, float(limiter.min_items))
-        if tuple(self._header[3:5]) != limits:
-            limiter.forgive()
-            self._header[2:5] = limiter.base, *limits
+        self._restore_totals()
         return rows
 
-    def _check_header(self) -> None:
-        """Raise ConfigError where the counters are none; `min_items`, which is 1 or more, is always there."""
-        counts = self._header[[0, 1, 3, 4, 5]]
-        whole = np.delete(counts, 2)  # all but the ratio
-        if not (
-            np.all(np.isfinite(self._header))
-            and np.all((counts >= 0) & (counts <= _MOST))
-            and np.all(whole == np.floor(whole))
-            and (self._header[4] or not self.size)
-        ):
-            raise self._damaged("counters")
+    def _restore_totals(self) -> None:
+        limiter, totals = self.limiter, self._header.values
+        limiter.inserted, limiter.sampled = int(totals[0]), int(totals[1])
+        limiter.base = float(totals[2])
+        self.dropped_items = int(totals[5])
+        limits = (limiter.samples_per_insert, float(limiter.min_items))
+        if tuple(totals[3:5]) != limits:
+            if not self._header.found:
+                limiter.inserted = self.size
+            limiter.forgive()
+        self._write_totals()
+
+    def _write_totals(self) -> None:
+        limiter = self.limiter
+        limits = limiter.samples_per_insert, limiter.min_items
+        totals = (
+            limiter.inserted,
+            limiter.sampled,
+            limiter.base,
+            *limits,
+            self.dropped_items,
+            self._files.used,
+            0,
+        )
+        if totals != self._written:
+            self._header.write(totals)
+            self._written = totals
 
     def _damaged(self, what: str = "items") -> ConfigError:
         """The error for what no process of this program leaves, whenever it is killed."""
@@ -214,12 +209,9 @@ class Table:
         items = np.empty(count, ITEM)
         items["commit"], items["row"], items["sampled"] = commit, row, 0
         items["offset"], items["length"] = offsets, lengths
-        # A slot's ids are its first, and so much more each time: never reused, found again without a search.
-        capacity = np.uint64(self._slots)
-        last = self._ids[slots]
-        items["id"] = np.where(last > 0, last + capacity, slots.astype(np.uint64) + self._first_ids)
-        self._priorities[slots] = priorities
-        self._items[slots] = items
+        self._files.rate(slots, priorities)
+        self._files.write(slots, items)
+        self._rows[slots] = row
         self.size += count
         self._shortest = min(self._shortest, int(lengths.min()))
         self.held_items = 0
@@ -237,8 +229,13 @@ class Table:
     def count_dropped(self, count: int) -> None:
         """Count items that a full queue has dropped, of those that it held or of those that came."""
         self.dropped_items += count
-        self._header[5] = self.dropped_items
+        self._write_totals()
         self._drops_latest = not self._drops_latest
+
+    @property
+    def damage(self) -> Damage:
+        """What of the files was not what had been written."""
+        return self._files.damage
 
     @property
     def shortest(self) -> int:
@@ -248,13 +245,28 @@ class Table:
     def count_inserted(self, count: int) -> None:
         """Count this many items as inserted, whose chunk has been committed."""
         self.limiter.inserted += count
-        self._header[0] = self.limiter.inserted
+        self._write_totals()
 
     def remove(self, slots: Slots) -> None:
         """Take out `slots [n]`, all distinct and filled."""
-        rows = self._items["row"][slots].astype(np.int64)
+        rows = self._rows[slots].astype(np.int64)
         self._forget(slots)
         self._release(rows)
+
+    def _drop_damaged_among(self, slots: Slots) -> int:
+        """Take out those of `slots [n]` whose own records are damaged; returns how many they were."""
+        right = whole_items(self.items(slots), slots, self._slots)
+        if right.all():
+            return 0
+        slots = np.unique(slots[~right])
+        rows = self._rows[slots].astype(np.int64)
+        with CHANGE:
+            self._forget(slots)
+            self._files.empty(slots)
+            self._release(rows)
+        self.damage.items += len(slots)
+        _log.error("%d items of table %r are damaged and have left", len(slots), self.config.name)
+        return len(slots)
 
     def drop_chunk(self, row: int, commit: int) -> int:
         """Take out the items of a chunk that is gone already; returns how many they were."""
@@ -269,12 +281,17 @@ class Table:
 
         Nothing changes until `take`. An item is not chosen more often than it may be sampled.
         """
-        slots, probabilities = self.sampler.select(count, rng)
-        if len(slots) < count:
-            return None
-        if not self.config.max_times_sampled or self.sampler.ordered:
-            return slots, probabilities
-        return self._draw_again(slots, probabilities, rng)
+        while True:
+            slots, probabilities = self.sampler.select(count, rng)
+            if len(slots) < count:
+                return None
+            if self._drop_damaged_among(slots):
+                continue
+            if not self.config.max_times_sampled or self.sampler.ordered:
+                return slots, probabilities
+            chosen = self._draw_again(slots, probabilities, rng)
+            if chosen is None or not self._drop_damaged_among(chosen[0]):
+                return chosen
 
     def _draw_again(
         self, slots: Slots, probabilities: NDArray[np.float64], rng: np.random.Generator
@@ -286,7 +303,7 @@ class Table:
         missing = count
         try:
             while len(slots):
-                allowed = limit - self._items["sampled"][slots] - self._uses[slots]
+                allowed = limit - self._sampled(slots) - self._uses[slots]
                 good = _occurrence(slots) < allowed
                 slots, probabilities = slots[good], probabilities[good]
                 with CHANGE:
@@ -296,7 +313,7 @@ class Table:
                 if not missing:
                     break
                 empty = np.unique(slots)
-                empty = empty[self._items["sampled"][empty] + self._uses[empty] >= limit]
+                empty = empty[self._sampled(empty) + self._uses[empty] >= limit]
                 with CHANGE:
                     self.sampler.delete(empty)
                     exhausted.append(empty)
@@ -331,26 +348,20 @@ class Table:
         """Whether a batch needs as many items as it has rows."""
         return self.sampler.ordered or self.config.max_times_sampled > 0
 
-    def items(self, slots: Slots) -> NDArray:
-        """The records `[n]` of `slots`, as `ITEM`."""
-        # As bytes without fields, for numpy copies those four times as fast.
-        return self._items.view(f"V{ITEM.itemsize}")[slots].view(ITEM)
-
-    def files(self) -> dict[str, NDArray]:
-        """What stands in the table's files, by their endings."""
-        return {"items": self._items, "priorities": self._priorities, "header": self._header}
-
     def take(self, slots: Slots, times: int = 1) -> None:
         """Note that `slots` are given away once more; at a restart, what went often enough is gone."""
-        add_counts(self._items["sampled"], slots, times)
+        add_counts(self._items["sampled"], slots, times * SAMPLED_UNIT)
+
+    def _sampled(self, slots: Slots) -> NDArray[np.int64]:
+        """How often the items at `slots [n]` have been sampled."""
+        return self._items["sampled"][slots] // SAMPLED_UNIT
 
     def count_sampled(self, slots: Slots, rng: np.random.Generator) -> None:
         """Count that `slots`, which were taken, have been sampled; those go that were often enough."""
-        sampled = self._items["sampled"]
         self.limiter.sampled += len(slots)
-        self._header[1] = self.limiter.sampled
+        self._write_totals()
         if self.config.max_times_sampled:
-            done = slots[sampled[slots] >= self.config.max_times_sampled]
+            done = slots[self._sampled(slots) >= self.config.max_times_sampled]
             if len(done):
                 self.remove(np.unique(done))
         self._batches += 1
@@ -370,7 +381,7 @@ class Table:
         known = (self._ids[slots] == ids) & (self._commits[slots] != 0)
         good = valid & known
         slots, priorities = slots[good], priorities[good]
-        self._priorities[slots] = priorities
+        self._files.rate(slots, priorities)
         self.sampler.update(slots, priorities)
         self.remover.update(slots, priorities)
         return invalid, int(np.count_nonzero(valid & ~known))
@@ -392,7 +403,6 @@ class Table:
 
     def _forget(self, slots: Slots) -> None:
         self._commits[slots] = 0
-        self._priorities[slots] = 0
         self.sampler.delete(slots)
         self.remover.delete(slots)
         end = self._free_at + (self._slots - self.size)

@@ -23,7 +23,7 @@ from troupe.services.learner.batches.mixture import Mixture
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_every_unroll_is_fresh_once_and_then_replayed(tmp_path, context, shards):
-    config = make_config(tmp_path, **{"replay.shards": str(shards), "replay.durable": "false"})
+    config = make_config(tmp_path, **{"replay.shards": str(shards), "replay.durable": "none"})
     with running(config, tmp_path, context) as (learning, seen):
         with actor(config, context) as (control, outbox):
             for number in range(1, UNROLLS + 1):
@@ -46,7 +46,7 @@ def test_every_unroll_is_fresh_once_and_then_replayed(tmp_path, context, shards)
 
 
 def test_a_resumed_run_finds_both_tables_as_they_were(tmp_path, context):
-    config = make_config(tmp_path, **{"replay.durable": "true"})
+    config = make_config(tmp_path, **{"replay.durable": "process"})
     with running(config, tmp_path, context) as (learning, seen), actor(config, context) as (_, outbox):
         agent = learning.service.agent
         assert outbox.put([unroll(agent, number) for number in range(1, 8)], 30)
@@ -84,7 +84,7 @@ def put_and_learn(learning, outbox, numbers):
 
 @pytest.mark.parametrize("steps", [0, UNROLLS * STEPS // 2])
 def test_progress_is_what_was_learned_whatever_was_reported_by_then(tmp_path, context, steps):
-    config = make_config(tmp_path, **{"replay.durable": "true"})
+    config = make_config(tmp_path, **{"replay.durable": "process"})
     batch = 2 * STEPS / (UNROLLS * STEPS)
     with running(config, tmp_path, context) as (learning, _), actor(config, context) as (control, outbox):
         make_steps(control, steps)

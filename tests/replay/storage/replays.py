@@ -9,6 +9,7 @@ from troupe.common.data.inserts import Insert
 from troupe.common.data.packing import pack_entries, unpack_frame
 from troupe.common.data.schema import FieldSpec, Items
 from troupe.common.data.table_config import TableConfig, parse_table
+from troupe.services.replay.storage.records import SAMPLED_UNIT
 from troupe.services.replay.storage.replay import Replay
 
 FRAME = (6, 5)
@@ -135,7 +136,7 @@ def check_everything(replay):
         np.add.at(references, items["row"], 1)
         assert np.array_equal(replay.store.commits[items["row"]], items["commit"])
         if table.config.max_times_sampled:
-            assert np.all(items["sampled"] < table.config.max_times_sampled)
+            assert np.all(items["sampled"] // SAMPLED_UNIT < table.config.max_times_sampled)
         assert len(first_steps(replay, name)) == len(slots), "an item shows the data of another"
     live = np.flatnonzero(replay.store.commits)
     assert np.array_equal(np.flatnonzero(references), live), "a chunk without items, or items without one"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.replay.storage.replays import contents, open_replay, simple
 from troupe.common import system
 from troupe.common.data.inserts import GapError, RefusedError
+from troupe.common.data.pager import FilePager
 from troupe.services.replay.storage import producers as module
 from troupe.services.replay.storage.producers import Producers
 
@@ -23,11 +24,11 @@ STEPS = st.lists(
 @settings(max_examples=150, deadline=None)
 def test_no_number_is_called_stored_that_is_not_and_no_recent_one_the_contrary(tmp_path_factory, steps):
     folder = tmp_path_factory.mktemp("producers")
-    producers, newest, since = Producers(folder), 0, 0
+    producers, newest, since = Producers(FilePager(folder)), 0, 0
     stored: dict[int, bool] = {}
     for what, count in steps:
         if what == "reopened":
-            producers = Producers(folder)
+            producers = Producers(FilePager(folder))
         elif what == "left out":
             newest += count
             since = newest
@@ -86,7 +87,7 @@ def test_the_number_0_is_none(tmp_path):
 
 def test_one_owner_takes_a_share_of_the_places(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_SHARE", 3)
-    producers = Producers(tmp_path)
+    producers = Producers(FilePager(tmp_path))
     for incarnation in (1, 2, 3):
         producers.admit(incarnation, "greedy")
     with pytest.raises(RefusedError, match="3 processes of one key or connection"):
@@ -103,7 +104,7 @@ def test_one_owner_takes_a_share_of_the_places(tmp_path, monkeypatch):
 
 def test_a_clock_that_was_put_back_keeps_nobody_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_SHARE", 3)
-    producers = Producers(tmp_path)
+    producers = Producers(FilePager(tmp_path))
     for incarnation in (1, 2, 3):
         producers.admit(incarnation, "one key")
     now_s = time.time() - 1e8  # by years

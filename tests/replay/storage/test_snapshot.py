@@ -122,7 +122,7 @@ def test_what_is_overwritten_meanwhile_is_left_out(tmp_path, remover):
 
     def write_slowly(name, array):
         nonlocal sequence
-        for _ in range(4):
+        for _ in range(2):
             replay.insert(simple(sequence, sequence * 5, 5))
             replay.sample({"default": 8})
             sequence += 1

@@ -1,0 +1,92 @@
+"""Forcing inserts to the disk before they are acknowledged: many at a time, while the shard serves on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from troupe.common import system
+from troupe.common.errors import SyncFailedError
+
+CLOSE_S = 30.0
+"""How long the end waits for a disk."""
+
+
+class GroupCommit:
+    """Runs one sync after the other in a thread, for as long as something waits for one.
+
+    What is written while a sync runs is for the next one. So a group is as large as the disk is slow, and
+    nothing waits for longer than two of them take.
+
+    Attributes:
+        done: how many syncs are over, and so the number of the last one.
+    """
+
+    def __init__(self, sync: Callable[[], None]) -> None:
+        """`sync` forces to the disk what was written before it was called; raises OSError."""
+        self.done = 0
+        self._sync = sync
+        self._begun = 0
+        self._wanted = system.Event()
+        self._idle = system.Event()
+        self._idle.set()
+        self._closed = False
+        self._failure: OSError | None = None
+        self._signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = system.Thread(target=self._run, name="sync", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Readable when a sync is over, until `check`."""
+        return self._signal
+
+    def begin(self) -> int:
+        """Have everything that was written before this call forced to the disk; the number of that sync."""
+        number = self._begun + 1  # the one that runs, if one does, may have passed over it
+        self._idle.clear()
+        self._wanted.set()
+        return number
+
+    def check(self) -> int:
+        """The number of the last sync that is over. Raises SyncFailedError where one has failed."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._signal)
+        if self._failure is not None:
+            raise SyncFailedError(
+                f"what was written cannot be forced to the disk ({self._failure.strerror}): nothing that "
+                "waits for it is acknowledged; look at the disk, then start again with the same --data-dir"
+            )
+        return self.done
+
+    def finish(self, timeout_s: float = CLOSE_S) -> int:
+        """Wait until nothing waits for a sync; returns what `check` does, and raises what it does."""
+        self._idle.wait(timeout_s)
+        return self.check()
+
+    def close(self) -> None:
+        """End the thread, after the sync that runs."""
+        self._closed = True
+        self._wanted.set()
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            os.close(self._signal)
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            if self._closed:
+                return
+            self._wanted.clear()
+            self._begun += 1
+            try:
+                self._sync()
+            except OSError as error:
+                self._failure = error
+            else:
+                self.done = self._begun
+            if not self._wanted.is_set() or self._failure is not None:
+                self._idle.set()
+            os.eventfd_write(self._signal, 1)
+            if self._failure is not None:
+                return

@@ -1,0 +1,214 @@
+"""What was synced is there after a power cut, whatever else the disk has kept of what was written since."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.harness import CHAOS
+from tests.replay.storage.power import Disk
+from tests.replay.storage.replays import check_everything, check_windows, first_steps, make_insert
+from troupe.common.data.columns import Payload
+from troupe.common.data.inserts import HeldError, Insert
+from troupe.common.data.schema import FieldSpec, Items
+from troupe.common.data.table_config import TableConfig
+from troupe.services.replay.storage.replay import Replay
+
+TABLES = (
+    TableConfig(capacity=120),
+    TableConfig("queue", capacity=60, sampler="fifo", limiter="queue", max_times_sampled=1),
+)
+BUDGET = 1 << 16
+CUTS = 200 if CHAOS else 15
+MANY_CUTS, ITEMS_BETWEEN = (200, 5000) if CHAOS else (5, 600)
+STEPS = 100
+NUMBERS = (FieldSpec("number", "int64", ()), FieldSpec("bytes", "uint8", (100,)))
+
+
+class Shard:
+    """A shard on a disk of its own, and what it has acknowledged."""
+
+    def __init__(self, folder):
+        self.folder, self.disk = folder, Disk()
+        self.waiting, self.acknowledged = {}, {}
+        self.taken = set()
+        self.sequence = self.start = self.boots = 0
+        self.open()
+
+    def open(self):
+        self.boots += 1
+        self.replay = Replay(
+            *(self.folder, TABLES),
+            budget_bytes=BUDGET,
+            seed=0,
+            durable="power",
+            boot=f"boot {self.boots}",
+            pager=self.disk.pager,
+        )
+
+    def insert(self, steps, table):
+        insert = make_insert(
+            self.sequence + 1, self.start, steps, range(steps), [1] * steps, [1.0] * steps, table=table
+        )
+        try:
+            self.replay.insert(insert)
+        except HeldError:
+            return
+        self.sequence += 1
+        self.waiting[self.sequence] = (table, range(self.start, self.start + steps))
+        self.start += steps
+
+    def sync(self):
+        self.replay.sync()
+        for number in self.waiting:
+            self.replay.acknowledged(9, number)
+        self.acknowledged |= self.waiting
+        self.waiting = {}
+
+    def sample(self, table, count):
+        sample = self.replay.sample({table: count})
+        if not isinstance(sample, str):
+            check_windows(sample)
+            if table == "queue":
+                self.taken |= set(sample.arrays["action"][:, 0].tolist())
+            else:
+                self.replay.update(table, sample.ids, np.arange(count) + 0.5)
+
+    def cut(self, choose):
+        """Lose the power, start again, and look whether all is there; then send what was not acknowledged."""
+        present = {table: set(first_steps(self.replay, table)) for table in self.replay.tables}
+        self.replay.close()
+        self.disk.cut(choose)
+        self.open()
+        for table in self.replay.tables:
+            for _ in range(3):
+                sample = self.replay.draw({table: min(8, max(self.replay.tables[table].size, 1))})
+                if not isinstance(sample, str):
+                    check_windows(sample)
+        check_everything(self.replay)
+        for table in self.replay.tables:
+            now = set(first_steps(self.replay, table))
+            steps = (steps for name, steps in self.acknowledged.values() if name == table)
+            there = present[table] & set(itertools.chain(*steps))
+            assert there <= now, f"acknowledged items of {table} are lost: {sorted(there - now)}"
+        for sequence, (table, steps) in self.waiting.items():  # as its producer does
+            again = make_insert(
+                sequence,
+                steps[0],
+                len(steps),
+                range(len(steps)),
+                [1] * len(steps),
+                [1.0] * len(steps),
+                table=table,
+            )
+            again.oldest = min(self.waiting)
+            try:
+                self.replay.insert(again)
+            except HeldError:
+                self.sequence = sequence - 1
+                self.start = steps[0]
+                self.waiting = {n: each for n, each in self.waiting.items() if n < sequence}
+                break
+        check_everything(self.replay)
+        self.sync()
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("insert"), st.integers(1, 12), st.sampled_from(["default", "queue"])),
+        st.tuples(st.just("sample"), st.sampled_from(["default", "queue"]), st.integers(1, 8)),
+        st.tuples(st.just("sync")),
+        st.tuples(st.just("cut")),
+    ),
+    max_size=40,
+)
+
+
+@given(actions=ACTIONS, data=st.data())
+@settings(
+    max_examples=CUTS,
+    deadline=None,
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+    ],
+)
+def test_acknowledged_items_survive_a_power_cut(actions, data, tmp_path_factory):
+    shard = Shard(tmp_path_factory.mktemp("power"))
+    try:
+        for action, *arguments in [*actions, ("cut",)]:
+            if action == "cut":
+                seed = data.draw(st.integers(0, 2**32), label="which states the pages are left in")
+                rng = np.random.default_rng(seed)
+                shard.cut(lambda count: int(rng.integers(count)))  # noqa: B023 (called at once)
+            else:
+                getattr(shard, action)(*arguments)
+    finally:
+        shard.replay.close()
+
+
+def numbered(start):
+    """Of each step its number, and a hundred bytes that follow from it."""
+    numbers = np.arange(start, start + STEPS)
+    return numbers, (numbers[:, None] * np.arange(1, 101) % 251).astype(np.uint8)
+
+
+@pytest.mark.timeout(3600)
+def test_many_items_and_many_power_cuts(tmp_path):
+    """In `make chaos`: 200 power cuts, and a million items that were acknowledged."""
+    rng, disk, boots = np.random.default_rng(0), Disk(), itertools.count()
+    capacity = 2 * ITEMS_BETWEEN
+
+    def start():
+        return Replay(
+            *(tmp_path, [TableConfig(capacity=capacity)]),
+            budget_bytes=1 << 24,
+            durable="power",
+            boot=str(next(boots)),
+            pager=disk.pager,
+        )
+
+    def present():
+        """The numbers of all items in the table, whose contents are right."""
+        table = replay.tables["default"]
+        items = table.items(table.filled())
+        rows, offsets, lengths = (items[name].astype(np.int64) for name in ("row", "offset", "length"))
+        found = replay.store.gather(rows, offsets, lengths)
+        numbers = found["number"][:, 0]
+        assert np.array_equal(found["bytes"][:, 0], numbers[:, None] * np.arange(1, 101) % 251)
+        assert len(np.unique(numbers)) == len(numbers)
+        return numbers
+
+    replay, sequence, waiting, acknowledged = start(), 0, [], []
+    for _ in range(MANY_CUTS):
+        for chunk in range(ITEMS_BETWEEN // STEPS + 3):
+            sequence += 1
+            numbers, data = numbered(sequence * STEPS)
+            items = Items(np.arange(STEPS, dtype=np.int32), np.ones(STEPS, np.int32), np.ones(STEPS))
+            payloads = {"number": Payload(numbers), "bytes": Payload(data)}
+            oldest = min(waiting, default=sequence)
+            insert = Insert(9, sequence, oldest, NUMBERS, payloads, STEPS, 1, {"default": items})
+            assert replay.insert(insert)
+            waiting.append(sequence)
+            last = ITEMS_BETWEEN // STEPS - 1
+            if chunk == last or (chunk < last and rng.random() < 0.3):  # the last three wait at the cut
+                replay.sync()
+                for number in waiting:
+                    replay.acknowledged(9, number)
+                acknowledged, waiting = acknowledged + waiting, []
+        before = present()
+        before = before[np.isin(before // STEPS, acknowledged)]
+        assert len(before) >= ITEMS_BETWEEN
+        replay.close()
+        disk.cut(lambda count: int(rng.integers(count)))
+        replay = start()
+        lost = np.setdiff1d(before, present())
+        assert not len(lost), f"{len(lost)} acknowledged items are lost"
+        waiting = []  # their producer has gone as well
+    replay.close()
+    items_acknowledged = STEPS * len(acknowledged)
+    assert items_acknowledged >= MANY_CUTS * ITEMS_BETWEEN
+    print(f"{MANY_CUTS} power cuts, {items_acknowledged:,} items acknowledged, none lost")
