@@ -169,6 +169,10 @@ def _job(options: argparse.Namespace, loaded: Loaded, run_dir: Path, fields: dic
             f"--nodes {options.nodes} leaves none for actors: one is for learner and replay, one for "
             "evaluators; say --nodes 3 or more, or --evaluator.enabled false"
         )
+    if config.learner.processes > 1:
+        raise ConfigError(
+            f"learner.processes = {config.learner.processes}: a job has one learner; set it to 1"
+        )
     if config.replay.shards > script.MAX_SHARDS:
         raise ConfigError(
             f"replay.shards = {config.replay.shards}: a job has at most {script.MAX_SHARDS}, on one node"

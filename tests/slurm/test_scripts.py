@@ -153,6 +153,7 @@ def test_a_dry_run_writes_the_script_the_configuration_and_private_keys(
     [
         (["cartpole-apex", "--nodes", "2"], "leaves none for actors"),
         (["cartpole-apex", "--replay.shards", "17"], "replay.shards"),
+        (["cartpole-apex", "--learner.processes", "2"], "a job has one learner"),
         (["cartpole-apex", "--run.total_step", "1"], "run.total_steps"),
         (["cartpole-apex", "--env.id", "gym:Nothing-v0"], "Nothing-v0"),
         ([], "name a preset"),
