@@ -15,7 +15,7 @@ import pytest
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 NODES = 4
-PATIENCE_S = 600.0
+PATIENCE_S = 1800.0
 _SBIN = "/usr/sbin:/sbin"
 
 # Neither cgroups nor accounting. A job of `main` is queued again for one of `urgent`, as is the fashion where

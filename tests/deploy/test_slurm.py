@@ -186,10 +186,10 @@ def test_preempted_actors_are_simply_gone(cluster: Cluster, tmp_path: Path) -> N
 
 
 def test_a_run_ends_and_its_job_with_it(cluster: Cluster, tmp_path: Path) -> None:
-    run = Run(cluster, tmp_path / "run", "--run.total_steps=3000")
+    run = Run(cluster, tmp_path / "run", "--run.total_steps=1500")
     cluster.wait("its end", lambda: cluster.state(run.job) not in ("PENDING", "RUNNING", "COMPLETING"))
     assert cluster.state(run.job) == "COMPLETED"
-    assert run.status()["steps"] >= 3000
+    assert run.status()["steps"] >= 1500
     arguments = (run.folder / "slurm" / "job.sh").read_text() + (
         run.folder / "slurm" / f"{run.job}.log"
     ).read_text()
@@ -208,7 +208,7 @@ def test_a_mistake_ends_the_job(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_a_sweep_is_one_array_that_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     file, folder = tmp_path / "seeds.toml", tmp_path / "sweep"
-    file.write_text('[sweep]\npreset = "cartpole-apex"\nseeds = 2\nparallel = 2\n[run]\ntotal_steps = 4000\n')
+    file.write_text('[sweep]\npreset = "cartpole-apex"\nseeds = 2\nparallel = 2\n[run]\ntotal_steps = 1500\n')
     words = ("sweep", file, "--dir", folder, "--slurm", "--cpus", "2")
     array = troupe(cluster, *words).partition("job array ")[2].partition(":")[0]
     first = folder / "runs" / "seed=0"
