@@ -37,13 +37,16 @@ CHAOS := $(addprefix tests/,chaos replay/test_death.py replay/test_same_host.py 
 MESSAGES ?= 1_000_000
 MINUTES ?= 60
 
+# How often `make test-slurm` preempts a run.
+PREEMPTIONS ?= 3
+
 SEEDS ?= 200
 FIRST ?= 1
 
 # Several processes share the cores: numeric libraries must not take all of them each.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test coverage test-deploy test-ec2 lint unit chaos fuzz simulate format bench docs plan apply destroy scale clean
+.PHONY: help setup train test coverage test-deploy test-ec2 test-slurm lint unit chaos fuzz simulate format bench docs plan apply destroy scale clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,6 +88,12 @@ test-ec2: setup $(DEPLOY_VENV)/.installed ## a whole run in a stand-in for AWS: 
 	  echo "troupe: NOT TESTED: $$tool is not installed, EC2 in a box is skipped" >&2; done
 	@test "$$(id -u)" = 0 || echo "troupe: NOT TESTED: EC2 in a box needs root, it is skipped" >&2
 	TROUPE_TEST_EC2=1 $(BIN)/python -m pytest -vv -rs tests/deploy/test_ec2.py $(ARGS)
+
+test-slurm: setup ## runs and a sweep on a Slurm of this host (root; slurmctld, slurmd, slurm-client, munge); PREEMPTIONS=20
+	@PATH=$$PATH:/usr/sbin; for tool in slurmctld slurmd sbatch munged; do command -v $$tool >/dev/null || \
+	  echo "troupe: NOT TESTED: $$tool is not installed, Slurm is skipped" >&2; done
+	@test "$$(id -u)" = 0 || echo "troupe: NOT TESTED: the daemons of Slurm need root, it is skipped" >&2
+	TROUPE_TEST_SLURM=1 TROUPE_SLURM_PREEMPTIONS=$(PREEMPTIONS) $(BIN)/python -m pytest -vv -rs tests/deploy/test_slurm.py $(ARGS)
 
 # Apart: what the stand-in needs must not move the pins of what trains.
 $(DEPLOY_VENV)/.installed: tests/deploy/requirements.txt

@@ -29,6 +29,7 @@ COMMANDS = {
         "troupe.services.evaluator.options:eval_parser",
     ),
     "sweep": Command("train many runs: grids, seeds, suites, searches", f"{_EXPERIMENTS}:sweep"),
+    "slurm": Command("train on several nodes of a Slurm cluster", "troupe.services.slurm.command:slurm"),
     "runs": Command("list run directories: state, steps, last evaluation", f"{_EXPERIMENTS}:runs"),
     "compare": Command("compare runs: a table with intervals over seeds", f"{_EXPERIMENTS}:compare"),
     "plot": Command("draw the learning curves of runs", f"{_EXPERIMENTS}:plot"),

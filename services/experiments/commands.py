@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from troupe.common.config import load_config
 from troupe.common.config.field_options import parse_with_fields
 from troupe.common.config.loading import canonical
+from troupe.common.config.presets import preset_id
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.parser import Parser, integer, real
@@ -16,6 +19,8 @@ from troupe.services.experiments import groups, plan, report, suites
 from troupe.services.experiments import plot as drawing
 from troupe.services.experiments import sweep as running
 from troupe.services.experiments.runs import find_runs, read_run
+from troupe.services.slurm import script
+from troupe.services.slurm.resources import add_resources, resources
 
 _RUNS = "run directories, or directories that have runs in them, such as those of sweeps"
 
@@ -202,8 +207,13 @@ def sweep(words: Sequence[str]) -> int:
     # A second signal must not end this process: the runs are children that still write checkpoints, see
     # `Runner._stop_all`.
     stop = StopSignal(force_after_s=None).install()
+    if options.slurm and wanted.is_study:
+        raise ConfigError("--slurm: the trials of a study follow from each other, and are no job array")
     with running.claimed(folder):
         runner = running.Runner(wanted, folder, stop, totals, retry=options.retry, changed=changed)
+        if options.slurm and (left := runner.for_others()):
+            _submit(options, wanted, folder, [job.name for job in left])
+            return 0
         print(f"{runner.planned} runs in {folder}, {wanted.section.parallel} at a time", flush=True)
         runner.run()
         print("\n".join(["", *running.summary(runner.jobs, wanted, folder)]))
@@ -212,6 +222,24 @@ def sweep(words: Sequence[str]) -> int:
         print("\n".join(running.how_to_go_on(runner.jobs, folder)), flush=True)
     running.check_failures(runner.jobs, folder, is_study=wanted.is_study)
     return 0
+
+
+def _submit(options: argparse.Namespace, wanted: plan.Sweep, folder: Path, names: Sequence[str]) -> None:
+    """Hand runs to Slurm, as one job array."""
+    job = script.SweepJob(
+        folder=folder.absolute(),
+        preset=preset_id(wanted.preset),
+        names=names,
+        fields=wanted.overrides,
+        parallel=wanted.section.parallel,
+        cpus=options.cpus,
+        gpu=load_config(wanted.preset, None, wanted.overrides, os.environ).learner.device != "cpu",
+        resources=resources(options),
+    )
+    script.write(job.file, script.sweep_script(job, script.program_path()))
+    number = script.submit(job.file)
+    print(f"submitted {len(names)} runs as job array {number}: `squeue --job {number}`")
+    print(f"afterwards, or to submit again what is left: {running.resume_command(folder)} --slurm")
 
 
 def sweep_parser() -> argparse.ArgumentParser:
@@ -241,6 +269,17 @@ def sweep_parser() -> argparse.ArgumentParser:
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the sweep in this directory")
     parser.add_argument("--retry", action="store_true", help="try again what failed")
     parser.add_argument("--dry-run", action="store_true", help="only print the runs and their steps")
+    parser.add_argument(
+        "--slurm", action="store_true", help="submit a job of a Slurm cluster for each run, as one array"
+    )
+    parser.add_argument(
+        "--cpus",
+        type=integer(1),
+        default=4,
+        metavar="C",
+        help="with --slurm: cores of each run (default: %(default)s)",
+    )
+    add_resources(parser)
     return parser
 
 

@@ -71,14 +71,19 @@ class Job:
         if self.run_dir.is_symlink() and is_run(self.run_dir) and not has_checkpoint(self.run_dir):
             raise ConfigError(f"{self.run_dir} is a link to a run without a checkpoint: remove the link")
 
-    def start(self, preset: str, overrides: Mapping[str, str]) -> None:
-        """Train, or go on; in a process group of its own, so that Ctrl-C reaches only the sweep."""
+    def write_values(self) -> Path:
+        """Write the fields of this run into a file for `--sweep`; returns it."""
         values = make_directory(self.folder / VALUES, "directory") / f"{self.name}.toml"
         fields = self.planned.fields
         if _PORT_VARIABLE not in os.environ:
             fields = {_PORT: 0, **fields}  # one TensorBoard shows all runs
         # A child reads it at once, and it can be made again, so nothing waits for the disk.
         atomic_write(values, values_file(fields).encode(), durable=False)
+        return values
+
+    def start(self, preset: str, overrides: Mapping[str, str]) -> None:
+        """Train, or go on; in a process group of its own, so that Ctrl-C reaches only the sweep."""
+        values = self.write_values()
         log_path = make_directory(self.folder / LOGS, "directory") / f"{self.name}.log"
         command = ["train", preset, "--run-dir", str(self.run_dir)]
         if is_run(self.run_dir):

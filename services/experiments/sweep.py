@@ -209,8 +209,17 @@ class Runner:
                 wanted = now.get(name, "its preset's")
                 raise ConfigError(
                     f"{self.folder} has a sweep in which {planned.name} {begun}, not {wanted}; "
-                    f"go on with that by `{_resume_command(self.folder)}`, or choose another --dir"
+                    f"go on with that by `{resume_command(self.folder)}`, or choose another --dir"
                 )
+
+    def for_others(self) -> list[Job]:
+        """Prepare the runs that are left for others to start; without those that are under way already."""
+        left = [job for job in self.jobs if job.state == "waiting"]
+        left = [job for job in left if (run := job.run()) is None or run.state != "running"]
+        for job in left:
+            job.write_values()
+        self._save()
+        return left
 
     def run(self) -> None:
         """Run what is left, until all is over or a stop is asked for."""
@@ -396,7 +405,7 @@ def how_to_go_on(jobs: Sequence[Job], folder: Path) -> list[str]:
         f"TensorBoard: {own_command('tensorboard')} --logdir {shell_path((folder / RUNS).absolute())}",
     ]
     if any(job.state in ("stopped", "waiting", "running") for job in jobs):
-        lines.append(f"go on: {_resume_command(folder)}")
+        lines.append(f"go on: {resume_command(folder)}")
     return lines
 
 
@@ -408,10 +417,10 @@ def check_failures(jobs: Sequence[Job], folder: Path, *, is_study: bool = False)
         what, option = ("others", "--trials N") if is_study else ("again", "--retry")
         raise SweepError(
             f"{len(failed)} of {len(jobs)} runs failed, {first.name}: {first.error}; "
-            f"try {what} with `{_resume_command(folder)} {option}`"
+            f"try {what} with `{resume_command(folder)} {option}`"
         )
 
 
-def _resume_command(folder: Path) -> str:
+def resume_command(folder: Path) -> str:
     """What goes on with the sweep in this directory, from the user's own."""
     return f"{own_command()} sweep --resume {shell_path(folder.absolute())}"

@@ -31,7 +31,7 @@ def offered(tmp_path, line):
         ("troupe train cartpole-i", {"cartpole-impala"}),
         ("troupe train pong-apex --replay.batch", {"--replay.batch_size"}),
         ("troupe sweep cartpole-i", {"cartpole-impala"}),
-        ("troupe sweep cartpole-ppo --par", {"--parallel"}),
+        ("troupe sweep cartpole-ppo --para", {"--parallel"}),
         ("troupe sweep pong-ppo --suite atari5", {"atari5", "atari57"}),
         ("troupe comp", {"compare"}),
         ("troupe plot runs/x --ti", {"--title"}),

@@ -20,16 +20,16 @@ ROOT = Path(__file__).parents[2]
 TERRAFORM = ROOT / "deploy" / "terraform"
 WANTED = "TROUPE_TEST_DEPLOY"
 WANTED_EC2 = "TROUPE_TEST_EC2"
+WANTED_SLURM = "TROUPE_TEST_SLURM"
 VENV = ROOT / ".venv-deploy"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the slow tests to `make test-deploy` and `make test-ec2`."""
+    """Leave the slow tests to `make test-deploy`, `make test-ec2` and `make test-slurm`."""
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("slow"):
-            name, target = (WANTED, "test-deploy")
-            if item.path.name == "test_ec2.py":
-                name, target = (WANTED_EC2, "test-ec2")
+            own = {"test_ec2.py": (WANTED_EC2, "test-ec2"), "test_slurm.py": (WANTED_SLURM, "test-slurm")}
+            name, target = own.get(item.path.name, (WANTED, "test-deploy"))
             if os.environ.get(name) != "1":
                 reason = f"slow and needs other tools: `make {target}` (or {name}=1)"
                 item.add_marker(pytest.mark.skip(reason=reason))
