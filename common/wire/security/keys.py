@@ -111,6 +111,8 @@ def load_keys(directory: str | Path, role: str) -> Keys:
     public = zmq.curve_public(secret)
     # No service connects to a shard or to the learner that it is itself.
     servers = {name: _read_key(folder / f"{name}.public") for name in SERVERS if _connects(role, name)}
+    if role == "learner":  # one that shares another's batches connects to that one, which has the same key
+        servers[role] = public
     return Keys(folder, role, public, secret, servers)
 
 

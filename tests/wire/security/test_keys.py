@@ -118,3 +118,9 @@ def test_a_list_that_becomes_unusable_leaves_the_former_one_in_force(folder, dam
     assert caplog.text.count("the former list stays in force") == 1
     with pytest.raises(AuthError):
         AllowList(path)
+
+
+def test_a_learner_can_connect_to_another_by_the_key_that_both_have(tmp_path):
+    make_keys(tmp_path / "keys")
+    keys = load_keys(tmp_path / "keys", "learner")
+    assert keys.servers["learner"] == load_keys(tmp_path / "keys", "actor").servers["learner"]
