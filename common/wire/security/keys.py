@@ -109,8 +109,9 @@ def load_keys(directory: str | Path, role: str) -> Keys:
     _check_folder(folder)
     secret = _read_key(folder / f"{role}.secret")
     public = zmq.curve_public(secret)
-    # No service connects to a shard or to the learner that it is itself.
     servers = {name: _read_key(folder / f"{name}.public") for name in SERVERS if _connects(role, name)}
+    if role == "learner":  # one that joins connects to another, which has the same key
+        servers[role] = public
     return Keys(folder, role, public, secret, servers)
 
 

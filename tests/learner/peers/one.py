@@ -14,6 +14,7 @@ from troupe.common.config.algorithms import agent_model
 from troupe.common.runtime import StopSignal
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
+from troupe.common.wire.security.key_options import make_security
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.epochs import Epochs
 from troupe.services.learner.control.roster import SlotRules
@@ -27,26 +28,38 @@ ROWS = 3
 UNTIL = 100_000
 
 
-def main(name, endpoint, expected, directory):
-    """Learn with the others, and write a line `UPDATE HASH LEARNERS` for each update, until killed."""
+def main(name, endpoint, expected, directory, network=""):
+    """Learn with the others, and write a line `UPDATE HASH LEARNERS` for each update, until killed.
+
+    The learner that has the run listens at `endpoint`, for others of the machine or of `network`.
+    """
     torch.set_num_threads(1)
     context, stop = Context(), StopSignal()
+    security = make_security(f"{directory}/keys", "learner") if network else None
     config = agent_model("policy_gradient")(**SMALL, epochs=2, minibatch_steps=10)
     # Seeds differ: what they have alike they have from each other.
     agent = make_agent(config, VECTOR, seed=len(name) + ord(name[-1]))
     rng, counters = np.random.default_rng(ord(name[-1])), RunCounters(1, StepBudget(UNTIL))
     if name == "learner":
         epochs = Epochs(expected=expected, start_s=60.0)
-        server = ControlServer(
-            context, endpoint, f"{endpoint}-announce", Terms({}, run="a"), SlotRules(1), epochs=epochs
-        )
+        address, _, port = endpoint.rpartition(":")
+        announce = f"{address}:{int(port) + 1}" if network else f"{endpoint}-announce"
+        terms, rules = Terms({}, run="a"), SlotRules(1)
+        server = ControlServer(context, endpoint, announce, terms, rules, epochs=epochs, security=security)
         server.start()
-        seats = OwnSeats(server, "", stop)
+        seats = OwnSeats(server, network, stop)
     else:
-        client = ControlClient(context, endpoint, role="learner", name=name, incarnation=new_incarnation())
+        client = ControlClient(
+            context,
+            endpoint,
+            role="learner",
+            name=name,
+            incarnation=new_incarnation(),
+            security=security,
+        )
         client.join(60)
-        seats = GivenSeats(client, "", 15.0)
-    team = Team(agent, counters, seats, Rules(name == "learner", ROWS * expected, timeout_s=60.0))
+        seats = GivenSeats(client, network, 15.0)
+    team = Team(agent, counters, seats, Rules(name == "learner", ROWS * expected, network, 60.0))
     share = None
     with (Path(directory) / f"{name}.log").open("a", buffering=1) as log:
         while True:
@@ -60,4 +73,4 @@ def main(name, endpoint, expected, directory):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])

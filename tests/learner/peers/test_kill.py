@@ -1,5 +1,6 @@
 """Learners that share each batch, in real processes, some of which are killed."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -7,28 +8,37 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import until
+from tests.chaos import machines
+from tests.harness import only_in_chaos, until
+from troupe.common.wire.security.keys import make_keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PATIENCE_S = 240
+MACHINES = ["learner", "other"]
 COUNT = int(os.environ.get("TROUPE_LEARNERS", "3"))
 
 
 class Learners:
-    """Processes by name, and what they have written."""
+    """Processes by name, and what they have written; on machines of their own if there is a network."""
 
-    def __init__(self, directory, count):
-        self.directory, self.count = directory, count
-        self.endpoint = f"ipc://{directory}/control"
+    def __init__(self, directory, count, network=None):
+        self.directory, self.count, self.network = directory, count, network
+        self.endpoint = (
+            f"tcp://{network.address('learner')}:5550" if network else f"ipc://{directory}/control"
+        )
         self.processes = {}
+        if network:
+            make_keys(directory / "keys")
 
     def start(self, name):
         command = [sys.executable, "-m", "tests.learner.peers.one", name, self.endpoint, str(self.count)]
+        command.append(str(self.directory))
+        if self.network:
+            machine = name if name in MACHINES else MACHINES[-1]
+            command = self.network.inside(machine, *command, f"{machines.NETWORK}.0/24")
         with (self.directory / f"{name}.err").open("a") as errors:
-            self.processes[name] = subprocess.Popen(
-                [*command, str(self.directory)], stderr=errors, cwd=Path(__file__).parents[3]
-            )
+            self.processes[name] = subprocess.Popen(command, stderr=errors, cwd=Path(__file__).parents[3])
 
     def kill(self, name):
         process = self.processes.pop(name)
@@ -72,14 +82,30 @@ class Learners:
 
 
 @pytest.fixture
-def learners(tmp_path):
-    found = Learners(tmp_path, COUNT)
-    yield found
-    for name in list(found.processes):
-        found.kill(name)
+def run(tmp_path):
+    with contextlib.ExitStack() as ends:
+
+        def run(network=None):
+            if network:
+                ends.callback(network.close)
+            learners = Learners(tmp_path, COUNT, network)
+            ends.callback(lambda: [learners.kill(name) for name in list(learners.processes)])
+            kill_each(learners)
+
+        yield run
 
 
-def test_any_learner_that_is_killed_costs_no_update_and_a_new_one_takes_its_place(learners):
+def test_any_learner_that_is_killed_costs_no_update_and_a_new_one_takes_its_place(run):
+    run()
+
+
+@only_in_chaos
+@pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
+def test_it_is_the_same_between_machines(run):
+    run(machines.Network(MACHINES))
+
+
+def kill_each(learners):
     names = ["learner", *(f"learner-{number}" for number in range(1, COUNT))]
     for name in names:
         learners.start(name)

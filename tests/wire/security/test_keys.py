@@ -25,7 +25,8 @@ def test_every_role_gets_a_pair_of_its_own_that_fits(folder):
         assert (folder / f"{role}.public").read_bytes().strip() == keys.public
         assert AllowList(folder / "allowed").role_of(keys.public) == role
     assert pairs["actor"].servers == {"learner": pairs["learner"].public, "replay": pairs["replay"].public}
-    assert pairs["learner"].servers == {"replay": pairs["replay"].public}
+    # A learner that shares the batches of another connects to that one.
+    assert pairs["learner"].servers == pairs["actor"].servers
 
 
 def test_nobody_else_may_read_what_is_made_whatever_the_umask(tmp_path):
