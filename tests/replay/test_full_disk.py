@@ -8,7 +8,9 @@ import pytest
 
 from tests.harness import leave, until
 from tests.replay import processes
+from troupe.common.errors import ConfigError
 from troupe.common.wire.replay.client import ReplayClient
+from troupe.services.replay.storage.opened import Opened
 
 TABLE = ("--table", "default:capacity=500", "--max-bytes", "8000000")
 
@@ -122,3 +124,13 @@ def test_a_disk_too_small_for_the_tables_is_refused_in_one_line(disk, tmp_path):
     assert run.returncode == 2
     assert run.stderr.count("\n") == 1
     assert "disk limit" in run.stderr
+
+
+def test_only_the_promise_to_survive_a_power_cut_needs_a_note_of_the_boot(disk):
+    Opened(disk, "first").write("process")
+    leave(disk, 0)
+    Opened(disk, "first").write("process")
+    Opened(disk, "second").write("process")
+    assert Opened(disk, "second").lost_power
+    with pytest.raises(ConfigError, match="disk is full: cannot write"):
+        Opened(disk, "second").write("power")

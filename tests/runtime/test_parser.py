@@ -8,7 +8,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.runtime.parser import Parser, integer, real
 
 WRONG = [
-    ("learner", "--log-level info", "required: --run-dir"),
+    ("learner", "--log-level info", "--run-dir is needed"),
     ("learner", "--run-dir x --metrics-port 99999", "--metrics-port: should be from 0 to 65535"),
     ("replay", "serve --seed -1", "--seed: should be at least 0, not -1"),
     ("replay", "serve --metrics-port 99999", "--metrics-port: should be from 0 to 65535, not 99999"),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from troupe.common.data.pager import DiskFullError, file_error
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import ConfigError
 from troupe.common.machine import boot_id
@@ -38,17 +39,31 @@ class Opened:
             self.durable, before = str(noted["durable"]), str(noted["boot"])
         except (OSError, ValueError, KeyError, TypeError):
             self.durable, before = "", ""
+        self._noted = self.durable, before
         self.lost_power = bool(self.durable) and (not before or before != self._boot)
 
     def write(self, durable: str) -> None:
-        """Note that a process of this boot has the folder."""
+        """Note that a process of this boot has the folder.
+
+        Raises ConfigError where that cannot be written. On a full disk only `power` insists on it: what was
+        acknowledged before a power cut is told by it.
+        """
         if self.lost_power and self.durable == "process":
             _log.warning(
                 "the machine has been started anew since %s was used: had its power gone, what was stored in "
                 "the last half minute may be missing",
                 self._path.parent,
             )
-        atomic_write(self._path, json.dumps({"boot": self._boot, "durable": durable}).encode())
+        if self._noted == (durable, self._boot):
+            return
+        try:
+            atomic_write(self._path, json.dumps({"boot": self._boot, "durable": durable}).encode())
+        except OSError as error:
+            failure = file_error(f"cannot write {self._path}", error)
+            # A shard serves what it has although its disk is full. An older note makes the next start careful.
+            if durable == "power" or not isinstance(failure, DiskFullError):
+                raise failure from None
+            _log.warning("%s", failure)
 
 
 def check_capacities(place: object, layout: Mapping[str, Any], tables: Iterable[TableConfig]) -> None:
