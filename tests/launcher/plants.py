@@ -162,8 +162,8 @@ def running(plant: Plant, folder: Path) -> Iterator[tuple[Path, subprocess.Popen
         command = [sys.executable, "-m", f"troupe.services.{service}", *words]
         if inside:
             command = ["unshare", "--mount", "sh", "-c", f'{inside} && exec "$@"', "sh", *command]
-        log = (folder / f"{service}-{len(processes)}.log").open("wb")
-        processes.append(subprocess.Popen(command, env=environment | variables, stderr=log, cwd=folder))
+        with (folder / f"{service}-{len(processes)}.log").open("wb") as log:
+            processes.append(subprocess.Popen(command, env=environment | variables, stderr=log, cwd=folder))
 
     fields = {
         "run.total_steps": "100000000",

@@ -60,7 +60,7 @@ class Opened:
             atomic_write(self._path, json.dumps({"boot": self._boot, "durable": durable}).encode())
         except OSError as error:
             failure = file_error(f"cannot write {self._path}", error)
-            # A shard serves what it has although its disk is full. An older note makes the next start careful.
+            # A shard serves what it has although its disk is full. An old note makes the next start careful.
             if durable == "power" or not isinstance(failure, DiskFullError):
                 raise failure from None
             _log.warning("%s", failure)

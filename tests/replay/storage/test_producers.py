@@ -24,11 +24,14 @@ STEPS = st.lists(
 @settings(max_examples=150, deadline=None)
 def test_no_number_is_called_stored_that_is_not_and_no_recent_one_the_contrary(tmp_path_factory, steps):
     folder = tmp_path_factory.mktemp("producers")
-    producers, newest, since = Producers(FilePager(folder)), 0, 0
+    pager = FilePager(folder)
+    producers, newest, since = Producers(pager), 0, 0
     stored: dict[int, bool] = {}
     for what, count in steps:
         if what == "reopened":
-            producers = Producers(FilePager(folder))
+            pager.close()
+            pager = FilePager(folder)
+            producers = Producers(pager)
         elif what == "left out":
             newest += count
             since = newest
