@@ -238,7 +238,7 @@ def _finish(system: System) -> dict[str, int]:
 
 
 def _check_flat(slopes: dict[str, dict[str, float]]) -> None:
-    """Nothing that lived long grows; a process of some minutes says too little, and fewer files are no leak."""
+    """Nothing that lived long grows. A process of some minutes says too little; fewer files are no leak."""
     for name, numbers in slopes.items():
         if numbers["hours"] > 0.4:
             assert numbers["memory_mb_per_hour"] < 30, (name, numbers)

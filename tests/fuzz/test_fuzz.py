@@ -230,12 +230,11 @@ def test_with_every_key(services, tmp_path):
         keys,
         **RUN,
     )
-    words = ("--learner", control, "--keys", keys)
+    words = ("--learner", control, "--keys", keys, "--join-timeout-s", int(START_S))
     services.start(
         "replay", "troupe.services.replay", "serve", *words, "--bind", shard, "--data-dir", tmp_path / "shard"
     )
-    words_of_actor = ("--learner", control, "--keys", keys)
-    services.start("actor", "troupe.services.actor", *words_of_actor)
+    services.start("actor", "troupe.services.actor", *words)
     words = ("--bind", other, "--data-dir", tmp_path / "other", "--keys", keys, "--max-bytes", 1 << 30)
     services.start("alone", "troupe.services.replay", "serve", *words, *TABLES)
 
