@@ -91,7 +91,7 @@ class Services:
             assert "Traceback" not in log, f"{name}:\n{log[-3000:]}"
             (before_mb, files), (memory_mb, _) = self.first[name], self.use_of(name)
             assert memory_mb < before_mb + 500, f"{name}: {before_mb:.0f} MB, then {memory_mb:.0f} MB"
-            until(lambda name=name, files=files: self.use_of(name)[1] <= files + 40, 60)
+            until(lambda name=name, files=files: self.use_of(name)[1] <= files + 40, START_S)
 
     def tell(self):
         """What they have, or how they ended."""
