@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ from troupe.common import installation
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.machine import usable_cores
 from troupe.common.runtime.files import CERTIFICATE_FILE, MAX_JSON_BYTES, atomic_write, check_regular
+from troupe.common.runtime.logging import peer_text
 
 FORMAT = 1
 _FEATURES = ("avx", "amx", "fma", "sse4", "f16c", "neon", "asimd", "sve", "bf16", "i8mm")
@@ -84,22 +86,34 @@ class Certificate:
         try:
             found = json.loads(check_regular(path, 16 * MAX_JSON_BYTES).read_bytes())
             if found["format"] != FORMAT:
-                raise CheckpointError(f"{path} has format {found['format']}; this version reads {FORMAT}")
+                told = peer_text(str(found["format"]))
+                raise CheckpointError(f"{path} has format {told}; this version reads {FORMAT}")
             weights = [
                 Weights(
                     int(each["update"]),
                     int(each["steps"]),
-                    {str(k): str(v) for k, v in each["sha256"].items()},
+                    {peer_text(str(k)): str(v) for k, v in each["sha256"].items()},
                 )
                 for each in found["weights"]
             ]
-            return cls(dict(found["made_with"]), {each.update: each for each in weights})
+            updates = [0, *(each.update for each in weights)]
+            if any(later <= former for former, later in itertools.pairwise(updates)):
+                raise ValueError("its updates do not ascend from 1")
+            made_with = {str(name): _told(value) for name, value in found["made_with"].items()}
+            return cls(made_with, {each.update: each for each in weights})
         except FileNotFoundError:
             raise ConfigError(
                 f"{run_dir} has no {CERTIFICATE_FILE}: only runs of `troupe train --deterministic` have one"
             ) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+            raise CheckpointError(f"{path} is damaged: {peer_text(str(error))[:200]}") from None
+
+
+def _told(value: Any) -> Any:
+    """A value of `made_with` that may be shown and compared: a run may come from anybody."""
+    if isinstance(value, list):
+        return [peer_text(str(each)) for each in value]
+    return value if isinstance(value, int) else peer_text(str(value))
 
 
 def circumstances() -> dict[str, Any]:

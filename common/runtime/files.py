@@ -21,6 +21,13 @@ EPISODES_FILE = "episodes.csv"
 CERTIFICATE_FILE = "certificate.json"
 MAX_JSON_BYTES = 1 << 26
 """Of a file of ours with counters and names: thousands of times what they take."""
+_STATUS_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("steps", "frames", "updates", "updates_since_start", "version", "total_steps"), int),
+    **dict.fromkeys(("metrics", "services", "environments", "returns"), dict),
+    "wall_s": int | float,
+    "note": str,
+    "peers": list,
+}
 # An empty file can be made on a full disk.
 _PROBE_BYTES = 1 << 16
 
@@ -157,10 +164,35 @@ def write_status(run_dir: Path, status: dict[str, Any]) -> None:
 def read_status(run_dir: Path) -> dict[str, Any]:
     """Read the last written status; empty before the first one, or when it is damaged."""
     try:
-        status = json.loads(check_regular(run_dir / STATUS_FILE, MAX_JSON_BYTES).read_bytes())
-    except (OSError, ValueError):
+        return sound_status(json.loads(check_regular(run_dir / STATUS_FILE, MAX_JSON_BYTES).read_bytes()))
+    except (OSError, ValueError, RecursionError):
         return {}
-    return status if isinstance(status, dict) else {}
+
+
+def sound_status(status: Any) -> dict[str, Any]:
+    """Return a status without what is of another kind than a learner writes; it may come from anybody."""
+    if not isinstance(status, dict):
+        return {}
+    sound = dict(status)
+    for name, value in status.items():
+        kind = _STATUS_KINDS.get(name)
+        if kind is not None and not isinstance(value, kind):
+            del sound[name]
+    for name, kind in (("metrics", int | float), ("services", dict)):
+        if name in sound:
+            sound[name] = {k: v for k, v in sound[name].items() if isinstance(v, kind)}
+    if "peers" in sound:
+        sound["peers"] = [peer for peer in sound["peers"] if _is_peer(peer)]
+    return sound
+
+
+def _is_peer(peer: Any) -> bool:
+    return (
+        isinstance(peer, dict)
+        and all(isinstance(peer.get(name), str) for name in ("role", "name"))
+        and isinstance(peer.get("slots", []), list)
+        and isinstance(peer.get("seen_s_ago") or 0.0, int | float)
+    )
 
 
 def run_config(run_dir: Path) -> Path:

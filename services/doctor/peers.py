@@ -11,6 +11,7 @@ import zmq
 
 from troupe.common.config.loading import config_from_dict
 from troupe.common.errors import PeerError, TroupeError
+from troupe.common.runtime.files import sound_status
 from troupe.common.runtime.lifecycle import Deadline
 from troupe.common.wire import messages
 from troupe.common.wire.control.client import ControlClient
@@ -84,7 +85,8 @@ def ask_status(
             link.wait(min(100.0, deadline.remaining_s * 1000))
             for message in link.receive():
                 if message.type == messages.StatusOk.TYPE:
-                    return messages.StatusOk.of(message).values, time.monotonic() - began_s
+                    values = messages.StatusOk.of(message).values
+                    return sound_status(values), time.monotonic() - began_s
                 if message.type == messages.Error.TYPE:
                     return None, time.monotonic() - began_s
             link.lost()  # raises where keys are in the way

@@ -85,9 +85,13 @@ def _replay(folder: Path, config: Config) -> Iterator[Check]:
 def _logs(folder: Path) -> Iterator[Check]:
     """The last error of each log; that with which a service ended is wrong."""
     for file in sorted(folder.glob("*.log")) if folder.is_dir() else []:
-        with check_regular(file).open("rb") as log:
-            log.seek(max(0, file.stat().st_size - _LOG_BYTES))
-            lines = log.read(_LOG_BYTES).decode(errors="replace").splitlines()
+        try:
+            with check_regular(file).open("rb") as log:
+                log.seek(max(0, file.stat().st_size - _LOG_BYTES))
+                lines = log.read(_LOG_BYTES).decode(errors="replace").splitlines()
+        except OSError as error:  # the members that come after it are worth more
+            yield Check("run", file.name, f"cannot be read ({error.strerror})", "note")
+            continue
         lines = [line for line in lines if line.strip()]
         errors = [line for line in lines if _ERROR.search(line)]
         if errors:

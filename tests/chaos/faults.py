@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.chaos.system import HANG_S, ROOT, TAG, System
 
+KINDS = os.environ.get("TROUPE_CHAOS_KINDS", "").split()
 SERVICES = ["learner", "replay", "actor-a", "actor-b", "evaluator"]
 
 
@@ -139,6 +140,7 @@ FAULTS: list[Callable[[System, random.Random], str]] = [
 def choose(rng: random.Random, count: int, slow_links: bool) -> list[Callable[[System, random.Random], str]]:
     """So many faults, as mixed as they can be, in an order of the seed's."""
     kinds = [fault for fault in FAULTS if slow_links or fault is not slow_link]
+    kinds = [fault for fault in kinds if not KINDS or fault.__name__ in KINDS]
     chosen = [kinds[number % len(kinds)] for number in range(count)]
     rng.shuffle(chosen)
     return chosen

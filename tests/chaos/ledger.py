@@ -229,7 +229,8 @@ def audit(folder: Path, journal: Path, *, removes: bool) -> Audit:
     missing = [number for number in numbers if number not in there]
     oldest = min(there, default=0)
     left = [number for number in missing if removes and number < oldest]
-    first, last = int(records["commit"].min(initial=1)), int(records["commit"].max(initial=0))
+    commits = records["commit"].tolist()
+    first, last = min(commits, default=1), max(commits, default=0)
     return Audit(
         acknowledged=len(numbers),
         lost=sorted(set(missing) - set(left)),

@@ -144,7 +144,9 @@ def test_faults_under_load(system: System, tmp_path: Path) -> None:
         figures.tell(slopes=slopes)
         told = ledger.end(system)
         evicted = max(system.evicted_early, _evicted_early(system))
-        removes = evicted > 0 or system.capacity_items == FULL_ITEMS
+        # A shard counts since its start: what one did before it was killed stands in its log alone.
+        full = "the disk is full" in (tmp_path / "replay.log").read_text()
+        removes = full or evicted > 0 or system.capacity_items == FULL_ITEMS
         end = _finish(system)
         found = audit(system.data, ledger.journal, removes=removes)
     finally:
@@ -158,6 +160,7 @@ def test_faults_under_load(system: System, tmp_path: Path) -> None:
     assert not told["unsettled"]
     assert not told["refused"]
     assert not found.lost
+    assert found.left <= found.gone  # the oldest of all leave, whoever wrote them
     assert not found.doubled
     assert not found.changed
     assert end["total_steps"] <= end["steps"] <= end["total_steps"] + 2 * SLOTS
@@ -235,9 +238,9 @@ def _finish(system: System) -> dict[str, int]:
 
 
 def _check_flat(slopes: dict[str, dict[str, float]]) -> None:
-    """Nothing that lived long grows; a process of some minutes says too little."""
+    """Nothing that lived long grows. A process of some minutes says too little; fewer files are no leak."""
     for name, numbers in slopes.items():
         if numbers["hours"] > 0.4:
             assert numbers["memory_mb_per_hour"] < 30, (name, numbers)
-            assert abs(numbers["files_per_hour"]) < 10, (name, numbers)
-            assert abs(numbers["threads_per_hour"]) < 4, (name, numbers)
+            assert numbers["files_per_hour"] < 10, (name, numbers)
+            assert numbers["threads_per_hour"] < 4, (name, numbers)

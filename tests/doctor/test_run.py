@@ -91,6 +91,30 @@ def test_nobody_is_missed_where_nobody_has_to_join(folder, config, steps):
     assert not [check for check in checks if check.area == "members"]
 
 
+ODD = ["x", None, [], {}, -1, True, [1], [None], {"a": 1}, {"actor-0": 3}, float("inf"), [{"name": 5}]]
+
+
+@pytest.mark.parametrize("name", [*STATUS, "frames"])
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_a_status_of_other_kinds_is_no_trace(folder, config, name, odd):
+    write_status(folder, STATUS | {name: odd})
+    assert looked(run.run_directory(folder, config))
+
+
+def test_a_status_too_deep_to_read_is_none(folder, config):
+    (folder / "status.json").write_text("[" * 100_000)
+    assert looked(run.run_directory(folder, config))["status.json"].state == "note"
+
+
+def test_a_log_that_cannot_be_read_hides_nobody(folder, config):
+    os.mkfifo(folder / "logs" / "learner.log")
+    (folder / "logs" / "replay.log").mkdir()
+    found = looked(run.run_directory(folder, config))
+    assert found["learner.log"].figure == "cannot be read (it is no regular file)"
+    assert found["replay.log"].figure.startswith("cannot be read")
+    assert found["replay-0 on near"].state == "wrong"
+
+
 def test_damaged_checkpoints_failed_writes_and_last_errors_are_wrong(folder, config):
     import numpy as np
 

@@ -91,7 +91,7 @@ class Services:
             assert "Traceback" not in log, f"{name}:\n{log[-3000:]}"
             (before_mb, files), (memory_mb, _) = self.first[name], self.use_of(name)
             assert memory_mb < before_mb + 500, f"{name}: {before_mb:.0f} MB, then {memory_mb:.0f} MB"
-            until(lambda name=name, files=files: self.use_of(name)[1] <= files + 40, 60)
+            until(lambda name=name, files=files: self.use_of(name)[1] <= files + 40, START_S)
 
     def tell(self):
         """What they have, or how they ended."""
@@ -230,12 +230,11 @@ def test_with_every_key(services, tmp_path):
         keys,
         **RUN,
     )
-    words = ("--learner", control, "--keys", keys)
+    words = ("--learner", control, "--keys", keys, "--join-timeout-s", int(START_S))
     services.start(
         "replay", "troupe.services.replay", "serve", *words, "--bind", shard, "--data-dir", tmp_path / "shard"
     )
-    words_of_actor = ("--learner", control, "--keys", keys)
-    services.start("actor", "troupe.services.actor", *words_of_actor)
+    services.start("actor", "troupe.services.actor", *words)
     words = ("--bind", other, "--data-dir", tmp_path / "other", "--keys", keys, "--max-bytes", 1 << 30)
     services.start("alone", "troupe.services.replay", "serve", *words, *TABLES)
 

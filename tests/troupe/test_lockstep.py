@@ -1,6 +1,7 @@
 """`troupe train PRESET --deterministic`: one seed, one run, to the last bit, however often it is stopped."""
 
 import functools
+import json
 import os
 import random
 import shutil
@@ -280,6 +281,27 @@ def test_verify_refuses_what_has_no_certificate(copy, capsys):
     (copy / "certificate.json").unlink()
     assert cli.main(["verify", str(copy)]) == 2
     assert "only runs of `troupe train --deterministic`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("update", [0, -1, 3])
+def test_verify_refuses_a_certificate_whose_updates_do_not_ascend(copy, capsys, update):
+    edit(copy / "certificate.json", '{"update": 3,', f'{{"update": {update},')
+    edit(copy / "certificate.json", '{"update": 4,', '{"update": 3,')
+    assert cli.main(["verify", str(copy)]) == 5
+    assert "its updates do not ascend" in capsys.readouterr().err
+
+
+def test_verify_shows_nothing_of_a_certificate_that_a_terminal_would_obey(copy, capsys):
+    path = copy / "certificate.json"
+    found = json.loads(path.read_text())
+    found["made_with"] |= {"torch": "\x1b[2J", "features": [["\x1b[2J"], {}, 7], "numpy": {"\x1b": 1}}
+    hashes = found["weights"][0]["sha256"]
+    found["weights"][0]["sha256"] = {"\x1b[2J": hashes.pop(next(iter(hashes))), **hashes}
+    path.write_text(json.dumps(found))
+    assert cli.main(["verify", str(copy)]) == 1
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "different: update 1, tensor \\x1b[2J" in said
 
 
 def test_a_run_that_learned_nothing_cannot_be_verified(tmp_path, capsys):
