@@ -49,7 +49,6 @@ from troupe.services.replay.options import ShardOptions
 SPECS = (FieldSpec("number", "int64", ()), FieldSpec("obs", "float32", (2,)))
 BATCH = 4
 CHUNK_STEPS = 3
-UPDATE_S = 0.05
 CONTROL, ANNOUNCE = "tcp://10.0.0.1:5000", "tcp://10.0.0.1:5001"
 OPEN = Security(insecure=True)
 RESTART_S = 0.3
@@ -202,9 +201,9 @@ class Cluster:
         self.control: ControlServer | None = None
         self._bodies = {"learner": self._learner, "replay": self._shard, "actor": self._actor}
         for name in plan.services():
-            world.after(0.2 * world.rng.random(), lambda name=name: self.start(name))
+            world.after(0.2 * world.rng.random(), self.start, name)
         for fault in plan.faults:
-            world.at(fault.at_s, lambda fault=fault: self.strike(fault))
+            world.at(fault.at_s, self.strike, fault)
 
     # -- processes --
 
@@ -241,7 +240,7 @@ class Cluster:
         if node.finished and node.result is not None and not isinstance(node.result, PeerError):
             self.ledger.wrong(f"{name} ended with {type(node.result).__name__}: {node.result}")
         if not self.complete or (node.result is None and not node.finished):
-            self.world.after(RESTART_S, lambda: self.start(name))
+            self.world.after(RESTART_S, self.start, name)
 
     def opened(self, name: str, node: Node, replay: Any) -> Any:
         """A shard has opened its folder: note it, and have it die where a fault says so."""
@@ -343,7 +342,7 @@ class Cluster:
                 if fault.kind != "one_way":
                     self.network.cut(other, one, until_s)
             if self.world.rng.random() < 0.3:
-                self.world.at(until_s, lambda: self.network.break_all(0.5))
+                self.world.at(until_s, self.network.break_all, 0.5)
         elif fault.kind == "reset":
             self.network.break_all(fault.amount)
         elif fault.kind == "slow":
@@ -478,7 +477,7 @@ class Learner:
             return False
         self.updates += 1
         self.ledger.learned(batch)
-        system.sleep(UPDATE_S * (0.5 + system.random.random()))
+        system.sleep(self.cluster.plan.update_s * (0.5 + system.random.random()))
         self.prefetch.put_priorities(batch, 0.5 + np.arange(len(batch.ids)) / 7)
         if self.updates % 5 == 0:
             self._publish()
@@ -513,8 +512,8 @@ def _config(plan: Plan) -> Config:
                 "replay.shards": plan.shards,
                 "actor.slots": plan.slots,
                 "actor.params_period_steps": 1,
-                "net.heartbeat_s": 0.5,
-                "net.liveness_s": 3.0,
+                "net.heartbeat_s": 1.0,
+                "net.liveness_s": 4.0,
                 "evaluator.enabled": False,
                 **replay,
             },

@@ -56,6 +56,7 @@ class Ledger:
         if len(self.problems) < 20:
             self.problems.append(f"at {self._world.now:.3f} s: {what}")
         self._world.log("WRONG", what)
+        self._world.news = True
 
     # -- what is on the wire --
 
@@ -192,6 +193,7 @@ class Ledger:
     def finished(self, steps: int, updates: int) -> None:
         """The run is complete, as the learner sees it."""
         self.steps, self.updates = steps, updates
+        self._world.news = True
 
     # -- at the end --
 

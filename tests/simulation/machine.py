@@ -31,6 +31,7 @@ from troupe.common.wire.replay import files as shared_files
 from troupe.common.wire.security import handshakes
 from troupe.services.learner.batches import prefetch
 from troupe.services.learner.control import announcer
+from troupe.services.replay import service
 from troupe.services.replay.storage import producers, replay
 
 _watched: World | None = None
@@ -155,6 +156,7 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
         put(link, "_numbers", itertools.count(1))
         put(producers, "MAX_PRODUCERS", 64)  # of files that are made anew for every seed
         put(prefetch, "IDLE_POLL_S", 0.1)  # a third of the time would go into looks
+        put(service, "POLL_S", 0.25)
         put(installation, "version", lambda: "0")
         put(memory_plan, "memory_limit_bytes", lambda: 1 << 30)
         put(memory_plan, "disk_limit_bytes", lambda folder: 1 << 30)

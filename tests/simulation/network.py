@@ -71,7 +71,7 @@ class Connection:
         due_s = pipe.last_s = max(pipe.last_s + 1e-7, network.world.now + delay_s)
         flight = Flight(parts, due_s, tracker)
         pipe.under_way.append(flight)
-        network.world.at(due_s, lambda: self._arrive(pipe, flight))
+        network.world.at(due_s, self._arrive, pipe, flight)
 
     def _arrive(self, pipe: Pipe, flight: Flight) -> None:
         if flight.gone:
@@ -81,7 +81,7 @@ class Connection:
         if cut_until_s > network.world.now or pipe.under_way[0] is not flight:
             # Behind others that are held, it comes after them.
             due_s = pipe.last_s = max(pipe.last_s + 1e-7, cut_until_s + network.latency(None, None))
-            network.world.at(due_s, lambda: self._arrive(pipe, flight))
+            network.world.at(due_s, self._arrive, pipe, flight)
             return
         pipe.under_way.pop(0)
         if flight.tracker is not None:
@@ -127,14 +127,14 @@ class Connection:
         """Have the news reach this end, behind what still arrives there."""
         world, other = self.network.world, pipe.other
         due_s = max(other.last_s, world.now + self.network.latency(other.socket.node, pipe.socket.node))
-        world.at(due_s, lambda: self._heard_at(pipe))
+        world.at(due_s, self._heard_at, pipe)
 
     def _heard_at(self, pipe: Pipe) -> None:
         network = self.network
         until_s = network.cut_until(pipe.other.socket.node, pipe.socket.node)
         if until_s > network.world.now or pipe.other.under_way:
             again_s = max(until_s, pipe.other.last_s) + 1e-4
-            network.world.at(again_s, lambda: self._heard_at(pipe))
+            network.world.at(again_s, self._heard_at, pipe)
             return
         self._hear(pipe)
 

@@ -46,6 +46,7 @@ class Plan:
         shards: of replay.
         total_steps: of the run.
         step_s: what a step of an actor takes, on average.
+        update_s: what an update of the learner takes, on average.
         shared_host: learner and shards are on one host, and batches are read from files.
         faults: in the order of time.
     """
@@ -57,6 +58,7 @@ class Plan:
     shards: int
     total_steps: int
     step_s: float
+    update_s: float
     shared_host: bool
     faults: tuple[Fault, ...] = field(default=())
 
@@ -91,6 +93,7 @@ def make_plan(seed: int) -> Plan:
         shards=rng.choice((1, 1, 2)),
         total_steps=max(24, round(actors * slots * rng.uniform(8, 18) / step_s)),
         step_s=step_s,
+        update_s=rng.choice((0.05, 0.1, 0.3)),
         shared_host=rng.random() < 0.5,
     )
     count = rng.choice((0, 1, 2, 3, 4, 6, 8))
