@@ -93,7 +93,7 @@ def make_plan(seed: int) -> Plan:
         shards=rng.choice((1, 1, 2)),
         total_steps=max(24, round(actors * slots * rng.uniform(8, 18) / step_s)),
         step_s=step_s,
-        update_s=rng.choice((0.05, 0.1, 0.3)),
+        update_s=rng.choice((0.1, 0.2, 0.4)),
         shared_host=rng.random() < 0.5,
     )
     count = rng.choice((0, 1, 2, 3, 4, 6, 8))

@@ -294,7 +294,7 @@ class Socket:
         if pipe is None:
             if not int(flags) & 1:
                 raise AssertionError("a blocking receive")
-            raise _AGAIN
+            raise _AGAIN.with_traceback(None)  # or it would keep every frame that it went through
         parts = pipe.inbox.pop(0)
         pipe.other.unread -= 1
         if pipe.ended and not pipe.inbox and pipe in self.pipes:
