@@ -323,12 +323,14 @@ class Cluster:
         """Let a fault happen."""
         self.world.log("fault", fault)
         until_s = self.world.now + fault.amount
-        if fault.kind in ("kill", "torn", "stall"):
+        if fault.kind in ("kill", "torn", "stall", "slow_reader"):
             node = self.nodes.get(fault.target)
             if node is None or node.dead:
                 return
             if fault.kind == "stall":
                 node.stalled_until = max(node.stalled_until, until_s)
+            elif fault.kind == "slow_reader":
+                node.reads_slowly_until = max(node.reads_slowly_until, until_s)
             elif fault.kind == "torn":
                 self.doomed[fault.target] = int(fault.amount)
             else:

@@ -32,7 +32,7 @@ class Ledger:
         self.problems: list[str] = []
         self.sent: dict[Key, tuple[int, ...]] = {}
         self.acked: set[Key] = set()
-        self.answered: set[Key] = set()
+        self.unanswered: dict[tuple[str, int], set[Key]] = defaultdict(set)  # by shard and producer
         self.credit: dict[tuple[str, int], int] = {}
         self.most_credit: dict[tuple[str, int], int] = defaultdict(int)
         self.owner: dict[int, Key | None] = {}  # step number: where it was sent
@@ -97,7 +97,7 @@ class Ledger:
             if key not in self.sent:
                 self.wrong(f"an insert is acknowledged that was never sent: {key}")
             self.acked.add(key)
-            self.answered.add(key)
+            self.unanswered[key[:2]].discard(key)
         elif header["t"] == "ERROR":
             if fields.get("about") == "INSERT" and fields["kind"] != "gap":
                 self.wrong(f"an insert is refused: {fields}")
@@ -120,7 +120,7 @@ class Ledger:
                 self.wrong(f"insert {key} is sent again with other contents")
             return
         producer = key[:2]
-        waiting = sum(1 for each in self.sent if each[:2] == producer and each not in self.answered)
+        waiting = len(self.unanswered[producer])
         if waiting >= max(1, self.most_credit[producer]):
             self.wrong(
                 f"{waiting + 1} inserts of {producer} are unacknowledged, {self.most_credit[producer]} may"
@@ -128,6 +128,7 @@ class Ledger:
         if self._quiet_plan and self.credit.get(producer, 1) == 0:
             self.wrong(f"insert {key} is sent without credit")
         self.sent[key] = numbers
+        self.unanswered[producer].add(key)
         for number in numbers:
             self.owner[number] = key
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-KINDS = ("kill", "stall", "partition", "one_way", "isolate", "reset", "slow", "clock", "garbage", "torn")
+KINDS = (
+    *("kill", "torn", "stall", "slow_reader", "clock"),
+    *("partition", "one_way", "isolate", "reset", "slow", "garbage"),
+)
 QUIET_S = 3.0
 """Nothing goes wrong before, for services join; those that join under faults are the restarted ones."""
 
@@ -65,7 +68,7 @@ class Plan:
     @property
     def end_s(self) -> float:
         """When the last fault is over."""
-        lasting = ("stall", "partition", "one_way", "isolate", "slow")
+        lasting = ("stall", "slow_reader", "partition", "one_way", "isolate", "slow")
         return max((f.at_s + (f.amount if f.kind in lasting else 0.0) for f in self.faults), default=0.0)
 
     def without(self, faults: set[int]) -> Plan:
@@ -113,7 +116,7 @@ def _fault(rng: random.Random, plan: Plan) -> Fault:
     if kind == "torn":  # killed at some line of what it does to its files
         shard = rng.choice([each for each in services if each.startswith("replay")])
         return Fault(at_s, kind, shard, amount=float(rng.randrange(1, 250)))
-    if kind in ("stall", "isolate"):
+    if kind in ("stall", "slow_reader", "isolate"):
         return Fault(at_s, kind, target, amount=long_s)
     if kind in ("partition", "one_way"):
         return Fault(at_s, kind, target, other, long_s)

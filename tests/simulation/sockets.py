@@ -21,6 +21,9 @@ _SNDHWM, _RCVHWM, _CONFLATE, _LINGER = map(int, (zmq.SNDHWM, zmq.RCVHWM, zmq.CON
 KERNEL_MESSAGES = 8
 """Messages that the kernels' buffers of one direction hold, beside the limits of both sockets."""
 
+SLOW_READ_S = 0.5
+"""At most so long a slow reader takes for a message."""
+
 
 class Context:
     """Of one process."""
@@ -290,6 +293,8 @@ class Socket:
         self.world.preempt(0.005)
         if self.closed:
             raise zmq.ZMQError(errno.ENOTSOCK)
+        if self.node.reads_slowly_until > self.world.now:
+            self.world.here().wait(SLOW_READ_S * self.world.rng.random())
         pipe = self._next()
         if pipe is None:
             if not int(flags) & 1:

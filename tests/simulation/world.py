@@ -104,6 +104,7 @@ class Node:
         self.host = host
         self.dead = False
         self.stalled_until = 0.0
+        self.reads_slowly_until = 0.0
         self.boot_s = 1000.0 + world.rng.random() * 1000.0
         self.tasks: list[Task] = []
         self.at_exit: list[Callable[[], None]] = []
