@@ -118,8 +118,8 @@ class _Rollout:
         self._timing.calls += 1
         self._ledger.acted(self._incarnation, self._slots, version, self._timing.steps)
         chunks = []
-        for steps in self._steps.values():
-            steps.append(self._ledger.new_number())
+        for slot, steps in self._steps.items():
+            steps.append(self._ledger.new_number(self._incarnation, slot))
             if len(steps) == CHUNK_STEPS:
                 chunks.append(_chunk(steps, version))
                 steps.clear()
@@ -197,6 +197,8 @@ class Cluster:
         self.doomed: dict[str, int] = {}
         """Lines of a shard's storage code until it dies."""
         self.kills: dict[str, int] = dict.fromkeys(plan.services(), 0)
+        self.called: dict[str, str] = {}
+        """Names of those that have taken the place of others."""
         self.checkpoint: str | None = None
         self.control: ControlServer | None = None
         self._bodies = {"learner": self._learner, "replay": self._shard, "actor": self._actor}
@@ -213,6 +215,7 @@ class Cluster:
 
     def start(self, name: str) -> None:
         """Start a process, and again whenever it ends while the run goes on."""
+        name = self.called.get(name, name)
         if self.complete and name != "learner":
             return
         node = self.world.node(name, self.host(name))
@@ -323,18 +326,24 @@ class Cluster:
         """Let a fault happen."""
         self.world.log("fault", fault)
         until_s = self.world.now + fault.amount
-        if fault.kind in ("kill", "torn", "stall", "slow_reader"):
-            node = self.nodes.get(fault.target)
+        if fault.kind in ("kill", "torn", "stop", "replace", "stall", "slow_reader"):
+            node = self.nodes.get(self.called.get(fault.target, fault.target))
             if node is None or node.dead:
                 return
             if fault.kind == "stall":
                 node.stalled_until = max(node.stalled_until, until_s)
             elif fault.kind == "slow_reader":
                 node.reads_slowly_until = max(node.reads_slowly_until, until_s)
+            elif fault.kind == "stop":
+                if node in self.stops:
+                    self.stops[node].set()
             elif fault.kind == "torn":
                 self.doomed[fault.target] = int(fault.amount)
             else:
                 self.kills[fault.target] += 1
+                if fault.kind == "replace":
+                    self.called[fault.target] = f"{fault.target}.{self.kills[fault.target]}"
+                    self.called[node.name] = self.called[fault.target]
                 node.kill()
         elif fault.kind in ("partition", "one_way", "isolate"):
             one = self.host(fault.target)
@@ -345,6 +354,8 @@ class Cluster:
                     self.network.cut(other, one, until_s)
             if self.world.rng.random() < 0.3:
                 self.world.at(until_s, self.network.break_all, 0.5)
+        elif fault.kind == "forget":
+            self.network.forget_all(fault.amount)
         elif fault.kind == "reset":
             self.network.break_all(fault.amount)
         elif fault.kind == "slow":

@@ -9,6 +9,7 @@ import msgpack
 import numpy as np
 import zmq
 
+from tests.simulation.conversations import Conversations, Header
 from tests.simulation.plan import Plan
 from tests.simulation.world import World
 
@@ -49,7 +50,14 @@ class Ledger:
         self.given_up = 0
         self._incarnations: dict[str, int] = {}
         self._numbers = 0
-        self._quiet_plan = not plan.faults
+        calm_until_s = plan.faults[0].at_s if plan.faults else float("inf")
+        self.talk = Conversations(self, calm_until_s)
+        self._steps_of: dict[tuple[int, int], list[int]] = defaultdict(list)  # by incarnation and slot
+
+    @property
+    def now_s(self) -> float:
+        """The time."""
+        return self._world.now
 
     def wrong(self, what: str) -> None:
         """Something is not as it should be."""
@@ -62,12 +70,16 @@ class Ledger:
 
     def on_send(self, socket: Socket, parts: list[bytes]) -> None:
         """A process sends this."""
-        head = parts[0][:40]
-        if socket.kind == DEALER and b"CREDIT" in head:
-            self._incarnations[socket.label] = msgpack.unpackb(parts[0])["f"].get("incarnation", 0)
-        elif socket.kind == DEALER and b"INSERT" in head:
-            self._insert(socket, parts)
-        elif socket.kind == ROUTER and b"BATCH" in head:
+        if socket.kind == DEALER:
+            header = _header(parts)
+            if header is None or socket.node.name == "stranger":
+                return
+            self.talk.client_sends(socket.label, header)
+            if header["t"] == "CREDIT":
+                self._incarnations[socket.label] = header["f"].get("incarnation", 0)
+            elif header["t"] == "INSERT":
+                self._insert(socket, header, parts)
+        elif socket.kind == ROUTER and b"BATCH" in parts[0][:40]:
             header = msgpack.unpackb(parts[0])
             numbers = _array(header, parts, "field/number")
             if numbers is not None:
@@ -81,34 +93,36 @@ class Ledger:
         if socket.kind == ROUTER:
             if socket.node.name == "learner":
                 self.heard_s[identity] = self._world.now
+                header = _header(parts)
+                if header is not None:
+                    self.talk.learner_hears(identity, header)
             return
-        head = parts[0][:40]
-        if socket.kind != DEALER or not (b"INSERTED" in head or b"CREDIT" in head or b"ERROR" in head):
+        header = _header(parts) if socket.kind == DEALER else None
+        if header is None or socket.node.name == "stranger":
             return
-        header = msgpack.unpackb(parts[0])
-        if header["t"] == "ERROR" and header["f"]["kind"] == "claim":
-            self.wrong(f"an honest {socket.node.name} is refused: {header['f']['detail']}")
+        self.talk.client_hears(socket.label, header)
+        kind, fields = header["t"], header["f"]
+        if kind not in ("INSERTED", "CREDIT", "ERROR"):
+            return
+        if kind == "ERROR" and fields["kind"] == "claim":
+            self.wrong(f"an honest {socket.node.name} is refused: {fields['detail']}")
         incarnation = self._incarnations.get(socket.label)
         if incarnation is None:
             return
         key = (socket.address, incarnation, header["i"])
-        fields = header["f"]
-        if header["t"] == "INSERTED":
+        if kind == "INSERTED":
             if key not in self.sent:
                 self.wrong(f"an insert is acknowledged that was never sent: {key}")
             self.acked.add(key)
             self.unanswered[key[:2]].discard(key)
-        elif header["t"] == "ERROR":
+        elif kind == "ERROR":
             if fields.get("about") == "INSERT" and fields["kind"] != "gap":
                 self.wrong(f"an insert is refused: {fields}")
             return
         self.credit[key[:2]] = fields["credit"]
         self.most_credit[key[:2]] = max(self.most_credit[key[:2]], fields["credit"])
 
-    def _insert(self, socket: Socket, parts: list[bytes]) -> None:
-        header = msgpack.unpackb(parts[0])
-        if header["t"] != "INSERT" or "incarnation" not in header["f"]:
-            return
+    def _insert(self, socket: Socket, header: Header, parts: list[bytes]) -> None:
         incarnation = header["f"]["incarnation"]
         self._incarnations[socket.label] = incarnation
         key = (socket.address, incarnation, header["i"])
@@ -118,6 +132,8 @@ class Ledger:
         if key in self.sent:
             if self.sent[key] != numbers:
                 self.wrong(f"insert {key} is sent again with other contents")
+            elif self.talk.calm:
+                self.wrong(f"insert {key} is sent again, and nothing was lost")
             return
         producer = key[:2]
         waiting = len(self.unanswered[producer])
@@ -125,7 +141,7 @@ class Ledger:
             self.wrong(
                 f"{waiting + 1} inserts of {producer} are unacknowledged, {self.most_credit[producer]} may"
             )
-        if self._quiet_plan and self.credit.get(producer, 1) == 0:
+        if self.talk.calm and self.credit.get(producer, 1) == 0:
             self.wrong(f"insert {key} is sent without credit")
         self.sent[key] = numbers
         self.unanswered[producer].add(key)
@@ -134,9 +150,10 @@ class Ledger:
 
     # -- what services say --
 
-    def new_number(self) -> int:
+    def new_number(self, incarnation: int, slot: int) -> int:
         """A number for a step of an environment."""
         self._numbers += 1
+        self._steps_of[incarnation, slot].append(self._numbers)
         self.owner[self._numbers] = None
         return self._numbers
 
@@ -154,7 +171,7 @@ class Ledger:
     def loaded(self, incarnation: int, session: int, version: int, params: dict[str, np.ndarray]) -> None:
         """An actor process takes these parameters."""
         before = self.versions.get((incarnation, session), -1)
-        if version < before:
+        if version <= before:
             self.wrong(f"version {version} after {before}")
         if int(params["version"][0]) != version:
             self.wrong(f"parameters of version {params['version'][0]} are called {version}")
@@ -187,6 +204,7 @@ class Ledger:
 
     def leases(self, leases: dict[int, set[int]]) -> None:
         """Who holds which slots now."""
+        self.talk.leases(leases)
         count = Counter(slot for slots in leases.values() for slot in slots)
         if any(holders > 1 for holders in count.values()):
             self.wrong(f"slots are leased twice: {leases}")
@@ -210,8 +228,15 @@ class Ledger:
         died = sum(count for name, count in kills.items() if not name.startswith("replay"))
         if not died and not self.given_up and made > limit:
             self.wrong(f"{made} steps were made, {limit} at most were permitted")
-        if self._quiet_plan and made != self.steps:
+        if self.talk.calm and made != self.steps:
             self.wrong(f"{made} steps were made, {self.steps} counted, and nothing went wrong")
+
+    def check_order(self) -> None:
+        """Whatever a process made of a slot it has sent, up to the last that it sent."""
+        for (incarnation, slot), numbers in self._steps_of.items():
+            sent = [self.owner[number] is not None for number in numbers]
+            if sent != sorted(sent, reverse=True):
+                self.wrong(f"{incarnation} left out steps of slot {slot}: {numbers[sent.index(False)]}")
 
     def check_shard(self, address: str, replay: Any, kills: int) -> None:
         """Compare a shard's contents with what it has acknowledged."""
@@ -278,6 +303,15 @@ class Ledger:
         surplus = limiter.samples_per_insert * (limiter.inserted - limiter.min_items) - limiter.sampled
         if limiter.sampled and surplus < -limiter.error - kills * BATCH - 1e-6:
             self.wrong(f"{limiter.sampled} samples of {limiter.inserted} items are too many")
+
+
+def _header(parts: list[bytes]) -> Header | None:
+    """The header of a message of this protocol; strangers send others."""
+    try:
+        header = msgpack.unpackb(parts[0])
+        return header if {"t", "i", "f", "a"} <= header.keys() else None
+    except (ValueError, AttributeError, IndexError):
+        return None
 
 
 def _array(header: dict[str, Any], parts: list[bytes], name: str) -> np.ndarray | None:

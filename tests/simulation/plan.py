@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field, replace
 
 KINDS = (
-    *("kill", "torn", "stall", "slow_reader", "clock"),
-    *("partition", "one_way", "isolate", "reset", "slow", "garbage"),
+    *("kill", "torn", "stop", "replace", "stall", "slow_reader", "clock"),
+    *("partition", "one_way", "isolate", "reset", "forget", "slow", "garbage"),
 )
 QUIET_S = 3.0
 """Nothing goes wrong before, for services join; those that join under faults are the restarted ones."""
@@ -116,6 +116,11 @@ def _fault(rng: random.Random, plan: Plan) -> Fault:
     if kind == "torn":  # killed at some line of what it does to its files
         shard = rng.choice([each for each in services if each.startswith("replay")])
         return Fault(at_s, kind, shard, amount=float(rng.randrange(1, 250)))
+    if kind in (
+        "stop",
+        "replace",
+    ):  # a signal, as where a machine is taken; or another machine for one that died
+        return Fault(at_s, kind, rng.choice([each for each in services if each.startswith("actor")]))
     if kind in ("stall", "slow_reader", "isolate"):
         return Fault(at_s, kind, target, amount=long_s)
     if kind in ("partition", "one_way"):

@@ -92,6 +92,7 @@ def _judge(cluster: Cluster) -> None:
         )
         return
     ledger.check_steps(cluster.kills)
+    ledger.check_order()
     for name, replay in cluster.replays.items():
         ledger.check_shard(f"tcp://10.0.1.{name.rpartition('-')[2]}:6000", replay, cluster.kills[name])
     if not ledger.updates or not ledger.acked:
