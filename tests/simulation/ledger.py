@@ -16,6 +16,8 @@ from tests.simulation.world import World
 if TYPE_CHECKING:
     from tests.simulation.sockets import Socket
 
+EPISODES = 3
+"""Games of an evaluation."""
 ROUTER, DEALER = int(zmq.ROUTER), int(zmq.DEALER)
 
 Key = tuple[str, int, int]
@@ -113,6 +115,8 @@ class Ledger:
         if kind == "INSERTED":
             if key not in self.sent:
                 self.wrong(f"an insert is acknowledged that was never sent: {key}")
+            if key in self.acked and self.talk.calm:
+                self.wrong(f"insert {key} is acknowledged twice")
             self.acked.add(key)
             self.unanswered[key[:2]].discard(key)
         elif kind == "ERROR":
@@ -179,7 +183,7 @@ class Ledger:
 
     def learned(self, batch: Any) -> None:
         """The learner has this batch."""
-        from tests.simulation.cluster import contents
+        from tests.simulation.actors import contents
 
         if self._world.now > self.plan.end_s:
             self.batches_after_faults += 1
@@ -208,6 +212,21 @@ class Ledger:
         count = Counter(slot for slots in leases.values() for slot in slots)
         if any(holders > 1 for holders in count.values()):
             self.wrong(f"slots are leased twice: {leases}")
+
+    def evaluated(self, evaluation: Any, before: int) -> None:
+        """The learner has all games of a version."""
+        version, games = evaluation.version, evaluation.games
+        if len(games) != EPISODES and self.talk.calm:
+            self.wrong(f"the evaluation of version {version} has {len(games)} games")
+        if len(games) > EPISODES or version <= before:
+            self.wrong(f"an evaluation of version {version} with {len(games)} games after version {before}")
+        if any(game.episode_return != version for game in games):
+            self.wrong(f"games of version {version} were played by others: {games}")
+
+    def not_evaluated(self, version: int, waited_s: float) -> None:
+        """The last version was not evaluated within this time."""
+        if self._world.now - waited_s > self.plan.end_s:
+            self.wrong(f"version {version}, the last, was not evaluated within {waited_s:.0f} s")
 
     def finished(self, steps: int, updates: int) -> None:
         """The run is complete, as the learner sees it."""
@@ -251,6 +270,8 @@ class Ledger:
         twice = [key for key, count in Counter(keys).items() if count > 1]
         if twice:
             self.wrong(f"inserts are stored twice: {twice[:3]}")
+        if len(np.unique(live["commit"])) < len(live):
+            self.wrong(f"chunks share a commit: {sorted(live['commit'].tolist())}")
         present = set(keys)
         strange = present - self.sent.keys()
         if strange:

@@ -47,6 +47,7 @@ class Plan:
         actors: processes.
         slots: of each.
         shards: of replay.
+        evaluators: processes.
         total_steps: of the run.
         step_s: what a step of an actor takes, on average.
         update_s: what an update of the learner takes, on average.
@@ -59,6 +60,7 @@ class Plan:
     actors: int
     slots: int
     shards: int
+    evaluators: int
     total_steps: int
     step_s: float
     update_s: float
@@ -81,6 +83,7 @@ class Plan:
             "learner",
             *(f"replay-{i}" for i in range(self.shards)),
             *(f"actor-{i}" for i in range(self.actors)),
+            *(f"evaluator-{i}" for i in range(self.evaluators)),
         ]
 
 
@@ -94,6 +97,7 @@ def make_plan(seed: int) -> Plan:
         actors=actors,
         slots=slots,
         shards=rng.choice((1, 1, 2)),
+        evaluators=rng.choice((0, 0, 1, 2)),
         total_steps=max(24, round(actors * slots * rng.uniform(8, 18) / step_s)),
         step_s=step_s,
         update_s=rng.choice((0.1, 0.2, 0.4)),
@@ -120,7 +124,9 @@ def _fault(rng: random.Random, plan: Plan) -> Fault:
         "stop",
         "replace",
     ):  # a signal, as where a machine is taken; or another machine for one that died
-        return Fault(at_s, kind, rng.choice([each for each in services if each.startswith("actor")]))
+        return Fault(
+            at_s, kind, rng.choice([each for each in services if each.startswith(("actor", "evaluator"))])
+        )
     if kind in ("stall", "slow_reader", "isolate"):
         return Fault(at_s, kind, target, amount=long_s)
     if kind in ("partition", "one_way"):
@@ -130,5 +136,7 @@ def _fault(rng: random.Random, plan: Plan) -> Fault:
     if kind == "clock":
         return Fault(at_s, kind, target, amount=rng.choice((-1, 1)) * rng.choice((1.0, 60.0, 7200.0)))
     if kind == "garbage":
-        return Fault(at_s, kind, rng.choice([each for each in services if not each.startswith("actor")]))
+        return Fault(
+            at_s, kind, rng.choice([each for each in services if each.startswith(("learner", "replay"))])
+        )
     return Fault(at_s, kind, amount=rng.choice((0.3, 1.0)))
