@@ -67,7 +67,7 @@ class Cluster:
         self.replays: dict[str, Any] = {}
         self.data_dirs = {name: folder / name for name in plan.services()}
         self.doomed: dict[str, int] = {}
-        """Lines of a shard's storage code until it dies."""
+        """The line of a change, counted in its storage code, at which a shard dies; 0 for none."""
         self.kills: dict[str, int] = dict.fromkeys(plan.services(), 0)
         self.called: dict[str, str] = {}
         """Names of those that have taken the place of others."""
@@ -131,18 +131,19 @@ class Cluster:
 
     def _mortal(self, name: str, node: Node, call: Any) -> Any:
         def mortal(*args: Any, **options: Any) -> Any:
-            left = self.doomed.get(name, 0)
-            if not left or node.dead:
+            last = self.doomed.get(name, 0)
+            if not last or node.dead:
                 return call(*args, **options)
+            lines = 0
 
             def trace(frame: Any, event: str, _: Any) -> Any:
-                nonlocal left
+                nonlocal lines
                 where = frame.f_code.co_filename
                 if "/replay/storage/" not in where and "/common/data/" not in where:
                     return None
                 if event == "line":
-                    left -= 1
-                    if not left:
+                    lines += 1
+                    if lines == last:
                         self._tear(name, node)
                 return trace
 
@@ -151,13 +152,13 @@ class Cluster:
                 return call(*args, **options)
             finally:
                 sys.settrace(None)
-                self.doomed[name] = left
 
         return mortal
 
     def _tear(self, name: str, node: Node) -> None:
         """Kill a shard in the midst of a change: its handlers of exceptions change no file any more."""
         self.kills[name] += 1
+        self.doomed[name] = 0
         old = self.data_dirs[name]
         self.data_dirs[name] = self.folder / f"{name}.{self.kills[name]}"
         shutil.copytree(old, self.data_dirs[name])

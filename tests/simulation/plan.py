@@ -117,9 +117,9 @@ def _fault(rng: random.Random, plan: Plan) -> Fault:
     long_s = rng.choice((0.3, 1.0, 4.0, 8.0)) * (0.5 + rng.random())
     if kind == "kill":
         return Fault(at_s, kind, target, amount=rng.choice((0.05, 0.5, 2.0, 5.0)) * (0.5 + rng.random()))
-    if kind == "torn":  # killed at some line of what it does to its files
+    if kind == "torn":  # killed at some line of a change of its files; inserts have the most
         shard = rng.choice([each for each in services if each.startswith("replay")])
-        return Fault(at_s, kind, shard, amount=float(rng.randrange(1, 250)))
+        return Fault(at_s, kind, shard, amount=float(rng.randrange(1, 400)))
     if kind in (
         "stop",
         "replace",

@@ -131,7 +131,7 @@ def held_inserts_are_forgotten_in_credit() -> Change:
     return around(HeldInserts, "first", lambda real, self, incarnation: None)
 
 
-@near("", "torn")
+@near("plenty", "torn")
 def the_number_is_settled_before_the_commit() -> Change:
     def store(real: Any, self: Any, store: Any, starts: Any, insert: Any, admitted: Any) -> Any:
         self._producers.settle(insert.incarnation, insert.sequence, stored=True)
@@ -140,12 +140,12 @@ def the_number_is_settled_before_the_commit() -> Change:
     return around(Replay, "_store", store)
 
 
-@near("", "torn")
+@near("plenty", "torn")
 def a_restart_does_not_look_for_unsettled_inserts() -> Change:
     return around(Producers, "restore", lambda real, self, incarnations, sequences: None)
 
 
-@near("", "torn")
+@near("plenty", "torn")
 def the_commit_is_written_first() -> Change:
     def write(real: Any, self: Any, *args: Any) -> Any:
         row, commit = real(self, *args)
