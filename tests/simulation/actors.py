@@ -83,20 +83,20 @@ class _Rollout:
         self._ledger.acted(self._incarnation, self._slots, version, self._timing.steps)
         chunks = []
         for slot, steps in self._steps.items():
-            steps.append(self._ledger.new_number(self._incarnation, slot))
+            steps.append(self._ledger.new_number(of=(self._incarnation, slot)))
             if len(steps) == CHUNK_STEPS:
-                chunks.append(_chunk(steps, version))
+                chunks.append(make_chunk(steps, version))
                 steps.clear()
         return chunks
 
     def flush(self) -> list[Chunk]:
-        chunks = [_chunk(steps, 0) for steps in self._steps.values() if steps]
+        chunks = [make_chunk(steps, 0) for steps in self._steps.values() if steps]
         for steps in self._steps.values():
             steps.clear()
         return chunks
 
 
-def _chunk(steps: list[int], version: int) -> Chunk:
+def make_chunk(steps: list[int], version: int) -> Chunk:
     numbers = np.array(steps, np.int64)
     count = len(steps)
     return Chunk(
@@ -142,7 +142,10 @@ class SimulatedActor(ActorService):
     ledger: Ledger
 
     def _make_acting(self) -> Any:
-        return _Acting(self._config, self._place, self.ledger)
+        from tests.simulation.central import SimulatedCentralActing
+
+        kind = SimulatedCentralActing if self._config.inference.mode == "central" else _Acting
+        return kind(self._config, self._place, self.ledger)
 
 
 class SimulatedEvaluator(Evaluator):

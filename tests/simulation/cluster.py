@@ -19,7 +19,7 @@ from greenlet import GreenletExit
 
 from tests.simulation import threads
 from tests.simulation.actors import SimulatedActor, SimulatedEvaluator
-from tests.simulation.learner import CONTROL, OPEN, Learner
+from tests.simulation.learner import CONTROL, INFERENCE, OPEN, Learner
 from tests.simulation.ledger import EPISODES, Ledger
 from tests.simulation.network import Network
 from tests.simulation.plan import Fault, Plan
@@ -294,7 +294,7 @@ _CONFIGS: dict[Any, Config] = {}
 
 
 def _config(plan: Plan) -> Config:
-    key = plan.table, plan.slots, plan.shards, plan.total_steps, plan.evaluators
+    key = plan.table, plan.slots, plan.shards, plan.total_steps, plan.evaluators, plan.central
     if key not in _CONFIGS:
         replay = {f"replay.{name}": value for name, value in TABLES[plan.table].items()}
         _CONFIGS[key] = load_config(
@@ -311,6 +311,8 @@ def _config(plan: Plan) -> Config:
                 "actor.params_period_steps": 1,
                 "net.heartbeat_s": 1.0,
                 "net.liveness_s": 4.0,
+                "inference.mode": "central" if plan.central else "local",
+                "net.inference": INFERENCE,
                 "evaluator.enabled": plan.evaluators > 0,
                 "evaluator.episodes": EPISODES,
                 "evaluator.slots": 2,

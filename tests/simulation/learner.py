@@ -11,21 +11,25 @@ import numpy as np
 from msgspec import UNSET
 
 from tests.simulation.actors import CHUNK_STEPS, SPECS
+from tests.simulation.central import SPEC, SameAgent
 from tests.simulation.sockets import Context
 from tests.simulation.world import Node
 from troupe.common import system
+from troupe.common.wire.link import new_incarnation
 from troupe.common.wire.replay.codec import specs_to_wire
+from troupe.common.wire.replay.sharded import ShardedReplayClient
 from troupe.common.wire.sockets import Security
 from troupe.services.learner.batches.prefetch import Prefetcher
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.evaluations import Evaluations
 from troupe.services.learner.control.server import ControlServer, SlotRules, Terms
+from troupe.services.learner.inference.service import CentralInference
 from troupe.services.learner.record.gathered import Gathered
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
-CONTROL, ANNOUNCE = "tcp://10.0.0.1:5000", "tcp://10.0.0.1:5001"
+CONTROL, ANNOUNCE, INFERENCE = (f"tcp://10.0.0.1:500{i}" for i in range(3))
 OPEN = Security(insecure=True)
 EVALUATION_S = 60.0
 """How long the end of a run waits for the last evaluation."""
@@ -78,6 +82,7 @@ class Learner:
             fields=SPECS,
             security=OPEN,
         )
+        self.inference = self._make_inference() if plan.central else None
         cluster.control = self.control
         roster = self.control._roster
         expire = roster.expire
@@ -91,10 +96,35 @@ class Learner:
 
         roster.expire = watched  # type: ignore[method-assign]
 
+    def _make_inference(self) -> CentralInference:
+        config = self.cluster.config
+        return CentralInference(
+            self.context,  # type: ignore[arg-type]
+            config,
+            SameAgent(),  # type: ignore[arg-type]
+            SPEC,
+            leases=self.control.leases,
+            shards=self.control.shards,
+            replay=ShardedReplayClient(
+                ctx=self.context,  # type: ignore[arg-type]
+                name="inference",
+                incarnation=new_incarnation(),
+                specs=SPECS,
+                max_outstanding=max(1, config.actor.max_outstanding_inserts // config.replay.shards),
+                security=OPEN,
+                tolerate_refusals=True,
+            ),
+            seed=1,
+            security=OPEN,
+        )
+
     def run(self) -> None:
         self.cluster.begin_again()
         if self.cluster.checkpoint is None:
             self._save()
+        if self.inference is not None:
+            self.inference.start()
+            self.control.inference_endpoint = self.inference.endpoint
         self.control.start()
         self.prefetch.start()
         self._publish()
@@ -119,6 +149,8 @@ class Learner:
         self.budget.close()
         self._save()
         self.ledger.finished(self.budget.steps, self.updates)
+        if self.inference is not None:
+            self.inference.stop()
         self.prefetch.stop()
         self.control.stop()
         self.context.destroy(linger=1000)
@@ -127,6 +159,9 @@ class Learner:
     def _learn(self, timeout_s: float) -> bool:
         batch = self.prefetch.get(timeout_s=timeout_s)
         self._collect()
+        if self.inference is not None:
+            self.inference.check()
+            self.inference.metrics()
         if batch is None:
             return False
         self.updates += 1
@@ -158,7 +193,10 @@ class Learner:
 
     def _publish(self) -> None:
         self.version += 1
-        self.control.publish(self.version, {"version": np.array([self.version], np.float32)})
+        params = {"version": np.array([self.version], np.float32)}
+        self.control.publish(self.version, params)
+        if self.inference is not None:
+            self.inference.offer(self.version, params)
 
     def _save(self) -> None:
         saved = {"budget": self.budget.to_meta(), "version": self.version, "updates": self.updates}

@@ -54,6 +54,7 @@ class Ledger:
         self._numbers = 0
         calm_until_s = plan.faults[0].at_s if plan.faults else float("inf")
         self.talk = Conversations(self, calm_until_s)
+        self._before: dict[int, int] = {}  # by step: the one before, where it has to be in the same insert
         self._steps_of: dict[tuple[int, int], list[int]] = defaultdict(list)  # by incarnation and slot
 
     @property
@@ -149,15 +150,26 @@ class Ledger:
             self.wrong(f"insert {key} is sent without credit")
         self.sent[key] = numbers
         self.unanswered[producer].add(key)
-        for number in numbers:
+        for before, number in zip((0, *numbers), numbers, strict=False):
+            if self.owner[number] is not None:
+                self.wrong(f"step {number} is in insert {self.owner[number]} and in {key}")
+            if before and self._before[number] not in (0, before):
+                self.wrong(
+                    f"in insert {key} step {number} follows {before}: {self._before[number]} is left out"
+                )
             self.owner[number] = key
 
     # -- what services say --
 
-    def new_number(self, incarnation: int, slot: int) -> int:
-        """A number for a step of an environment."""
+    def new_number(self, before: int = 0, of: tuple[int, int] | None = None) -> int:
+        """A number for a step of an environment, which follows the one of `before`.
+
+        `of` an incarnation and slot: all of these are sent in order.
+        """
         self._numbers += 1
-        self._steps_of[incarnation, slot].append(self._numbers)
+        if of is not None:
+            self._steps_of[of].append(self._numbers)
+        self._before[self._numbers] = before
         self.owner[self._numbers] = None
         return self._numbers
 

@@ -51,6 +51,7 @@ class Plan:
         total_steps: of the run.
         step_s: what a step of an actor takes, on average.
         update_s: what an update of the learner takes, on average.
+        central: the learner acts for the actors.
         shared_host: learner and shards are on one host, and batches are read from files.
         faults: in the order of time.
     """
@@ -64,6 +65,7 @@ class Plan:
     total_steps: int
     step_s: float
     update_s: float
+    central: bool
     shared_host: bool
     faults: tuple[Fault, ...] = field(default=())
 
@@ -101,6 +103,7 @@ def make_plan(seed: int) -> Plan:
         total_steps=max(24, round(actors * slots * rng.uniform(8, 18) / step_s)),
         step_s=step_s,
         update_s=rng.choice((0.1, 0.2, 0.4)),
+        central=rng.random() < 0.25,
         shared_host=rng.random() < 0.5,
     )
     count = rng.choice((0, 1, 2, 3, 4, 6, 8))

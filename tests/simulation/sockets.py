@@ -33,6 +33,7 @@ class Context:
         self.network = network
         self.underlying = id(self)
         self.sockets: list[Socket] = []
+        self.made = 0
         node.at_exit.append(self._die)
 
     def socket(self, kind: int) -> Socket:
@@ -65,7 +66,8 @@ class Socket:
         self.pipes: list[Pipe] = []
         self.monitor: Socket | None = None
         self.events: list[tuple[int, int]] = []
-        self.label = f"{self.node.name}.{len(context.sockets)}"
+        context.made += 1
+        self.label = f"{self.node.name}.{context.made}"
         self._options: dict[int, Any] = {_SNDHWM: 1000, _RCVHWM: 1000, _LINGER: -1}
         self._topics: list[bytes] = []
         self._endpoint = ""
