@@ -106,6 +106,7 @@ class Cluster:
         """The run is over: who has not heard of it gets a signal, as from whoever started the services."""
         for node, stop in self.stops.items():
             if self.complete and not node.dead:
+                self.ledger.not_told(node.name)
                 stop.set()
 
     def begin_again(self) -> None:

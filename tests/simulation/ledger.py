@@ -240,6 +240,11 @@ class Ledger:
         if self._world.now - waited_s > self.plan.end_s:
             self.wrong(f"version {version}, the last, was not evaluated within {waited_s:.0f} s")
 
+    def not_told(self, name: str) -> None:
+        """The run has ended, and this process goes on."""
+        if self._world.now > self.plan.end_s + 30.0:
+            self.wrong(f"{name} has not been told of the end")
+
     def finished(self, steps: int, updates: int) -> None:
         """The run is complete, as the learner sees it."""
         self.steps, self.updates = steps, updates

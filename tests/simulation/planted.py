@@ -39,13 +39,17 @@ def bug(function: Callable[[], Change]) -> Callable[[], Change]:
     return function
 
 
-def near(table: str = "", *kinds: str, calm_s: float = 0.0) -> Callable[..., Callable[[], Change]]:
-    """A bug that plans come near with this table, one of these faults, or none for so long."""
+def near(
+    table: str = "", *kinds: str, calm_s: float = 0.0, actors: int = 1, step_s: float = 0.0
+) -> Callable[..., Callable[[], Change]]:
+    """A bug that plans come near with such a table and actors, one of these faults, or none for so long."""
 
     def plan_is_near(plan: Plan) -> bool:
         first_s = plan.faults[0].at_s if plan.faults else 1e9
         faults = {fault.kind for fault in plan.faults} | {f"{f.kind} {f.target[:5]}" for f in plan.faults}
-        return plan.table.startswith(table) and first_s >= calm_s and (not kinds or bool(faults & {*kinds}))
+        acting = plan.actors >= actors and plan.step_s >= step_s and (actors == 1 or not plan.central)
+        likely = acting and (not kinds or bool(faults & {*kinds}))
+        return plan.table.startswith(table) and first_s >= calm_s and likely
 
     def decorate(function: Callable[[], Change]) -> Callable[[], Change]:
         NEAR[function.__name__] = plan_is_near
@@ -312,7 +316,7 @@ def a_farewell_keeps_the_lease() -> Change:
     return around(Roster, "leave", lambda real, self, identity: None)
 
 
-@bug
+@near(actors=3, step_s=1.5)
 def a_lower_limit_is_obeyed_at_once() -> Change:
     def permit(real: Any, self: Any, limit: int) -> None:
         real(self, limit)
@@ -385,7 +389,7 @@ def the_offer_is_one_version_behind() -> Change:
     return around(ControlServer, "publish", publish)
 
 
-@bug
+@near(calm_s=99.0)
 def the_end_is_not_told() -> Change:
     def state(real: Any, self: Any, *, updates: Any = None, stopping: Any = None) -> None:
         real(self, updates=updates)
