@@ -46,7 +46,8 @@ Dtype = Literal[
 ]
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name).newbyteorder("<") for name in get_args(Dtype)}
 """The only element types on the wire. Objects, strings, records and dates are not among them."""
-_NAMES = {dtype.newbyteorder(order): name for name, dtype in DTYPES.items() for order in "<>"}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NAMES |= {dtype.newbyteorder(">"): name for name, dtype in DTYPES.items()}
 """A dtype works its name out anew each time, which takes longer than the rest of an array's entry."""
 
 
