@@ -46,7 +46,7 @@ FIRST ?= 1
 # Several processes share the cores: numeric libraries must not take all of them each.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test coverage test-deploy test-ec2 test-slurm lint unit chaos fuzz simulate format bench docs plan apply destroy scale clean
+.PHONY: help setup train test coverage test-deploy test-ec2 test-slurm lint unit chaos fuzz simulate simulate-plants format bench docs plan apply destroy scale clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +115,10 @@ fuzz: setup ## send MESSAGES=1_000_000 hostile messages in at most MINUTES=60; f
 
 simulate: setup ## run SEEDS=200 trainings of simulated services under faults; FIRST=1 is the first of them
 	$(BIN)/python -m tests.simulation --first $(FIRST) --seeds $(SEEDS) $(ARGS)
+
+simulate-plants: SEEDS = 1000
+simulate-plants: setup ## look for bugs planted in the services, in SEEDS=1000 trainings each; ARGS="NAMES" of some
+	$(BIN)/python -m tests.simulation --first $(FIRST) --seeds $(SEEDS) --find $(ARGS)
 
 lint: setup ## style, types, and who may import whom
 	$(BIN)/ruff check .

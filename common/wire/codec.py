@@ -46,6 +46,9 @@ Dtype = Literal[
 ]
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name).newbyteorder("<") for name in get_args(Dtype)}
 """The only element types on the wire. Objects, strings, records and dates are not among them."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NAMES |= {dtype.newbyteorder(">"): name for name, dtype in DTYPES.items()}
+"""A dtype works its name out anew each time, which takes longer than the rest of an array's entry."""
 
 
 class WireError(RefusedError):
@@ -115,8 +118,8 @@ def encode(message: Message, *, limits: Limits = DEFAULT) -> list[Buffer]:
     if len(message.arrays) > limits.arrays or total > limits.total_bytes:
         raise WireError("too_large", f"{message.type} has {len(message.arrays)} arrays of {total} bytes")
     for name, array in message.arrays.items():
-        kind = array.dtype.name
-        if kind not in DTYPES:
+        kind = _NAMES.get(array.dtype)
+        if kind is None:
             raise WireError("bad_dtype", f"array {name} is {array.dtype}, which the wire does not carry")
         table.append({"n": name, "d": kind, "s": array.shape, "c": "raw"})
         frames.append(_raw(array))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 
 import numpy as np
 import torch
 
+from troupe.common import system
 from troupe.common.agents import Agent, make_agent
 from troupe.common.config import Config
 from troupe.common.envs import make_spec
@@ -76,14 +76,14 @@ class Evaluator:
     def _alive(self) -> None:
         """Say that the loop goes on, and now and then what this process takes of its machine."""
         health.report()
-        if time.monotonic() >= self._next_usage_s:
-            self._next_usage_s = time.monotonic() + USAGE_PERIOD_S
+        if system.monotonic() >= self._next_usage_s:
+            self._next_usage_s = system.monotonic() + USAGE_PERIOD_S
             self._client.send_telemetry(self._usage.metrics())
 
     def _evaluate(self, version: int, part: int) -> None:
         """Play one part of an evaluation, and report; the end of the run cuts an older version short."""
         section = self._config.evaluator
-        started = time.monotonic()
+        started = system.monotonic()
         recorder = None
         last = self._client.state.stopping
         # Part 0 only, which is always played: with many evaluators there would otherwise be a film from each.
@@ -112,10 +112,10 @@ class Evaluator:
         if result is None:
             return
         if recorder is not None:
-            self._next_video_s = time.monotonic() + VIDEO_PERIOD_S
+            self._next_video_s = system.monotonic() + VIDEO_PERIOD_S
             with self._loop.long("the making of a film"):
                 self._send_video(recorder)
-        seconds = time.monotonic() - started
+        seconds = system.monotonic() - started
         games = [Game(*game) for game in zip(result.returns, result.steps, strict=True)]
         told = {f"eval/env/{name}": value for name, value in result.told.items()}
         numbers = {"eval/version": version, "eval/duration_s": seconds, **told}

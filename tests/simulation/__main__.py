@@ -20,6 +20,7 @@ def main() -> int:
     )
     parser.add_argument("--plant", default="", help="plant this bug before")
     parser.add_argument("--find", nargs="*", help="look for these planted bugs, or all, in so many seeds")
+    parser.add_argument("--tries", type=int, default=10**6, help="for each of them, run so many of the seeds")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of words would differ
         os.environ["PYTHONHASHSEED"] = "0"
@@ -29,7 +30,8 @@ def main() -> int:
     from tests.simulation.shrink import shrunk
 
     if options.find is not None:
-        return find(options.find or list(BUGS), options.first, options.seeds)
+        seeds = range(options.first, options.first + options.seeds)
+        return find(options.find or list(BUGS), seeds, options.tries)
     seeds = range(options.first, options.first + options.seeds)
     if options.seed is not None:
         seeds = range(options.seed, options.seed + 1)
@@ -63,22 +65,23 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def find(bugs: list[str], first: int, seeds: int) -> int:
-    """Say for each planted bug in which seed it is found; how many are not."""
-    from tests.simulation.planted import planted
+def find(bugs: list[str], seeds: range, tries: int) -> int:
+    """Say for each planted bug in which seed it is found; how many are not. Likely seeds are run first."""
+    from tests.simulation.planted import planted, seeds_for
     from tests.simulation.run import run_seed
 
     lost = 0
     for bug in bugs:
+        run = seeds_for(bug, seeds)[:tries]
         with planted(bug):
-            for seed in range(first, first + seeds):
+            for count, seed in enumerate(run, 1):
                 problems = run_seed(seed).problems
                 if problems:
-                    print(f"{bug}: seed {seed}: {problems[0][:150]}", flush=True)
+                    print(f"{bug}: seed {seed}, {count} run: {problems[0][:150]}", flush=True)
                     break
             else:
                 lost += 1
-                print(f"{bug}: NOT FOUND in {seeds} seeds", flush=True)
+                print(f"{bug}: NOT FOUND, {len(run)} run", flush=True)
     print(f"{len(bugs) - lost} of {len(bugs)} planted bugs are found")
     return lost
 

@@ -8,50 +8,34 @@ nothing, but publishes, saves what a checkpoint saves of these, and ends as the 
 from __future__ import annotations
 
 import contextlib
-import json
-import queue
 import shutil
 import sys
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 import msgpack
-import numpy as np
 import zmq
 from greenlet import GreenletExit
 
 from tests.simulation import threads
-from tests.simulation.ledger import Ledger
+from tests.simulation.actors import SimulatedActor, SimulatedEvaluator
+from tests.simulation.learner import CONTROL, INFERENCE, OPEN, Learner
+from tests.simulation.ledger import EPISODES, Ledger
 from tests.simulation.network import Network
 from tests.simulation.plan import Fault, Plan
 from tests.simulation.sockets import Context
 from tests.simulation.world import Node, World
-from troupe.common import system
 from troupe.common.config import Config, load_config
-from troupe.common.data.schema import Chunk, FieldSpec
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import PeerError
 from troupe.common.wire.codec import PROTOCOL_VERSION
-from troupe.common.wire.control.member import Params
-from troupe.common.wire.replay.codec import specs_to_wire
-from troupe.common.wire.sockets import Security
-from troupe.services.actor.acting import Place
-from troupe.services.actor.local_inference import LocalActing
-from troupe.services.actor.service import ActorService
-from troupe.services.actor.timing import Blocked, Timing
-from troupe.services.learner.batches.prefetch import Prefetcher
-from troupe.services.learner.control.budget import StepBudget
-from troupe.services.learner.control.server import ControlServer, SlotRules, Terms
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
+from troupe.services.learner.control.server import ControlServer
 from troupe.services.replay import shard
 from troupe.services.replay.options import ShardOptions
 
-SPECS = (FieldSpec("number", "int64", ()), FieldSpec("obs", "float32", (2,)))
 BATCH = 4
-CHUNK_STEPS = 3
-UPDATE_S = 0.05
-CONTROL, ANNOUNCE = "tcp://10.0.0.1:5000", "tcp://10.0.0.1:5001"
-OPEN = Security(insecure=True)
 RESTART_S = 0.3
 SETTLE_S = 150.0
 """After the last fault the run has to be complete within this."""
@@ -69,119 +53,6 @@ TABLES: dict[str, dict[str, Any]] = {
 }
 
 
-def contents(numbers: np.ndarray) -> np.ndarray:
-    """What `obs` holds in these steps: who reads a step can tell whether it is whole."""
-    return np.stack([numbers % 9973, numbers // 9973], axis=1).astype(np.float32)
-
-
-class _Env:
-    """Copies of nothing."""
-
-    def __init__(self, slots: int) -> None:
-        self.num_slots = slots
-        self.failures: Any = deque()
-        self.calls = self
-
-    def running(self) -> list[Any]:
-        return []
-
-    def assign(self, slots: list[int], total: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class _Agent:
-    fields = SPECS
-
-    def load_params(self, params: dict[str, np.ndarray]) -> None:
-        self.loaded = float(params["version"][0])
-
-
-class _Rollout:
-    """Steps that are numbered over all actors, and cut into chunks."""
-
-    def __init__(
-        self, ledger: Ledger, slots: list[int], timing: Timing, incarnation: int, step_s: float
-    ) -> None:
-        self._step_s = step_s
-        self._ledger, self._slots, self._timing, self._incarnation = ledger, slots, timing, incarnation
-        self._steps: dict[int, list[int]] = {slot: [] for slot in slots}
-
-    def explore(self, slots: list[int], total_slots: int) -> None:
-        self._slots = list(slots)
-        self._steps = dict(zip(slots, self._steps.values(), strict=True))
-
-    def step(self, version: int) -> list[Chunk]:
-        system.sleep(self._step_s * (0.5 + system.random.random()))
-        self._timing.steps += len(self._slots)
-        self._timing.calls += 1
-        self._ledger.acted(self._incarnation, self._slots, version, self._timing.steps)
-        chunks = []
-        for steps in self._steps.values():
-            steps.append(self._ledger.new_number())
-            if len(steps) == CHUNK_STEPS:
-                chunks.append(_chunk(steps, version))
-                steps.clear()
-        return chunks
-
-    def flush(self) -> list[Chunk]:
-        chunks = [_chunk(steps, 0) for steps in self._steps.values() if steps]
-        for steps in self._steps.values():
-            steps.clear()
-        return chunks
-
-
-def _chunk(steps: list[int], version: int) -> Chunk:
-    numbers = np.array(steps, np.int64)
-    count = len(steps)
-    return Chunk(
-        {"number": numbers, "obs": contents(numbers)},
-        count,
-        np.arange(count, dtype=np.int32),
-        np.ones(count, np.int32),
-        np.ones(count),
-        max(version, 0),
-    )
-
-
-class _Acting(LocalActing):
-    """Local acting with all of its protocol, and without a network."""
-
-    def __init__(self, config: Config, place: Place, ledger: Ledger) -> None:
-        self.timing = Timing()
-        self.version = -1
-        self._config, self._place, self._ledger = config, place, ledger
-        self._steps_with_params = 0
-        self._blocked = Blocked(self.timing)
-        self._wait_log = self._held_since_s = self._pace = None
-
-    def prepare(self, slots: int) -> None:
-        self._env = self._make_env(slots)  # type: ignore[assignment]
-        self._agent = _Agent()  # type: ignore[assignment]
-
-    def _make_env(self, slots: int) -> _Env:  # type: ignore[override]
-        return _Env(slots)
-
-    def _take_slots(self, welcome: Any) -> None:
-        self._env = self._make_env(len(welcome.slots))  # type: ignore[assignment]
-        self.rollout = _Rollout(  # type: ignore[assignment]
-            self._ledger, welcome.slots, self.timing, self._control.incarnation, self._ledger.plan.step_s
-        )
-
-    def _load(self, params: Params) -> None:
-        super()._load(params)
-        self._ledger.loaded(self._control.incarnation, params.session, params.version, params.params)
-
-
-class _Actor(ActorService):
-    ledger: Ledger
-
-    def _make_acting(self) -> Any:
-        return _Acting(self._config, self._place, self.ledger)
-
-
 class Cluster:
     """The processes of one plan."""
 
@@ -196,24 +67,32 @@ class Cluster:
         self.replays: dict[str, Any] = {}
         self.data_dirs = {name: folder / name for name in plan.services()}
         self.doomed: dict[str, int] = {}
-        """Lines of a shard's storage code until it dies."""
+        """The line of a change, counted in its storage code, at which a shard dies; 0 for none."""
         self.kills: dict[str, int] = dict.fromkeys(plan.services(), 0)
+        self.called: dict[str, str] = {}
+        """Names of those that have taken the place of others."""
         self.checkpoint: str | None = None
         self.control: ControlServer | None = None
-        self._bodies = {"learner": self._learner, "replay": self._shard, "actor": self._actor}
+        self._bodies = {
+            "learner": self._learner,
+            "replay": self._shard,
+            "actor": self._actor,
+            "evaluator": self._evaluator,
+        }
         for name in plan.services():
-            world.after(0.2 * world.rng.random(), lambda name=name: self.start(name))
+            world.after(0.2 * world.rng.random(), self.start, name)
         for fault in plan.faults:
-            world.at(fault.at_s, lambda fault=fault: self.strike(fault))
+            world.at(fault.at_s, self.strike, fault)
 
     # -- processes --
 
     def host(self, name: str) -> str:
         """Where a process runs."""
-        return "main" if self.plan.shared_host and not name.startswith("actor") else name
+        return "main" if self.plan.shared_host and name.startswith(("learner", "replay")) else name
 
     def start(self, name: str) -> None:
         """Start a process, and again whenever it ends while the run goes on."""
+        name = self.called.get(name, name)
         if self.complete and name != "learner":
             return
         node = self.world.node(name, self.host(name))
@@ -227,6 +106,7 @@ class Cluster:
         """The run is over: who has not heard of it gets a signal, as from whoever started the services."""
         for node, stop in self.stops.items():
             if self.complete and not node.dead:
+                self.ledger.not_told(node.name)
                 stop.set()
 
     def begin_again(self) -> None:
@@ -241,7 +121,7 @@ class Cluster:
         if node.finished and node.result is not None and not isinstance(node.result, PeerError):
             self.ledger.wrong(f"{name} ended with {type(node.result).__name__}: {node.result}")
         if not self.complete or (node.result is None and not node.finished):
-            self.world.after(RESTART_S, lambda: self.start(name))
+            self.world.after(RESTART_S, self.start, name)
 
     def opened(self, name: str, node: Node, replay: Any) -> Any:
         """A shard has opened its folder: note it, and have it die where a fault says so."""
@@ -252,18 +132,19 @@ class Cluster:
 
     def _mortal(self, name: str, node: Node, call: Any) -> Any:
         def mortal(*args: Any, **options: Any) -> Any:
-            left = self.doomed.get(name, 0)
-            if not left or node.dead:
+            last = self.doomed.get(name, 0)
+            if not last or node.dead:
                 return call(*args, **options)
+            lines = 0
 
             def trace(frame: Any, event: str, _: Any) -> Any:
-                nonlocal left
+                nonlocal lines
                 where = frame.f_code.co_filename
                 if "/replay/storage/" not in where and "/common/data/" not in where:
                     return None
                 if event == "line":
-                    left -= 1
-                    if not left:
+                    lines += 1
+                    if lines == last:
                         self._tear(name, node)
                 return trace
 
@@ -272,13 +153,13 @@ class Cluster:
                 return call(*args, **options)
             finally:
                 sys.settrace(None)
-                self.doomed[name] = left
 
         return mortal
 
     def _tear(self, name: str, node: Node) -> None:
         """Kill a shard in the midst of a change: its handlers of exceptions change no file any more."""
         self.kills[name] += 1
+        self.doomed[name] = 0
         old = self.data_dirs[name]
         self.data_dirs[name] = self.folder / f"{name}.{self.kills[name]}"
         shutil.copytree(old, self.data_dirs[name])
@@ -311,10 +192,29 @@ class Cluster:
     def _actor(self, node: Node, name: str) -> None:
         context = Context(node, self.network)
         stop = self.stops[node] = threads.StopSignal()
-        service = _Actor(context, CONTROL, name, stop, join_timeout_s=30.0, security=OPEN)  # type: ignore[arg-type]
+        service = SimulatedActor(context, CONTROL, name, stop, join_timeout_s=30.0, security=OPEN)  # type: ignore[arg-type]
         service.ledger = self.ledger
         service.run()
         context.destroy(linger=2000)
+
+    def _evaluator(self, node: Node, name: str) -> None:
+        context = Context(node, self.network)
+        stop = self.stops[node] = threads.StopSignal()
+        client = ControlClient(
+            context,  # type: ignore[arg-type]
+            CONTROL,
+            role="evaluator",
+            name=name,
+            incarnation=new_incarnation(),
+            connect_timeout_s=30.0,
+            security=OPEN,
+        )
+        try:
+            if client.join_unless(lambda: stop.requested) is not None:
+                SimulatedEvaluator(self.config, client, stop).run()
+        finally:
+            client.close()
+            context.destroy(linger=2000)
 
     def _learner(self, node: Node, name: str) -> None:
         Learner(self, node).run()
@@ -325,16 +225,24 @@ class Cluster:
         """Let a fault happen."""
         self.world.log("fault", fault)
         until_s = self.world.now + fault.amount
-        if fault.kind in ("kill", "torn", "stall"):
-            node = self.nodes.get(fault.target)
+        if fault.kind in ("kill", "torn", "stop", "replace", "stall", "slow_reader"):
+            node = self.nodes.get(self.called.get(fault.target, fault.target))
             if node is None or node.dead:
                 return
             if fault.kind == "stall":
                 node.stalled_until = max(node.stalled_until, until_s)
+            elif fault.kind == "slow_reader":
+                node.reads_slowly_until = max(node.reads_slowly_until, until_s)
+            elif fault.kind == "stop":
+                if node in self.stops:
+                    self.stops[node].set()
             elif fault.kind == "torn":
                 self.doomed[fault.target] = int(fault.amount)
             else:
                 self.kills[fault.target] += 1
+                if fault.kind == "replace":
+                    self.called[fault.target] = f"{fault.target}.{self.kills[fault.target]}"
+                    self.called[node.name] = self.called[fault.target]
                 node.kill()
         elif fault.kind in ("partition", "one_way", "isolate"):
             one = self.host(fault.target)
@@ -344,7 +252,9 @@ class Cluster:
                 if fault.kind != "one_way":
                     self.network.cut(other, one, until_s)
             if self.world.rng.random() < 0.3:
-                self.world.at(until_s, lambda: self.network.break_all(0.5))
+                self.world.at(until_s, self.network.break_all, 0.5)
+        elif fault.kind == "forget":
+            self.network.forget_all(fault.amount)
         elif fault.kind == "reset":
             self.network.break_all(fault.amount)
         elif fault.kind == "slow":
@@ -382,124 +292,11 @@ class Cluster:
         node.start(body)
 
 
-class Learner:
-    """The learner's protocol: control, budget, prefetch; see `troupe.services.learner.service`."""
-
-    def __init__(self, cluster: Cluster, node: Node) -> None:
-        self.cluster = cluster
-        self.ledger = cluster.ledger
-        config = cluster.config
-        self.total = config.run.total_steps
-        self.budget = StepBudget(self.total)
-        self.version = self.updates = 0
-        if cluster.checkpoint is not None:
-            saved = json.loads(cluster.checkpoint)
-            self.budget.load_meta(saved["budget"])
-            self.version, self.updates = saved["version"], saved["updates"]
-        self.context = Context(node, cluster.network)
-        plan = cluster.plan
-        self.control = ControlServer(
-            self.context,  # type: ignore[arg-type]
-            CONTROL,
-            ANNOUNCE,
-            Terms(
-                config.to_dict(),
-                "hash",
-                run="simulated",
-                heartbeat_s=config.net.heartbeat_s,
-                liveness_s=config.net.liveness_s,
-                fields=specs_to_wire(SPECS),
-                item_steps=(1, CHUNK_STEPS),
-            ),
-            SlotRules(plan.actors * plan.slots),
-            security=OPEN,
-            budget=self.budget,
-        )
-        shares, queued = config.replay.shares(), plan.table == "queue"
-        self.prefetch = Prefetcher(
-            self.context,  # type: ignore[arg-type]
-            self.control.shards,
-            shares=shares,
-            kept=() if queued else tuple(shares),
-            depth=2,
-            incarnation=system.random.getrandbits(63),
-            fields=SPECS,
-            security=OPEN,
-        )
-        cluster.control = self.control
-        roster = self.control._roster
-        expire = roster.expire
-
-        def watched(now_s: float) -> Any:
-            gone = expire(now_s)
-            for peer in gone:
-                self.ledger.expired(peer.identity, config.net.liveness_s)
-            self.ledger.leases(roster.leases())
-            return gone
-
-        roster.expire = watched  # type: ignore[method-assign]
-
-    def run(self) -> None:
-        self.cluster.begin_again()
-        if self.cluster.checkpoint is None:
-            self._save()
-        self.control.start()
-        self.prefetch.start()
-        self._publish()
-        saved_s = system.monotonic()
-        while self.budget.steps < self.total:
-            self._learn(0.25)
-            if system.monotonic() - saved_s > 2.0:
-                saved_s = system.monotonic()
-                self._save()
-        end_s = system.monotonic() + (5.0 if self.cluster.plan.table == "queue" else 0.5)
-        while system.monotonic() < end_s:
-            if self._learn(0.25) and self.cluster.plan.table == "queue":
-                end_s = system.monotonic() + 5.0
-        self._publish()
-        self.cluster.complete = True
-        self.control.set_state(updates=self.updates, stopping=True)
-        end_s = system.monotonic() + 8.0
-        while system.monotonic() < end_s and any(p["role"] == "actor" for p in self.control.peers()):
-            system.sleep(0.05)
-        self.budget.close()
-        self._save()
-        self.ledger.finished(self.budget.steps, self.updates)
-        self.prefetch.stop()
-        self.control.stop()
-        self.context.destroy(linger=1000)
-        self.cluster.world.after(10.0, self.cluster.stop_the_rest)
-
-    def _learn(self, timeout_s: float) -> bool:
-        batch = self.prefetch.get(timeout_s=timeout_s)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self.control.telemetry.get_nowait()
-        if batch is None:
-            return False
-        self.updates += 1
-        self.ledger.learned(batch)
-        system.sleep(UPDATE_S * (0.5 + system.random.random()))
-        self.prefetch.put_priorities(batch, 0.5 + np.arange(len(batch.ids)) / 7)
-        if self.updates % 5 == 0:
-            self._publish()
-        self.control.set_state(updates=self.updates)
-        return True
-
-    def _publish(self) -> None:
-        self.version += 1
-        self.control.publish(self.version, {"version": np.array([self.version], np.float32)})
-
-    def _save(self) -> None:
-        saved = {"budget": self.budget.to_meta(), "version": self.version, "updates": self.updates}
-        self.cluster.checkpoint = json.dumps(saved)
-
-
 _CONFIGS: dict[Any, Config] = {}
 
 
 def _config(plan: Plan) -> Config:
-    key = plan.table, plan.slots, plan.shards, plan.total_steps
+    key = plan.table, plan.slots, plan.shards, plan.total_steps, plan.evaluators, plan.central
     if key not in _CONFIGS:
         replay = {f"replay.{name}": value for name, value in TABLES[plan.table].items()}
         _CONFIGS[key] = load_config(
@@ -514,9 +311,16 @@ def _config(plan: Plan) -> Config:
                 "replay.shards": plan.shards,
                 "actor.slots": plan.slots,
                 "actor.params_period_steps": 1,
-                "net.heartbeat_s": 0.5,
-                "net.liveness_s": 3.0,
-                "evaluator.enabled": False,
+                "net.heartbeat_s": 1.0,
+                "net.liveness_s": 4.0,
+                "inference.mode": "central" if plan.central else "local",
+                "net.inference": INFERENCE,
+                "evaluator.enabled": plan.evaluators > 0,
+                "evaluator.episodes": EPISODES,
+                "evaluator.slots": 2,
+                "evaluator.period_s": 2.0,
+                "evaluator.timeout_s": 20.0,
+                "evaluator.video": False,
                 **replay,
             },
             {},

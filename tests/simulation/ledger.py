@@ -9,12 +9,15 @@ import msgpack
 import numpy as np
 import zmq
 
+from tests.simulation.conversations import Conversations, Header
 from tests.simulation.plan import Plan
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
     from tests.simulation.sockets import Socket
 
+EPISODES = 3
+"""Games of an evaluation."""
 ROUTER, DEALER = int(zmq.ROUTER), int(zmq.DEALER)
 
 Key = tuple[str, int, int]
@@ -32,7 +35,7 @@ class Ledger:
         self.problems: list[str] = []
         self.sent: dict[Key, tuple[int, ...]] = {}
         self.acked: set[Key] = set()
-        self.answered: set[Key] = set()
+        self.unanswered: dict[tuple[str, int], set[Key]] = defaultdict(set)  # by shard and producer
         self.credit: dict[tuple[str, int], int] = {}
         self.most_credit: dict[tuple[str, int], int] = defaultdict(int)
         self.owner: dict[int, Key | None] = {}  # step number: where it was sent
@@ -49,24 +52,37 @@ class Ledger:
         self.given_up = 0
         self._incarnations: dict[str, int] = {}
         self._numbers = 0
-        self._quiet_plan = not plan.faults
+        calm_until_s = plan.faults[0].at_s if plan.faults else float("inf")
+        self.talk = Conversations(self, calm_until_s)
+        self._before: dict[int, int] = {}  # by step: the one before, where it has to be in the same insert
+        self._steps_of: dict[tuple[int, int], list[int]] = defaultdict(list)  # by incarnation and slot
+
+    @property
+    def now_s(self) -> float:
+        """The time."""
+        return self._world.now
 
     def wrong(self, what: str) -> None:
         """Something is not as it should be."""
         if len(self.problems) < 20:
             self.problems.append(f"at {self._world.now:.3f} s: {what}")
         self._world.log("WRONG", what)
+        self._world.news = True
 
     # -- what is on the wire --
 
     def on_send(self, socket: Socket, parts: list[bytes]) -> None:
         """A process sends this."""
-        head = parts[0][:40]
-        if socket.kind == DEALER and b"CREDIT" in head:
-            self._incarnations[socket.label] = msgpack.unpackb(parts[0])["f"].get("incarnation", 0)
-        elif socket.kind == DEALER and b"INSERT" in head:
-            self._insert(socket, parts)
-        elif socket.kind == ROUTER and b"BATCH" in head:
+        if socket.kind == DEALER:
+            header = _header(parts)
+            if header is None or socket.node.name == "stranger":
+                return
+            self.talk.client_sends(socket.label, header)
+            if header["t"] == "CREDIT":
+                self._incarnations[socket.label] = header["f"].get("incarnation", 0)
+            elif header["t"] == "INSERT":
+                self._insert(socket, header, parts)
+        elif socket.kind == ROUTER and b"BATCH" in parts[0][:40]:
             header = msgpack.unpackb(parts[0])
             numbers = _array(header, parts, "field/number")
             if numbers is not None:
@@ -80,34 +96,38 @@ class Ledger:
         if socket.kind == ROUTER:
             if socket.node.name == "learner":
                 self.heard_s[identity] = self._world.now
+                header = _header(parts)
+                if header is not None:
+                    self.talk.learner_hears(identity, header)
             return
-        head = parts[0][:40]
-        if socket.kind != DEALER or not (b"INSERTED" in head or b"CREDIT" in head or b"ERROR" in head):
+        header = _header(parts) if socket.kind == DEALER else None
+        if header is None or socket.node.name == "stranger":
             return
-        header = msgpack.unpackb(parts[0])
-        if header["t"] == "ERROR" and header["f"]["kind"] == "claim":
-            self.wrong(f"an honest {socket.node.name} is refused: {header['f']['detail']}")
+        self.talk.client_hears(socket.label, header)
+        kind, fields = header["t"], header["f"]
+        if kind not in ("INSERTED", "CREDIT", "ERROR"):
+            return
+        if kind == "ERROR" and fields["kind"] == "claim":
+            self.wrong(f"an honest {socket.node.name} is refused: {fields['detail']}")
         incarnation = self._incarnations.get(socket.label)
         if incarnation is None:
             return
         key = (socket.address, incarnation, header["i"])
-        fields = header["f"]
-        if header["t"] == "INSERTED":
+        if kind == "INSERTED":
             if key not in self.sent:
                 self.wrong(f"an insert is acknowledged that was never sent: {key}")
+            if key in self.acked and self.talk.calm:
+                self.wrong(f"insert {key} is acknowledged twice")
             self.acked.add(key)
-            self.answered.add(key)
-        elif header["t"] == "ERROR":
+            self.unanswered[key[:2]].discard(key)
+        elif kind == "ERROR":
             if fields.get("about") == "INSERT" and fields["kind"] != "gap":
                 self.wrong(f"an insert is refused: {fields}")
             return
         self.credit[key[:2]] = fields["credit"]
         self.most_credit[key[:2]] = max(self.most_credit[key[:2]], fields["credit"])
 
-    def _insert(self, socket: Socket, parts: list[bytes]) -> None:
-        header = msgpack.unpackb(parts[0])
-        if header["t"] != "INSERT" or "incarnation" not in header["f"]:
-            return
+    def _insert(self, socket: Socket, header: Header, parts: list[bytes]) -> None:
         incarnation = header["f"]["incarnation"]
         self._incarnations[socket.label] = incarnation
         key = (socket.address, incarnation, header["i"])
@@ -117,24 +137,39 @@ class Ledger:
         if key in self.sent:
             if self.sent[key] != numbers:
                 self.wrong(f"insert {key} is sent again with other contents")
+            elif self.talk.calm:
+                self.wrong(f"insert {key} is sent again, and nothing was lost")
             return
         producer = key[:2]
-        waiting = sum(1 for each in self.sent if each[:2] == producer and each not in self.answered)
+        waiting = len(self.unanswered[producer])
         if waiting >= max(1, self.most_credit[producer]):
             self.wrong(
                 f"{waiting + 1} inserts of {producer} are unacknowledged, {self.most_credit[producer]} may"
             )
-        if self._quiet_plan and self.credit.get(producer, 1) == 0:
+        if self.talk.calm and self.credit.get(producer, 1) == 0:
             self.wrong(f"insert {key} is sent without credit")
         self.sent[key] = numbers
-        for number in numbers:
+        self.unanswered[producer].add(key)
+        for before, number in zip((0, *numbers), numbers, strict=False):
+            if self.owner[number] is not None:
+                self.wrong(f"step {number} is in insert {self.owner[number]} and in {key}")
+            if before and self._before[number] not in (0, before):
+                self.wrong(
+                    f"in insert {key} step {number} follows {before}: {self._before[number]} is left out"
+                )
             self.owner[number] = key
 
     # -- what services say --
 
-    def new_number(self) -> int:
-        """A number for a step of an environment."""
+    def new_number(self, before: int = 0, of: tuple[int, int] | None = None) -> int:
+        """A number for a step of an environment, which follows the one of `before`.
+
+        `of` an incarnation and slot: all of these are sent in order.
+        """
         self._numbers += 1
+        if of is not None:
+            self._steps_of[of].append(self._numbers)
+        self._before[self._numbers] = before
         self.owner[self._numbers] = None
         return self._numbers
 
@@ -152,7 +187,7 @@ class Ledger:
     def loaded(self, incarnation: int, session: int, version: int, params: dict[str, np.ndarray]) -> None:
         """An actor process takes these parameters."""
         before = self.versions.get((incarnation, session), -1)
-        if version < before:
+        if version <= before:
             self.wrong(f"version {version} after {before}")
         if int(params["version"][0]) != version:
             self.wrong(f"parameters of version {params['version'][0]} are called {version}")
@@ -160,7 +195,7 @@ class Ledger:
 
     def learned(self, batch: Any) -> None:
         """The learner has this batch."""
-        from tests.simulation.cluster import contents
+        from tests.simulation.actors import contents
 
         if self._world.now > self.plan.end_s:
             self.batches_after_faults += 1
@@ -185,13 +220,35 @@ class Ledger:
 
     def leases(self, leases: dict[int, set[int]]) -> None:
         """Who holds which slots now."""
+        self.talk.leases(leases)
         count = Counter(slot for slots in leases.values() for slot in slots)
         if any(holders > 1 for holders in count.values()):
             self.wrong(f"slots are leased twice: {leases}")
 
+    def evaluated(self, evaluation: Any, before: int) -> None:
+        """The learner has all games of a version."""
+        version, games = evaluation.version, evaluation.games
+        if len(games) != EPISODES and self.talk.calm:
+            self.wrong(f"the evaluation of version {version} has {len(games)} games")
+        if len(games) > EPISODES or version <= before:
+            self.wrong(f"an evaluation of version {version} with {len(games)} games after version {before}")
+        if any(game.episode_return != version for game in games):
+            self.wrong(f"games of version {version} were played by others: {games}")
+
+    def not_evaluated(self, version: int, waited_s: float) -> None:
+        """The last version was not evaluated within this time."""
+        if self._world.now - waited_s > self.plan.end_s:
+            self.wrong(f"version {version}, the last, was not evaluated within {waited_s:.0f} s")
+
+    def not_told(self, name: str) -> None:
+        """The run has ended, and this process goes on."""
+        if self._world.now > self.plan.end_s + 30.0:
+            self.wrong(f"{name} has not been told of the end")
+
     def finished(self, steps: int, updates: int) -> None:
         """The run is complete, as the learner sees it."""
         self.steps, self.updates = steps, updates
+        self._world.news = True
 
     # -- at the end --
 
@@ -207,8 +264,15 @@ class Ledger:
         died = sum(count for name, count in kills.items() if not name.startswith("replay"))
         if not died and not self.given_up and made > limit:
             self.wrong(f"{made} steps were made, {limit} at most were permitted")
-        if self._quiet_plan and made != self.steps:
+        if self.talk.calm and made != self.steps:
             self.wrong(f"{made} steps were made, {self.steps} counted, and nothing went wrong")
+
+    def check_order(self) -> None:
+        """Whatever a process made of a slot it has sent, up to the last that it sent."""
+        for (incarnation, slot), numbers in self._steps_of.items():
+            sent = [self.owner[number] is not None for number in numbers]
+            if sent != sorted(sent, reverse=True):
+                self.wrong(f"{incarnation} left out steps of slot {slot}: {numbers[sent.index(False)]}")
 
     def check_shard(self, address: str, replay: Any, kills: int) -> None:
         """Compare a shard's contents with what it has acknowledged."""
@@ -223,6 +287,8 @@ class Ledger:
         twice = [key for key, count in Counter(keys).items() if count > 1]
         if twice:
             self.wrong(f"inserts are stored twice: {twice[:3]}")
+        if len(np.unique(live["commit"])) < len(live):
+            self.wrong(f"chunks share a commit: {sorted(live['commit'].tolist())}")
         present = set(keys)
         strange = present - self.sent.keys()
         if strange:
@@ -275,6 +341,15 @@ class Ledger:
         surplus = limiter.samples_per_insert * (limiter.inserted - limiter.min_items) - limiter.sampled
         if limiter.sampled and surplus < -limiter.error - kills * BATCH - 1e-6:
             self.wrong(f"{limiter.sampled} samples of {limiter.inserted} items are too many")
+
+
+def _header(parts: list[bytes]) -> Header | None:
+    """The header of a message of this protocol; strangers send others."""
+    try:
+        header = msgpack.unpackb(parts[0])
+        return header if {"t", "i", "f", "a"} <= header.keys() else None
+    except (ValueError, AttributeError, IndexError):
+        return None
 
 
 def _array(header: dict[str, Any], parts: list[bytes], name: str) -> np.ndarray | None:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import zmq
 
+from tests.simulation import actors, threads
 from tests.simulation import sockets as simulated
-from tests.simulation import threads
 from tests.simulation.network import Network
 from tests.simulation.world import World
 from troupe.common import installation, system
@@ -29,8 +29,10 @@ from troupe.common.runtime import files, usage, watchdog
 from troupe.common.wire import intake, link, server, sockets
 from troupe.common.wire.replay import files as shared_files
 from troupe.common.wire.security import handshakes
+from troupe.services.evaluator import service as evaluator
 from troupe.services.learner.batches import prefetch
 from troupe.services.learner.control import announcer
+from troupe.services.replay import service
 from troupe.services.replay.storage import opened, producers
 
 _watched: World | None = None
@@ -156,6 +158,8 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
         put(link, "_numbers", itertools.count(1))
         put(producers, "MAX_PRODUCERS", 64)  # of files that are made anew for every seed
         put(prefetch, "IDLE_POLL_S", 0.1)  # a third of the time would go into looks
+        put(service, "POLL_S", 0.25)
+        put(evaluator, "play", actors.play)
         put(installation, "version", lambda: "0")
         put(memory_plan, "memory_limit_bytes", lambda: 1 << 30)
         put(memory_plan, "disk_limit_bytes", lambda folder: 1 << 30)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from tests.simulation.world import Node, World
 
 
+KEEPALIVE_S = 60.0
+"""After which TCP gives up a connection on which nothing comes; see `troupe.common.wire.sockets`."""
+
+
 class Pipe:
     """One end of a connection, at a socket."""
 
@@ -62,6 +66,7 @@ class Connection:
         self.server = Pipe(self, server)
         self.client.other, self.server.other = self.server, self.client
         self.over = False
+        self.forgotten = False  # by what is between: nothing passes any more, and nobody is told
         network.connections.append(self)
 
     def send(self, pipe: Pipe, parts: list[bytes] | Callable[[], None], tracker: Tracker | None) -> None:
@@ -71,17 +76,19 @@ class Connection:
         due_s = pipe.last_s = max(pipe.last_s + 1e-7, network.world.now + delay_s)
         flight = Flight(parts, due_s, tracker)
         pipe.under_way.append(flight)
-        network.world.at(due_s, lambda: self._arrive(pipe, flight))
+        if self.forgotten:
+            return
+        network.world.at(due_s, self._arrive, pipe, flight)
 
     def _arrive(self, pipe: Pipe, flight: Flight) -> None:
-        if flight.gone:
+        if flight.gone or self.forgotten:
             return
         network, other = self.network, pipe.other
         cut_until_s = network.cut_until(pipe.socket.node, other.socket.node)
         if cut_until_s > network.world.now or pipe.under_way[0] is not flight:
             # Behind others that are held, it comes after them.
             due_s = pipe.last_s = max(pipe.last_s + 1e-7, cut_until_s + network.latency(None, None))
-            network.world.at(due_s, lambda: self._arrive(pipe, flight))
+            network.world.at(due_s, self._arrive, pipe, flight)
             return
         pipe.under_way.pop(0)
         if flight.tracker is not None:
@@ -118,23 +125,29 @@ class Connection:
             pipe.under_way = [] if dead else pipe.under_way[:kept]
             if pipe is first:
                 self._hear(pipe)
-            else:
+            elif not self.forgotten:
                 self._tell(pipe)
         if self in network.connections:
             network.connections.remove(self)
+
+    def forget(self) -> None:
+        """Have nothing pass any more, as where a firewall has lost its table; TCP notices at last."""
+        self.forgotten = True
+        for pipe in (self.client, self.server):
+            self.network.world.after(KEEPALIVE_S, self._hear, pipe)
 
     def _tell(self, pipe: Pipe) -> None:
         """Have the news reach this end, behind what still arrives there."""
         world, other = self.network.world, pipe.other
         due_s = max(other.last_s, world.now + self.network.latency(other.socket.node, pipe.socket.node))
-        world.at(due_s, lambda: self._heard_at(pipe))
+        world.at(due_s, self._heard_at, pipe)
 
     def _heard_at(self, pipe: Pipe) -> None:
         network = self.network
         until_s = network.cut_until(pipe.other.socket.node, pipe.socket.node)
         if until_s > network.world.now or pipe.other.under_way:
             again_s = max(until_s, pipe.other.last_s) + 1e-4
-            network.world.at(again_s, lambda: self._heard_at(pipe))
+            network.world.at(again_s, self._heard_at, pipe)
             return
         self._hear(pipe)
 
@@ -181,6 +194,12 @@ class Network:
     def reaches(self, one: Node, other: Node) -> float:
         """When both ways are open; a time that is over where they are."""
         return max(self.cut_until(one, other), self.cut_until(other, one))
+
+    def forget_all(self, chance: float) -> None:
+        """Let nothing pass through connections any more, each with some chance."""
+        for each in self.connections:
+            if self.world.rng.random() < chance:
+                each.forget()
 
     def break_all(self, chance: float) -> None:
         """End connections, each with some chance."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-KINDS = ("kill", "stall", "partition", "one_way", "isolate", "reset", "slow", "clock", "garbage", "torn")
+KINDS = (
+    *("kill", "torn", "stop", "replace", "stall", "slow_reader", "clock"),
+    *("partition", "one_way", "isolate", "reset", "forget", "slow", "garbage"),
+)
 QUIET_S = 3.0
 """Nothing goes wrong before, for services join; those that join under faults are the restarted ones."""
 
@@ -44,8 +47,11 @@ class Plan:
         actors: processes.
         slots: of each.
         shards: of replay.
+        evaluators: processes.
         total_steps: of the run.
         step_s: what a step of an actor takes, on average.
+        update_s: what an update of the learner takes, on average.
+        central: the learner acts for the actors.
         shared_host: learner and shards are on one host, and batches are read from files.
         faults: in the order of time.
     """
@@ -55,15 +61,18 @@ class Plan:
     actors: int
     slots: int
     shards: int
+    evaluators: int
     total_steps: int
     step_s: float
+    update_s: float
+    central: bool
     shared_host: bool
     faults: tuple[Fault, ...] = field(default=())
 
     @property
     def end_s(self) -> float:
         """When the last fault is over."""
-        lasting = ("stall", "partition", "one_way", "isolate", "slow")
+        lasting = ("stall", "slow_reader", "partition", "one_way", "isolate", "slow")
         return max((f.at_s + (f.amount if f.kind in lasting else 0.0) for f in self.faults), default=0.0)
 
     def without(self, faults: set[int]) -> Plan:
@@ -76,6 +85,7 @@ class Plan:
             "learner",
             *(f"replay-{i}" for i in range(self.shards)),
             *(f"actor-{i}" for i in range(self.actors)),
+            *(f"evaluator-{i}" for i in range(self.evaluators)),
         ]
 
 
@@ -89,8 +99,11 @@ def make_plan(seed: int) -> Plan:
         actors=actors,
         slots=slots,
         shards=rng.choice((1, 1, 2)),
+        evaluators=rng.choice((0, 0, 1, 2)),
         total_steps=max(24, round(actors * slots * rng.uniform(8, 18) / step_s)),
         step_s=step_s,
+        update_s=rng.choice((0.1, 0.2, 0.4)),
+        central=rng.random() < 0.25,
         shared_host=rng.random() < 0.5,
     )
     count = rng.choice((0, 1, 2, 3, 4, 6, 8))
@@ -107,10 +120,17 @@ def _fault(rng: random.Random, plan: Plan) -> Fault:
     long_s = rng.choice((0.3, 1.0, 4.0, 8.0)) * (0.5 + rng.random())
     if kind == "kill":
         return Fault(at_s, kind, target, amount=rng.choice((0.05, 0.5, 2.0, 5.0)) * (0.5 + rng.random()))
-    if kind == "torn":  # killed at some line of what it does to its files
+    if kind == "torn":  # killed at some line of a change of its files; inserts have the most
         shard = rng.choice([each for each in services if each.startswith("replay")])
-        return Fault(at_s, kind, shard, amount=float(rng.randrange(1, 250)))
-    if kind in ("stall", "isolate"):
+        return Fault(at_s, kind, shard, amount=float(rng.randrange(1, 400)))
+    if kind in (
+        "stop",
+        "replace",
+    ):  # a signal, as where a machine is taken; or another machine for one that died
+        return Fault(
+            at_s, kind, rng.choice([each for each in services if each.startswith(("actor", "evaluator"))])
+        )
+    if kind in ("stall", "slow_reader", "isolate"):
         return Fault(at_s, kind, target, amount=long_s)
     if kind in ("partition", "one_way"):
         return Fault(at_s, kind, target, other, long_s)
@@ -119,5 +139,7 @@ def _fault(rng: random.Random, plan: Plan) -> Fault:
     if kind == "clock":
         return Fault(at_s, kind, target, amount=rng.choice((-1, 1)) * rng.choice((1.0, 60.0, 7200.0)))
     if kind == "garbage":
-        return Fault(at_s, kind, rng.choice([each for each in services if not each.startswith("actor")]))
+        return Fault(
+            at_s, kind, rng.choice([each for each in services if each.startswith(("learner", "replay"))])
+        )
     return Fault(at_s, kind, amount=rng.choice((0.3, 1.0)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
+from tests.simulation.plan import Plan, make_plan
 from troupe.common import system
 from troupe.common.data.inserts import GapError
 from troupe.common.wire import messages
@@ -29,11 +30,38 @@ from troupe.services.replay.storage.store import ChunkStore
 
 Change = tuple[type, str, Callable[..., Any]]
 BUGS: dict[str, Callable[[], Change]] = {}
+NEAR: dict[str, Callable[[Plan], bool]] = {}
+"""Which plans come near a bug, by its name; where there is none, any."""
 
 
 def bug(function: Callable[[], Change]) -> Callable[[], Change]:
     BUGS[function.__name__] = function
     return function
+
+
+def near(
+    table: str = "", *kinds: str, calm_s: float = 0.0, actors: int = 1, step_s: float = 0.0
+) -> Callable[..., Callable[[], Change]]:
+    """A bug that plans come near with such a table and actors, one of these faults, or none for so long."""
+
+    def plan_is_near(plan: Plan) -> bool:
+        first_s = plan.faults[0].at_s if plan.faults else 1e9
+        faults = {fault.kind for fault in plan.faults} | {f"{f.kind} {f.target[:5]}" for f in plan.faults}
+        acting = plan.actors >= actors and plan.step_s >= step_s and (actors == 1 or not plan.central)
+        likely = acting and (not kinds or bool(faults & {*kinds}))
+        return plan.table.startswith(table) and first_s >= calm_s and likely
+
+    def decorate(function: Callable[[], Change]) -> Callable[[], Change]:
+        NEAR[function.__name__] = plan_is_near
+        return bug(function)
+
+    return decorate
+
+
+def seeds_for(name: str, seeds: Iterable[int]) -> list[int]:
+    """These seeds, those first that come near a bug."""
+    close = NEAR.get(name, lambda plan: True)
+    return sorted(seeds, key=lambda seed: (not close(make_plan(seed)), seed))
 
 
 @contextlib.contextmanager
@@ -65,7 +93,7 @@ def repeated_inserts_are_stored_again() -> Change:
     return around(Producers, "newest", lambda real, self, incarnation: 0)
 
 
-@bug
+@near("", "reset", "isolate")
 def inserts_may_have_gaps() -> Change:
     def insert(real: Any, self: Any, insert: Any) -> Any:
         try:
@@ -86,7 +114,7 @@ def inserts_are_acknowledged_before_they_are_stored() -> Change:
     return around(RequestHandlers, "_store", store)
 
 
-@bug
+@near("queue")
 def held_inserts_are_acknowledged() -> Change:
     def add(real: Any, self: Any, peer: bytes, insert: Any) -> Any:
         handlers = self.handlers
@@ -102,12 +130,12 @@ def held_inserts_are_acknowledged() -> Change:
     return RequestHandlers, "__init__", init
 
 
-@bug
+@near("queue", calm_s=8.0)
 def held_inserts_are_forgotten_in_credit() -> Change:
     return around(HeldInserts, "first", lambda real, self, incarnation: None)
 
 
-@bug
+@near("plenty", "torn")
 def the_number_is_settled_before_the_commit() -> Change:
     def store(real: Any, self: Any, store: Any, starts: Any, insert: Any, admitted: Any) -> Any:
         self._producers.settle(insert.incarnation, insert.sequence, stored=True)
@@ -116,12 +144,12 @@ def the_number_is_settled_before_the_commit() -> Change:
     return around(Replay, "_store", store)
 
 
-@bug
+@near("plenty", "torn")
 def a_restart_does_not_look_for_unsettled_inserts() -> Change:
     return around(Producers, "restore", lambda real, self, incarnations, sequences: None)
 
 
-@bug
+@near("plenty", "torn")
 def the_commit_is_written_first() -> Change:
     def write(real: Any, self: Any, *args: Any) -> Any:
         row, commit = real(self, *args)
@@ -131,7 +159,7 @@ def the_commit_is_written_first() -> Change:
     return around(ChunkStore, "write", write)
 
 
-@bug
+@near("", "kill repla")
 def a_restart_reuses_commits() -> Change:
     def restore(real: Any, self: Any, path: Any) -> Any:
         damaged = real(self, path)
@@ -141,24 +169,24 @@ def a_restart_reuses_commits() -> Change:
     return around(ChunkStore, "_restore", restore)
 
 
-@bug
+@near("queue")
 def batches_of_a_queue_are_sent_before_they_are_taken() -> Change:
     return around(Replay, "take", lambda real, self, sample: None)
 
 
-@bug
+@near("queue", "kill learn", "reset")
 def undelivered_batches_are_not_put_back() -> Change:
     return around(Replay, "put_back", lambda real, self, sample: self.count_sampled(sample))
 
 
-@bug
+@near("ratio")
 def the_limiter_is_off_by_a_batch() -> Change:
     return around(
         Limiter, "sample_blocked", lambda real, self, items, batch: real(self, items, -(self.error + 1))
     )
 
 
-@bug
+@near("queue", calm_s=8.0)
 def writers_are_not_told_to_go_on() -> Change:
     def grant(real: Any, self: Any) -> None:
         if self._replay.insert_blocked() or not self.paused:
@@ -169,7 +197,7 @@ def writers_are_not_told_to_go_on() -> Change:
     return around(RequestHandlers, "grant_credit", grant)
 
 
-@bug
+@near("", calm_s=8.0)
 def parked_requests_are_lost_in_time() -> Change:
     def parked(real: Any, self: Any) -> None:
         before = len(self._parked)
@@ -186,17 +214,17 @@ def parked_requests_are_lost_in_time() -> Change:
 # -- clients of replay --
 
 
-@bug
+@near("", "reset", "kill repla")
 def nothing_is_sent_again_after_a_reconnection() -> Change:
     return around(Inserts, "repeat", lambda real, self, start=0: 0)
 
 
-@bug
+@near("queue", "reset", "kill repla")
 def pings_do_not_find_what_was_lost() -> Change:
     return around(Inserts, "ping_answered", lambda real, self, ping, held: 0)
 
 
-@bug
+@near("", "reset", "kill repla")
 def requests_that_were_lost_are_not_repeated() -> Change:
     def answered(real: Any, self: Any, ping: int, parked: Any) -> None:
         pass
@@ -205,7 +233,7 @@ def requests_that_were_lost_are_not_repeated() -> Change:
     return owner, name, changed
 
 
-@bug
+@near("queue")
 def credit_is_added_up() -> Change:
     def handle(real: Any, self: Any, message: Any) -> None:
         before = self._credit
@@ -216,7 +244,7 @@ def credit_is_added_up() -> Change:
     return around(ReplayClient, "_handle", handle)
 
 
-@bug
+@near("queue", calm_s=8.0)
 def credit_of_zero_is_passed_over() -> Change:
     def insert(real: Any, self: Any, chunk: Any, table: str = "default") -> bool:
         before, self._credit = self._credit, max(self._credit, 8)
@@ -227,12 +255,12 @@ def credit_of_zero_is_passed_over() -> Change:
     return around(ReplayClient, "insert", insert)
 
 
-@bug
+@near("", "forget")
 def a_silent_server_is_never_given_up() -> Change:
     return around(Link, "maintain", lambda real, self, *, waiting: False)
 
 
-@bug
+@near("", "reset", "kill repla")
 def a_new_process_begins_its_numbers_anew() -> Change:
     def lost(real: Any, self: Any, start: int = 0) -> int:
         count = real(self, start)
@@ -249,7 +277,7 @@ def a_new_process_begins_its_numbers_anew() -> Change:
     return around(Inserts, "repeat", lost)
 
 
-@bug
+@near("queue")
 def the_outbox_drops_what_waits() -> Change:
     def put(real: Any, self: Any, chunks: Any, timeout_s: float = 0.0) -> bool:
         done: bool = real(self, chunks, timeout_s)
@@ -271,7 +299,7 @@ def leases_are_not_renewed() -> Change:
     return around(Roster, "seen", seen)
 
 
-@bug
+@near("", "replace")
 def leases_never_end() -> Change:
     return around(Roster, "expire", lambda real, self, now_s: [])
 
@@ -289,7 +317,7 @@ def a_farewell_keeps_the_lease() -> Change:
     return around(Roster, "leave", lambda real, self, identity: None)
 
 
-@bug
+@near(actors=3, step_s=1.5)
 def a_lower_limit_is_obeyed_at_once() -> Change:
     def permit(real: Any, self: Any, limit: int) -> None:
         real(self, limit)
@@ -320,7 +348,7 @@ def repeated_reports_count_again() -> Change:
     return around(StepBudget, "_report", report)
 
 
-@bug
+@near("", "kill learn")
 def a_restarted_learner_counts_from_nothing() -> Change:
     def load(real: Any, self: Any, meta: Any) -> None:
         real(self, meta)
@@ -362,7 +390,7 @@ def the_offer_is_one_version_behind() -> Change:
     return around(ControlServer, "publish", publish)
 
 
-@bug
+@near(calm_s=99.0)
 def the_end_is_not_told() -> Change:
     def state(real: Any, self: Any, *, updates: Any = None, stopping: Any = None) -> None:
         real(self, updates=updates)
@@ -370,6 +398,6 @@ def the_end_is_not_told() -> Change:
     return around(ControlServer, "set_state", state)
 
 
-@bug
+@near("", "forget", "kill learn")
 def a_member_does_not_join_again() -> Change:
     return around(Link, "lost", lambda real, self, *, waiting=True: False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from unittest import mock
 
@@ -29,10 +31,23 @@ class Outcome:
     lines: list[str] | None = None
 
 
+@contextlib.contextmanager
+def collected_once() -> Iterator[None]:
+    """Look for garbage at the end alone, and not among what was there before: a sixth of the time."""
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.unfreeze()
+        gc.enable()
+
+
 def run_plan(plan: Plan, *, keep_log: bool = False, prepare: Callable[[], object] | None = None) -> Outcome:
     """Run a plan; `prepare` may change the services before."""
     began_s = time.process_time()
-    with simulated_machine(plan.seed, keep_log=keep_log) as (world, network, folder):
+    with collected_once(), simulated_machine(plan.seed, keep_log=keep_log) as (world, network, folder):
         cluster = Cluster(world, network, folder, plan)
         ledger = cluster.ledger
         real = shard.open_replay
@@ -77,6 +92,7 @@ def _judge(cluster: Cluster) -> None:
         )
         return
     ledger.check_steps(cluster.kills)
+    ledger.check_order()
     for name, replay in cluster.replays.items():
         ledger.check_shard(f"tcp://10.0.1.{name.rpartition('-')[2]}:6000", replay, cluster.kills[name])
     if not ledger.updates or not ledger.acked:

@@ -21,6 +21,9 @@ _SNDHWM, _RCVHWM, _CONFLATE, _LINGER = map(int, (zmq.SNDHWM, zmq.RCVHWM, zmq.CON
 KERNEL_MESSAGES = 8
 """Messages that the kernels' buffers of one direction hold, beside the limits of both sockets."""
 
+SLOW_READ_S = 0.5
+"""At most so long a slow reader takes for a message."""
+
 
 class Context:
     """Of one process."""
@@ -30,6 +33,7 @@ class Context:
         self.network = network
         self.underlying = id(self)
         self.sockets: list[Socket] = []
+        self.made = 0
         node.at_exit.append(self._die)
 
     def socket(self, kind: int) -> Socket:
@@ -62,7 +66,8 @@ class Socket:
         self.pipes: list[Pipe] = []
         self.monitor: Socket | None = None
         self.events: list[tuple[int, int]] = []
-        self.label = f"{self.node.name}.{len(context.sockets)}"
+        context.made += 1
+        self.label = f"{self.node.name}.{context.made}"
         self._options: dict[int, Any] = {_SNDHWM: 1000, _RCVHWM: 1000, _LINGER: -1}
         self._topics: list[bytes] = []
         self._endpoint = ""
@@ -124,7 +129,7 @@ class Socket:
         for pipe in (connection.server, connection.client):
             source = pipe.other.socket.node
             delay_s = 2 * network.latency(source, pipe.socket.node)
-            world.after(delay_s, lambda pipe=pipe: self._attach(pipe))
+            world.after(delay_s, self._attach, pipe)
 
     def _attach(self, pipe: Pipe) -> None:
         connection, world = pipe.connection, self.world
@@ -132,7 +137,7 @@ class Socket:
             return
         open_s = self.network.reaches(pipe.socket.node, pipe.other.socket.node)
         if open_s > world.now:
-            world.at(open_s + self.network.latency(None, None), lambda: self._attach(pipe))
+            world.at(open_s + self.network.latency(None, None), self._attach, pipe)
         else:
             pipe.socket.join(pipe)
 
@@ -290,11 +295,13 @@ class Socket:
         self.world.preempt(0.005)
         if self.closed:
             raise zmq.ZMQError(errno.ENOTSOCK)
+        if self.node.reads_slowly_until > self.world.now:
+            self.world.here().wait(SLOW_READ_S * self.world.rng.random())
         pipe = self._next()
         if pipe is None:
             if not int(flags) & 1:
                 raise AssertionError("a blocking receive")
-            raise _AGAIN
+            raise _AGAIN.with_traceback(None)  # or it would keep every frame that it went through
         parts = pipe.inbox.pop(0)
         pipe.other.unread -= 1
         if pipe.ended and not pipe.inbox and pipe in self.pipes:
@@ -305,7 +312,10 @@ class Socket:
             self.network.observer.on_receive(self, parts, pipe.identity)
         if self.kind == ROUTER:
             parts = [pipe.identity, *parts]
-        return list(parts) if copy else [zmq.Frame(part, copy=True) for part in parts]
+        if copy:
+            return list(parts)
+        # A frame of libzmq's where something is asked of it: whom it is from.
+        return [zmq.Frame(parts[0], copy=True), *map(memoryview, parts[1:])]
 
     def _next(self) -> Pipe | None:
         """The pipe to read from: any, for their messages race each other."""
@@ -383,30 +393,33 @@ class Poller:
 
         world = threads.the()
         end_s = None if timeout is None or timeout < 0 else world.now + timeout / 1000
-        while True:
-            found = self._found()
-            if found:
-                world.preempt(0.005)
-                return found
-            if timeout == 0:
-                world.spin()
-                return []
-            left_s = None if end_s is None else end_s - world.now
-            if left_s is not None and left_s <= 0:
-                return []
-            task = world.here()
-            for each in self._registered:
-                each.waiting.append(task)
-            try:
+        found = self._found()
+        if not found and timeout == 0:
+            world.spin()
+            return found
+        if found:
+            world.preempt(0.005)
+            return found
+        task = world.here()
+        for each in self._registered:
+            each.waiting.append(task)
+        try:
+            while not found:
+                left_s = None if end_s is None else end_s - world.now
+                if left_s is not None and left_s <= 0:
+                    return found
                 task.wait(left_s)
-            finally:
-                for each in self._registered:
-                    each.waiting.remove(task)
+                found = self._found()
+        finally:
+            for each in self._registered:
+                each.waiting.remove(task)
+        world.preempt(0.005)
+        return found
 
     def _found(self) -> list[tuple[Any, int]]:
         found = []
         for each, flags in self._registered.items():
-            events = each.ready(flags) if isinstance(each, Socket) else IN * each.ready
+            events = each.ready(flags)
             if events:
                 found.append((each, events))
         return found

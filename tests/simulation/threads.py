@@ -176,11 +176,15 @@ class Readable:
     """Stands for a file descriptor that a poller watches."""
 
     def __init__(self) -> None:
-        self.ready = False
+        self.is_set = False
         self.waiting: list[Task] = []
 
+    def ready(self, flags: int) -> int:
+        """As a socket's: `zmq.POLLIN`, or nothing."""
+        return flags & 1 if self.is_set else 0
+
     def set(self) -> None:
-        self.ready = True
+        self.is_set = True
         for task in self.waiting:
             task.wake()
 
@@ -195,10 +199,10 @@ class Waker:
         self.fd.set()
 
     def clear(self) -> None:
-        self.fd.ready = False
+        self.fd.is_set = False
 
     def wait(self, timeout_s: float) -> None:
-        if not self.fd.ready:
+        if not self.fd.is_set:
             me = the().here()
             self.fd.waiting.append(me)
             me.wait(max(timeout_s, 0.0))
@@ -220,7 +224,7 @@ class StopSignal:
 
     @property
     def requested(self) -> bool:
-        return self._readable.ready
+        return self._readable.is_set
 
     def __bool__(self) -> bool:
         return self.requested

@@ -34,7 +34,8 @@ class Task:
     def __init__(self, node: Node, name: str, body: Callable[[], Any]) -> None:
         self.node = node
         self.name = f"{node.name}/{name}"
-        self.token = 0
+        self.token = 0  # of the present wait
+        self.woken_at = -1  # the last wait that something has ended
         self.spins = 0
         self.done = False
         self.error: BaseException | None = None
@@ -59,10 +60,12 @@ class Task:
                 task.wake()
             self.node.ended(self)
 
-    def wake(self, delay_s: float = 0.0) -> None:
+    def wake(self) -> None:
         """Have it go on where it waits, unless something else wakes it before."""
-        world, token = self.node.world, self.token
-        world.after(delay_s, lambda: self._resume(token, True))
+        if self.token != self.woken_at:  # once is enough
+            self.woken_at = self.token
+            world = self.node.world
+            world.at(world.now, self._resume, self.token, True)
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until woken; False where the time was over first. Called in the task itself."""
@@ -70,7 +73,7 @@ class Task:
         self.token += 1
         token = self.token
         if timeout_s is not None:
-            world.after(timeout_s, lambda: self._resume(token, False))
+            world.at(world.now + timeout_s, self._resume, token, False)
         world.to_hub()
         self.spins = 0
         return self._woken
@@ -80,7 +83,7 @@ class Task:
             return
         world = self.node.world
         if world.now < self.node.stalled_until:
-            world.at(self.node.stalled_until, lambda: self._resume(token, woken))
+            world.at(self.node.stalled_until, self._resume, token, woken)
             return
         self.token += 1
         self._woken = woken
@@ -88,8 +91,8 @@ class Task:
 
     def start(self) -> None:
         """Begin at once, as the scheduler sees it."""
-        self._woken, token = True, self.token
-        self.node.world.after(0.0, lambda: self._resume(token, True))
+        self._woken = True
+        self.node.world.after(0.0, self._resume, self.token, True)
 
 
 class Node:
@@ -101,6 +104,7 @@ class Node:
         self.host = host
         self.dead = False
         self.stalled_until = 0.0
+        self.reads_slowly_until = 0.0
         self.boot_s = 1000.0 + world.rng.random() * 1000.0
         self.tasks: list[Task] = []
         self.at_exit: list[Callable[[], None]] = []
@@ -128,6 +132,7 @@ class Node:
         if self.dead:
             return
         self.dead = True
+        self.world.news = True
         self.world.log("dies", self.name)
         for each in self.at_exit:
             each()
@@ -150,30 +155,37 @@ class World:
         self.events = 0
         self.wall_offset: dict[str, float] = {}
         self.lines: list[str] | None = [] if keep_log else None
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self.news = False
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
+        self._until_preempted = 0.0
         self._hash = hashlib.blake2b(digest_size=12)
         self.hub = getcurrent()
 
     # -- events --
 
-    def at(self, time_s: float, call: Callable[[], None]) -> None:
+    def at(self, time_s: float, call: Callable[..., None], *args: Any) -> None:
         """Have something happen then."""
         self._count += 1
-        heapq.heappush(self._heap, (max(time_s, self.now), self._count, call))
+        heapq.heappush(self._heap, (time_s if time_s > self.now else self.now, self._count, call, args))
 
-    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+    def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """Have something happen after a while."""
-        self.at(self.now + delay_s, call)
+        self.at(self.now + delay_s, call, *args)
 
     def run(self, until_s: float, done: Callable[[], bool] | None = None) -> None:
-        """Let things happen until then, or until `done`."""
-        while self._heap and self._heap[0][0] <= until_s and not (done and done()):
-            self.now, _, call = heapq.heappop(self._heap)
+        """Let things happen until then, or until `done`, which is asked where there are `news`."""
+        heap, pop, self.news = self._heap, heapq.heappop, True
+        while heap and heap[0][0] <= until_s:
+            if self.news:
+                self.news = False
+                if done is not None and done():
+                    return
+            self.now, _, call, args = pop(heap)
             self.events += 1
             if self.events > 3_000_000:
                 raise Deadlock(f"too many events at {self.now:.3f} s")
-            call()
+            call(*args)
         if not (done and done()):
             self.now = max(self.now, until_s)
 
@@ -230,7 +242,9 @@ class World:
     def preempt(self, chance: float = 0.02) -> None:
         """Let others go first, now and then, where threads may be interrupted."""
         task = self.here()
-        if self.rng.random() < chance:
+        self._until_preempted -= chance
+        if self._until_preempted < 0.0:
+            self._until_preempted = self.rng.expovariate(1.0)
             task.wait(self.rng.random() * PREEMPT_S)
 
     def monotonic(self) -> float:

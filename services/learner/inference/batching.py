@@ -7,12 +7,12 @@ is up to the loop that asks.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from troupe.common import system
 from troupe.common.errors import TroupeError
 
 Payload = TypeVar("Payload")
@@ -50,7 +50,7 @@ class BatchQueue(Generic[Payload]):
         min_batch: int,
         max_batch: int,
         timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: system.monotonic(),
     ) -> None:
         if not 1 <= min_batch <= max_batch or timeout_s < 0:
             raise ValueError("1 <= min_batch <= max_batch and 0 <= timeout_s are needed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import torch
 import zmq
 from msgspec import UNSET
 
+from troupe.common import system
 from troupe.common.agents import Agent
 from troupe.common.agents.hindsight import hindsight_of
 from troupe.common.agents.pace import HELD_LIMIT_S, Pace
@@ -99,7 +99,7 @@ class CentralInference:
         self._shards = shards
         self._security = security
         self._device = config.learner.device
-        self._rng = np.random.default_rng(seed)
+        self._rng = system.generator(seed)
         self._groups = Groups(
             agent,
             spec,
@@ -117,14 +117,14 @@ class CentralInference:
         self._replay = replay
         self._outbox = Outbox(replay, *config.replay.shares())
         self._totals = Totals()
-        self._measured = (time.monotonic(), Totals())
+        self._measured = (system.monotonic(), Totals())
         self._version = -1
         self._newest: tuple[int, dict[str, np.ndarray]] | None = None
         self._offered = threading.Lock()
         self._waker = sockets.Waker()
-        self._stop = threading.Event()
+        self._stop = system.Event()
         self._failure: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: system.Thread | None = None
         self._bound = False
         self._wait_log: sockets.WaitLog | None = None
         self._blocked_at_s = 0.0
@@ -145,7 +145,7 @@ class CentralInference:
         """Serve, and bind first where `bind` has not. Raises `ConfigError` as that does."""
         if not self._bound:
             self.bind()
-        self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
+        self._thread = system.Thread(target=self._run, name="inference", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_s: float = FLUSH_TIMEOUT_S + 5.0) -> None:
@@ -170,7 +170,7 @@ class CentralInference:
 
     def metrics(self) -> dict[str, float]:
         """What happened since the last call; empty where that was a moment ago."""
-        now_s, (then_s, last) = time.monotonic(), self._measured
+        now_s, (then_s, last) = system.monotonic(), self._measured
         elapsed_s = now_s - then_s
         if elapsed_s < 2 * SWEEP_S:
             return {}
@@ -223,8 +223,8 @@ class CentralInference:
         loop = watchdog.Loop("the learner's inference thread")
         while not self._stop.is_set():
             loop.turn()
-            if time.monotonic() >= sweep_s:
-                sweep_s = time.monotonic() + SWEEP_S
+            if system.monotonic() >= sweep_s:
+                sweep_s = system.monotonic() + SWEEP_S
                 self._sweep()
             self._turn(sweep_s)
             # Also without chunks of its own: acknowledgements come in, and what waits may leave now.
@@ -245,7 +245,7 @@ class CentralInference:
     def _turn(self, until_s: float) -> None:
         """Sleep until there is something to do, and take in what has come."""
         also: list[sockets.Socket] = []
-        wait_s = max(0.0, until_s - time.monotonic())
+        wait_s = max(0.0, until_s - system.monotonic())
         if self._outbox.waiting:
             also = list(self._replay.sockets)
             wait_s = min(wait_s, BLOCKED_POLL_MS / 1000)
@@ -256,7 +256,7 @@ class CentralInference:
 
     def _is_blocked(self) -> bool:
         """Whether replay has to take chunks first; says who waits."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         if not self._outbox.waiting:
             self._wait_log = None
             return False
@@ -319,14 +319,14 @@ class CentralInference:
         self._go_on_held()
         while batch := self._due():
             self._take_params()
-            began_s = time.monotonic()
+            began_s = system.monotonic()
             groups = [request.payload for request in batch]
             self._groups.choose(groups, self._version, self._rng)
             for group in groups:
                 # An actor that has gone does not get it; one that has lost it asks again.
                 self._server.send(group.identity, group.answer(), group.number)
             totals = self._totals
-            totals.forward_s += time.monotonic() - began_s
+            totals.forward_s += system.monotonic() - began_s
             totals.queue_s += sum(began_s - request.since_s for request in batch)
             totals.batches += 1
             totals.requests += len(batch)
@@ -351,7 +351,7 @@ class CentralInference:
             assert group is not None
             group.identity = envelope.peer
         if group.slots.holds(self._version):
-            self._held[group.key] = group, time.monotonic()
+            self._held[group.key] = group, system.monotonic()
         else:
             self._queue.put(group.key, len(group.slots), group)
         return None
@@ -360,7 +360,7 @@ class CentralInference:
         """Have those act on that waited for parameters, if these are new enough or none came for long."""
         for key, (group, since_s) in list(self._held.items()):
             pace = group.slots.pace
-            if pace is not None and time.monotonic() - since_s > HELD_LIMIT_S:
+            if pace is not None and system.monotonic() - since_s > HELD_LIMIT_S:
                 _log.info("actor %x acts on with version %d: no newer one came", key[0], self._version)
                 pace.release()
             if not group.slots.holds(self._version):

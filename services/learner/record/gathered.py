@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from troupe.common import system
 from troupe.common.config import Config
 from troupe.common.stats.played import Result
 from troupe.common.wire.control.messages import Game
@@ -62,14 +62,14 @@ class Gathered:
         if version > self._version:
             before = [] if complete else self.end()
             self._parts = {}
-            self._version, self._begun_s = version, time.monotonic()
+            self._version, self._begun_s = version, system.monotonic()
         self._parts[part] = report
         played = sum(len(each.fields.episodes) for each in self._parts.values())
         return before + (self.end() if played >= self.episodes else [])
 
     def expired(self) -> list[Evaluation]:
         """What has come of an evaluation whose time is over."""
-        late = bool(self._parts) and time.monotonic() - self._begun_s > self._timeout_s
+        late = bool(self._parts) and system.monotonic() - self._begun_s > self._timeout_s
         return self.end() if late else []
 
     def end(self) -> list[Evaluation]:
