@@ -46,6 +46,7 @@ COMMANDS = {
         "say what is wrong with this machine, a run directory or a running run",
         "troupe.services.doctor.command:doctor",
     ),
+    "why": Command("say why runs do not learn, the likeliest cause first", "troupe.services.doctor.why:why"),
     "keys new": Command(
         "make the keys of a run whose services talk over a network", f"{_LAUNCHER}.make_keys:new"
     ),

@@ -15,6 +15,7 @@ import torch
 
 from troupe.common.agents import Batch, make_agent
 from troupe.common.agents.hindsight import hindsight_of
+from troupe.common.agents.inspection import Inspection
 from troupe.common.config import Config, to_toml
 from troupe.common.data.inserts import HeldError
 from troupe.common.data.plan import make_plan
@@ -81,6 +82,7 @@ class SerialTraining:
         """Make the network and the counters: new ones, or as the newest checkpoint has them."""
         config, spec = self.config, self.spec
         self.agent = make_agent(config.agent, spec, seed=config.run.seed, device=config.learner.device)
+        self.inspection = Inspection(self.agent)
         self.usable = UsableItems(self.agent)
         self.counters = RunCounters(spec.frames_per_step, budget)
         self.checkpoints = RunCheckpoints(
@@ -172,7 +174,7 @@ class SerialTraining:
         )
         counters.updates += 1
         counters.version += 1
-        update = self.agent.update(
+        update = self.inspection.update(
             Batch(
                 usable.fields,
                 usable.chosen(batch.weights(beta)),

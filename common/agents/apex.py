@@ -118,6 +118,7 @@ class ApexAgent(NetworkAgent):
                 "learner/grad_norm": norm.item(),
                 "learner/q_mean": q.mean().item(),
                 "learner/td_error_mean": error.abs().mean().item(),
+                "learner/explained_variance": returns.explained_variance(error, q + error).item(),
             }
         # Above 0: a priority of 0 would mean never again, also once the network has changed.
         priorities = error.detach().abs().double().cpu().numpy() + PRIORITY_FLOOR

@@ -23,6 +23,7 @@ from troupe.common.nets.actor_critic import ActorCritic
 from troupe.common.rl import policy
 from troupe.common.rl.policy_losses import Multiplier
 from troupe.common.rl.replayed import cloning, implied_kl, trusted_steps
+from troupe.common.rl.returns import explained_variance
 from troupe.common.rl.vtrace import VTrace, vtrace
 
 if TYPE_CHECKING:
@@ -251,6 +252,7 @@ class ImpalaAgent(NetworkAgent):
             "entropy": entropy.mean(),
             "entropy_cost": entropy_cost,
             "value_mean": values.mean(),
+            "explained_variance": explained_variance(corrected.targets - values[:-1], corrected.targets),
             "behaviour_kl": log_ratio.mean(),
         }
         return loss, measured, features

@@ -139,11 +139,7 @@ class JudgedSteps(Steps):
 
     behaviour: Tensor
     """Parameters of the policy that acted."""
-    value: Tensor
-    """Before this batch."""
     advantage: Tensor
-    target: Tensor
-    """Of the value."""
     anchor: Tensor
     """`log(mu / pi_target)` clipped from above: 0 without a target network."""
 

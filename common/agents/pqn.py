@@ -5,7 +5,6 @@ Layer norm takes the place of both: it bounds how far values can run away with t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -52,13 +51,6 @@ class PqnConfig(PassesConfig):
     eval_epsilon: float = tunable(
         0.0, "Share of the present exploration that the evaluator keeps; 0 = none.", ge=0, le=1
     )
-
-
-@dataclass(frozen=True, slots=True)
-class TargetedSteps(Steps):
-    """Steps, and what the values of their actions should be."""
-
-    target: Tensor
 
 
 class PqnNetwork(RecurrentQNetwork):
@@ -115,13 +107,13 @@ class PqnAgent(NetworkAgent):
         metrics = learner.metrics(measured) | {"learner/epsilon": exploration} if batch.measure else {}
         return Update(priorities=None, metrics=metrics)
 
-    def _loss(self, steps: TargetedSteps) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(self, steps: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         (q,) = self.learner.forward(*steps.inputs)
         error = steps.target - q.gather(-1, steps.action[..., None]).squeeze(-1)
         return 0.5 * error.square().mean(), {"q_mean": q.mean(), "td_error_mean": error.abs().mean()}
 
     @torch.no_grad()
-    def _targeted(self, unrolls: Unrolls, previous: TargetedSteps | None) -> TargetedSteps:
+    def _targeted(self, unrolls: Unrolls, previous: Steps | None) -> Steps:
         """The batch with the Q(lambda) returns of the weights before it.
 
         The greedy policy's value stands at each bootstrap; as in Peng's Q(lambda) an exploring action does
@@ -134,8 +126,11 @@ class PqnAgent(NetworkAgent):
         rewards = config.reward_scale * policy.clip_reward(unrolls.last_reward[1:], config.reward_clip)
         # `lambda_returns` takes values and not Q: the largest Q is the value of acting greedily.
         outcomes = unrolls.outcomes(q.amax(dim=-1), config.gamma)
-        steps = TargetedSteps(
-            **inputs_of(unrolls), target=lambda_returns(rewards, *outcomes, lambda_=config.lambda_)
+        inputs = inputs_of(unrolls)
+        steps = Steps(
+            **inputs,
+            value=q[:-1].gather(-1, inputs["action"][..., None]).squeeze(-1),
+            target=lambda_returns(rewards, *outcomes, lambda_=config.lambda_),
         )
         return steps if self.memory_size else steps.flattened()
 

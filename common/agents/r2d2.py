@@ -25,6 +25,7 @@ from troupe.common.config.fields import (
 from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.nets.recurrent_q import RecurrentQNetwork
 from troupe.common.rl.exploration import epsilon_greedy, epsilon_ladder
+from troupe.common.rl.returns import explained_variance
 from troupe.common.rl.sequences import mixed_priorities, n_step_q_targets
 
 
@@ -99,11 +100,13 @@ class R2d2Agent(NetworkAgent):
         metrics: dict[str, float] = {}
         if batch.measure:
             steps = counts.sum().clamp(min=1)
+            learned = errors[sequences.counts], (q + errors)[sequences.counts]
             metrics = {
                 "learner/loss": loss.item(),
                 "learner/grad_norm": norm.item(),
                 "learner/q_mean": ((q.detach() * counts).sum() / steps).item(),
                 "learner/td_error_mean": (errors.abs().sum() / steps).item(),
+                "learner/explained_variance": explained_variance(*learned).item(),
             }
         return Update(priorities=priorities.double().cpu().numpy() + PRIORITY_FLOOR, metrics=metrics)
 

@@ -39,6 +39,7 @@ from troupe.common.nets.soft_actor_critic import SoftActorCritic
 from troupe.common.rl import policy
 from troupe.common.rl.distributions import Categorical, MultiCategorical, TanhNormal
 from troupe.common.rl.policy_losses import Multiplier
+from troupe.common.rl.returns import explained_variance
 from troupe.common.rl.sequences import mixed_priorities, n_step_returns
 
 if TYPE_CHECKING:
@@ -271,6 +272,7 @@ class SacAgent(NetworkAgent):
             "entropy": entropy.mean(),
             "entropy_cost": cost,
             "q_mean": (targets - errors).mean(),
+            "explained_variance": explained_variance(errors.mean(0), targets),
             "td_error_mean": errors.abs().mean(),
         }
         return loss, measured, errors.detach()

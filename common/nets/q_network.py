@@ -39,12 +39,13 @@ class DuelingHead(nn.Module):
         super().__init__()
         # One matrix for both streams' hidden layers: the same arithmetic as two layers, in one call.
         self.hidden = orthogonal(nn.Linear(features, 2 * hidden_units))
+        self.active = nn.ReLU()
         self.advantage = output_layer(nn.Linear(hidden_units, num_actions), "values")
         self.value = output_layer(nn.Linear(hidden_units, 1), "values")
 
     def forward(self, features: Tensor) -> Tensor:
         """Map `[..., features]` to Q values `[..., A]`."""
-        left, right = torch.relu(self.hidden(features)).chunk(2, dim=-1)
+        left, right = self.active(self.hidden(features)).chunk(2, dim=-1)
         return dueling_q(self.value(right), self.advantage(left))
 
 
@@ -82,13 +83,14 @@ class QNetwork(nn.Module):
         streams = 2 if dueling else 1
         # One matrix for both streams' hidden layers: the same arithmetic as two layers, in one call.
         self.hidden = orthogonal(nn.Linear(self.torso.features, streams * hidden_units))
+        self.active = nn.ReLU()
         self.advantage = output_layer(nn.Linear(hidden_units, num_actions), "values")
         self.value = output_layer(nn.Linear(hidden_units, 1), "values") if dueling else None
 
     def forward(self, obs: Tensor) -> Tensor:
         """Map observations `[B, *obs_shape]` to Q values `[B, A]` float32."""
         seen = obs if self.inputs is None else self.inputs(obs)
-        hidden = torch.relu(self.hidden(self.torso(seen)))
+        hidden = self.active(self.hidden(self.torso(seen)))
         if self.value is None:
             return self.advantage(hidden)
         left, right = hidden.split(self.hidden_units, dim=-1)
@@ -122,7 +124,7 @@ class QuantileNetwork(QNetwork):
         # Equation 4 of Dabney et al. 2018b.
         cosines = torch.cos(math.pi * steps * shares[..., None])
         embedded = torch.relu(self.shares(cosines))
-        hidden = torch.relu(self.hidden(features[:, None] * embedded))
+        hidden = self.active(self.hidden(features[:, None] * embedded))
         if self.value is None:
             advantage: Tensor = self.advantage(hidden)
             return advantage

@@ -6,6 +6,21 @@ import torch
 from torch import Tensor
 
 
+def explained_variance(errors: Tensor, targets: Tensor) -> Tensor:
+    """`1 - Var(error) / Var(target)`, a scalar without gradient; an error is a target minus its value.
+
+    1: values say all that there is to say of the targets. 0: no more than their mean. Below: they mislead.
+    At least -1, so that targets that are nearly all alike, and leave nothing to explain, are not loud; 0 of
+    none.
+    """
+    if not targets.numel():
+        return targets.new_zeros(())
+    # One call for both: this is part of every update.
+    both = torch.stack([errors.detach(), targets.detach()]).flatten(1)
+    error, spread = torch.var(both, 1, correction=0).unbind()
+    return (1.0 - error / spread.clamp(min=1e-12)).clamp(min=-1.0)
+
+
 def double_q_target(reward: Tensor, discount: Tensor, q_next_online: Tensor, q_next_target: Tensor) -> Tensor:
     """n-step double Q-learning target, `R + discount * Q_target(s', argmax_a Q_online(s', a))`.
 

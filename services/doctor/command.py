@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from troupe.common.config import Config, load_config, read_config
+from troupe.common.config import load_config
 from troupe.common.config.loading import config_from_dict
-from troupe.common.errors import ConfigError
 from troupe.common.runtime.files import run_config
 from troupe.common.runtime.parser import Parser, real
 from troupe.common.wire.security.key_options import add_key_arguments
 from troupe.services.doctor.checks import Check, guarded
+from troupe.services.launcher.evidence import config_of
 
 FOUND = 7
 """Exit code where something is wrong."""
@@ -73,7 +73,7 @@ def _checks(target: str | None, preset: str | None, keys: str, timeout_s: float)
     remote = target is not None and _ADDRESS.fullmatch(target) is not None
     folder = None if target is None or remote else Path(target).expanduser()
     if folder is not None:
-        config = _config_of(run_config(folder))
+        config = config_of(run_config(folder))
     elif preset:
         config = load_config(preset, None, {}, os.environ)
     else:  # a machine of replay has no torch, which the algorithm would want
@@ -92,11 +92,3 @@ def _checks(target: str | None, preset: str | None, keys: str, timeout_s: float)
         yield from guarded("run", run.run_directory(folder, config))
     if remote and target is not None:
         yield from guarded("learner", peers.address(target, keys or config.net.keys_dir, timeout_s))
-
-
-def _config_of(file: Path) -> Config:
-    """A run's configuration; without its algorithm where that is not installed here."""
-    try:
-        return read_config(file)
-    except ConfigError:
-        return read_config(file, typed_agent=False)

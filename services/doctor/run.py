@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -9,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from troupe.common.config import Config
-from troupe.common.errors import CheckpointError
+from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.installation import version
 from troupe.common.machine import usable_cores
 from troupe.common.runtime.checkpoint import check, newest_first
 from troupe.common.runtime.files import STATUS_FILE, check_regular, read_status, write_trouble
 from troupe.common.runtime.logging import peer_text
 from troupe.services.doctor.checks import Check
+from troupe.services.launcher import evidence
 from troupe.services.launcher.findings import findings, verdict
+from troupe.services.launcher.learning import faults
 from troupe.services.launcher.progress import run_view, settings_of
 
 FRESH_S = 30.0
@@ -48,6 +51,14 @@ def run_directory(folder: Path, config: Config) -> Iterator[Check]:
     yield from _logs(folder / "logs")
     if status:
         yield from members(status, config, live=live)
+    yield from _learning(folder)
+
+
+def _learning(folder: Path) -> Iterator[Check]:
+    """What keeps the run from learning, as far as it has recorded anything."""
+    with contextlib.suppress(ConfigError):
+        for found in faults(evidence.of_run(folder)):
+            yield Check("learning", found.name, found.what, "note", found.advice)
 
 
 def _age_s(file: Path) -> float:

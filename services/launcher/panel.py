@@ -18,6 +18,7 @@ from rich.text import Text
 from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
 from troupe.common.stats.played import levels_missed
 from troupe.services.launcher.curves import drawable, sparkline
+from troupe.services.launcher.learning import first_fault
 from troupe.services.launcher.progress import RunView, duration, gpu_line, verdict
 
 _SPARKLINE_WIDTH = 22  # two of them fit into 80 columns
@@ -109,6 +110,8 @@ def render(view: RunView, title: str, footer: str) -> Panel:
     if view.trouble:
         parts.append(Text(f"environments: {view.trouble}", style="bold yellow", overflow="fold"))
     parts.append(Text(footer, style="dim", overflow="fold"))
+    if fault := first_fault(view):
+        parts.append(Text(f"learning: {fault.what}; {fault.advice}", style="yellow", overflow="fold"))
     return Panel(Group(*parts), title=Text(title, style="bold"), title_align="left", border_style="blue")
 
 

@@ -22,6 +22,7 @@ from troupe.common.config.fields import RecurrentAgentConfig, TableNeeds, struct
 from troupe.common.nets.recurrent import SequenceBody
 from troupe.common.nets.torsos import Activation, Style
 from troupe.common.rl import policy
+from troupe.common.rl.returns import explained_variance
 
 if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
@@ -106,6 +107,10 @@ class Steps:
     memory: Tensor
     """`[N, memory_size]`, before the first step."""
     action: Tensor
+    value: Tensor
+    """What the network said of the step before this batch, a state's or an action's."""
+    target: Tensor
+    """What it should be."""
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -130,7 +135,7 @@ class Steps:
 
 
 def inputs_of(unrolls: Unrolls) -> dict[str, Tensor]:
-    """The part of `Steps` that every loss has, of the steps of `unrolls`."""
+    """The part of `Steps` that `unrolls` have."""
     return {
         "obs": unrolls.obs[:-1],
         "last_action": unrolls.last_action[:-1],
@@ -309,6 +314,9 @@ class PassesLearner(Learner):
         steps: OwnSteps | None = None
         for epoch in range(self._config.epochs):
             steps = estimate(steps)
+            if not epoch:
+                explained = explained_variance(steps.target - steps.value, steps.target)
+                measured["explained_variance"] = [explained]
             terms: list[dict[str, Tensor]] = []
             moved: list[tuple[float, int]] = []  # of each minibatch: how far, and how many columns say so
             unrolled, columns = steps.last_reward.shape

@@ -11,6 +11,7 @@ import numpy as np
 import torch.distributed as dist
 
 from troupe.common.agents import Agent, Batch, Update
+from troupe.common.agents.inspection import Inspection
 from troupe.common.agents.learners.reduction import ALONE, Reduction
 from troupe.common.config import Config
 from troupe.common.wire.control.messages import Seat
@@ -116,6 +117,7 @@ class Team:
         self.moved = False
         self.learners = self.lost = 0
         self._agent, self._counters, self._seats, self._rules = agent, counters, seats, rules
+        self._inspection = Inspection(agent)
         self._group: ProcessGroup | None = None
         self._seat: Seat | None = None
         self._ended = -1
@@ -180,7 +182,7 @@ class Team:
             return Learned()
         if share is None:
             return Learned()
-        update = self._agent.update(share.batch(*self._told))
+        update = self._inspection.update(share.batch(*self._told))
         self._counters.updates += 1
         self._counters.learned_steps += share.learned_steps
         return Learned(True, True, update)
@@ -219,7 +221,7 @@ class Team:
         arrays, meta = self._agent.state()
         try:
             batch = self._no_rows() if share is None else share.batch(*self._told)
-            update = self._agent.update(batch)
+            update = self._inspection.update(batch)
         except GroupLostError:
             # An update takes several messages, and the others may have had fewer of them: half of it is in
             # no state that all could go on from.

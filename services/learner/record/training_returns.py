@@ -44,9 +44,12 @@ class TrainingReturns:
             return {}
         count = len(self._games)
         score = sum(game[0] for game in self._games) / count
+        lengths = [game[1] for game in self._games]
         row = {
             "train/episode_return": score,
-            "train/episode_length": sum(game[1] for game in self._games) / count,
+            "train/episode_length": sum(lengths) / count,
+            "train/episode_length_min": min(lengths),
+            "train/episode_length_max": max(lengths),
             "train/episodes": float(count),
         }
         normalized = human_normalized(self._env_id, score)

@@ -1,0 +1,148 @@
+"""What a run has recorded of its learning, as findings compare it: in full, or its newest values only."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from troupe.common.config import Config, read_config
+from troupe.common.data.table_config import TableConfig
+from troupe.common.errors import ConfigError
+from troupe.common.runtime.files import run_config
+from troupe.common.runtime.metrics import CSV_FILE, TRAINING_RETURN, read_rows
+from troupe.services.launcher.curves import Points
+from troupe.services.launcher.view import RunView
+
+USED = ("learner/", "replay/", "train/episode_", "speed/updates_per_s")
+"""What the names of the metrics that count begin with."""
+RECENT, LEAST_RECENT = 1 / 6, 3
+"""Share of a metric's rows, the last ones, whose median counts, and the fewest of them."""
+_FEWEST = 4
+"""Returns without which nothing is said of their rise."""
+
+
+class Evidence:
+    """Figures of a run. A metric that nobody reports is None.
+
+    Args:
+        config: of the run.
+        metrics: typical values of late.
+        returns: those of training, by steps.
+        peaks: the largest values of the whole run, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        config: Config | None,
+        metrics: Mapping[str, float],
+        returns: Sequence[Sequence[float]] = (),
+        peaks: Mapping[str, float] | None = None,
+    ) -> None:
+        self.config = config
+        self.metrics = metrics
+        self._peaks = peaks or {}
+        self.returns = [value for _, value in returns]
+
+    def __getitem__(self, metric: str) -> float | None:
+        return self.metrics.get(metric)
+
+    def peak(self, metric: str) -> float | None:
+        """The largest value of the run: what it has done to the weights stays."""
+        return self._peaks.get(metric, self.metrics.get(metric))
+
+    def all(self, metric: str) -> dict[str, float]:
+        """Values of `metric`, or of `metric/NAME`, by name; empty for the metric itself."""
+        found = {
+            name[len(metric) + 1 :]: value
+            for name, value in self.metrics.items()
+            if f"{name}/".startswith(f"{metric}/")
+        }
+        return found
+
+    def worst(self, metric: str) -> tuple[str, float]:
+        """The largest of these."""
+        return max(self.all(metric).items(), key=lambda item: item[1], default=("", 0.0))
+
+    def option(self, field: str, default: Any = None) -> Any:
+        """A field of `[agent]`; the default where this algorithm has none of that name."""
+        return getattr(self.config.agent, field, default) if self.config is not None else default
+
+    def has(self, field: str) -> bool:
+        """Whether the algorithm has a field of that name."""
+        return self.config is not None and hasattr(self.config.agent, field)
+
+    @property
+    def tables(self) -> list[TableConfig]:
+        """Those that batches come from, with their capacity over all shards."""
+        return self.config.replay.sampled_tables() if self.config is not None else []
+
+    @property
+    def learned(self) -> float:
+        """How much of its rise a run has kept, 0 to 1: 1 where returns are higher than ever.
+
+        0 as well where they never rose by more than they scatter; 1 where there are too few to tell.
+        """
+        if len(self.returns) < _FEWEST:
+            return 1.0
+        part = max(1, len(self.returns) // 5)
+        means = [
+            statistics.fmean(self.returns[place : place + part])
+            for place in range(0, len(self.returns) - part + 1)
+        ]
+        first, best, last = means[0], max(means), means[-1]
+        steps = [abs(one - other) for one, other in zip(self.returns, self.returns[1:], strict=False)]
+        # Two means of so many values differ by chance by about this.
+        chance = statistics.median(steps) / math.sqrt(part)
+        if best - first <= 5.0 * chance:
+            return 0.0
+        return max(0.0, min(1.0, (last - first) / (best - first)))
+
+
+def of_view(view: RunView) -> Evidence:
+    """What a running run says now."""
+    returns: Points = view.returns.get(TRAINING_RETURN, ())
+    return Evidence(view.config, view.metrics, returns)
+
+
+def of_run(folder: Path) -> Evidence:
+    """What a run directory has recorded, of a run that goes on or has ended.
+
+    Raises ConfigError where it holds no run, or nothing is recorded yet.
+    """
+    config = config_of(run_config(folder))
+    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    returns = []
+    file = folder / CSV_FILE
+    for row in read_rows(file) if file.exists() else ():
+        if row.name.startswith(USED):
+            values[row.name][row.source].append(row.value)
+        if row.name == TRAINING_RETURN:
+            returns.append((row.steps, row.value))
+    if not any(name.startswith("learner/") for name in values):
+        raise ConfigError(f"{folder} has recorded nothing of its learning yet: see logs/learner.log")
+    metrics = {name: _typical(name, by_source) for name, by_source in values.items()}
+    peaks = {name: max(map(max, by_source.values())) for name, by_source in values.items()}
+    return Evidence(config, metrics, returns, peaks)
+
+
+def _typical(name: str, by_source: Mapping[str, Sequence[float]]) -> float:
+    """The median of the last rows; over services, a rate and a number of items are added up."""
+    recent = [values[-max(LEAST_RECENT, math.ceil(RECENT * len(values))) :] for values in by_source.values()]
+    if name.endswith("_min"):
+        return min(map(min, recent))
+    if name.endswith("_max"):
+        return max(map(max, recent))
+    typical = map(statistics.median, recent)
+    return sum(typical) if name.endswith("_per_s") else statistics.fmean(typical)
+
+
+def config_of(file: Path) -> Config:
+    """A run's configuration; without its algorithm where that is not installed here."""
+    try:
+        return read_config(file)
+    except ConfigError:
+        return read_config(file, typed_agent=False)

@@ -1,0 +1,230 @@
+"""Why a run does not learn: one table, for `troupe why`, `troupe doctor`, the panel and its page in docs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from troupe.services.launcher import learning_causes as causes
+from troupe.services.launcher.causes import Figures
+from troupe.services.launcher.evidence import Evidence, of_view
+from troupe.services.launcher.findings import Finding
+from troupe.services.launcher.view import RunView
+
+FROM = 0.3
+"""Loudness from which on a fault is named: below, it may be how the task is."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row of the table: something that may keep a run from learning.
+
+    Attributes:
+        name: a word to branch on.
+        symptom: what a user sees, for the page.
+        measure: how loud it is and the figures of a run; None where it is not this.
+        metrics: what it looks at, for the page.
+        threshold: from which figure on it counts, in words, for the page.
+        words: what is wrong, and why that matters; braces take figures.
+        advice: what helps, with the field that does it.
+        page_advice: the same for the page, where it depends on figures.
+    """
+
+    name: str
+    symptom: str
+    measure: Callable[[Evidence], Figures | None]
+    metrics: tuple[str, ...]
+    threshold: str
+    words: str
+    advice: str
+    page_advice: str = ""
+
+
+def faults(run: Evidence) -> list[Finding]:
+    """What keeps a run from learning, the likeliest first; empty where nothing is found."""
+    found = []
+    for fault in FAULTS:
+        measured = fault.measure(run)
+        if measured is not None and measured[0] >= FROM:
+            loudness, figures = measured
+            found.append(
+                Finding(fault.name, loudness, fault.words.format(**figures), fault.advice.format(**figures))
+            )
+    return sorted(found, key=lambda finding: -finding.loudness)
+
+
+def first_fault(view: RunView) -> Finding | None:
+    """The likeliest cause of a running run not learning, as far as its newest values tell."""
+    found = faults(of_view(view)) if view.updates else []
+    return found[0] if found else None
+
+
+FAULTS = (
+    Fault(
+        "inputs",
+        "returns stay as they were at random, and loss is large or does not move",
+        causes.inputs,
+        ("learner/seen_mean", "learner/seen_deviation", "learner/seen_least", "learner/seen_most"),
+        f"mean and three deviations beyond {causes.WIDE:g}, or a mean of {causes.OFFSET:g} deviations",
+        "the network sees numbers from {least:.3g} to {most:.3g}{part} (mean {mean:.3g}, deviation "
+        "{deviation:.3g}): its units stand at their ends, or see a constant",
+        "{advice}",
+        "--agent.normalize_vectors true, or smaller numbers from the environment",
+    ),
+    Fault(
+        "time-limit",
+        "values never fit, though the task is simple",
+        causes.time_limit,
+        (
+            *("train/episode_length_min", "train/episode_length_max", "learner/terminated_share"),
+            *("learner/truncated_share", "learner/ends_seen_share"),
+        ),
+        f"all episodes are of the same {causes.LONG:g} steps or more, and look like any other where they end",
+        "every episode terminates after {steps:,.0f} steps, and nothing observed tells when (ends look alike "
+        "by {seen:.0%}, 50 % being chance): values take a time limit for the end of all rewards",
+        "return truncated, not terminated, from the environment where its time is over",
+    ),
+    Fault(
+        "learning-rate",
+        "returns fall or jump, loss grows",
+        causes.learning_rate,
+        ("learner/step_size", "learner/learning_rate"),
+        f"a step changes the weights by {causes.STEP_SIZE:.0%}",
+        "a step of the optimiser changes the weights by {share:.1%} at learning rate {rate:.3g} (usual: 0.1 "
+        "to 1 %): it undoes what was learned",
+        "a smaller --agent.learning_rate, such as {less:.0e}",
+        "a smaller --agent.learning_rate",
+    ),
+    Fault(
+        "reward-scale",
+        "loss and gradients are huge, or nothing moves",
+        causes.reward_scale,
+        ("learner/reward_size", "learner/reward_size_learned"),
+        f"rewards of {causes.LARGE:g} or more, or of {causes.SMALL:g} or less, without normalised returns",
+        "rewards are up to {raw:.3g} in size, {size:.3g} as they are learned from: step sizes and clips are "
+        "made for about 1",
+        "{advice}",
+        "--agent.reward_scale, --agent.normalize_returns true, or --env.reward_clip sign",
+    ),
+    Fault(
+        "small-replay",
+        "returns rise and fall again",
+        causes.small_replay,
+        (),
+        f"room for fewer than {causes.BATCHES:g} batches",
+        "replay holds {capacity:,} items for batches of {batch:,}: all are of the same moment, and the "
+        "rest is forgotten",
+        "a larger --replay.capacity_items in a new run, such as {more:,}",
+        "a larger --replay.capacity_items",
+    ),
+    Fault(
+        "stale",
+        "returns stop rising, or fall, while the policy moves",
+        causes.stale,
+        ("replay/sampled_staleness",),
+        f"{causes.OLD_ON_POLICY:g} versions for several passes, {causes.OLD:g} for IMPALA",
+        "experience is {age:.0f} versions old when it is learned from: it tells of another policy",
+        "{advice}",
+        "--agent.max_staleness 1, and a queue of about one batch in [[replay.tables]]",
+    ),
+    Fault(
+        "discount",
+        "rewards that come late are never earned",
+        causes.discount,
+        ("learner/reward_share",),
+        f"rewards are {causes.HORIZONS:g} horizons, 1 / (1 - gamma), apart",
+        "rewards come every {gap:.0f} steps, over which gamma {gamma:g} leaves {left:.1g} of them: what "
+        "leads to them has no value",
+        "a larger --agent.gamma, such as {better:g}",
+        "a larger --agent.gamma",
+    ),
+    Fault(
+        "at-bounds",
+        "actions jump between their ends",
+        causes.at_bounds,
+        ("learner/action_at_bounds_share",),
+        f"{causes.BOUND:.0%} of the numbers, and returns have not risen",
+        "{share:.0%} of the actions' numbers are at or beyond their bounds, which clip them: the policy "
+        "learns from numbers that were never done",
+        "{advice}",
+        "--agent.action_distribution tanh_normal, or a smaller --agent.deviation_start",
+    ),
+    Fault(
+        "entropy",
+        "the agent does the same always, and returns stay low",
+        causes.entropy,
+        ("learner/entropy_share", "train/episode_return"),
+        f"{causes.FLAT:.0%} of the largest entropy, and returns have not risen",
+        "the policy's entropy is {share:.1%} of the largest, and returns have not risen: nothing new is "
+        "tried",
+        "{advice}",
+        "a larger --agent.entropy_cost or --agent.target_entropy, a smaller --agent.policy_gain",
+    ),
+    Fault(
+        "dead-units",
+        "loss and returns stand still",
+        causes.dead_units,
+        ("learner/dead_share", "learner/saturated_share", "train/episode_return"),
+        f"{causes.UNITS:.0%} of a layer's units",
+        "{share:.0%} of the units of {layer} {how}: they get no gradient, and do not come back",
+        "{advice}",
+        "a new run with a smaller --agent.learning_rate, or --agent.layer_norm true",
+    ),
+    Fault(
+        "values",
+        "Q grows without end",
+        causes.values,
+        ("learner/q_mean", "learner/value_mean", "learner/reward_size_learned", "train/episode_length"),
+        "1.5 times what the largest reward in every step would be worth",
+        "values are {value:.3g} on average, while nothing can be worth more than {most:.3g}: they feed on "
+        "themselves",
+        "a smaller --agent.learning_rate, or updating the target network less often",
+    ),
+    Fault(
+        "policy-moves",
+        "returns rise, then fall",
+        causes.policy_moves,
+        ("learner/clipped", "learner/behaviour_kl"),
+        "half of the steps are clipped",
+        "an update moves the policy beyond the clip in {share:.0%} of the steps (KL {kl:.2g}): these teach "
+        "nothing",
+        "a smaller --agent.learning_rate, or fewer --agent.epochs",
+    ),
+    Fault(
+        "repeats",
+        "returns rise and fall again, with errors that are small",
+        causes.repeats,
+        ("replay/samples_per_s", "replay/inserts_per_s"),
+        f"{causes.REPEATS:g} times",
+        "each item is learned from {times:,.0f} times: they are learned by heart",
+        "a smaller --replay.samples_per_insert, or more actors",
+    ),
+    Fault(
+        "exploration",
+        "the agent does the same always",
+        causes.exploration,
+        ("learner/epsilon", "train/episode_return"),
+        "a chance of 0.5 %, and returns have not risen",
+        "random actions have a chance of {epsilon:.2%}, and returns have not risen: nothing new is tried",
+        "a larger --agent.epsilon_final or --agent.epsilon_share",
+    ),
+    Fault(
+        "unexplained",
+        "returns do not rise",
+        causes.unexplained,
+        ("learner/explained_variance", "train/episode_return"),
+        "0.05, and returns have not risen",
+        "values explain {share:.0%} of what their targets differ by: advantages are noise",
+        "a larger --agent.baseline_cost or --agent.learning_rate, or a network that sees more",
+    ),
+    Fault(
+        "gradients",
+        "loss jumps",
+        causes.gradients,
+        ("learner/grad_norm", "train/episode_return"),
+        "100 times the clip, and returns have not risen",
+        "gradients of {norm:.3g} are clipped to {limit:g}: the loss is on another scale",
+        "smaller rewards, or a larger --agent.max_grad_norm",
+    ),
+)
+"""What may keep a run from learning. What a user can mend directly comes before what follows from it."""

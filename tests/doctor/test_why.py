@@ -1,0 +1,138 @@
+"""Planted faults of learning: what real runs recorded, and what is said to keep them from learning."""
+
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+import troupe.services.__main__ as cli
+from tests.doctor.faults import PLANTS, train, unpack
+from tests.launcher.test_progress import STATUS, view
+from troupe.common.config import load_config
+from troupe.common.config.algorithms import ALGORITHMS, agent_model
+from troupe.common.config.schema import SECTIONS
+from troupe.services.doctor.why import NOTHING, lines_of
+from troupe.services.launcher.evidence import Evidence, of_run
+from troupe.services.launcher.learning import FAULTS, faults
+from troupe.services.launcher.panel import render
+from troupe.services.launcher.troubleshooting import SHOWN
+
+FAULTY = [name for name, plant in PLANTS.items() if plant.finding]
+HEALTHY = [name for name, plant in PLANTS.items() if not plant.finding]
+
+
+def test_ten_faults_and_five_healthy_runs_are_kept():
+    assert len(FAULTY) >= 10
+    assert len(HEALTHY) >= 5
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_planted_fault_is_named_first_or_second(name, tmp_path):
+    found = faults(of_run(unpack(name, tmp_path)))
+    assert PLANTS[name].finding in [each.name for each in found[:2]]
+    assert name_of(SHOWN[name]) == [each.name for each in found]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_said_of_a_run_without_a_fault(name, tmp_path):
+    assert lines_of(unpack(name, tmp_path)) == [NOTHING] == [SHOWN[name]]
+
+
+def name_of(shown):
+    return shown.split(", ")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_each_fault_is_named_by_a_planted_run_or_by_figures_made_for_it(fault, tmp_path):
+    planted = {each for name in FAULTY for each in name_of(SHOWN[name])}
+    assert fault.name in planted | MADE.keys()
+
+
+RISEN = [(steps, float(steps)) for steps in range(20)]
+FLAT = [(steps, 1.0 + 0.1 * (steps % 2)) for steps in range(20)]
+WORTH = {"learner/reward_size_learned": 1.0, "train/episode_length": 300.0}
+MADE = {
+    "values": ("cartpole-apex", {**WORTH, "learner/q_mean": 900.0}, {**WORTH, "learner/q_mean": 99.0}),
+    "policy-moves": ("cartpole-ppo", {"learner/clipped": 0.9}, {"learner/clipped": 0.3}),
+    "repeats": (
+        "cartpole-apex",
+        {"replay/samples_per_s": 9000.0, "replay/inserts_per_s": 9.0},
+        {"replay/samples_per_s": 900.0, "replay/inserts_per_s": 9.0},
+    ),
+    "exploration": ("cartpole-pqn", {"learner/epsilon": 0.001}, {"learner/epsilon": 0.01}),
+    "unexplained": (
+        *("cartpole-ppo", {"learner/explained_variance": -0.3}),
+        {"learner/explained_variance": 0.3},
+    ),
+    "gradients": ("cartpole-ppo", {"learner/grad_norm": 90.0}, {"learner/grad_norm": 5.0}),
+}
+"""Preset, figures that mean a fault, and such as do not."""
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_figures_that_mean_a_fault(name):
+    preset, bad, good = MADE[name]
+    config = load_config(preset, None, {}, {})
+    assert [each.name for each in faults(Evidence(config, bad, FLAT))] == [name]
+    assert not faults(Evidence(config, good, FLAT))
+
+
+def test_an_agent_that_has_learned_may_do_the_same_always():
+    config = load_config("cartpole-ppo", None, {}, {})
+    flat = {"learner/entropy_share": 0.001, "learner/dead_share/torso": 0.9}
+    assert [each.name for each in faults(Evidence(config, flat, FLAT))] == ["dead-units", "entropy"]
+    assert not faults(Evidence(config, flat, RISEN))
+    assert not faults(Evidence(config, flat, FLAT[:2]))  # too early to tell
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_every_field_that_is_advised_exists(fault):
+    known = {f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields}
+    known |= {f"agent.{name}" for algorithm in ALGORITHMS for name in agent_model(algorithm).model_fields}
+    named = re.findall(r"--([a-z]+\.[a-z_]+)", fault.advice + fault.page_advice)
+    assert not set(named) - known
+
+
+def test_the_command_prints_findings_by_run_and_as_json(tmp_path, capsys):
+    bad, good = unpack("raw-pixels", tmp_path), unpack("healthy-ppo", tmp_path)
+    assert cli.main(["why", str(bad)]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("inputs: the network sees numbers from 0 to 255")
+    assert "--agent.normalize_vectors true" in first
+    assert cli.main(["why", str(bad), str(good)]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{bad}:", f"  {first}", f"{good}:", f"  {NOTHING}"]
+    assert cli.main(["why", "--json", str(bad), str(good)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in told[str(bad)]] == ["inputs"]
+    assert told[str(good)] == []
+
+
+def test_a_run_that_has_recorded_nothing_is_told_in_one_line(tmp_path, capsys):
+    run = unpack("healthy-ppo", tmp_path)
+    (run / "metrics.csv").unlink()
+    assert cli.main(["why", str(run)]) == 2
+    assert "has recorded nothing of its learning yet" in capsys.readouterr().err
+
+
+def test_the_last_line_of_the_panel_is_the_first_finding():
+    def last_line(**metrics):
+        console = Console(width=400, record=True, file=io.StringIO())
+        config = load_config("cartpole-ppo", None, {}, {})
+        status = {**STATUS, "metrics": {**STATUS["metrics"], **metrics}}
+        console.print(render(view(status, config=config), "title", "the footer"))
+        return console.export_text().splitlines()[-2]
+
+    seen = {"learner/seen_mean": 0.1, "learner/seen_least": 0.0, "learner/seen_most": 255.0}
+    shown = last_line(**seen, **{"learner/seen_deviation": 80.0})
+    assert "learning: the network sees numbers from 0 to 255" in shown
+    assert "the footer" in last_line(**seen, **{"learner/seen_deviation": 2.0})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_fault_is_named_in_a_run_of_the_services(tmp_path, monkeypatch):
+    monkeypatch.setattr(PLANTS["raw-pixels"], "steps", 4_000)
+    found = faults(of_run(train("raw-pixels", tmp_path)))
+    assert "inputs" in [each.name for each in found[:2]]
