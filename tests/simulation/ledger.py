@@ -107,7 +107,9 @@ class Ledger:
         kind, fields = header["t"], header["f"]
         if kind not in ("INSERTED", "CREDIT", "ERROR"):
             return
-        if kind == "ERROR" and fields["kind"] == "claim":
+        # An evaluator that was cut off hands in what another plays by then, or nobody any more.
+        late = kind == "ERROR" and fields["detail"].endswith("is not its to play") and not self.talk.calm
+        if kind == "ERROR" and fields["kind"] == "claim" and not late:
             self.wrong(f"an honest {socket.node.name} is refused: {fields['detail']}")
         incarnation = self._incarnations.get(socket.label)
         if incarnation is None:
