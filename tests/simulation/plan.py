@@ -100,7 +100,7 @@ def make_plan(seed: int) -> Plan:
         slots=slots,
         shards=rng.choice((1, 1, 2)),
         evaluators=rng.choice((0, 0, 1, 2)),
-        total_steps=max(24, round(actors * slots * rng.uniform(8, 18) / step_s)),
+        total_steps=max(64, round(actors * slots * rng.uniform(8, 18) / step_s)),
         step_s=step_s,
         update_s=rng.choice((0.1, 0.2, 0.4)),
         central=rng.random() < 0.25,

@@ -65,7 +65,7 @@ def run_plan(plan: Plan, *, keep_log: bool = False, prepare: Callable[[], object
         with mock.patch.object(shard, "open_replay", open_replay):
             look()
             try:
-                world.run(plan.end_s + SETTLE_S, lambda: _over(cluster) or bool(ledger.problems))
+                world.run(plan.end_s + _patience_s(plan), lambda: _over(cluster) or bool(ledger.problems))
             except Deadlock as error:
                 ledger.wrong(str(error))
         if not ledger.problems:
@@ -73,6 +73,11 @@ def run_plan(plan: Plan, *, keep_log: bool = False, prepare: Callable[[], object
         problems = ledger.problems + [f"touches the real machine: {each}" for each in set(world.violations)]
         digest, simulated_s, events, lines = world.digest(), world.now, world.events, world.lines
     return Outcome(plan, problems, digest, simulated_s, time.process_time() - began_s, events, lines)
+
+
+def _patience_s(plan: Plan) -> float:
+    """How long a run may take after its last fault: a learner that is held to a ratio updates for each step."""
+    return SETTLE_S + plan.total_steps * plan.update_s
 
 
 def _over(cluster: Cluster) -> bool:
@@ -88,7 +93,7 @@ def _judge(cluster: Cluster) -> None:
         waiting = [name for name, node in cluster.nodes.items() if not node.dead]
         steps = cluster.control._budget.steps if cluster.control else 0
         ledger.wrong(
-            f"not complete {SETTLE_S:.0f} s after the last fault: {steps} steps; {waiting} are there"
+            f"not complete {_patience_s(cluster.plan):.0f} s after the last fault: {steps} steps; {waiting} are there"
         )
         return
     ledger.check_steps(cluster.kills)
