@@ -27,6 +27,7 @@ from troupe.common import installation, system
 from troupe.common.data import plan as memory_plan
 from troupe.common.runtime import files, usage, watchdog
 from troupe.common.wire import intake, link, server, sockets
+from troupe.common.wire.control import client
 from troupe.common.wire.replay import files as shared_files
 from troupe.common.wire.security import handshakes
 from troupe.services.evaluator import service as evaluator
@@ -153,6 +154,7 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
             put(module, "Intake", Intake)
         put(shared_files, "boot_id", lambda: world.here().node.host)
         put(opened, "boot_id", lambda: world.here().node.host)
+        put(client, "boot_id", lambda: world.here().node.host)
         put(handshakes, "_answer", lambda endpoint, greeting: b"")
         put(handshakes, "_numbers", itertools.count())
         put(link, "_numbers", itertools.count(1))

@@ -76,7 +76,7 @@ def run_plan(plan: Plan, *, keep_log: bool = False, prepare: Callable[[], object
 
 
 def _patience_s(plan: Plan) -> float:
-    """How long a run may take after its last fault: a learner that is held to a ratio updates for each step."""
+    """How long a run may take after its last fault: with a ratio there is an update for each step."""
     return SETTLE_S + plan.total_steps * plan.update_s
 
 
@@ -92,8 +92,9 @@ def _judge(cluster: Cluster) -> None:
     if not _over(cluster):
         waiting = [name for name, node in cluster.nodes.items() if not node.dead]
         steps = cluster.control._budget.steps if cluster.control else 0
+        patience_s = _patience_s(cluster.plan)
         ledger.wrong(
-            f"not complete {_patience_s(cluster.plan):.0f} s after the last fault: {steps} steps; {waiting} are there"
+            f"not complete {patience_s:.0f} s after the last fault: {steps} steps; {waiting} are there"
         )
         return
     ledger.check_steps(cluster.kills)

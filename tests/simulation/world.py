@@ -105,7 +105,8 @@ class Node:
         self.dead = False
         self.stalled_until = 0.0
         self.reads_slowly_until = 0.0
-        self.boot_s = 1000.0 + world.rng.random() * 1000.0
+        # All processes of a kernel have one clock.
+        self.boot_s = world.boots_s.setdefault(host, 1000.0 + world.rng.random() * 1000.0)
         self.tasks: list[Task] = []
         self.at_exit: list[Callable[[], None]] = []
         self.result: BaseException | None = None
@@ -154,6 +155,7 @@ class World:
         self.closing = False
         self.events = 0
         self.wall_offset: dict[str, float] = {}
+        self.boots_s: dict[str, float] = {}
         self.lines: list[str] | None = [] if keep_log else None
         self.news = False
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []

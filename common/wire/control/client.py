@@ -15,6 +15,7 @@ import numpy as np
 
 from troupe.common import installation, system
 from troupe.common.errors import PeerError
+from troupe.common.machine import boot_id
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import WireError, encode
 from troupe.common.wire.control.member import Games, Member, Params, RunState, Welcome
@@ -79,6 +80,8 @@ class ControlClient:
             replay_endpoint=replay_endpoint or "",
             host=system.hostname(),
             pid=system.pid(),
+            boot=boot_id(),
+            started_s=system.monotonic(),
             software=f"troupe {installation.version()}",
         )
         self._membership = Membership(

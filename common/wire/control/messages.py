@@ -45,6 +45,8 @@ class Hello(Body, kw_only=True):
         replay_endpoint: where a replay shard can be reached; empty for others
         host: for logs
         pid: for logs
+        boot: of the kernel that the process runs on; empty where that is not known
+        started_s: on that kernel's monotonic clock: of two processes of one name, the later one counts
         software: for logs
         run: the run that the service is in; empty if this process was in none yet
         steps_made: environment steps that this process has made; 0 where it is no actor
@@ -61,6 +63,8 @@ class Hello(Body, kw_only=True):
     replay_endpoint: types.Endpoint = ""
     host: Annotated[str, Meta(max_length=255)] = ""
     pid: types.U64 = 0
+    boot: types.Name = ""
+    started_s: types.Clock = 0.0
     software: types.Text = ""
     run: types.Name = ""
     steps_made: types.StepsMade = 0

@@ -31,6 +31,8 @@ class Peer:
         endpoint: where a replay shard is reached, empty for others.
         host: for logs.
         pid: for logs.
+        boot: of the kernel that it runs on, as it says; empty: it does not.
+        started_s: when it started, on the monotonic clock of that kernel.
         seen_s: monotonic time of its last message.
         version: parameter version that it uses, -1 for none.
         error: last error that it reported.
@@ -49,6 +51,8 @@ class Peer:
     endpoint: str = ""
     host: str = ""
     pid: int = 0
+    boot: str = ""
+    started_s: float = 0.0
     seen_s: float = 0.0
     version: int = -1
     error: str = ""
@@ -89,6 +93,11 @@ class _Past:
 
     incarnations: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
+
+
+def _older(peer: Peer, other: Peer) -> bool:
+    """Whether `peer` is known to have started before `other`: clocks of two kernels tell nothing."""
+    return bool(peer.boot) and peer.boot == other.boot and peer.started_s < other.started_s
 
 
 class Roster:
@@ -134,8 +143,9 @@ class Roster:
         if peer.endpoint and len({*self.shards(), peer.endpoint}) > MAX_SHARDS:
             raise RefusedError(messages.TOO_MANY, f"more than {MAX_SHARDS} replay shards; stop one first")
         past = self._remember(peer)
-        # All but the newest: a process that was replaced may still run, and must not take the name back.
-        if peer.incarnation in past.incarnations[:-1]:
+        # A process that was replaced may still run, and must not take the name back. Nor must a dead one: its
+        # HELLO may be read after that of the process that came after it.
+        if peer.incarnation in past.incarnations[:-1] or (previous is not None and _older(peer, previous)):
             raise RefusedError(
                 messages.REFUSED_SUPERSEDED,
                 f"another process has joined as {peer.name} since; names must be unique in a run",

@@ -386,6 +386,8 @@ class ControlServer:
             endpoint=body.replay_endpoint,
             host=body.host,
             pid=body.pid,
+            boot=body.boot,
+            started_s=body.started_s,
             software=peer_text(body.software)[:100],
         )
         previous = self._roster.join(peer, body.slots_wanted, body.slots_held, system.monotonic())

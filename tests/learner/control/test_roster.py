@@ -129,3 +129,18 @@ def test_shards_are_in_the_order_of_their_numbers(roster):
 
 def test_ranges_are_short():
     assert [ranges(s) for s in ([], [4], [0, 1, 2], [0, 1, 3, 5, 6])] == ["none", "4", "0-2", "0-1,3,5-6"]
+
+
+def test_a_dead_process_does_not_take_the_name_from_the_one_that_started_after_it(roster):
+    """A learner that stood still reads both HELLOs, in any order."""
+    first, second, third = (
+        peer("actor-0", number, boot="b", started_s=10.0 * number) for number in (1, 2, 3)
+    )
+    join(roster, first, 2)
+    join(roster, third, 2)
+    with pytest.raises(RefusedError, match="another process has joined as actor-0 since"):
+        join(roster, second, 2)
+    assert join(roster, third, 2) == [0, 1]
+    # The clock of another kernel says nothing about who came first.
+    assert join(roster, peer("actor-0", 4, boot="other", started_s=1.0), 2) == [0, 1]
+    assert join(roster, peer("actor-0", 5), 2) == [0, 1]
