@@ -80,7 +80,7 @@ def test_cartpole_trains_from_python(folder, troupe):
         "print(troupe.evaluate(run, 2, modules=['my_package'])['updates'] > 0)"
     )
     assert troupe(program=("-c", code)).splitlines()[-1] == "True"
-    assert steps_of(folder) == 1200
+    assert steps_of(folder) == 2400
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ def test_no_number_is_called_stored_that_is_not_and_no_recent_one_the_contrary(t
             assert stored.get(number)
         elif stored.get(number):
             assert number <= max(since, settled - 64), "an insert that may not have been acknowledged yet"
+    pager.close()
 
 
 @pytest.mark.parametrize("reopened", [False, True])
