@@ -128,7 +128,7 @@ def _join(options: argparse.Namespace) -> int:
             raise ConfigError(f"there is no run directory {options.join}")
         if not (run_dir / script.FOLDER / "address").exists():
             raise ConfigError(
-                f"{options.join} has no {script.FOLDER}/address: no job of `troupe slurm` has started there yet"
+                f"{options.join} has no {script.FOLDER}/address: no job of `troupe slurm` has started there"
             )
     config = read_config(run_config(run_dir), typed_agent=False)
     if config.total_slots - config.actor.processes * config.actor.slots < config.actor.slots:
