@@ -47,7 +47,7 @@ class _Sender:
     def _send(self, chunks: list[Chunk]) -> None:
         """Raises PeerError where replay does not take them in time; they stay, and go first the next time."""
         if (chunks or self._outbox.waiting) and not self._outbox.put(chunks, self._timeout_s):
-            raise PeerError(f"replay takes no chunk since {self._timeout_s:g} s: {self._outbox.reason}")
+            raise PeerError(f"replay has taken no chunk for {self._timeout_s:g} s: {self._outbox.reason}")
 
 
 class _Form:

@@ -54,4 +54,6 @@ def ready() -> tuple[bool, str]:
 def healthy() -> tuple[bool, str]:
     """Whether the main loop runs; a service that still waits to begin is healthy."""
     age_s = 0.0 if _reported_at is None else system.monotonic() - _reported_at
-    return (True, "ok") if age_s < STALE_AFTER_S else (False, f"the main loop is silent since {age_s:.0f} s")
+    return (
+        (True, "ok") if age_s < STALE_AFTER_S else (False, f"the main loop has been silent for {age_s:.0f} s")
+    )

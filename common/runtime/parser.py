@@ -5,10 +5,20 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import textwrap
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from troupe.common.errors import ConfigError
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of a description that has several, and wraps one that is a single long line."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text:
+            return super()._fill_text(text, width, indent)
+        return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,7 +34,7 @@ class Parser(argparse.ArgumentParser):
         """
         self._fields = fields
         self.takes_fields = takes_fields
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("formatter_class", _HelpFormatter)
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:

@@ -231,7 +231,7 @@ class Link:
         self.silent = waiting and (self.silent or lost or self.silent_s > SILENT_S or bool(self.refusal))
         if self.silent and self._wait_log.due():
             # The waiting side says so, and why: this is the same event.
-            _log.debug("%s waits for %s since %.0f s", self._name, self, self._wait_log.waited_s)
+            _log.debug("%s waits for %s, %.0f s so far", self._name, self, self._wait_log.waited_s)
         return lost
 
     def _check_keys(self) -> None:

@@ -165,7 +165,7 @@ class CentralActing:
         self._wait_log = self._wait_log or WaitLog()
         if self._wait_log.due():
             _log.info(
-                "%s waits for the learner's actions since %.0f s (%s)",
+                "%s waits for the learner's actions, %.0f s so far (%s)",
                 self._place.name,
                 self._wait_log.waited_s,
                 self._asking.wait_reason or "no answer",

@@ -212,7 +212,7 @@ class LocalActing:
         if self._wait_log.due():
             reason = self._outbox.reason
             _log.info(
-                "%s waits for replay since %.0f s (%s)", self._place.name, self._wait_log.waited_s, reason
+                "%s waits for replay, %.0f s so far (%s)", self._place.name, self._wait_log.waited_s, reason
             )
 
     def _refresh_params(self) -> None:

@@ -189,7 +189,9 @@ class ActorService:
                 )
             if wait_log.due():
                 waits_for = self._acting.waits_for
-                _log.info("%s waits for the first %s since %.0f s", self._name, waits_for, wait_log.waited_s)
+                _log.info(
+                    "%s waits for the first %s, %.0f s so far", self._name, waits_for, wait_log.waited_s
+                )
             system.sleep(0.02)
 
     # -- in every round --

@@ -62,7 +62,9 @@ def doctor(words: Sequence[str]) -> int:
         print(json.dumps([check.to_dict() for check in checks], indent=1))
     else:
         print(
-            f"{wrong} of {len(checks)} are wrong" if wrong else f"nothing is wrong ({len(checks)} looked at)"
+            f"{len(checks)} things checked, {wrong} wrong"
+            if wrong
+            else f"nothing is wrong ({len(checks)} things checked)"
         )
     return FOUND if wrong else 0
 

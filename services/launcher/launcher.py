@@ -26,6 +26,7 @@ from troupe.common.runtime.lifecycle import INTERRUPTED
 from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
 from troupe.common.runtime.usage import CoresUsed
 from troupe.services.launcher.curves import chart, drawable
+from troupe.services.launcher.learning import first_fault
 from troupe.services.launcher.panel import LivePanel, lost_terminal_tolerated
 from troupe.services.launcher.processes import child_specs
 from troupe.services.launcher.progress import (
@@ -316,6 +317,9 @@ class _Launcher:
             self._say(f"environments: {view.trouble}")
         if view.metrics:  # the learner was up
             self._say(f"last evaluation: {view.last_evaluation}")
+        if first_fault(view):  # by the newest values: the whole record may name a likelier cause
+            self._say("something kept the run from learning well; what it was:")
+            self._say(f"  {own_command()} why {shell_path(self._run_dir)}")
         if view.updates and not view.evaluated and has_checkpoint(self._run_dir):
             self._say(f"to evaluate: {_how_to_evaluate(self._run_dir, self._config)}")
         if view.steps < view.total_steps:

@@ -124,9 +124,11 @@ def _join(options: argparse.Namespace) -> int:
     """Write and submit the script of further actors."""
     run_dir = options.join.absolute()
     with readable(run_dir):
+        if not run_dir.is_dir():
+            raise ConfigError(f"there is no run directory {options.join}")
         if not (run_dir / script.FOLDER / "address").exists():
             raise ConfigError(
-                f"{options.join} has no {script.FOLDER}/address: no job of `troupe slurm` has begun there"
+                f"{options.join} has no {script.FOLDER}/address: no job of `troupe slurm` has started there"
             )
     config = read_config(run_config(run_dir), typed_agent=False)
     if config.total_slots - config.actor.processes * config.actor.slots < config.actor.slots:

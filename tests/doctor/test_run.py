@@ -230,7 +230,7 @@ def test_the_command_prints_lines_or_json_and_its_exit_code_says_whether_anythin
     assert command.doctor([str(folder)]) == command.FOUND
     printed = capsys.readouterr().out
     assert "replay-0 on near: has said nothing for 12 s - wrong" in printed
-    assert printed.splitlines()[-1].endswith("are wrong")
+    assert printed.splitlines()[-1].endswith(" wrong")
     write_status(folder, STATUS | {"peers": STATUS["peers"][:1]})
     assert command.doctor([str(folder), "--json"]) in (
         0,

@@ -16,6 +16,8 @@ def write_status(steps, note=""):
     metrics = {"speed/steps_per_s": 1000.0, "replay/items": float(steps), "learner/wait_share": 0.5}
     metrics["speed/updates_per_s"] = 10.0
     metrics |= {"eval/episode_return": 12.5, "eval/version": 4.0}
+    if behaviour == "high-rate":
+        metrics |= {"learner/step_size": 0.5, "learner/learning_rate": 0.1}
     status = {"steps": steps, "frames": steps, "updates": updates, "updates_since_start": updates}
     text = json.dumps({**status, "metrics": metrics, "note": note})
     temporary = run_dir / f".status.{os.getpid()}"
@@ -44,7 +46,9 @@ def learner():
         time.sleep(600)  # longer than any test waits
     steps, most = (
         0,
-        2000 if behaviour in ("finish", "idle", "slow-end", "dies-of-updates", "dies-once") else 1900,
+        2000
+        if behaviour in ("finish", "high-rate", "idle", "slow-end", "dies-of-updates", "dies-once")
+        else 1900,
     )
     while steps < 2000:
         steps = min(steps + 100, most)

@@ -88,6 +88,13 @@ def launch(tmp_path):
                 os.kill(pid, signal.SIGKILL)
 
 
+def test_the_end_says_where_to_read_what_kept_a_run_from_learning(launch):
+    run = launch("high-rate")
+    code, output = run.wait()
+    assert code == 0, output
+    assert f"troupe why {run.run_dir}" in output
+
+
 def test_a_complete_run_ends_by_itself(launch):
     run = launch("finish")
     code, output = run.wait()
@@ -98,6 +105,7 @@ def test_a_complete_run_ends_by_itself(launch):
     assert f"troupe resume {run.run_dir} --total-steps 4000" in output
     assert "steps/s 1,000" in output
     assert "nothing was learned" not in output
+    assert "troupe why" not in output
     run.assert_nothing_is_left()
     assert 'id = "gym:CartPole-v1"' in run.text("config.toml")
 

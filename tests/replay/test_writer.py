@@ -197,7 +197,7 @@ def test_what_replay_does_not_take_in_time_is_kept(server, client):
             writer.append({"x": float(sent)})
             writer.item()
 
-    with pytest.raises(PeerError, match=r"no chunk since 2 s: (queue is full|inserts are not ackn)"):
+    with pytest.raises(PeerError, match=r"no chunk for 2 s: (queue is full|inserts are not ackn)"):
         go_on()
     found = [fields["x"][0] for fields, _ in take(mine, sent - 2)]
     assert found == list(range(1, sent - 1))

@@ -115,6 +115,6 @@ def test_health_follows_the_reports(monkeypatch):
     assert health.ready() == (True, "ok")
     assert health.values()["x"] == 1.0
     now[0] += health.STALE_AFTER_S + 1
-    assert health.healthy() == (False, "the main loop is silent since 121 s")
+    assert health.healthy() == (False, "the main loop has been silent for 121 s")
     health.report()
     assert health.healthy()[0]

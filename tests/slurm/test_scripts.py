@@ -183,6 +183,9 @@ def test_more_actors_need_a_run_and_room(tmp_path: Path, capsys: pytest.CaptureF
     run = tmp_path / "run"
     join = ["slurm", "--join", str(run), "--dry-run"]
     assert cli.main(join) == 2
+    assert "there is no run directory" in capsys.readouterr().err
+    run.mkdir()
+    assert cli.main(join) == 2
     assert "slurm/address" in capsys.readouterr().err
     assert _dry_run(run, "cartpole-apex") == 0
     (run / "slurm" / "address").write_text("tcp://node1:10000\n")

@@ -313,7 +313,7 @@ class ControlClient:
                 )
             if wait_log.due():
                 _log.info(
-                    "%s waits for parameters newer than version %d from the learner at %s since %.0f s",
+                    "%s waits for parameters newer than version %d from the learner at %s, %.0f s so far",
                     self.name,
                     newer_than,
                     self._endpoint,

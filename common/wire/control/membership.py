@@ -133,7 +133,7 @@ class Membership:
         while not self.stopped.is_set() and not link.lost():
             if wait_log.due():
                 _log.info(
-                    "%s waits for %s since %.0f s (%s)",
+                    "%s waits for %s, %.0f s so far (%s)",
                     self._name,
                     link,
                     wait_log.waited_s,

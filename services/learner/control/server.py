@@ -393,7 +393,8 @@ class ControlServer:
         previous = self._roster.join(peer, body.slots_wanted, body.slots_held, system.monotonic())
         again = previous is not None and previous.incarnation == peer.incarnation
         how = " again" if again else ""
-        self._tell(peer, _level(peer), "%s joins%s (%s, slots %s)", name, how, peer.host, ranges(peer.slots))
+        where = f"{peer.host}, slots {ranges(peer.slots)}" if role == "actor" else peer.host
+        self._tell(peer, _level(peer), "%s joins%s (%s)", name, how, where)
         self._changed.notify_all()
         return self._welcome(peer, body)
 

@@ -268,7 +268,7 @@ class CentralInference:
         if self._wait_log.due():
             waited_s, reason = self._wait_log.waited_s, self._outbox.reason
             _log.info(
-                "the actors, and inference for them, wait for replay since %.0f s (%s)", waited_s, reason
+                "the actors, and inference for them, wait for replay, %.0f s so far (%s)", waited_s, reason
             )
         return True
 

@@ -63,7 +63,7 @@ def test_an_unreachable_learner_is_a_peer_error_in_time(connect):
 def test_a_wait_says_who_waits_for_whom(connect, caplog, monkeypatch):
     monkeypatch.setattr("troupe.common.wire.sockets.WaitLog.due", lambda self: True)
     caplog.set_level(logging.INFO)
-    line = "actor-7 waits for the learner at tcp://127.0.0.1:1 since"
+    line = "actor-7 waits for the learner at tcp://127.0.0.1:1, "
     told_to_wait(connect("tcp://127.0.0.1:1", "actor-7"), lambda: line in caplog.text)
 
 
