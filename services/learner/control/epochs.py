@@ -20,7 +20,7 @@ OWN = -1
 MOST_EPOCHS = 1 << 53
 """More than there ever are: a number beyond would leave none for the next."""
 PAUSE_S, MOST_PAUSES = 30.0, 6
-"""How long a learner is left out that got a seat and did not come; doubled so many times at most."""
+"""How long a learner is left out that twice got a seat and did not come; doubled so many times at most."""
 
 
 class Epochs:
@@ -95,10 +95,11 @@ class Epochs:
         for incarnation, seat in self._seats.items():
             if incarnation == OWN or (absent and seat.rank not in absent):
                 continue
-            # Where it is not known who: it may have been one that has died since.
-            self._failures[incarnation] += 2 if absent else 1
-            if self._failures[incarnation] > 1:
-                pause_s = PAUSE_S * 2 ** min(self._failures[incarnation] // 2 - 1, MOST_PAUSES)
+            self._failures[incarnation] += 1
+            again = self._failures[incarnation] - 2
+            # Once may be because another has died: going on without costs what it has learned meanwhile.
+            if again >= 0:
+                pause_s = PAUSE_S * 2 ** min(again, MOST_PAUSES)
                 self._paused_until_s[incarnation] = now_s + pause_s
                 line = "a learner had a seat in epoch %d and did not come: left out for %.0f s"
                 _log.warning(line, seat.epoch, pause_s)

@@ -97,25 +97,26 @@ def test_where_learners_cannot_meet_the_owner_goes_on_alone():
     assert not epochs.waits([7], 1e9)
 
 
-def test_one_that_does_not_come_is_left_out_for_longer_each_time_until_it_comes():
+def test_one_that_does_not_come_twice_is_left_out_for_longer_each_time_until_it_comes():
     epochs = Epochs()
-    epochs.asked(7, -1)
-    epochs.asked(8, -1)
-    epochs.formed([7, 8], 0.0, meeting)
-    epochs.failed([2], 15.0)
-    for each in (7, 8):
-        epochs.asked(each, 0)
-    assert epochs.formed([7, 8], 15.0, meeting).learners == 2
-    assert epochs.asked(8, 0) is None
-    assert not epochs.waits([7, 8], 14.9 + PAUSE_S)
-    assert epochs.waits([7, 8], 15.0 + PAUSE_S)
-    epochs.asked(7, 1)
-    assert epochs.formed([7, 8], 50.0, meeting).learners == 3
-    epochs.failed([2], 60.0)
-    epochs.asked(8, 2)
-    assert not epochs.waits([8], 59.9 + 2 * PAUSE_S)
-    assert epochs.formed([8], 60.0 + 2 * PAUSE_S, meeting).learners == 2
+
+    def formed(ended, now_s):
+        for each in (7, 8):
+            epochs.asked(each, ended)
+        return epochs.formed([7, 8], now_s, meeting)
+
+    formed(-1, 0.0)
+    epochs.failed([2], 1.0)
+    assert formed(0, 1.0).learners == 3
+    epochs.failed([2], 2.0)
+    assert formed(1, 2.0).learners == 2
+    assert epochs.asked(8, 1) is None
+    assert not epochs.waits([7, 8], 1.9 + PAUSE_S)
+    assert epochs.waits([7, 8], 2.0 + PAUSE_S)
+    assert formed(2, 40.0).learners == 3
+    epochs.failed([2], 50.0)
+    assert formed(3, 49.9 + 2 * PAUSE_S).learners == 2
+    assert formed(4, 50.0 + 2 * PAUSE_S).learners == 3
     epochs.begun()
     epochs.failed([], 200.0)
-    epochs.asked(8, 3)
-    assert epochs.waits([8], 200.0), "who has been lost is not known"
+    assert formed(5, 200.0).learners == 3, "it came the last time"
