@@ -267,6 +267,8 @@ class _Layers:
             return
         self._looked.add(module)
         units = output.detach()
+        if units.ndim < 2:  # one unit, of which nobody has made a column
+            units = units.reshape(-1, 1)
         # A channel of a picture is one unit, wherever in the picture it is on.
         units = (
             units[:_ROWS].transpose(0, 1).flatten(1) if units.ndim == 4 else units.flatten(0, -2)[:_ROWS].T

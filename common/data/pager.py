@@ -150,13 +150,13 @@ class FilePager:
         What is written meanwhile, by another thread, may be on the disk then or not.
         """
         files = list(self._files)
-        left, failures = iter(files), list[OSError]()
+        left, failures = iter(files), list[Exception]()
 
         def sync_some() -> None:
             for file in left:
                 try:
                     file.sync()
-                except OSError as error:
+                except Exception as error:  # whatever it is: the file is not on the disk
                     failures.append(error)
 
         # Side by side: the file system forces its journal to the disk once for several of them.

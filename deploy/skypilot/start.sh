@@ -19,7 +19,11 @@ export PATH=$venv/bin:$PATH OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TROUPE_NET__KEY
 host=${TROUPE_LEARNER_HOST:-learner-0.${SKYPILOT_JOBGROUP_NAME:-}}
 bucket=${TROUPE_BUCKET:-/runs}/run
 run=$HOME/run
-(umask 077 && mkdir -p "$HOME/keys" && base64 -d <<<"$TROUPE_KEY_SET" | tar -C "$HOME/keys" --no-same-owner -x)
+wanted=()
+# A spot machine is anybody's tomorrow: it has no use for the other keys.
+if [ "$role" = actors ]; then wanted=(./actor.secret ./learner.public ./replay.public); fi
+(umask 077 && mkdir -p "$HOME/keys" && base64 -d <<<"$TROUPE_KEY_SET" |
+  tar -C "$HOME/keys" --no-same-owner -x "${wanted[@]}")
 unset TROUPE_KEY_SET
 
 # Run a command, and again when it dies; not when all is over (0), nor after a mistake in the configuration (2), keys (4)

@@ -21,12 +21,14 @@ USED = ("learner/", "replay/", "train/episode_", "speed/updates_per_s")
 """What the names of the metrics that count begin with."""
 RECENT, LEAST_RECENT = 1 / 6, 3
 """Share of a metric's rows, the last ones, whose median counts, and the fewest of them."""
+MOST = 1e100
+"""Larger numbers are left out: sums and powers of these would not be finite."""
 _FEWEST = 4
 """Returns without which nothing is said of their rise."""
 
 
 class Evidence:
-    """Figures of a run. A metric that nobody reports is None.
+    """Figures of a run. A metric that nobody reports is None, as is one that is no number to reckon with.
 
     Args:
         config: of the run.
@@ -43,9 +45,10 @@ class Evidence:
         peaks: Mapping[str, float] | None = None,
     ) -> None:
         self.config = config
-        self.metrics = metrics
-        self._peaks = peaks or {}
-        self.returns = [value for _, value in returns]
+        # The newest values of a run may be NaN: the loss of one that diverges is.
+        self.metrics = {name: value for name, value in metrics.items() if abs(value) <= MOST}
+        self._peaks = {name: value for name, value in (peaks or {}).items() if abs(value) <= MOST}
+        self.returns = [value for _, value in returns if abs(value) <= MOST]
 
     def __getitem__(self, metric: str) -> float | None:
         return self.metrics.get(metric)

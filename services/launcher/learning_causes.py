@@ -14,6 +14,8 @@ OFFSET = 5.0
 """A mean of so many deviations: the network sees a constant, and almost nothing beside it."""
 LARGE, SMALL = 100.0, 0.003
 """Rewards beyond these are far from the scale that step sizes and clips are made for."""
+LEAST = 1e-100
+"""What is as good as zero: one divided by it is no figure."""
 STEP_SIZE = 0.05
 """Share of the weights' size that a step may change: usual are a thousandth to a hundredth."""
 FLAT = 0.1
@@ -79,7 +81,7 @@ def reward_scale(run: Evidence) -> Figures | None:
     """Rewards are far from 1."""
     size, raw = run["learner/reward_size_learned"], run["learner/reward_size"]
     adapts = run.option("normalize_returns") or run.has("rescaling_epsilon")
-    if not size or not raw or adapts:
+    if size is None or size <= LEAST or not raw or adapts:
         return None
     ratio = size / (run.option("reward_scale", 1.0) or 1.0)
     scale = 10.0 ** -round(math.log10(ratio))
@@ -148,7 +150,7 @@ def time_limit(run: Evidence) -> Figures | None:
 def discount(run: Evidence) -> Figures | None:
     """Rewards are farther apart than the discount lets the agent see."""
     share, gamma = run["learner/reward_share"], run.option("gamma")
-    if not share or gamma is None or gamma >= 1.0 or run.option("gamma_per_frame"):
+    if share is None or share <= LEAST or gamma is None or gamma >= 1.0 or run.option("gamma_per_frame"):
         return None
     gap = 1.0 / share
     if gap * (1.0 - gamma) < HORIZONS:
@@ -215,13 +217,13 @@ def values(run: Evidence) -> Figures | None:
     value = run["learner/q_mean"]
     value = run["learner/value_mean"] if value is None else value
     gamma, length = run.option("gamma", 1.0), run["train/episode_length"]
-    if value is None or not run.returns or not length or run.option("normalize_returns"):
+    if value is None or not run.returns or length is None or length < 1.0 or run.option("normalize_returns"):
         return None
     if run.has("rescaling_epsilon") or run.option("entropy_cost", 0.0) or run.option("munchausen_alpha"):
         return None  # worth more than its rewards
     scale = run.option("reward_scale", 1.0) or 1.0
     size = run["learner/reward_size_learned"]
-    if run.config is None or not size:
+    if run.config is None or size is None or size <= LEAST:
         return None
     # Nothing can be worth more than the largest reward in each step from here on.
     most = size / max(1.0 - gamma, 1.0 / length)

@@ -2,7 +2,7 @@
 # @name@: a heterogeneous job of learner and replay, actors, and evaluators, written by `troupe slurm`.
 # Change what does not suit. `sbatch @file@` begins the run or goes on with it; `scancel JOB` stops it
 # with a checkpoint.
-#SBATCH --job-name=troupe-@name@
+#SBATCH --job-name=@job_name@
 #SBATCH --output=@run_dir@/slurm/%j.log --open-mode=append
 # USR1 comes two minutes before the time is over: time for a checkpoint, and to be queued again.
 #SBATCH --requeue --signal=B:USR1@120

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,7 @@ FOLDER = "slurm"
 """Of a run or a sweep: its script, what its jobs print, the keys of a run."""
 MAX_SHARDS = 16
 """A job has 20 ports."""
+_IN_COMMENTS = {"name", "file", "run_dir", "folder"}
 _ANSWER_S = 120.0  # a busy slurmctld takes its time
 
 
@@ -38,7 +40,7 @@ class Resources:
         """The `#SBATCH` lines of a part, its own options last."""
         named = {"partition": self.partition, "time": self.time}
         common = [f"--{name}={shlex.quote(value)}" for name, value in named.items() if value]
-        return [f"#SBATCH {option}" for option in (*common, *self.more, *own)]
+        return [f"#SBATCH {_one_line(option)}" for option in (*common, *self.more, *own)]
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ def run_script(job: RunJob, program: str) -> str:
     return _filled(
         "run.sh",
         name=job.config.stem,
+        job_name=shlex.quote(f"troupe-{job.config.stem}"),
         file=shlex.quote(str(job.file)),
         parts="\n".join(parts),
         keep=_keep("0|2|4|5", "0 (complete), 2 (configuration), 4 (keys) or 5 (checkpoint)"),
@@ -183,6 +186,7 @@ def sweep_script(job: SweepJob, program: str) -> str:
     return _filled(
         "sweep.sh",
         name=job.folder.name,
+        job_name=shlex.quote(f"troupe-{job.folder.name}"),
         file=shlex.quote(str(job.file)),
         folder=shlex.quote(str(job.folder)),
         last=str(len(job.names) - 1),
@@ -211,9 +215,15 @@ def field_words(fields: Mapping[str, str]) -> list[str]:
 
 
 def _filled(template: str, **values: str) -> str:
-    text = _text(template)
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", value)
+    for name in _IN_COMMENTS & values.keys():
+        _one_line(values[name])
+    # All at once: what is filled in may look like a name that is to be.
+    return re.sub("@([a-z_]+)@", lambda found: values[found[1]], _text(template))
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():  # the rest of a comment, or of a `#SBATCH` line, would be a command
+        raise ConfigError(f"{text!r} cannot stand in a job script: it has a line break or the like in it")
     return text
 
 

@@ -80,6 +80,15 @@ def test_saturated_units_are_those_at_the_ends_of_tanh():
     assert found["saturated_share/torso.layers.1"] == pytest.approx(2 / 8)
 
 
+def test_an_activation_of_one_number_for_each_row_is_looked_at_as_one_unit():
+    agent = small()
+    torso = agent.net.torso
+    torso.last = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Flatten(0), torch.nn.Tanh())
+    forward = torso.forward
+    torso.forward = lambda *seen: forward(*seen) + 0.0 * torso.last(torch.ones(8, 4)).sum()
+    assert figures(agent, batch_of(np.random.default_rng(1), VECTOR, 8))["dead_share/torso.last.0"] == 1.0
+
+
 def test_what_the_network_sees_and_what_it_is_paid():
     fields = batch_of(np.random.default_rng(0), VECTOR, 64)
     fields["reward"][:] = 0.0

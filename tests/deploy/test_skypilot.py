@@ -20,6 +20,7 @@ from troupe.common.runtime.files import read_status
 from troupe.common.wire.security.keys import make_keys
 
 FOLDER = ROOT / "deploy" / "skypilot"
+KEYS_OF_ACTORS = ["actor.secret", "learner.public", "replay.public"]
 # Its own reader checks every task against its schema.
 READ = """
 import json, sys
@@ -107,3 +108,18 @@ def test_a_run_ends_on_both_kinds_of_machines(tmp_path: Path) -> None:
     assert read_status(bucket / "run")["steps"] >= 1500
     assert not (bucket / "run" / "replay").exists()
     assert {path.stat().st_mode & 0o777 for path in (learner / "keys").iterdir()} == {0o600}
+    assert sorted(path.name for path in (actors / "keys").iterdir()) == KEYS_OF_ACTORS
+
+
+def test_a_machine_of_actors_keeps_no_key_but_theirs(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    packed = subprocess.run(["tar", "-C", tmp_path / "keys", "-c", "."], capture_output=True, check=True)
+    env = os.environ | {
+        "HOME": str(tmp_path / "home"),
+        "TROUPE_KEY_SET": base64.b64encode(packed.stdout).decode(),
+        "TROUPE_ACTORS": "0",
+    }
+    subprocess.run(["bash", FOLDER / "start.sh", "actors"], env=env, check=True, timeout=60)
+    kept = tmp_path / "home" / "keys"
+    assert sorted(path.name for path in kept.iterdir()) == KEYS_OF_ACTORS
+    assert {path.stat().st_mode & 0o777 for path in kept.iterdir()} == {0o600}

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 
 import pytest
@@ -128,6 +129,16 @@ def test_the_last_line_of_the_panel_is_the_first_finding():
     shown = last_line(**seen, **{"learner/seen_deviation": 80.0})
     assert "learning: the network sees numbers from 0 to 255" in shown
     assert "the footer" in last_line(**seen, **{"learner/seen_deviation": 2.0})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e300, 1e-320, 0.0, -1.0])
+def test_figures_beyond_all_reckoning_neither_raise_nor_are_shown(value):
+    names = {name for fault in FAULTS for name in fault.metrics}
+    for preset in ("cartpole-apex", "cartpole-ppo"):
+        config = load_config(preset, None, {}, {})
+        run = Evidence(config, dict.fromkeys(names, value), [(steps, value) for steps in range(9)])
+        said = " ".join(each.what for each in faults(run))
+        assert not re.search(r"\b(nan|inf)\b|e[+]300", said)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import shutil
 import signal
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import troupe.services.__main__ as cli
 from tests.harness import until
 from troupe.common.config import load_config
+from troupe.common.errors import ConfigError
 from troupe.services.slurm import script
 from troupe.services.slurm.script import Joining, Resources, RunJob, SweepJob
 
@@ -69,6 +71,47 @@ def test_bash_finds_no_mistake(name: str) -> None:
     subprocess.run(["bash", "-n", GOLDEN / name], check=True)
     if shutil.which("shellcheck"):
         subprocess.run(["shellcheck", "--severity=warning", GOLDEN / name], check=True)
+
+
+HOSTILE = "$(touch pwned)`touch pwned`'\"; touch pwned #"
+
+
+def _lines_of(folder: Path, text: str) -> str:
+    """What bash does with a script whose programs are `echo`."""
+    folder.mkdir()
+    functions = "srun() { :; }; scancel() { :; }; scontrol() { :; }; mkdir() { :; }; hostname() { echo h; }\n"
+    env = os.environ | {f"SLURM_JOB_ID{part}": "7" for part in ("", "_HET_GROUP_1", "_HET_GROUP_2")}
+    done = subprocess.run(
+        ["bash", "-c", functions + text], cwd=folder, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert not (folder / "pwned").exists(), text
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("value", [HOSTILE, f"a\n{HOSTILE}", "@run_dir@", "@fields@ @program@"])
+def test_a_field_arrives_as_it_is_and_nothing_of_it_runs(tmp_path: Path, value: str) -> None:
+    run = tmp_path / f"a b {HOSTILE.replace('/', '')}"
+    job = replace(RUN_JOB, run_dir=run, fields={"env.kwargs": value}, config=tmp_path / "c d.toml")
+    text = script.run_script(job, shutil.which("echo") or "echo")
+    # Where the script would be written; its own folder of the run is not made here.
+    told = _lines_of(tmp_path / "work", text.replace('>"$run/slurm/address"', ""))
+    assert f"--env.kwargs={value}\n" in told
+    assert f"--run-dir {run} " in told
+    assert "--job-name='troupe-c d'\n" in text
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        replace(RUN_JOB, run_dir=Path("/a\ntouch pwned")),
+        replace(RUN_JOB, config=Path("/a\ntouch pwned.toml")),
+        replace(RUN_JOB, resources=Resources("main\ntouch pwned")),
+    ],
+    ids=["run directory", "preset", "partition"],
+)
+def test_a_line_break_where_a_comment_would_end_is_refused(job: RunJob) -> None:
+    with pytest.raises(ConfigError, match="cannot stand in a job script"):
+        script.run_script(job, PROGRAM)
 
 
 def _keep(folder: Path, command: str) -> subprocess.Popen[str]:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Collection
 
+from troupe.common.errors import ConfigError, RefusedError
+from troupe.common.wire import messages
 from troupe.common.wire.control.messages import Seat
+from troupe.common.wire.types import MAX_LEARNERS
+
+_log = logging.getLogger(__name__)
 
 PATIENCE_S = 2.0
 """How long an epoch waits for learners that have not left the last one: they may have died, or hang."""
-OWN = 0
-"""Stands for the learner that has the run, which no other process has as its incarnation."""
+OWN = -1
+"""Stands for the learner that has the run: no process has this as its incarnation."""
+MOST_EPOCHS = 1 << 53
+"""More than there ever are: a number beyond would leave none for the next."""
+PAUSE_S, MOST_PAUSES = 30.0, 6
+"""How long a learner is left out that twice got a seat and did not come; doubled so many times at most."""
 
 
 class Epochs:
@@ -38,9 +49,16 @@ class Epochs:
         self._waiting: set[int] = set()
         self._seats: dict[int, Seat] = {}
         self._left_s: float | None = None
+        self._failures: Counter[int] = Counter()
+        self._paused_until_s: dict[int, float] = {}
 
     def asked(self, incarnation: int, ended: int) -> Seat | None:
-        """The seat of a process that has left epoch `ended`, None while there is none: it waits for one."""
+        """The seat of a process that has left epoch `ended`, None while there is none: it waits for one.
+
+        Raises RefusedError for an epoch that cannot have been.
+        """
+        if ended > max(self._newest, MOST_EPOCHS):
+            raise RefusedError(messages.REFUSED_CLAIM, f"there never was an epoch {ended}")
         seat = self._seats.get(incarnation)
         if seat is not None and seat.epoch > ended:
             return seat
@@ -49,10 +67,42 @@ class Epochs:
         self._waiting.add(incarnation)
         return None
 
-    def waits(self, live: Collection[int]) -> bool:
-        """Whether one of those that are alive waits for a seat."""
+    def waits(self, live: Collection[int], now_s: float) -> bool:
+        """Whether one of those that are alive waits for a seat that it may have now."""
+        return bool(self._ready(live, now_s))
+
+    def _ready(self, live: Collection[int], now_s: float) -> list[int]:
         self._waiting.intersection_update(live)
-        return bool(self._waiting)
+        for gone in self._failures.keys() - set(live):
+            self._paused_until_s.pop(gone, None)
+            del self._failures[gone]
+        if self.closed_because:
+            return []
+        ready = (one for one in sorted(self._waiting) if self._paused_until_s.get(one, now_s) <= now_s)
+        return list(ready)[: MAX_LEARNERS - 1]
+
+    def begun(self) -> None:
+        """All who had a seat have come."""
+        for incarnation in self._seats:
+            self._failures.pop(incarnation, None)
+
+    def failed(self, absent: Collection[int], now_s: float) -> None:
+        """The newest epoch did not begin: those of the ranks `absent` have not come, or it is not known who.
+
+        While one that does not come is waited for, nobody learns: it is left out for a while. One that
+        cannot reach the others, though it reaches the control server, would else hold the run up for ever.
+        """
+        for incarnation, seat in self._seats.items():
+            if incarnation == OWN or (absent and seat.rank not in absent):
+                continue
+            self._failures[incarnation] += 1
+            again = self._failures[incarnation] - 2
+            # Once may be because another has died: going on without costs what it has learned meanwhile.
+            if again >= 0:
+                pause_s = PAUSE_S * 2 ** min(again, MOST_PAUSES)
+                self._paused_until_s[incarnation] = now_s + pause_s
+                line = "a learner had a seat in epoch %d and did not come: left out for %.0f s"
+                _log.warning(line, seat.epoch, pause_s)
 
     def formed(
         self, live: Collection[int], now_s: float, meeting: Callable[[], tuple[str, int]]
@@ -62,23 +112,30 @@ class Epochs:
         Args:
             live: incarnations of the learners that are members.
             now_s: of any clock.
-            meeting: gives host and port where several meet.
+            meeting: gives host and port where several meet. Where it raises ConfigError nobody else may join
+                from now on.
         """
-        self.waits(live)
+        ready = self._ready(live, now_s)
         if self._left_s is None:
             self._left_s = now_s
-        here = 1 + len(self._waiting)
+        here = 1 + len(ready)
         missing = bool(set(live) - self._waiting) or (not self._seats and here < self._expected)
         patience_s = PATIENCE_S if self._seats else max(PATIENCE_S, self._start_s)
         if missing and now_s - self._left_s < patience_s:
             return None
-        host, port = meeting() if self._waiting else ("", 0)
+        host, port = "", 0
+        try:
+            if ready:
+                host, port = meeting()
+        except ConfigError as error:  # a reason to go on alone, not to end
+            self.closed_because, ready = str(error), []
+            _log.error("no other learner may join: %s", error)
         self._newest += 1
         # In the order of incarnations, which is as good as any; the owner first, who publishes.
         self._seats = {
-            incarnation: Seat(self._newest, rank, here, port, host)
-            for rank, incarnation in enumerate([OWN, *sorted(self._waiting)])
+            incarnation: Seat(self._newest, rank, 1 + len(ready), port, host)
+            for rank, incarnation in enumerate([OWN, *ready])
         }
-        self._waiting.clear()
+        self._waiting.difference_update(ready)
         self._left_s = None
         return self._seats[OWN]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -269,7 +269,7 @@ class ControlServer:
     def learner_waits(self) -> bool:
         """Whether a learner waits for a seat."""
         with self._changed:
-            return self._epochs.waits(self._roster.processes("learner"))
+            return self._epochs.waits(self._roster.processes("learner"), system.monotonic())
 
     def own_seat(self, meeting: Callable[[], tuple[str, int]]) -> Seat | None:
         """The seat of this learner in the next epoch, or None while others may come: ask again soon.
@@ -278,6 +278,16 @@ class ControlServer:
         """
         with self._changed:
             return self._epochs.formed(self._roster.processes("learner"), system.monotonic(), meeting)
+
+    def epoch_begun(self) -> None:
+        """Note that all who had a seat in the newest epoch have come."""
+        with self._changed:
+            self._epochs.begun()
+
+    def epoch_failed(self, absent: Collection[int]) -> None:
+        """Note that it did not begin; see `Epochs.failed`."""
+        with self._changed:
+            self._epochs.failed(absent, system.monotonic())
 
     def peers(self) -> list[dict[str, Any]]:
         """A snapshot of all peers: role, name, slots, seen_s_ago, version, error, endpoint, host, pid, ..."""

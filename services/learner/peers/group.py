@@ -53,6 +53,12 @@ def joined_store(host: str, port: int, timeout_s: float) -> dist.Store:
     return dist.TCPStore(host, port, is_master=False, timeout=patience, wait_for_workers=False)
 
 
+def absent(store: dist.Store, epoch: int, size: int) -> list[int]:
+    """Ranks that have not come to `store` for the group of `epoch`."""
+    met = dist.PrefixStore(f"epoch-{epoch}", store)
+    return [rank for rank in range(size) if not met.check([f"here-{rank}"])]
+
+
 class ProcessGroup:
     """A `troupe.common.agents.learners.reduction.Group` by gloo. Tensors of a GPU go through host memory.
 
@@ -83,6 +89,7 @@ class ProcessGroup:
             options._devices = [gloo.create_device(hostname=address)]
             store = dist.PrefixStore(f"epoch-{epoch}", store)
             store.set_timeout(timedelta(seconds=timeout_s))
+            store.set(f"here-{rank}", "")
             self._group: Any = gloo(store, rank, size, options)
         except RuntimeError as error:
             raise GroupLostError(f"the learners of epoch {epoch} do not meet: {_first_line(error)}") from None

@@ -21,7 +21,7 @@ from troupe.common.wire.sockets import Security
 from troupe.services.learner.batches.mixture import Mixture
 from troupe.services.learner.batches.prefetch import Prefetcher
 from troupe.services.learner.control.budget import StepBudget
-from troupe.services.learner.peers.network import own_address
+from troupe.services.learner.peers.network import check_machine, own_address
 from troupe.services.learner.peers.seats import GivenSeats
 from troupe.services.learner.peers.shares import Shares, Wish
 from troupe.services.learner.peers.team import Rules, Team
@@ -84,6 +84,7 @@ class JoinedLearner:
 
     def _learn(self, context: zmq.Context, control: ControlClient, values: dict) -> None:
         config = permitted_config(values, self._modules, "the run")
+        check_machine(self._address, config.net.learner_network)
         own_address(config.net.learner_network)  # before anything is made: it may have none there
         device = self._device or config.learner.device
         check_device(device)

@@ -28,6 +28,26 @@ def own_address(network: str) -> str:
     raise ConfigError(f"this machine has no address in net.learner_network {network}")
 
 
+def check_machine(endpoint: str, network: str) -> None:
+    """Refuse to join a learner of another machine at `endpoint` where no private network is named.
+
+    It would get seats, and look for the others on the loopback of its own machine.
+    """
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    if network or not endpoint.startswith("tcp://"):
+        return
+    try:
+        found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
+    except OSError:  # whoever connects tells
+        return
+    own = {each.address.partition("%")[0] for known in psutil.net_if_addrs().values() for each in known}
+    if not any(address in own or ipaddress.ip_address(address).is_loopback for address in found):
+        raise ConfigError(
+            f"the learner at {endpoint} is on another machine, and gradients are not encrypted: its run "
+            "has to name a private network of both in net.learner_network"
+        )
+
+
 def check_meeting(host: str, network: str) -> None:
     """Refuse an address to meet at that is neither loopback nor in the network said to be private."""
     address = ipaddress.ip_address(host)

@@ -11,7 +11,7 @@ from troupe.common.runtime import StopSignal
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.messages import Seat
 from troupe.services.learner.control.server import ControlServer
-from troupe.services.learner.peers.group import GroupLostError, Meeting, ProcessGroup, joined_store
+from troupe.services.learner.peers.group import GroupLostError, Meeting, ProcessGroup, absent, joined_store
 from troupe.services.learner.peers.network import own_address
 from troupe.services.learner.peers.survivors import Survivors, exchange_places
 
@@ -44,6 +44,12 @@ class OwnSeats:
     def begun(self, group: ProcessGroup, seat: Seat) -> None:
         """See `Seats`."""
         exchange_places(group, "")
+        self._control.epoch_begun()
+
+    def failed(self, seat: Seat) -> None:
+        """See `Seats`."""
+        met = self._meeting
+        self._control.epoch_failed([] if met is None else absent(met.store, seat.epoch, seat.learners))
 
     def store(self, seat: Seat) -> dist.Store:
         """See `Seats`."""
@@ -99,6 +105,9 @@ class GivenSeats:
     def begun(self, group: ProcessGroup, seat: Seat) -> None:
         """See `Seats`."""
         self._survivors.exchange(group, seat)
+
+    def failed(self, seat: Seat) -> None:
+        """See `Seats`: it is for the owner to say who gets the next ones."""
 
     def store(self, seat: Seat) -> dist.Store:
         """See `Seats`."""

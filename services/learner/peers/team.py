@@ -14,6 +14,7 @@ from troupe.common.agents import Agent, Batch, Update
 from troupe.common.agents.inspection import Inspection
 from troupe.common.agents.learners.reduction import ALONE, Reduction
 from troupe.common.config import Config
+from troupe.common.errors import ConfigError
 from troupe.common.wire.control.messages import Seat
 from troupe.services.learner.peers.group import GroupLostError, ProcessGroup
 from troupe.services.learner.peers.network import check_meeting, own_address
@@ -67,6 +68,9 @@ class Seats(Protocol):
 
     def begun(self, group: ProcessGroup, seat: Seat) -> None:
         """Prepare for the end of this epoch, as all in it do. Raises GroupLostError."""
+
+    def failed(self, seat: Seat) -> None:
+        """Take note that this epoch did not begin."""
 
     def store(self, seat: Seat) -> dist.Store:
         """Where those with a seat in this epoch find each other. Raises GroupLostError where it is gone."""
@@ -262,6 +266,7 @@ class Team:
             changed = equalize(self._group, self._agent, self._counters)
         except GroupLostError as error:
             _log.warning("%s", error)
+            self._seats.failed(seat)
             self._seat = seat
             self._leave()
             return False
@@ -278,8 +283,14 @@ class Team:
 
     def _connected(self, seat: Seat) -> ProcessGroup:
         rules = self._rules
-        check_meeting(seat.host, rules.network)
-        address, store = own_address(rules.network), self._seats.store(seat)
+        try:
+            check_meeting(seat.host, rules.network)
+            address = own_address(rules.network)
+        except ConfigError as error:
+            if not rules.owner:
+                raise
+            raise GroupLostError(str(error)) from None  # it goes on alone
+        store = self._seats.store(seat)
         return ProcessGroup(store, seat.epoch, seat.rank, seat.learners, address, rules.timeout_s)
 
     def _leave(self) -> None:

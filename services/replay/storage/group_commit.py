@@ -32,7 +32,7 @@ class GroupCommit:
         self._idle = system.Event()
         self._idle.set()
         self._closed = False
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = system.Thread(target=self._run, name="sync", daemon=True)
         self._thread.start()
@@ -53,8 +53,9 @@ class GroupCommit:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._signal)
         if self._failure is not None:
+            why = getattr(self._failure, "strerror", None) or repr(self._failure)
             raise SyncFailedError(
-                f"what was written cannot be forced to the disk ({self._failure.strerror}): nothing that "
+                f"what was written cannot be forced to the disk ({why}): nothing that "
                 "waits for it is acknowledged; look at the disk, then start again with the same --data-dir"
             )
         return self.done
@@ -81,7 +82,7 @@ class GroupCommit:
             self._begun += 1
             try:
                 self._sync()
-            except OSError as error:
+            except Exception as error:  # no thread for it, say: this one must not end and tell nobody
                 self._failure = error
             else:
                 self.done = self._begun

@@ -481,7 +481,7 @@ class Replay:
         """
         try:
             self._pager.sync()
-        except OSError:
+        except Exception:
             self._failed_sync.touch()
             raise
 

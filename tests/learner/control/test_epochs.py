@@ -1,6 +1,10 @@
 """Who shares batches with whom, by a clock of our own."""
 
-from troupe.services.learner.control.epochs import OWN, PATIENCE_S, Epochs
+import pytest
+
+from troupe.common.errors import ConfigError, RefusedError
+from troupe.common.wire.types import MAX_LEARNERS
+from troupe.services.learner.control.epochs import PATIENCE_S, PAUSE_S, Epochs
 
 
 def meeting():
@@ -38,13 +42,13 @@ def test_an_epoch_begins_when_all_who_are_alive_have_asked_or_patience_ends():
 def test_one_that_comes_later_waits_until_the_others_leave():
     epochs = Epochs()
     first = epochs.formed([], 0.0, meeting)
-    assert not epochs.waits([7])
+    assert not epochs.waits([7], 1.0)
     assert epochs.asked(7, -1) is None
-    assert epochs.waits([7])
+    assert epochs.waits([7], 2.0)
     second = epochs.formed([7], 5.0, meeting)
     assert epochs.asked(7, -1).rank == 1
-    assert (second.epoch, second.rank, second.learners) == (first.epoch + 1, OWN, 2)
-    assert not epochs.waits([7])
+    assert (second.epoch, second.rank, second.learners) == (first.epoch + 1, 0, 2)
+    assert not epochs.waits([7], 6.0)
 
 
 def test_one_that_has_died_while_it_waited_gets_no_seat():
@@ -58,3 +62,61 @@ def test_a_restarted_owner_numbers_on_from_what_the_others_know():
     assert epochs.asked(7, 41) is None
     assert epochs.formed([7], 0.0, meeting).epoch == 42
     assert epochs.asked(7, 41).epoch == 42
+
+
+def test_no_incarnation_takes_the_seat_of_the_owner():
+    epochs = Epochs()
+    epochs.asked(0, -1)
+    assert epochs.formed([0], 0.0, meeting).rank == 0
+    assert epochs.asked(0, -1).rank == 1
+
+
+def test_an_epoch_that_cannot_have_been_is_refused_and_leaves_the_others_theirs():
+    epochs = Epochs()
+    with pytest.raises(RefusedError, match="never was"):
+        epochs.asked(7, 2**63 - 1)
+    epochs.asked(8, 41)
+    assert epochs.formed([8], 0.0, meeting).epoch == 42
+
+
+def test_no_more_get_a_seat_than_there_may_be():
+    epochs, crowd = Epochs(), range(1, MAX_LEARNERS + 10)
+    for each in crowd:
+        epochs.asked(each, -1)
+    assert epochs.formed(crowd, 0.0, meeting).learners == MAX_LEARNERS
+
+
+def test_where_learners_cannot_meet_the_owner_goes_on_alone():
+    def nowhere():
+        raise ConfigError("this machine has no address there")
+
+    epochs = Epochs()
+    epochs.asked(7, -1)
+    assert epochs.formed([7], 0.0, nowhere).learners == 1
+    assert "no address" in epochs.closed_because
+    assert not epochs.waits([7], 1e9)
+
+
+def test_one_that_does_not_come_twice_is_left_out_for_longer_each_time_until_it_comes():
+    epochs = Epochs()
+
+    def formed(ended, now_s):
+        for each in (7, 8):
+            epochs.asked(each, ended)
+        return epochs.formed([7, 8], now_s, meeting)
+
+    formed(-1, 0.0)
+    epochs.failed([2], 1.0)
+    assert formed(0, 1.0).learners == 3
+    epochs.failed([2], 2.0)
+    assert formed(1, 2.0).learners == 2
+    assert epochs.asked(8, 1) is None
+    assert not epochs.waits([7, 8], 1.9 + PAUSE_S)
+    assert epochs.waits([7, 8], 2.0 + PAUSE_S)
+    assert formed(2, 40.0).learners == 3
+    epochs.failed([2], 50.0)
+    assert formed(3, 49.9 + 2 * PAUSE_S).learners == 2
+    assert formed(4, 50.0 + 2 * PAUSE_S).learners == 3
+    epochs.begun()
+    epochs.failed([], 200.0)
+    assert formed(5, 200.0).learners == 3, "it came the last time"

@@ -4,7 +4,7 @@ import pytest
 
 from troupe.common.config import load_config
 from troupe.common.errors import ConfigError
-from troupe.services.learner.peers.network import check_meeting, own_address
+from troupe.services.learner.peers.network import check_machine, check_meeting, own_address
 from troupe.services.learner.peers.shares import part_of
 
 
@@ -22,6 +22,14 @@ def test_with_one_they_meet_in_it_only():
         check_meeting("10.1.0.7", "10.0.0.0/16")
     with pytest.raises(ConfigError, match="this machine has no address"):
         own_address("203.0.113.0/24")
+
+
+def test_a_learner_of_another_machine_is_joined_in_a_private_network_only():
+    for here in ("tcp://127.0.0.1:5550", "tcp://localhost:5550", "tcp://[::1]:5550", "ipc:///run/control"):
+        check_machine(here, "")
+    check_machine("tcp://203.0.113.7:5550", "203.0.113.0/24")
+    with pytest.raises(ConfigError, match="on another machine"):
+        check_machine("tcp://203.0.113.7:5550", "")
 
 
 def test_a_network_of_public_addresses_is_refused():

@@ -1,0 +1,76 @@
+"""A learner that asks for seats and does not come: the others must not wait for it for ever."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from tests.agents.unrolled import SMALL, VECTOR, random_batch
+from tests.harness import Context, until
+from troupe.common.agents import make_agent
+from troupe.common.agents.base import Batch
+from troupe.common.config.algorithms import agent_model
+from troupe.common.runtime import StopSignal
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
+from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.control.epochs import Epochs
+from troupe.services.learner.control.roster import SlotRules
+from troupe.services.learner.control.server import ControlServer, Terms
+from troupe.services.learner.peers.seats import OwnSeats
+from troupe.services.learner.peers.team import Rules, Share, Team
+from troupe.services.learner.saving.counters import RunCounters
+
+
+@pytest.fixture
+def server(tmp_path):
+    context = Context()
+    endpoints = (f"ipc://{tmp_path}/control", f"ipc://{tmp_path}/announce")
+    server = ControlServer(context, *endpoints, Terms({}, run="a"), SlotRules(1), epochs=Epochs())
+    server.start()
+    yield server
+    server.stop()
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def absent(server):
+    """Asks for one seat after the other, and never comes."""
+    context, ended = Context(), threading.Event()
+    client = ControlClient(
+        context, server.control_endpoint, role="learner", name="learner-1", incarnation=new_incarnation()
+    )
+    client.join(60)
+
+    def ask():
+        epoch = -1
+        while not ended.is_set():
+            seat = client.next_seat(epoch, 0.1)
+            epoch = epoch if seat is None else seat.epoch
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    yield client
+    ended.set()
+    thread.join()
+    client.close("done")
+    context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("network", ["", "203.0.113.0/24"], ids=["unreachable", "nowhere to meet"])
+def test_the_owner_goes_on_without_one_that_does_not_come(server, absent, network):
+    agent = make_agent(agent_model("policy_gradient")(**SMALL), VECTOR, seed=1)
+    rng, counters = np.random.default_rng(1), RunCounters(1, StepBudget(1000))
+    seats = OwnSeats(server, network, StopSignal())
+    team = Team(agent, counters, seats, Rules(True, 3, network, timeout_s=0.5))
+    until(lambda: server.learner_waits)
+    batch = Batch(random_batch(rng, agent, 3), np.ones(3, np.float32))
+    share = Share(lambda *told: batch, 3, 5, 0.0)
+
+    def learned():
+        team.learn(share)
+        return counters.updates >= 3
+
+    until(learned)
+    assert team.learners == 1
+    team.close()
