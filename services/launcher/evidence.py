@@ -6,8 +6,12 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from troupe.common.config import Config, read_config
 from troupe.common.data.table_config import TableConfig
@@ -59,12 +63,11 @@ class Evidence:
 
     def all(self, metric: str) -> dict[str, float]:
         """Values of `metric`, or of `metric/NAME`, by name; empty for the metric itself."""
-        found = {
+        return {
             name[len(metric) + 1 :]: value
             for name, value in self.metrics.items()
             if f"{name}/".startswith(f"{metric}/")
         }
-        return found
 
     def worst(self, metric: str) -> tuple[str, float]:
         """The largest of these."""
@@ -83,7 +86,7 @@ class Evidence:
         """Those that batches come from, with their capacity over all shards."""
         return self.config.replay.sampled_tables() if self.config is not None else []
 
-    @property
+    @cached_property  # several causes ask, and long runs have thousands of returns
     def learned(self) -> float:
         """How much of its rise a run has kept, 0 to 1: 1 where returns are higher than ever.
 
@@ -92,11 +95,8 @@ class Evidence:
         if len(self.returns) < _FEWEST:
             return 1.0
         part = max(1, len(self.returns) // 5)
-        means = [
-            statistics.fmean(self.returns[place : place + part])
-            for place in range(0, len(self.returns) - part + 1)
-        ]
-        first, best, last = means[0], max(means), means[-1]
+        means = sliding_window_view(np.array(self.returns), part).mean(axis=1)
+        first, best, last = float(means[0]), float(means.max()), float(means[-1])
         steps = [abs(one - other) for one, other in zip(self.returns, self.returns[1:], strict=False)]
         # Two means of so many values differ by chance by about this.
         chance = statistics.median(steps) / math.sqrt(part)

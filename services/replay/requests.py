@@ -310,8 +310,7 @@ class RequestHandlers:
         peer = envelope.peer
         self._note_writer(peer, frozenset())
         answer = self._grant(peer)
-        # So that the client does not send again what only waits: what
-        # waits for the disk is as little lost as what waits for room: nobody is to send it again.
+        # So that the client does not send again what only waits, for room or for the disk.
         unsynced = (number for _, _, incarnation, number in self._stored if incarnation == body.incarnation)
         held = next(unsynced, self.held.first(body.incarnation))
         parked = [each.envelope.number for each in self._parked if each.envelope.peer == peer]

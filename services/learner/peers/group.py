@@ -92,7 +92,7 @@ class ProcessGroup:
             store.set(f"here-{rank}", "")
             self._group: Any = gloo(store, rank, size, options)
         except RuntimeError as error:
-            raise GroupLostError(f"the learners of epoch {epoch} do not meet: {_first_line(error)}") from None
+            raise GroupLostError(f"the learners of epoch {epoch} do not meet: {first_line(error)}") from None
 
     def sum(self, tensor: Tensor) -> None:
         """See `Group`."""
@@ -137,10 +137,10 @@ def _lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise GroupLostError(f"a learner is lost: {_first_line(error)}") from None
+        raise GroupLostError(f"a learner is lost: {first_line(error)}") from None
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """What gloo says, without where in its code, and its advice."""
     line = (str(error).splitlines() or [""])[0].partition(". This is typically")[0]
     return (line.partition("] ")[2] if line.startswith("[/") else line)[:200]

@@ -11,7 +11,14 @@ from troupe.common.runtime import StopSignal
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.messages import Seat
 from troupe.services.learner.control.server import ControlServer
-from troupe.services.learner.peers.group import GroupLostError, Meeting, ProcessGroup, absent, joined_store
+from troupe.services.learner.peers.group import (
+    GroupLostError,
+    Meeting,
+    ProcessGroup,
+    absent,
+    first_line,
+    joined_store,
+)
 from troupe.services.learner.peers.network import own_address
 from troupe.services.learner.peers.survivors import Survivors, exchange_places
 
@@ -116,5 +123,4 @@ class GivenSeats:
         try:
             return joined_store(seat.host, seat.port, self._timeout_s)
         except RuntimeError as error:
-            line = (str(error).splitlines() or [""])[0][:200]
-            raise GroupLostError(f"nobody is at {seat.host}:{seat.port}: {line}") from None
+            raise GroupLostError(f"nobody is at {seat.host}:{seat.port}: {first_line(error)}") from None
