@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from troupe.services.launcher import causes
 from troupe.services.launcher.causes import Figures
 from troupe.services.launcher.measured import Measured
 from troupe.services.launcher.view import RunView
 
+Run = TypeVar("Run")
+Threshold = TypeVar("Threshold")
+
 _SETTLED_S = 30.0  # before, starting processes take the processor and caches are cold
 
 
 @dataclass(frozen=True)
-class Limit:
-    """One row of the table: something that may limit a run.
-
-    Loudness is the share of the run's time that it takes, as far as that is measured. What only names a side
-    (the actors, the learner, the processor) is quieter than what names a cause.
-
-    Attributes:
-        name: a word to branch on.
-        symptom: what a user sees, for the page.
-        measure: the figures of a run; None where it is not this.
-        metrics: what it looks at, for the page.
-        threshold: from which loudness on it counts.
-        words: what is wrong; braces take figures.
-        advice: what helps, with the field that does it.
-        page_advice: the same for the page, where it depends on figures.
-    """
-
-    name: str
-    symptom: str
-    measure: Callable[[Measured], Figures | None]
-    metrics: tuple[str, ...]
-    threshold: float
-    words: str
-    advice: str
-    page_advice: str = ""
-
-
-@dataclass(frozen=True)
 class Finding:
-    """A limit that was found in a run.
+    """What was found in a run.
 
     Attributes:
         name: of its row.
@@ -56,6 +32,41 @@ class Finding:
     loudness: float
     what: str
     advice: str
+
+
+@dataclass(frozen=True)
+class Row(Generic[Run, Threshold]):
+    """One row of a table: something that may be wrong with a run.
+
+    Attributes:
+        name: a word to branch on.
+        symptom: what a user sees, for the page.
+        measure: how loud it is and the figures of a run; None where it is not this.
+        metrics: what it looks at, for the page.
+        threshold: from which figure on it counts.
+        words: what is wrong; braces take figures.
+        advice: what helps, with the field that does it.
+        page_advice: the same for the page, where it depends on figures.
+    """
+
+    name: str
+    symptom: str
+    measure: Callable[[Run], Figures | None]
+    metrics: tuple[str, ...]
+    threshold: Threshold
+    words: str
+    advice: str
+    page_advice: str = ""
+
+    def found(self, loudness: float, figures: Mapping[str, Any]) -> Finding:
+        """What to say of a run that has this, with its figures."""
+        return Finding(self.name, loudness, self.words.format(**figures), self.advice.format(**figures))
+
+
+Limit = Row[Measured, float]
+"""Something that may limit a run: loudness is the share of the run's time that it takes, as far as that is
+measured, and counts from the threshold on. What only names a side (the actors, the learner, the processor) is
+quieter than what names a cause."""
 
 
 def verdict(view: RunView) -> tuple[str, str]:
@@ -74,10 +85,7 @@ def findings(view: RunView) -> list[Finding]:
     for limit in LIMITS:
         figures = limit.measure(measured)
         if figures is not None and figures[0] >= limit.threshold:
-            values = {"waits": measured.waits, **figures[1]}
-            found.append(
-                Finding(limit.name, figures[0], limit.words.format(**values), limit.advice.format(**values))
-            )
+            found.append(limit.found(figures[0], {"waits": measured.waits, **figures[1]}))
     return sorted(found, key=lambda finding: -finding.loudness)
 
 

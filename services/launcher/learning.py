@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from troupe.services.launcher import learning_causes as causes
-from troupe.services.launcher.causes import Figures
 from troupe.services.launcher.evidence import Evidence, of_view
-from troupe.services.launcher.findings import Finding
+from troupe.services.launcher.findings import Finding, Row
 from troupe.services.launcher.view import RunView
 
 FROM = 0.3
 """Loudness from which on a fault is named: below, it may be how the task is."""
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One row of the table: something that may keep a run from learning.
-
-    Attributes:
-        name: a word to branch on.
-        symptom: what a user sees, for the page.
-        measure: how loud it is and the figures of a run; None where it is not this.
-        metrics: what it looks at, for the page.
-        threshold: from which figure on it counts, in words, for the page.
-        words: what is wrong, and why that matters; braces take figures.
-        advice: what helps, with the field that does it.
-        page_advice: the same for the page, where it depends on figures.
-    """
-
-    name: str
-    symptom: str
-    measure: Callable[[Evidence], Figures | None]
-    metrics: tuple[str, ...]
-    threshold: str
-    words: str
-    advice: str
-    page_advice: str = ""
+Fault = Row[Evidence, str]
+"""Something that may keep a run from learning; its threshold is in words, for the page, and counts from FROM
+on. `words` say why it matters, too."""
 
 
 def faults(run: Evidence) -> list[Finding]:
@@ -46,10 +22,7 @@ def faults(run: Evidence) -> list[Finding]:
     for fault in FAULTS:
         measured = fault.measure(run)
         if measured is not None and measured[0] >= FROM:
-            loudness, figures = measured
-            found.append(
-                Finding(fault.name, loudness, fault.words.format(**figures), fault.advice.format(**figures))
-            )
+            found.append(fault.found(*measured))
     return sorted(found, key=lambda finding: -finding.loudness)
 
 
