@@ -43,9 +43,9 @@ def read_preset(name: str) -> dict[str, Any]:
             raise ConfigError(
                 f"{name} is not TOML: a configuration is a file NAME.toml, as `troupe config show` prints"
             )
-        # Without a cutoff there is always a nearest one, so that the sentence is never empty.
-        near = difflib.get_close_matches(name, preset_names(), n=1, cutoff=0.0)
-        raise ConfigError(f"unknown preset {name!r}; nearest: {', '.join(near)} (`troupe presets` lists all)")
+        near = difflib.get_close_matches(name, preset_names(), n=1)
+        hint = f"; nearest: {near[0]}" if near else ""
+        raise ConfigError(f"unknown preset {name!r}{hint} (`troupe presets` lists all)")
     return _tables(
         (importlib.resources.files("troupe.configs") / f"{name}.toml").read_text("utf-8"), f"preset {name}"
     )

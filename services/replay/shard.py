@@ -128,6 +128,13 @@ def with_run(options: ShardOptions, config: dict[str, Any], seed: int) -> ShardO
     )
 
 
+_SURVIVES = {
+    "none": "nothing; a restart begins empty (replay.durable = none)",
+    "process": "the death of this process, not a power cut (replay.durable = process)",
+    "power": "a power cut (replay.durable = power)",
+}
+
+
 def open_replay(
     options: ShardOptions,
     run: str = "",
@@ -170,6 +177,7 @@ def open_replay(
             replay.budget_bytes,
             options.max_bytes,
         )
+    _log.info("what is acknowledged survives: %s", _SURVIVES["none" if options.volatile else replay.durable])
     if replay.restored_items:
         _log.info("restored %d items from %s", replay.restored_items, options.data_dir)
     return replay
