@@ -79,7 +79,8 @@ class Inspection:
         if steps is None:
             return {}
         config = getattr(self._agent, "config", None)
-        rewards, learned = steps.rewards, torch.from_numpy(steps.rewards)
+        # A copy: torch warns of arrays that cannot be written, as those out of replay's files are.
+        rewards, learned = steps.rewards, torch.tensor(steps.rewards)
         if (clip := getattr(config, "reward_clip", None)) is not None:
             learned = policy.clip_reward(learned, clip)
         scale = float(getattr(config, "reward_scale", 1.0))
