@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common.agents.base import Agent, Batch, Update
+from troupe.common.agents.tensors import shared_tensor
 from troupe.common.data.accumulators.unrolls import TERMINATED, TRUNCATED
 from troupe.common.nets.parts import PartInputs
 from troupe.common.rl import policy
@@ -79,8 +80,7 @@ class Inspection:
         if steps is None:
             return {}
         config = getattr(self._agent, "config", None)
-        # A copy: torch warns of arrays that cannot be written, as those out of replay's files are.
-        rewards, learned = steps.rewards, torch.tensor(steps.rewards)
+        rewards, learned = steps.rewards, shared_tensor(steps.rewards)
         if (clip := getattr(config, "reward_clip", None)) is not None:
             learned = policy.clip_reward(learned, clip)
         scale = float(getattr(config, "reward_scale", 1.0))

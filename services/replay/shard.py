@@ -32,6 +32,13 @@ from troupe.services.replay.storage.snapshot import restore_snapshot
 
 _log = logging.getLogger(__name__)
 
+_SURVIVES = {
+    "none": "nothing; a restart begins empty (replay.durable = none)",
+    "process": "the death of this process, not a power cut (replay.durable = process)",
+    "power": "a power cut (replay.durable = power)",
+}
+"""What acknowledged items survive, by `replay.durable`; for the log."""
+
 
 def serve(options: ShardOptions, ctx: Context, stop: StopSignal) -> None:
     """Bind, join the run if there is one, open the folder, and serve."""
@@ -126,13 +133,6 @@ def with_run(options: ShardOptions, config: dict[str, Any], seed: int) -> ShardO
         durable=options.durable or replay.durable,
         seed=seed if options.seed is None else options.seed,
     )
-
-
-_SURVIVES = {
-    "none": "nothing; a restart begins empty (replay.durable = none)",
-    "process": "the death of this process, not a power cut (replay.durable = process)",
-    "power": "a power cut (replay.durable = power)",
-}
 
 
 def open_replay(

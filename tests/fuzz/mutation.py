@@ -206,9 +206,9 @@ def mutate_fields(rng: random.Random, draft: Draft) -> None:
     if choice < 0.3:
         del container[key]
     elif choice < 0.4:
+        others = container if isinstance(container, dict) else [key]
         # Not a role as the name: services may be called by it, and their key permits to take their place.
-        others = [each for each in container if each != "role"] if isinstance(container, dict) else [key]
-        container[key] = container[rng.choice(others or [key])]
+        container[key] = container[rng.choice([each for each in others if (key, each) != ("name", "role")])]
     else:
         container[key] = weird(rng)
 
