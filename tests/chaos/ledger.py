@@ -26,7 +26,9 @@ STEPS = 2
 UNSETTLED = 16
 ASK_S, SILENCE_S, PAUSE_S, FLUSH_S = 1.0, 10.0, 0.5, 120.0
 AGAIN = ("gap", "memory", "internal", "too_many")
-RECORD_BYTES = 48
+RECORD_BYTES, SUM_BYTES = 48, 8
+SUMMED_WORDS = 64
+MASK = 2**64 - 1
 
 
 def content(name: str, dtype: str, shape: list[int], entries: int, number: int) -> np.ndarray:
@@ -218,11 +220,15 @@ def audit(folder: Path, journal: Path, *, removes: bool) -> Audit:
     fields = signature["fields"]
     lanes = 1 + len(fields)
     names = ["commit", "incarnation", "number", "version", "time", "steps"]
-    formats: list[Any] = ["<u8", "<u8", "<u8", "<i8", "<f8", "<i8", ("<i8", (lanes,)), ("<i8", (lanes,))]
-    dtype = np.dtype({"names": [*names, "starts", "sizes"], "formats": formats})
-    assert dtype.itemsize == RECORD_BYTES + 16 * lanes
+    places: tuple[str, tuple[int]] = ("<i8", (lanes,))
+    formats: list[Any] = ["<u8", "<u8", "<u8", "<i8", "<f8", "<i8", places, places, "<u8"]
+    dtype = np.dtype({"names": [*names, "starts", "sizes", "sum"], "formats": formats})
+    assert dtype.itemsize == RECORD_BYTES + 16 * lanes + SUM_BYTES
     records = np.fromfile(folder / "chunks.records", dtype)
     records = records[records["commit"] != 0]
+    # Bytes read as another format than they have look like thousands of lost and doubled chunks.
+    wrong = [row for row in records if int(row["sum"]) != _checksum(row.tobytes())]
+    assert not wrong, f"{len(wrong)} records do not match their checksums"
     pairs = collections.Counter(zip(records["incarnation"].tolist(), records["number"].tolist(), strict=True))
     own = records[records["incarnation"] == incarnation]
     there = {int(row["number"]): row for row in own}
@@ -241,6 +247,30 @@ def audit(folder: Path, journal: Path, *, removes: bool) -> Audit:
         gone=first - 1,
         gaps=last - first + 1 - len(records),
     )
+
+
+def _checksum(record: bytes) -> int:
+    """What the page says that the last eight bytes of a record are."""
+    words = np.frombuffer(record[:-SUM_BYTES], "<u8").tolist()
+    total = 1
+    for first in range(0, len(words), SUMMED_WORDS):
+        part = words[first : first + SUMMED_WORDS]
+        total = 3 * total + sum(word * key for word, key in zip(part, KEYS, strict=False))
+    return total & MASK
+
+
+def _split_mix(count: int) -> list[int]:
+    """The first outputs of SplitMix64 begun with 0, their lowest bit set."""
+    outputs = []
+    for i in range(1, count + 1):
+        z = i * 0x9E3779B97F4A7C15 & MASK
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
+        outputs.append(z ^ z >> 31 | 1)
+    return outputs
+
+
+KEYS = _split_mix(SUMMED_WORDS)
 
 
 def _changed(folder: Path, fields: list[dict[str, Any]], there: dict[int, Any]) -> list[int]:
