@@ -95,14 +95,12 @@ class Column(ABC):
         """
 
     @abstractmethod
-    def wrong_chunks(
-        self, starts: NDArray[np.int64], counts: NDArray[np.int64], commits: NDArray[np.uint64]
-    ) -> NDArray[np.bool_]:
-        """Which chunks `commits [B]` are not what was written: every one of their `counts [B]` entries."""
+    def is_wrong_chunk(self, start: int, count: int, commit: int) -> bool:
+        """Whether any of the `count` entries of the chunk `commit` is not what was written."""
 
-    def _seal(self, commit: int) -> np.uint32:
+    def _seal(self, commit: int) -> int:
         """What is mixed into all checksums of the chunk `commit` here."""
-        return np.uint32(sums.commit_sum(commit, self.number) >> 32)
+        return sums.commit_sum(commit, self.number) >> 32
 
     def _seals(self, commits: NDArray[np.uint64]) -> NDArray[np.uint32]:
         """The same of chunks `commits [B]`."""
@@ -141,6 +139,7 @@ class RawColumn(Column):
         self._entry_bytes = spec.entry_bytes
         self._by_words = sums.summed_by_words(self._entry_bytes)
         self._bytes = self._data.reshape(-1).view(np.uint8).data
+        self._words = sums.as_words(self._data, self._entry_bytes) if self._by_words else None
 
     def counts(self, payload: Payload) -> list[int]:
         """See `Column`."""
@@ -155,7 +154,7 @@ class RawColumn(Column):
             self._sums[place] = sums.upper_half(words + seal)
         else:
             data = np.ascontiguousarray(payload.data).reshape(-1).view(np.uint8).data
-            self._sums[place] = self._running_sums(data, payload.entries) ^ self._seal(commit)
+            self._sums[place] = self._running_sums(data, payload.entries, commit)
         self._data[place] = payload.data
 
     def wrong(
@@ -180,24 +179,22 @@ class RawColumn(Column):
             self._bytes, begins, ends, self._sums, starts, entries, self._seals(commits), first
         )
 
-    def wrong_chunks(
-        self, starts: NDArray[np.int64], counts: NDArray[np.int64], commits: NDArray[np.uint64]
-    ) -> NDArray[np.bool_]:
+    def is_wrong_chunk(self, start: int, count: int, commit: int) -> bool:
         """See `Column`."""
-        if self._by_words:
-            return self.wrong(starts, counts, commits, np.ones(len(starts), np.bool_))
-        found, size = np.zeros(len(starts), np.bool_), self._entry_bytes
-        chunks = zip(starts.tolist(), counts.tolist(), commits.tolist(), strict=True)
-        for i, (start, count, commit) in enumerate(chunks):
-            end = start + count
-            running = self._running_sums(self._bytes[start * size : end * size], count) ^ self._seal(commit)
-            found[i] = not np.array_equal(running, self._sums[start:end])
-        return found
+        end, size = start + count, self._entry_bytes
+        stored = self._sums[start:end]
+        if self._words is None:
+            return (
+                self._running_sums(self._bytes[start * size : end * size], count, commit) != stored.tolist()
+            )
+        seal = np.uint64(sums.commit_sum(commit, self.number))
+        found = sums.upper_half(sums.word_sums(self._words[start:end]) + seal)
+        return found.tobytes() != stored.tobytes()
 
-    def _running_sums(self, data: memoryview, count: int) -> NDArray[np.uint32]:
+    def _running_sums(self, data: memoryview, count: int, commit: int) -> list[int]:
         size = self._entry_bytes
         ends = range(size, size * (count + 1), size) if size else [0] * count
-        return np.array(sums.running_sums(data, ends), np.uint32)
+        return sums.running_sums(data, ends, self._seal(commit))
 
     def _word_sums(self, data: NDArray, commits: NDArray[np.uint64]) -> NDArray[np.uint32]:
         words = sums.word_sums(sums.as_words(data, self._entry_bytes))
@@ -271,8 +268,8 @@ class Lz4Column(Column):
         entry, byte = starts
         place = slice(entry, entry + payload.entries)
         ends = np.cumsum(payload.lengths, dtype=np.int64)
-        running = sums.running_sums(np.ascontiguousarray(payload.data).data, ends.tolist())
-        self._sums[place] = np.array(running, np.uint32) ^ self._seal(commit)
+        data = np.ascontiguousarray(payload.data).data
+        self._sums[place] = sums.running_sums(data, ends.tolist(), self._seal(commit))
         self._offsets[place] = byte + ends - payload.lengths
         self._lengths[place] = payload.lengths
         self._blocks[byte : byte + payload.data.nbytes] = payload.data
@@ -300,22 +297,16 @@ class Lz4Column(Column):
         )
         return found | impossible
 
-    def wrong_chunks(
-        self, starts: NDArray[np.int64], counts: NDArray[np.int64], commits: NDArray[np.uint64]
-    ) -> NDArray[np.bool_]:
+    def is_wrong_chunk(self, start: int, count: int, commit: int) -> bool:
         """See `Column`."""
-        chunks = zip(starts.tolist(), counts.tolist(), commits.tolist(), strict=True)
-        return np.array([self._is_wrong(slice(s, s + n), commit) for s, n, commit in chunks], np.bool_)
-
-    def _is_wrong(self, place: slice, commit: int) -> bool:
-        """Whether the entries of the chunk `commit` at `place` are not what was written."""
+        place = slice(start, start + count)
         begins = self._offsets[place]
         ends = begins + self._lengths[place]
         first, end = int(begins[0]), int(ends[-1])
-        if not 0 <= first <= end <= len(self._blocks) or not np.array_equal(begins[1:], ends[:-1]):
+        if not 0 <= first <= end <= len(self._blocks) or begins[1:].tobytes() != ends[:-1].tobytes():
             return True
-        running = sums.running_sums(self._bytes[first:end], (ends - first).tolist())
-        return not np.array_equal(np.array(running, np.uint32) ^ self._seal(commit), self._sums[place])
+        found = sums.running_sums(self._bytes[first:end], (ends - first).tolist(), self._seal(commit))
+        return found != self._sums[place].tolist()
 
     def gather(
         self,
@@ -392,17 +383,20 @@ def _wrong_runs(
 def damaged_chunks(columns: Iterable[Column], records: NDArray) -> NDArray[np.bool_]:
     """Which chunks do not match their checksums, by their `records [n]` or by any entry of `columns`."""
     found: NDArray[np.bool_] = record_sums(records) != records["sum"]
-    lane = 1  # the first is the records themselves
+    lanes, lane = [], 1  # the first is the records themselves
     for column in columns:
-        left = np.flatnonzero(~found)
-        starts, counts = records["starts"][left, lane], records["counts"][left, lane]
-        most = column.lanes[0].most
-        placed = (starts >= 0) & (counts > 0) & (counts <= most) & (starts <= most - counts)
-        found[left[~placed]] = True
-        left = left[placed]
-        if len(left):
-            found[left] = column.wrong_chunks(starts[placed], counts[placed], records["commit"][left])
+        lanes.append((column, lane, column.lanes[0].most))
         lane += len(column.lanes)
+    # One by one, for there are few at a time, and arrays of a few numbers cost more than the numbers.
+    for i in np.flatnonzero(~found).tolist():
+        starts, counts = records["starts"][i].tolist(), records["counts"][i].tolist()
+        commit = int(records["commit"][i])
+        for column, lane, most in lanes:
+            start, count = starts[lane], counts[lane]
+            placed = 0 <= start <= most - count and count > 0
+            if not placed or column.is_wrong_chunk(start, count, commit):
+                found[i] = True
+                break
     return found
 
 

@@ -70,12 +70,12 @@ def commit_sum(commit: int, field: int) -> int:
     return (mixed ^ mixed >> 32) * _FIELD_KEY & _MASK
 
 
-def running_sums(data: memoryview, ends: Iterable[int]) -> list[int]:
-    """The CRC-32C of `data`, flat bytes, up to each of `ends`, which ascend."""
+def running_sums(data: memoryview, ends: Iterable[int], seal: int) -> list[int]:
+    """The CRC-32C of `data`, flat bytes, up to each of `ends`, which ascend, each XOR `seal`."""
     value, begin, sums, crc = 0, 0, [], crc32c
     for end in ends:
         value = crc(data[begin:end], value)
-        sums.append(value)
+        sums.append(value ^ seal)
         begin = end
     return sums
 

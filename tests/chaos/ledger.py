@@ -27,6 +27,7 @@ UNSETTLED = 16
 ASK_S, SILENCE_S, PAUSE_S, FLUSH_S = 1.0, 10.0, 0.5, 120.0
 AGAIN = ("gap", "memory", "internal", "too_many")
 RECORD_BYTES, SUM_BYTES = 48, 8
+COMMITS_BEGIN = 2**48
 SUMMED_WORDS = 64
 MASK = 2**64 - 1
 
@@ -236,7 +237,7 @@ def audit(folder: Path, journal: Path, *, removes: bool) -> Audit:
     oldest = min(there, default=0)
     left = [number for number in missing if removes and number < oldest]
     commits = records["commit"].tolist()
-    first, last = min(commits, default=1), max(commits, default=0)
+    first, last = min(commits, default=COMMITS_BEGIN + 1), max(commits, default=COMMITS_BEGIN)
     return Audit(
         acknowledged=len(numbers),
         lost=sorted(set(missing) - set(left)),
@@ -244,7 +245,7 @@ def audit(folder: Path, journal: Path, *, removes: bool) -> Audit:
         doubled=[pair for pair, count in pairs.items() if count > 1],
         changed=_changed(folder, fields, there),
         rows=len(records),
-        gone=first - 1,
+        gone=first - 1 - COMMITS_BEGIN,
         gaps=last - first + 1 - len(records),
     )
 

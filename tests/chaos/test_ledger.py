@@ -69,6 +69,7 @@ def test_finds_nothing_wrong_after_a_kill(written):
     assert not found.doubled
     assert not found.changed
     assert found.rows == found.acknowledged + 1
+    assert (found.gone, found.gaps) == (0, 0)
 
 
 def test_names_a_chunk_that_is_gone_and_one_that_is_another(written, tmp_path):
