@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -37,8 +38,9 @@ class StepBudget:
 
         steps + (what all actors may still make) <= total + slots - 1
 
-    at any time, and an actor that hangs holds back no more than its own slots. Methods may be called from any
-    thread.
+    at any time, and an actor that hangs holds back no more than its own slots. One that was replaced may
+    still tell of steps: until it is forgotten, what it may have made comes out of what is due to its
+    successor. Methods may be called from any thread.
 
     Args:
         total: steps of the run.
@@ -95,7 +97,14 @@ class StepBudget:
         with self._lock:
             self._report(incarnation, max(0, made - self._uncounted.get(incarnation, 0)), slots)
 
-    def extend(self, incarnation: int, made: int, obeyed: int, slots: Mapping[int, int]) -> int:
+    def extend(
+        self,
+        incarnation: int,
+        made: int,
+        obeyed: int,
+        slots: Mapping[int, int],
+        replaced: Mapping[int, int] | None = None,
+    ) -> int:
         """Take note of a report, and return how many steps the process may make since its start.
 
         Args:
@@ -103,7 +112,9 @@ class StepBudget:
             made: steps since its start.
             obeyed: the limit that it knows; 0 for none.
             slots: the slots of every live actor process, by its incarnation.
+            replaced: the process that has its place, for each that has lost it and may still tell of steps.
         """
+        replaced = replaced or {}
         with self._lock:
             # The most that there were: what was permitted then may be reported when others have left.
             self._round = max(self._round, sum(slots.values()))
@@ -111,21 +122,24 @@ class StepBudget:
                 self._told[incarnation] = max(self._told.get(incarnation, 0), obeyed)
             made, uncounted = self._take(incarnation, made, slots.get(incarnation, 0))
             obeyed = max(0, obeyed - uncounted)
-            self._limits = {one: limits for one, limits in self._limits.items() if one in slots}
+            self._limits = {
+                one: limits for one, limits in self._limits.items() if one in slots or one in replaced
+            }
             own = slots.get(incarnation, 0)
             if not own:  # whose lease has just ended
                 return made + uncounted
             left = self.total - self._steps
             # Half of an even share: the first to be told leaves as much again for those who have not been
             # heard yet.
-            share = max(0, left) // (2 * len(slots))
+            past = sum(self._ahead(one) for one in self._limits if one not in slots)
+            share = max(0, left - past) // (2 * len(slots))
             limits = self._confirm(incarnation, obeyed, at_most=made + max(own, share))
             others = [one for one in self._limits if one != incarnation]
             window = min(share, left - sum(self._ahead(one) for one in others))
             # Whole rounds: an actor steps all its slots at once, and could not use the rest.
             window = max(0, window - window % own)
             # One round is everybody's due, unless it is reserved: by who may make more than a round.
-            if not window and sum(max(0, self._ahead(one) - slots[one]) for one in others) < left:
+            if not window and self._reserved(incarnation, slots, replaced) < left:
                 window = own
             limits.append(made + window)
             self._told[incarnation] = max(self._told.get(incarnation, 0), limits[-1] + uncounted)
@@ -174,6 +188,15 @@ class StepBudget:
     def _ahead(self, incarnation: int) -> int:
         """How many steps a process may make beyond those that it has reported."""
         return max(0, max(self._limits[incarnation]) - self._made.get(incarnation, 0))
+
+    def _reserved(self, asking: int, slots: Mapping[int, int], replaced: Mapping[int, int]) -> int:
+        """Steps that others may make beyond a round each, a process and those in whose place it is as one."""
+        ahead: Counter[int] = Counter()
+        for one in self._limits:
+            if one != asking:
+                ahead[replaced.get(one, one)] += self._ahead(one)
+        due = {one: 0 if one == asking else slots.get(one, 0) for one in ahead}
+        return sum(max(0, steps - due[one]) for one, steps in ahead.items())
 
     def to_meta(self) -> dict[str, Any]:
         """JSON values for a checkpoint."""

@@ -15,6 +15,7 @@ from troupe.common.wire.types import MAX_SHARDS
 
 _REMEMBERED_NAMES = 4096
 _REMEMBERED_INCARNATIONS = 64
+_REMEMBERED_REPLACED = 256
 
 
 @dataclass(slots=True)
@@ -105,7 +106,8 @@ class Roster:
 
     A lease ends `liveness_s` after its holder's last message. A process that joins under the name of another,
     with the same role and key, replaces it (that is what a restart looks like); the replaced one cannot come
-    back. Until its lease ends, nobody else gets the name.
+    back. Until its lease ends, nobody else gets the name. Messages of one process may be read after the HELLO
+    of the next, which has another connection: for `liveness_s` it is known who was replaced.
 
     The lowest free slots are leased. With `spread` they are taken evenly from all that are free: where there
     are more slots than actors will ever hold, those that are there explore as the whole run would.
@@ -131,6 +133,8 @@ class Roster:
         self._by_identity: dict[bytes, Peer] = {}
         # By role and key, so that nobody can make us forget the names of others.
         self._past: dict[tuple[str, str], OrderedDict[str, _Past]] = {}
+        # By identity, with the time; those who held slots.
+        self._replaced: OrderedDict[bytes, tuple[Peer, float]] = OrderedDict()
 
     def join(self, peer: Peer, wanted: int, held: list[int], now_s: float) -> Peer | None:
         """Admit `peer` with up to `wanted` slots, preferring those it `held`; fills in `peer.slots`.
@@ -159,6 +163,10 @@ class Roster:
         if previous is not None:
             # Joining again does not fill them.
             peer.reports, peer.headers = previous.reports, previous.headers
+            if previous.slots and previous.incarnation != peer.incarnation:
+                self._replaced[previous.identity] = previous, now_s
+                while len(self._replaced) > _REMEMBERED_REPLACED:
+                    self._replaced.popitem(last=False)
         if not past.incarnations or past.incarnations[-1] != peer.incarnation:
             past.incarnations = [*past.incarnations, peer.incarnation][-_REMEMBERED_INCARNATIONS:]
         past.slots = peer.slots
@@ -182,8 +190,27 @@ class Roster:
             self._remove(peer)
         return peer
 
+    def replaced_peer(self, identity: bytes, key: str) -> Peer | None:
+        """The actor behind a message if another process has taken its name in the last `liveness_s`."""
+        peer, _ = self._replaced.get(identity, (None, 0.0))
+        return peer if peer is not None and peer.key == key else None
+
+    def replaced(self) -> dict[int, int]:
+        """Who was replaced in the last `liveness_s` and has not left: by incarnation, who has its name."""
+        return {
+            peer.incarnation: owner.incarnation
+            for peer, _ in self._replaced.values()
+            for owner in [self._by_name.get(peer.name, peer)]
+        }
+
+    def forget_replaced(self, identity: bytes) -> None:
+        """Forget one that was replaced: it has left."""
+        self._replaced.pop(identity, None)
+
     def expire(self, now_s: float) -> list[Peer]:
         """Forget, and return, the peers that have been silent for too long."""
+        while self._replaced and now_s - next(iter(self._replaced.values()))[1] > self._liveness_s:
+            self._replaced.popitem(last=False)
         gone = [peer for peer in self._by_name.values() if now_s - peer.seen_s > self._liveness_s]
         for peer in gone:
             self._remove(peer)

@@ -359,6 +359,7 @@ class ControlServer:
             # owner.
             peer = self._roster.seen(envelope.peer, system.monotonic(), envelope.key.public)
             if peer is None:
+                self._hear_replaced(envelope, body)
                 raise RefusedError(messages.UNKNOWN_PEER, "say HELLO first")
             return serve(peer, body)
 
@@ -447,8 +448,8 @@ class ControlServer:
         """Count the steps of an actor, and say how far it may go; 0 for others."""
         claims.check_progress(peer.role, body.steps_made, body.steps_limit)
         claims.check_steps(peer.name, body.steps_made, self._budget.permitted(peer.incarnation))
-        slots = self._roster.slot_counts()
-        return self._budget.extend(peer.incarnation, body.steps_made, body.steps_limit, slots)
+        slots, replaced = self._roster.slot_counts(), self._roster.replaced()
+        return self._budget.extend(peer.incarnation, body.steps_made, body.steps_limit, slots, replaced)
 
     def _on_params_get(self, peer: Peer, body: messages.ParamsGet) -> messages.Params:
         if body.games:
@@ -495,10 +496,22 @@ class ControlServer:
             raise RefusedError(messages.TOO_MANY, "more STATUS than those with one key may ask for")
         return messages.StatusOk(values={**self._status, "clock_s": system.time()})
 
-    def _on_bye(self, peer: Peer, body: messages.Bye) -> None:
+    def _hear_replaced(self, envelope: Envelope, body: Body) -> None:
+        """Count the steps that an actor tells of late: the HELLO of its successor was read before."""
+        peer = self._roster.replaced_peer(envelope.peer, envelope.key.public)
+        if peer is None or not isinstance(body, (messages.Heartbeat, messages.Bye)):
+            return
+        self._count_steps(peer, body)
+        if isinstance(body, messages.Bye):
+            self._roster.forget_replaced(peer.identity)
+
+    def _count_steps(self, peer: Peer, body: messages.Heartbeat | messages.Bye) -> None:
         claims.check_progress(peer.role, body.steps_made, 0)
         claims.check_steps(peer.name, body.steps_made, self._budget.permitted(peer.incarnation))
         self._budget.report(peer.incarnation, body.steps_made, len(peer.slots))
+
+    def _on_bye(self, peer: Peer, body: messages.Bye) -> None:
+        self._count_steps(peer, body)
         # After the report: the budget has to know the slots that the steps were made in.
         self._roster.leave(peer.identity)
         self._tell(peer, _level(peer), "%s leaves (%s)", peer.name, body.reason or "no reason given")

@@ -255,3 +255,38 @@ def test_the_last_round_counts_though_others_have_left():
     budget.extend(2, 4, 8, {2: 4})
     budget.report(2, 8, 4)
     assert budget.steps == 16
+
+
+def test_what_a_replaced_process_may_still_tell_of_is_kept_for_it():
+    budget = StepBudget(1000)
+    limit = budget.extend(1, 0, 0, {1: 4})
+    made = obeyed = 0
+    for _ in range(30):
+        obeyed = budget.extend(2, made, obeyed, {2: 4}, {1: 2})
+        made = obeyed
+    budget.report(1, limit, 4)  # read late
+    assert 1000 - 4 <= budget.steps < 1004
+    for _ in range(5):
+        obeyed = budget.extend(2, made, obeyed, {2: 4})
+        made = obeyed
+    assert 1000 <= budget.steps < 1004
+
+
+def test_any_number_of_restarts_leaves_steps_for_the_next():
+    """Also of an actor that is alone, in a run without an end."""
+    for budget in (StepBudget(1_000_000), StepBudget()):
+        for process in range(8):
+            replaced = dict.fromkeys(range(process), process)
+            assert budget.extend(process, 0, 0, {process: 4}, replaced) >= 4 * 100
+
+
+def test_one_that_was_replaced_holds_back_no_more_than_its_successors_round():
+    budget, slots = StepBudget(20), {3: 4, 2: 4}
+    assert budget.extend(1, 0, 0, {1: 4, 2: 4}) == 4
+    made = 0
+    for _ in range(10):
+        made = budget.extend(2, made, made, slots, {1: 3})
+    assert budget.steps == 20, "the last round is due to it"
+    assert budget.extend(3, 0, 0, slots, {1: 3}) == 0
+    budget.report(1, 4, 4)
+    assert budget.steps == 24

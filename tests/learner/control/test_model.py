@@ -61,6 +61,8 @@ class Membership(RuleBasedStateMachine):
         system.random = random.Random(7)
         self.context = Context()
         self.actors = []
+        self.left_made = 0  # steps of those that are gone
+        self.untold = False  # steps were made that the learner can no longer hear of, or has forgotten
         self.processes = 0
         self.saved = StepBudget(TOTAL).to_meta()
         self.server = None
@@ -190,22 +192,35 @@ class Membership(RuleBasedStateMachine):
     def bye(self, data):
         actor = self.some(data, lambda actor: actor.joined)
         self.say(actor, messages.Bye(steps_made=actor.made))
-        self.actors.remove(actor)
+        self.remove(actor)
 
     @precondition(lambda self: self.actors)
     @rule(data=st.data())
     def die(self, data):
         """Without a word."""
-        self.actors.remove(self.some(data))
+        self.remove(self.some(data))
+
+    def remove(self, actor):
+        self.untold |= self.budget.made(actor.incarnation) < actor.made
+        self.left_made += actor.made
+        self.actors.remove(actor)
 
     # ---------------------------------------------------------------- time, and the learner
 
     @rule(seconds=st.sampled_from([0.5, HEARTBEAT_S, LIVENESS_S + 1]))
     def wait(self, seconds):
         self.now_s += seconds
-        self.server._expire()
+        self.expire()
         for peer in self.server.peers():
             assert peer["seen_s_ago"] <= LIVENESS_S, "a lease without an end"
+
+    def expire(self):
+        self.server._expire()
+        heard = self.server.leases().keys() | self.server._roster.replaced().keys()
+        self.untold |= any(
+            self.budget.made(actor.incarnation) < actor.made and actor.incarnation not in heard
+            for actor in self.actors
+        )
 
     @rule()
     def save(self):
@@ -215,6 +230,7 @@ class Membership(RuleBasedStateMachine):
     def restart(self):
         """The learner begins again from its last checkpoint."""
         self._start()
+        self.untold = True
         for actor in self.actors:
             actor.known = actor.replaced = False
 
@@ -229,6 +245,8 @@ class Membership(RuleBasedStateMachine):
     @invariant()
     def no_more_steps_than_the_total_and_a_round(self):
         assert self.budget.steps <= TOTAL + SLOTS - 1
+        made = self.left_made + sum(actor.made for actor in self.actors)
+        assert self.untold or made <= TOTAL + SLOTS - 1, f"{made} were made"
 
     @invariant()
     def nothing_is_counted_that_was_not_made(self):
@@ -241,7 +259,7 @@ class Membership(RuleBasedStateMachine):
         self.begin("actor-9", "mine", SLOTS)
         for _ in range(400):
             self.now_s += HEARTBEAT_S
-            self.server._expire()
+            self.expire()
             for actor in self.actors:
                 if not actor.joined:
                     self.join(actor)
@@ -261,3 +279,28 @@ Membership.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 TestMembership = Membership.TestCase
+
+
+def test_steps_of_a_replaced_actor_are_told_after_the_hello_of_its_successor():
+    """The learner stood still, and reads the messages of two connections in its own order."""
+    run = Membership()
+    try:
+        for each in range(3):  # the last in the place of two that still have to be heard
+            run.begin("actor-0", "mine", SLOTS)
+            run.join(run.actors[each])
+            run.step(run.actors[each], 3)
+        first, second, newest = run.actors
+        for _ in range(20):
+            run.beat(newest)
+            run.step(newest, 100)
+        run.no_more_steps_than_the_total_and_a_round()
+        run.beat(first)
+        assert run.budget.made(first.incarnation) == first.made > 0
+        run.say(second, messages.Bye(steps_made=second.made))
+        for actor in (first, second):
+            run.remove(actor)
+        run.come_to_the_end()
+        run.no_more_steps_than_the_total_and_a_round()
+        assert not run.untold
+    finally:
+        run.teardown()

@@ -144,3 +144,31 @@ def test_a_dead_process_does_not_take_the_name_from_the_one_that_started_after_i
     # The clock of another kernel says nothing about who came first.
     assert join(roster, peer("actor-0", 4, boot="other", started_s=1.0), 2) == [0, 1]
     assert join(roster, peer("actor-0", 5), 2) == [0, 1]
+
+
+def test_who_was_replaced_is_known_until_it_leaves_or_its_time_is_over(roster):
+    for incarnation in (1, 2, 3):
+        join(roster, peer("actor-0", incarnation, key="mine"), 3, now_s=5.0 + incarnation)
+    assert roster.replaced() == {1: 3, 2: 3}
+    assert roster.replaced_peer(b"actor-0.1", "mine").incarnation == 1
+    assert roster.replaced_peer(b"actor-0.1", "theirs") is None
+    assert roster.replaced_peer(b"actor-0.3", "mine") is None
+    roster.forget_replaced(b"actor-0.1")
+    assert roster.replaced() == {2: 3}
+    roster.seen(b"actor-0.3", 17.9, "mine")
+    roster.expire(18.0)
+    assert roster.replaced() == {2: 3}
+    roster.leave(b"actor-0.3")
+    assert roster.replaced() == {2: 2}
+    roster.expire(18.1)
+    assert not roster.replaced()
+
+
+def test_of_those_without_slots_and_of_the_same_process_nothing_is_kept(roster):
+    for incarnation in (1, 2):
+        join(roster, peer("replay-0", incarnation, role="replay"), 0)
+    for identity in ("a", "b"):
+        again = peer("actor-0")
+        again.identity = identity.encode()
+        join(roster, again, 2)
+    assert not roster.replaced()
