@@ -10,6 +10,7 @@ import argparse
 from troupe.common.config.field_options import EXIT_CODES
 from troupe.common.runtime.commands import Command
 
+_CLOUD = "troupe.services.cloud"
 _CONFIGURATION = "troupe.services.configuration"
 _EXPERIMENTS = "troupe.services.experiments.commands"
 _EXPORT = "troupe.services.export.command"
@@ -30,6 +31,7 @@ COMMANDS = {
     ),
     "sweep": Command("train many runs: grids, seeds, suites, searches", f"{_EXPERIMENTS}:sweep"),
     "slurm": Command("train on several nodes of a Slurm cluster", "troupe.services.slurm.command:slurm"),
+    "cloud estimate": Command("say what a run in AWS costs", f"{_CLOUD}.command:estimate"),
     "runs": Command("list run directories: state, steps, last evaluation", f"{_EXPERIMENTS}:runs"),
     "compare": Command("compare runs: a table with intervals over seeds", f"{_EXPERIMENTS}:compare"),
     "plot": Command("draw the learning curves of runs", f"{_EXPERIMENTS}:plot"),

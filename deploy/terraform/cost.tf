@@ -1,42 +1,14 @@
-# An estimate, so that nobody is surprised, without traffic, storage of objects and logs. The prices are examples:
-# on-demand in us-east-1, written down from memory in November 2026, not checked since. docs/aws.md says how to look up
-# today's; hourly_prices_usd replaces them.
+# An estimate, so that nobody is surprised, without traffic, storage of objects and logs. The prices, with their date, are
+# in prices.json, which `troupe cloud estimate` reads as well. docs/aws.md says how to look up today's; hourly_prices_usd
+# replaces them.
 
 locals {
-  list_prices_usd = {
-    "c5.xlarge"     = 0.17
-    "c6a.large"     = 0.0765
-    "c6a.xlarge"    = 0.153
-    "c6i.large"     = 0.085
-    "c6i.xlarge"    = 0.17
-    "c6i.2xlarge"   = 0.34
-    "c7i.large"     = 0.08925
-    "c7i.xlarge"    = 0.1785
-    "c7i.2xlarge"   = 0.357
-    "g4dn.xlarge"   = 0.526
-    "g4dn.2xlarge"  = 0.752
-    "g5.xlarge"     = 1.006
-    "g5.2xlarge"    = 1.212
-    "g6.xlarge"     = 0.8048
-    "g6.2xlarge"    = 0.9776
-    "m5.large"      = 0.096
-    "m5.xlarge"     = 0.192
-    "m6i.large"     = 0.096
-    "m6i.xlarge"    = 0.192
-    "m6i.2xlarge"   = 0.384
-    "p3.2xlarge"    = 3.06
-    "r5.4xlarge"    = 1.008
-    "r6i.large"     = 0.126
-    "r6i.xlarge"    = 0.252
-    "r6i.2xlarge"   = 0.504
-    "r6i.4xlarge"   = 1.008
-    "t3.medium"     = 0.0416
-    "t3.large"      = 0.0832
-    "nat_gateway"   = 0.045
-    "public_ip"     = 0.005
-    "gp3_gb"        = 0.08 / 730
-    "fixed_monthly" = (1 + 0.5 + 0.4) / 730 # encryption key, DNS zone, alarms
-  }
+  price_list = jsondecode(file("${path.module}/prices.json"))
+  monthly    = local.price_list.monthly_usd
+  list_prices_usd = merge(local.price_list.hourly_usd, {
+    "gp3_gb"        = local.monthly.gp3_gb / 730
+    "fixed_monthly" = (local.monthly.encryption_key + local.monthly.dns_zone + local.monthly.alarms) / 730
+  })
   prices_usd = merge(local.list_prices_usd, var.hourly_prices_usd)
 
   # null where a price is not known: a wrong sum would be worse than none

@@ -18,7 +18,7 @@ locals {
 }
 
 output "hourly_cost_usd" {
-  description = "Estimate per hour, and its parts, from the example prices in cost.tf (hourly_prices_usd replaces them), without traffic. A part is null, and the total too, where a price is not known (hourly_prices_usd)."
+  description = "Estimate per hour, and its parts, from the example prices in prices.json (hourly_prices_usd replaces them), without traffic. A part is null, and the total too, where a price is not known (hourly_prices_usd)."
   value = {
     total = try(floor(sum(values(local.cost_parts_usd)) * 1000 + 0.5) / 1000, null)
     parts = { for part, usd in local.cost_parts_usd : part => try(floor(usd * 1000 + 0.5) / 1000, null) }

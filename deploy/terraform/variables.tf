@@ -385,7 +385,7 @@ variable "budget_usd_per_month" {
 }
 
 variable "hourly_prices_usd" {
-  description = "On-demand prices in dollars per hour for the cost estimate, over the examples in cost.tf."
+  description = "On-demand prices in dollars per hour for the cost estimate, over the examples in prices.json."
   type        = map(number)
   default     = {}
 }

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.conftest import TERRAFORM, Cloud, init_words, run
+from troupe.services.cloud.estimate import estimate
+from troupe.services.cloud.layout import Layout
+from troupe.services.cloud.prices import read_prices
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -90,6 +93,34 @@ def test_example_applies_stays_and_goes(
     assert not _resources(folder)
 
 
+LAYOUTS = {
+    "minimal": Layout(
+        learner_instance_type="c6i.large",
+        learner_disk_gb=20,
+        replay_instance_type="t3.medium",
+        replay_disk_gb=20,
+        actors=2,
+        actors_per_machine=2,
+        actor_instance_types=["c6i.large", "c6a.large"],
+        nat_gateway=False,
+    ),
+    "complete": Layout(
+        replay_shards=2,
+        replay_volume_gb=50,
+        actors=192,
+        tensorboard_cidrs=["203.0.113.0/24"],
+        availability_zones=["us-east-1a", "us-east-1b"],
+    ),
+}
+
+
+def _troupe_counts_the_same(example: str, parts: dict[str, float]) -> None:
+    """`troupe cloud estimate` and Terraform's own output."""
+    lines = estimate(LAYOUTS[example], read_prices({}), bucket_gb=0.0)
+    counted = {line.part.replace("actors", "actor"): line.hourly_usd for line in lines if line.hourly_usd}
+    assert counted == pytest.approx(parts, abs=0.001)
+
+
 def _missing_machines_are_an_alarm(
     python: str, folder: Path, env: dict[str, str], groups: dict[str, object]
 ) -> None:
@@ -139,6 +170,7 @@ def _outputs_are_right(example: str, outputs: dict[str, object]) -> None:
     cost = outputs["hourly_cost_usd"]
     assert isinstance(cost, dict)
     assert cost["total"] == pytest.approx(sum(cost["parts"].values()), abs=0.005)
+    _troupe_counts_the_same(example, cost["parts"])
     commands = outputs["session_manager_commands"]
     assert isinstance(commands, dict)
     assert all(command.startswith("aws ") for command in commands.values())
