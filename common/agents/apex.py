@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import model_validator
 from torch import Tensor
 
 from troupe.common.agents.base import Act, Batch, Inputs, Update
 from troupe.common.agents.learners.rmsprop import RMSProp
 from troupe.common.agents.learners.target import TargetLearner
 from troupe.common.agents.network import NetworkAgent, Step, network_inputs, suited
-from troupe.common.agents.stored.transitions import StoredTransitions, Transitions
+from troupe.common.agents.stored.transitions import StoredTransitions, Transitions, scaled
 from troupe.common.config.fields import QLearningConfig, Units, Widths, structural, tunable
 from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.nets.q_network import QNetwork, QuantileNetwork
 from troupe.common.rl import returns
 from troupe.common.rl.exploration import epsilon_greedy, epsilon_ladder
+from troupe.common.rl.normalizers import ReturnScale, in_rewards
 
 
 class ApexConfig(QLearningConfig):
@@ -34,8 +34,8 @@ class ApexConfig(QLearningConfig):
     double: bool = tunable(True, "Double Q-learning: the online network chooses the bootstrap action.")
     munchausen_alpha: float = tunable(
         0.0,
-        "Weight of the log-policy in the reward (Munchausen DQN; the paper has 0.9), in the place of double "
-        "Q-learning; 0 = off.",
+        "Weight of the log-policy in the reward (Munchausen DQN, or IQN with quantiles; the paper has 0.9), "
+        "in the place of double Q-learning; 0 = off.",
         ge=0,
         le=1,
     )
@@ -58,12 +58,6 @@ class ApexConfig(QLearningConfig):
     )
     huber_delta: float = tunable(1.0, "TD errors beyond this size count linearly.", gt=0)
 
-    @model_validator(mode="after")
-    def _one_kind_of_target(self) -> Self:
-        if self.quantiles and self.munchausen_alpha:
-            raise ValueError("quantiles and munchausen_alpha exclude each other: set one of them to 0")
-        return self
-
 
 class ApexAgent(NetworkAgent):
     """Acts, stores and learns as Ape-X DQN. See `troupe.common.agents.base.Agent` for the contracts."""
@@ -80,7 +74,7 @@ class ApexAgent(NetworkAgent):
     @torch.inference_mode()
     def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
         """Epsilon-greedy actions; the accumulator learns the values that give initial priorities."""
-        q = self.net(self._to_device(inputs.obs)).cpu().numpy()
+        q = in_rewards(self.net(self._to_device(inputs.obs)), self.net.scale).cpu().numpy()
         action = epsilon_greedy(q, epsilon, rng)
         # From the forward pass that is made anyhow: initial priorities cost the actor nothing (Horgan et al.
         # 2018, section 3, against giving new items the largest priority seen).
@@ -93,15 +87,16 @@ class ApexAgent(NetworkAgent):
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:
-        """The largest Q `[S]` float32."""
-        return self.net(self._to_device(inputs.obs)).amax(dim=1).cpu().numpy()
+        """The largest Q `[S]` float32, in the unit of rewards."""
+        best = self.net(self._to_device(inputs.obs)).amax(dim=1)
+        return in_rewards(best, self.net.scale).cpu().numpy()
 
     # -------------------------------------------------------------- learning
 
     def update(self, batch: Batch) -> Update:
         """One step of the chosen actions' Q towards their targets; new priorities are `|TD error|`."""
-        learner = self.learner
-        transitions = self.stored.read(batch.fields)
+        learner, scale = self.learner, self.net.scale
+        transitions = scaled(self.stored.read(batch.fields), scale)
         judge = self._quantile_losses if self.config.quantiles else self._losses
         losses, error, q = judge(transitions)
         # Importance weights multiply the loss, after Huber: inside it they would move the point at which it
@@ -116,12 +111,12 @@ class ApexAgent(NetworkAgent):
                 # Each `item` waits for the GPU, which is why this is not done in every update.
                 "learner/loss": loss.item(),
                 "learner/grad_norm": norm.item(),
-                "learner/q_mean": q.mean().item(),
+                "learner/q_mean": in_rewards(q.mean(), scale).item(),
                 "learner/td_error_mean": error.abs().mean().item(),
                 "learner/explained_variance": returns.explained_variance(error, q + error).item(),
             }
         # Above 0: a priority of 0 would mean never again, also once the network has changed.
-        priorities = error.detach().abs().double().cpu().numpy() + PRIORITY_FLOOR
+        priorities = in_rewards(error.detach().abs(), scale).double().cpu().numpy() + PRIORITY_FLOOR
         return Update(priorities=priorities, metrics=metrics)
 
     def _losses(self, transitions: Transitions) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,22 +131,28 @@ class ApexAgent(NetworkAgent):
         """What the Q of the actions should be, `[B]`: of double Q-learning, of plain, or Munchausen's."""
         config, target = self.config, self.learner.target
         if config.munchausen_alpha:
-            # One pass over both: half the kernel launches.
-            q, next_q = target(torch.cat([transitions.obs, transitions.next_obs])).chunk(2)
-            return returns.munchausen_target(
-                transitions.reward,
-                transitions.discount,
-                transitions.action,
-                q,
-                next_q,
-                alpha=config.munchausen_alpha,
-                tau=config.munchausen_tau,
-                least=config.munchausen_least,
-            )
+            return self._munchausen_targets(transitions)
         outcome, next_q = (transitions.reward, transitions.discount), target(transitions.next_obs)
         if config.double:
             return returns.double_q_target(*outcome, self.net(transitions.next_obs), next_q)
         return returns.q_target(*outcome, next_q)
+
+    def _munchausen_targets(self, transitions: Transitions, next_values: Tensor | None = None) -> Tensor:
+        """Munchausen's targets `[B]`, or `[B, N]` of quantiles `next_values` `[B, N, A]`."""
+        config = self.config
+        # One pass over both: half the kernel launches.
+        q, next_q = self.learner.target(torch.cat([transitions.obs, transitions.next_obs])).chunk(2)
+        return returns.munchausen_target(
+            transitions.reward,
+            transitions.discount,
+            transitions.action,
+            q,
+            next_q,
+            alpha=config.munchausen_alpha,
+            tau=config.munchausen_tau,
+            least=config.munchausen_least,
+            next_values=next_values,
+        )
 
     def _quantile_losses(self, transitions: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """The same of a network of quantiles; TD error and Q are those of their means."""
@@ -165,11 +166,14 @@ class ApexAgent(NetworkAgent):
         rows = torch.arange(len(transitions.obs), device=self.device)
         with torch.no_grad():
             following = learner.target.quantiles(transitions.next_obs, next_shares)
-            q_next = net(transitions.next_obs) if self.config.double else following.mean(1)
-            # One action for all quantiles, the one whose mean is largest; a choice per quantile would be an
-            # agent that knows its luck.
-            following = following[rows, :, q_next.argmax(1)]
-            goals = transitions.reward[:, None] + transitions.discount[:, None] * following
+            if self.config.munchausen_alpha:
+                goals = self._munchausen_targets(transitions, following)
+            else:
+                q_next = net(transitions.next_obs) if self.config.double else following.mean(1)
+                # One action for all quantiles, the one whose mean is largest; a choice per quantile would be
+                # an agent that knows its luck.
+                following = following[rows, :, q_next.argmax(1)]
+                goals = transitions.reward[:, None] + transitions.discount[:, None] * following
         values = net.quantiles(transitions.obs, shares)[rows, :, transitions.action]
         losses = returns.quantile_losses(values, shares, goals, self.config.huber_delta)
         return losses, goals.mean(1) - values.mean(1), values.mean(1)
@@ -183,7 +187,8 @@ class ApexAgent(NetworkAgent):
             kind = QuantileNetwork if config.quantiles else QNetwork
             units = config.hidden_units, config.mlp_units
             inputs = network_inputs(config, spec)
-            return kind(spec.seen_shape, spec.actions.count, torso, *units, config.dueling, inputs)
+            scale = ReturnScale() if config.normalize_rewards else None
+            return kind(spec.seen_shape, spec.actions.count, torso, *units, config.dueling, inputs, scale)
 
         return suited(config, spec, make)
 

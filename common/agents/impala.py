@@ -155,7 +155,7 @@ class ImpalaAgent(NetworkAgent):
             # digits.
             extras["features"] = features[0].clamp(-LARGEST_FEATURE, LARGEST_FEATURE).half().cpu().numpy()
         if self.config.clear_value_cost:
-            extras["value"] = values[0].cpu().numpy()
+            extras["value"] = self.net.in_returns(values[0]).cpu().numpy()
         return self._acted(drawn(self.policy, behaviour, epsilon, rng), extras, inputs, memory)
 
     def decide(self, step: Step) -> dict[str, Tensor]:
@@ -165,8 +165,8 @@ class ImpalaAgent(NetworkAgent):
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:
-        """The baseline `[S]` float32."""
-        return self.net(*self.step_of(inputs).sequence())[1][0].cpu().numpy()
+        """The baseline `[S]` float32, in the unit of returns."""
+        return self.net.in_returns(self.net(*self.step_of(inputs).sequence())[1][0]).cpu().numpy()
 
     # -------------------------------------------------------------- learning
 
@@ -227,10 +227,20 @@ class ImpalaAgent(NetworkAgent):
         trusted = self._trusted(params.detach(), unrolls, replayed)
         # Targets are constants: V-trace has no gradient, and one through the values would teach them to meet
         # themselves.
-        corrected = self._corrected(unrolls, -log_ratio.detach(), values.detach(), trusted)
+        in_returns = self.net.in_returns(values.detach())
+        corrected = self._corrected(unrolls, -log_ratio.detach(), in_returns, trusted)
+        advantages, targets = corrected.advantages, corrected.targets
+        if (returns := self.net.returns) is not None:
+            self.net.observe_returns(targets)
+            # Policy and baseline learn on the same scale, whatever that of rewards (Hessel et al. 2019,
+            # equation 8).
+            advantages, targets = advantages / returns.deviation.float(), returns(targets)
+            stored_values = None if stored_values is None else returns(stored_values)
+            # Anew: the last layer has just been changed, and what it said before has no gradient through it.
+            values = self.net.head.value(features)
         entropy = self.policy.entropy(params)
-        gradient = policy.policy_gradient(log_probs, corrected.advantages)
-        baseline = 0.5 * (corrected.targets - values[:-1]).square()
+        gradient = policy.policy_gradient(log_probs, advantages)
+        baseline = 0.5 * (targets - values[:-1]).square()
         terms = gradient + config.baseline_cost * baseline + config.kl_cost * log_ratio
         measured = {}
         if replayed is not None:
@@ -252,7 +262,7 @@ class ImpalaAgent(NetworkAgent):
             "entropy": entropy.mean(),
             "entropy_cost": entropy_cost,
             "value_mean": values.mean(),
-            "explained_variance": explained_variance(corrected.targets - values[:-1], corrected.targets),
+            "explained_variance": explained_variance(targets - values[:-1], targets),
             "behaviour_kl": log_ratio.mean(),
         }
         return loss, measured, features

@@ -9,6 +9,7 @@ import numpy as np
 from troupe.common.config.fields import PolicyConfig
 from troupe.common.errors import ConfigError
 from troupe.common.rl.distributions import Distribution, distribution_of
+from troupe.common.rl.normalizers import Normalizer
 
 if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
@@ -30,12 +31,16 @@ def policy_distribution(config: PolicyConfig, spec: EnvSpec) -> Distribution:
 
 
 def policy_options(config: PolicyConfig, policy: Distribution, spec: EnvSpec) -> dict[str, Any]:
-    """Arguments of an `ActorCritic` that follow from its distribution."""
+    """Arguments of an `ActorCritic` that follow from its distribution, and its statistics of returns."""
     chance = config.action_distribution != "tanh"
     # Deviations that do not depend on the observation are parameters by themselves, as in PPO's reference
     # code.
     free = spec.actions.reals if chance and not config.deviation_of_input else 0
-    return {"policy_size": policy.size, "free": free}
+    returns = None
+    if config.normalize_returns:
+        # Rewards of a millionth are learned from as those of 1 are: the floor follows them.
+        returns = Normalizer((), floor=1e-8, floor_of_mean=1e-4, window=config.returns_window)
+    return {"policy_size": policy.size, "free": free, "returns": returns}
 
 
 def drawn(

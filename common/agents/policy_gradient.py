@@ -25,7 +25,7 @@ from troupe.common.agents.stored.unrolls import StoredUnrolls, Unrolls
 from troupe.common.config.fields import PolicyConfig, StepCount, TableNeeds, structural, tunable
 from troupe.common.nets.actor_critic import ActorCritic
 from troupe.common.rl import policy, policy_losses
-from troupe.common.rl.normalizers import Normalizer, normalized_advantages
+from troupe.common.rl.normalizers import normalized_advantages
 from troupe.common.rl.policy_losses import Multiplier
 from troupe.common.rl.sequences import generalized_advantages, n_step_returns
 from troupe.common.rl.vtrace import clipped, vtrace
@@ -48,12 +48,6 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
         "policy_gradient", "PPO and its relatives: several passes over fresh unrolls."
     )
     shared_torso: bool = structural(True, "One body for policy and baseline; false: one each.")
-    normalize_returns: bool = structural(
-        False, "The baseline predicts returns minus their running mean, divided by their deviation (PopArt)."
-    )
-    returns_window: int | None = tunable(
-        None, "Returns over which older ones fade from these statistics; none = the average of all.", ge=1
-    )
     unroll_steps: StepCount = structural(
         128, "Steps of an unroll; these are sent together, whatever actor.chunk_steps says."
     )
@@ -205,13 +199,8 @@ class PolicyGradientAgent(NetworkAgent):
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:
-        """The baseline `[S]` float32, in units of returns."""
-        return self._in_returns(self.net(*self.step_of(inputs).sequence())[1][0]).cpu().numpy()
-
-    def _in_returns(self, values: Tensor) -> Tensor:
-        """The baseline's values in units of returns."""
-        # With PopArt the network speaks in deviations; an actor's final values go into returns, which do not.
-        return values if self.net.returns is None else self.net.returns.inverse(values)
+        """The baseline `[S]` float32, in the unit of returns."""
+        return self.net.in_returns(self.net(*self.step_of(inputs).sequence())[1][0]).cpu().numpy()
 
     # -------------------------------------------------------------- learning
 
@@ -307,14 +296,15 @@ class PolicyGradientAgent(NetworkAgent):
             # V-trace then values the policy of the target network, towards which learning is held.
             log_pi = self.policy.log_prob(learner.evaluated(unrolls, target)[0][:-1], actions)
             anchor = (log_mu - log_pi).clamp(max=float(np.log(config.target_ratio_bar)))
-        values = self._in_returns(values)
+        said, values = values, self.net.in_returns(values)
         advantages, targets = self._advantages(unrolls, log_pi - log_mu, values)
-        if self.net.returns is not None:
+        if (returns := self.net.returns) is not None:
+            first = not int(returns.count)
             # Statistics move once per batch: moved in each pass, targets would change their scale between
             # passes.
             if previous is None:
                 self.net.observe_returns(targets)
-            values, targets = self.net.returns(values), self.net.returns(targets)
+            values, targets = said if first else returns(values), returns(targets)
         if config.normalize_advantages:
             # Over the whole batch, not each minibatch as the reference does: a minibatch of few steps has a
             # noisy deviation.
@@ -364,16 +354,8 @@ class PolicyGradientAgent(NetworkAgent):
         config, spec = self.config, self.spec
 
         def make(torso: str) -> ActorCritic:
-            returns = Normalizer((), window=config.returns_window) if config.normalize_returns else None
             options = styled_body(config, spec) | policy_options(config, self.policy, spec)
-            return ActorCritic(
-                spec.seen_shape,
-                spec.actions,
-                torso,
-                shared=config.shared_torso,
-                returns=returns,
-                **options,
-            )
+            return ActorCritic(spec.seen_shape, spec.actions, torso, shared=config.shared_torso, **options)
 
         return suited(config, spec, make)
 

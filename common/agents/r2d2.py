@@ -25,6 +25,7 @@ from troupe.common.config.fields import (
 from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.nets.recurrent_q import RecurrentQNetwork
 from troupe.common.rl.exploration import epsilon_greedy, epsilon_ladder
+from troupe.common.rl.normalizers import ReturnScale
 from troupe.common.rl.returns import explained_variance
 from troupe.common.rl.sequences import mixed_priorities, n_step_q_targets
 
@@ -88,6 +89,7 @@ class R2d2Agent(NetworkAgent):
         """One step of double Q-learning on `[B]` sequences; their new priorities mix maximum and mean."""
         learner = self.learner
         sequences = self.stored.read(batch.fields, batch.lengths)
+        sequences.observe_rewards(self.net.scale, self.config.burn_in_steps, self.config.gamma)
         q, errors = self._errors(sequences)
         errors = errors * sequences.counts
         # Summed over time, as in SEED: a shorter sequence weighs as much as it has steps.
@@ -116,13 +118,8 @@ class R2d2Agent(NetworkAgent):
         online_q = self._unroll(self.net, sequences)
         with torch.no_grad():
             target_q = self._unroll(self.learner.target, sequences)
-            targets = self._targets(
-                sequences.last_reward[burn_in + 1 :],
-                self.config.gamma * (~sequences.terminated[burn_in + 1 :]).to(target_q.dtype),
-                online_q[1:],
-                target_q[1:],
-                sequences.goes_on,
-            )
+            outcomes = sequences.outcomes(burn_in, self.config.gamma)
+            targets = self._targets(*outcomes, online_q[1:], target_q[1:], sequences.goes_on)
         actions = sequences.last_action[burn_in + 1 :, :, None]
         # One pass serves twice: entry t is the Q that is learned, entry t + 1 what the step's bootstrap
         # chooses by. Its gradient is cut in the targets only.
@@ -137,7 +134,13 @@ class R2d2Agent(NetworkAgent):
     def _targets(
         self, rewards: Tensor, discounts: Tensor, q_online: Tensor, q_target: Tensor, goes_on: Tensor
     ) -> Tensor:
-        """Targets `[T, B]` of Q values `[T, B, A]` of what followed; the online network chooses."""
+        """Targets `[T, B]` of Q values `[T, B, A]` of what followed; the online network chooses.
+
+        Rewards are as they are stored, values as the network gives them: with `normalize_rewards`, before the
+        value rescaling, of the size of its scale.
+        """
+        if self.net.scale is not None:
+            rewards = self.net.scale(rewards)
         steps, epsilon = self.config.n_steps, self.config.rescaling_epsilon
         return n_step_q_targets(rewards, discounts, q_online, q_target, goes_on, steps, epsilon)
 
@@ -152,9 +155,9 @@ class R2d2Agent(NetworkAgent):
 
         def make(torso: str) -> RecurrentQNetwork:
             options = body_options(config, spec)
-            return RecurrentQNetwork(
-                spec.seen_shape, spec.actions, torso, head_units=config.head_units, **options
-            )
+            scale = ReturnScale() if config.normalize_rewards else None
+            options |= {"head_units": config.head_units, "scale": scale}
+            return RecurrentQNetwork(spec.seen_shape, spec.actions, torso, **options)
 
         return suited(config, spec, make)
 

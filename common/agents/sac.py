@@ -23,8 +23,9 @@ from troupe.common.agents.learners.target import TargetLearner
 from troupe.common.agents.network import NetworkAgent, Step, network_inputs, suited
 from troupe.common.agents.policies import drawn
 from troupe.common.agents.stored.sequences import Sequences, StoredSequences
-from troupe.common.agents.stored.transitions import StoredTransitions, Transitions
+from troupe.common.agents.stored.transitions import StoredTransitions, Transitions, scaled
 from troupe.common.config.fields import (
+    NORMALIZE_REWARDS,
     POLICY_GAIN,
     SequenceAgentConfig,
     Units,
@@ -38,6 +39,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.nets.soft_actor_critic import SoftActorCritic
 from troupe.common.rl import policy
 from troupe.common.rl.distributions import Categorical, MultiCategorical, TanhNormal
+from troupe.common.rl.normalizers import ReturnScale, in_rewards
 from troupe.common.rl.policy_losses import Multiplier
 from troupe.common.rl.returns import explained_variance
 from troupe.common.rl.sequences import mixed_priorities, n_step_returns
@@ -66,6 +68,7 @@ class SacConfig(SequenceAgentConfig):
     normalize_vectors: bool = structural(
         False, "The network sees vectors minus their running mean, divided by their deviation, clipped at 10."
     )
+    normalize_rewards: bool = structural(False, NORMALIZE_REWARDS)
     policy_gain: float = structural(0.01, POLICY_GAIN, ge=0, le=100)
     critics: int = structural(2, "Q functions, of which the least value counts.", ge=1, le=64)
     bootstrap: Literal["q", "v"] = structural(
@@ -86,7 +89,10 @@ class SacConfig(SequenceAgentConfig):
     )
     target_update_period_updates: int = tunable(1, "Updates between two such steps.", ge=1)
     entropy_cost: float = tunable(
-        1.0, "Worth of a nat of entropy (the temperature, alpha); where it begins if it is adjusted.", ge=0
+        1.0,
+        "Worth of a nat of entropy (the temperature, alpha), in rewards as they are learned from; where it "
+        "begins if it is adjusted.",
+        ge=0,
     )
     adjust_entropy_cost: bool = structural(True, "Adjust it so that the mean entropy is target_entropy.")
     target_entropy: float | None = tunable(
@@ -139,9 +145,9 @@ class SacAgent(NetworkAgent):
         # The least of the critics, as in the targets (Fujimoto et al. 2018): initial priorities are errors
         # against these.
         taken = self._q_taken(features, self._to_device(action)).amin(0)
-        value = self._value(features, params, taken)
-        extras = {"value_taken": taken.cpu().numpy(), "value_max": value.cpu().numpy()}
-        return self._acted(action, extras, inputs, memory)
+        both = torch.stack([taken, self._value(features, params, taken)])
+        taken_there, best = in_rewards(both, self.net.scale).cpu().numpy()
+        return self._acted(action, {"value_taken": taken_there, "value_max": best}, inputs, memory)
 
     def decide(self, step: Step) -> dict[str, Tensor]:
         """See the base class."""
@@ -151,11 +157,12 @@ class SacAgent(NetworkAgent):
 
     @torch.inference_mode()
     def values(self, inputs: Inputs) -> np.ndarray:
-        """Reward and entropy to come, `[S]` float32, from the policy's most likely action on."""
+        """Reward and entropy to come, `[S]` float32 in the unit of rewards, after the most likely action."""
         features, _ = self._seen(inputs)
         params = self.net.policy(features)
         best = self._to_device(self.policy.mode(params.cpu().numpy()))
-        return self._value(features, params, self._q_taken(features, best).amin(0)).cpu().numpy()
+        value = self._value(features, params, self._q_taken(features, best).amin(0))
+        return in_rewards(value, self.net.scale).cpu().numpy()
 
     def _seen(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """One step of the network: features `[S, F]`, memory `[S, memory_size]`."""
@@ -175,11 +182,12 @@ class SacAgent(NetworkAgent):
         """One step on `[B]` items; new priorities are of the critics' mean `|TD error|`."""
         if isinstance(self.stored, StoredSequences):
             return self._update_on_sequences(self.stored.read(batch.fields, batch.lengths), batch)
-        transitions = self.stored.read(batch.fields)
+        transitions = scaled(self.stored.read(batch.fields), self.net.scale)
         loss, measured, errors = self._judged(transitions, self._to_device(batch.weights))
         metrics = self._descend(loss, measured, batch.measure)
         self.net.observe(transitions.obs)
-        return Update(errors.abs().mean(0).double().cpu().numpy() + PRIORITY_FLOOR, metrics)
+        sizes = in_rewards(errors.abs().mean(0), self.net.scale)
+        return Update(sizes.double().cpu().numpy() + PRIORITY_FLOOR, metrics)
 
     def _judged(self, transitions: Transitions, weights: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """See `_loss`."""
@@ -205,6 +213,7 @@ class SacAgent(NetworkAgent):
         # What no accumulator makes; of several learners one alone must not stay away.
         if learner.reduction.alone and not counts.any():
             return Update(np.full(len(batch.weights), PRIORITY_FLOOR), {})
+        sequences.observe_rewards(self.net.scale, burn_in, self.config.gamma)
         noise, next_noise = self._noise(2, *counts.shape, self.draws).to(counts.device)
         features, _ = self.net.remember(*sequences.burned_in(self.net, burn_in))
         targets = self._sequence_targets(sequences, features.detach(), next_noise, learner.target)
@@ -218,7 +227,7 @@ class SacAgent(NetworkAgent):
         metrics = self._descend(loss, measured, batch.measure and steps_learned > 0, steps_learned)
         self.net.observe(sequences.obs[burn_in:-1][counts])
         sizes = torch.zeros_like(targets)
-        sizes[counts] = errors.abs().mean(0)
+        sizes[counts] = in_rewards(errors.abs().mean(0), self.net.scale)
         priorities = mixed_priorities(sizes, self.config.priority_eta, counts)
         return Update(priorities.double().cpu().numpy() + PRIORITY_FLOOR, metrics)
 
@@ -231,8 +240,9 @@ class SacAgent(NetworkAgent):
         by_target, _ = target.remember(*sequences.burned_in(target, burn_in))
         flat = (part.flatten(0, 1) for part in (by_target[1:], seen[1:], noise))
         values = self._value_after(target, *flat).unflatten(0, shape)
-        discounts = self.config.gamma * (~sequences.terminated[burn_in + 1 :]).to(values.dtype)
-        return self._value_targets(sequences.last_reward[burn_in + 1 :], discounts, values, sequences.goes_on)
+        rewards, discounts = sequences.outcomes(burn_in, self.config.gamma)
+        rewards = rewards if self.net.scale is None else self.net.scale(rewards)
+        return self._value_targets(rewards, discounts, values, sequences.goes_on)
 
     def _value_targets(self, rewards: Tensor, discounts: Tensor, values: Tensor, goes_on: Tensor) -> Tensor:
         return n_step_returns(rewards, discounts, values, goes_on, self.config.n_steps)
@@ -271,7 +281,7 @@ class SacAgent(NetworkAgent):
             "policy_loss": policy_loss,
             "entropy": entropy.mean(),
             "entropy_cost": cost,
-            "q_mean": (targets - errors).mean(),
+            "q_mean": in_rewards((targets - errors).mean(), net.scale),
             "explained_variance": explained_variance(errors.mean(0), targets),
             "td_error_mean": errors.abs().mean(),
         }
@@ -358,6 +368,7 @@ class SacAgent(NetworkAgent):
                 see_last_step=config.see_last_step,
                 inputs=network_inputs(config, spec, vectors=config.normalize_vectors),
                 entropy_cost=_entropy_cost(config, spec),
+                scale=ReturnScale() if config.normalize_rewards else None,
             )
 
         return suited(config, spec, make)

@@ -186,8 +186,11 @@ class AgentConfig(Section):
         return []
 
 
-Torso = Literal["auto", "shallow", "nature", "small", "wide", "minatar", "deep", "football", "mlp"]
+Torso = Literal["auto", "shallow", "nature", "small", "wide", "minatar", "hadamax", "deep", "football", "mlp"]
 """Of `troupe.common.nets.torsos`."""
+NORMALIZE_REWARDS = (
+    "Rewards are divided by the root mean square of discounted returns, as the rewards learned from tell it."
+)
 POLICY_GAIN = "What the first weights of the policy's last layer are multiplied by."
 
 
@@ -200,8 +203,9 @@ class PixelAgentConfig(AgentConfig):
     torso: Torso = structural(
         "auto",
         "Network that sees observations first: convolutions for pixels (`nature`, `wide`, `small` or "
-        "`shallow`), residual ones (`deep`, `football`), `minatar` for grids under 20 x 20, `mlp` for "
-        "vectors. `auto` goes by the observation; for pixels IMPALA and PPO have `shallow`, others `nature`.",
+        "`shallow`), multiplied (`hadamax`), residual (`deep`, `football`), `minatar` for grids under 20 x "
+        "20, `mlp` for vectors. `auto` goes by the observation; for pixels IMPALA and PPO have `shallow`, "
+        "others `nature`.",
     )
     initializer: Literal[
         "auto",
@@ -247,6 +251,7 @@ class QLearningConfig(PixelAgentConfig):
     max_grad_norm: float = tunable(
         40.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
     )
+    normalize_rewards: bool = structural(False, NORMALIZE_REWARDS)
     target_update_period_updates: int = tunable(2500, "Updates between copies to the target network.", ge=1)
     epsilon_base: float = tunable(
         0.4, "Exploration of slot i of N is base^(1 + alpha i / (N - 1)).", ge=0, le=1
@@ -306,6 +311,12 @@ class PolicyConfig(RecurrentAgentConfig):
         1.0, "Deviation at the beginning, in halves of a number's range.", ge=0.01, le=100
     )
     policy_gain: float = structural(0.01, POLICY_GAIN, ge=0, le=100)
+    normalize_returns: bool = structural(
+        False, "The baseline predicts returns minus their running mean, divided by their deviation (PopArt)."
+    )
+    returns_window: int | None = tunable(
+        None, "Returns over which older ones fade from these statistics; none = the average of all.", ge=1
+    )
     deviation_of_input: bool = structural(
         False, "Deviations depend on the observation; false: each is a parameter of its own."
     )

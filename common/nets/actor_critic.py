@@ -114,13 +114,27 @@ class ActorCritic(SequenceBody):
         theirs, its = self.critic.remember_seen(seen, *last, its)
         return self.head.params(features), self.head.value(theirs), torch.cat([own, its], dim=1), features
 
+    def in_returns(self, values: Tensor) -> Tensor:
+        """The baseline's values `[...]` in the unit of returns.
+
+        With statistics of returns, but none yet, all are 0: what an ignorant network says has no unit, and
+        returns that bootstrap from it would give the first statistics its own size instead of the rewards'.
+        """
+        if self.returns is None:
+            return values
+        return self.returns.inverse(values) * (self.returns.count > 0)
+
     @torch.no_grad()
     def observe_returns(self, returns: Tensor) -> None:
         """Take in returns, and change the baseline so that what it predicts stays as it is (PopArt).
 
-        Van Hasselt et al. 2016, equation 9: the weights of its last layer are scaled back.
+        Van Hasselt et al. 2016, equation 9: the weights of its last layer are scaled back. The first returns
+        say what its values mean, and leave it as it is.
         """
         if self.returns is None:
+            return
+        if not int(self.returns.count):
+            self.returns.update(returns)
             return
         before, mean = self.returns.deviation.float(), self.returns.mean.float()
         self.returns.update(returns)

@@ -43,6 +43,12 @@ def lecun_normal(module: nn.Module) -> nn.Module:
     return _begun(module)
 
 
+def glorot_normal(module: nn.Module) -> nn.Module:
+    """Likewise with variance 2 / (fan-in + fan-out)."""
+    _scaled_variance(module.weight, "glorot_normal")  # type: ignore[arg-type]
+    return _begun(module)
+
+
 def output_layer(module: nn.Module, of: Output) -> nn.Module:
     """Initialise a network's last layer orthogonally, with the gain of what it gives, and return it."""
     module.output_of = of  # type: ignore[assignment]

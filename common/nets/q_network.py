@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from troupe.common.nets.initializers import orthogonal, output_layer
 from troupe.common.nets.parts import PartInputs, PartsTorso
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
-from troupe.common.nets.torsos import PixelTorso, ResidualTorso, VectorTorso, make_torso
-from troupe.common.rl.normalizers import Normalizer
+from troupe.common.nets.torsos import HadamaxTorso, PixelTorso, ResidualTorso, VectorTorso, make_torso
+from troupe.common.rl.normalizers import Normalizer, ReturnScale
 
-Torso = PartsTorso | PixelTorso | ResidualTorso | VectorTorso
+Torso = PartsTorso | PixelTorso | HadamaxTorso | ResidualTorso | VectorTorso
 COSINES = 64
 """Features of a share: cos(pi i tau), i from 0 on (equation 4)."""
 ACTING_QUANTILES = 32
@@ -60,6 +60,7 @@ class QNetwork(nn.Module):
         mlp_units: widths of the `mlp` torso.
         dueling: separate value and advantage streams.
         inputs: what the torso sees of pixels or of several parts; None: pixels divided by 255.
+        scale: what rewards are divided by, and Q is in units of; None: nothing.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class QNetwork(nn.Module):
         mlp_units: tuple[int, ...],
         dueling: bool,
         inputs: NormalizedPixels | PackedPixels | Normalizer | PartInputs | None = None,
+        scale: ReturnScale | None = None,
     ) -> None:
         super().__init__()
+        self.scale = scale
         self.inputs: nn.Module | None = inputs if torso == "mlp" else inputs or ScaledPixels()
         if isinstance(inputs, PartInputs):
             self.torso: Torso = PartsTorso(inputs, torso, hidden_units, mlp_units)

@@ -9,19 +9,28 @@ from torch import Tensor, nn
 from troupe.common.nets.initializers import output_layer
 from troupe.common.nets.q_network import DuelingHead
 from troupe.common.nets.recurrent import SequenceBody
+from troupe.common.rl.normalizers import ReturnScale
 from troupe.common.spaces import ActionSpec
 
 
 class RecurrentQNetwork(SequenceBody):
     """A `SequenceBody` with a dueling head of `head_units` (Kapturowski et al. 2019, section 2.3).
 
-    With `head_units` 0 the values are linear in the body's features.
+    With `head_units` 0 the values are linear in the body's features. See `QNetwork` for `scale`.
     """
 
     def __init__(
-        self, obs_shape: tuple[int, ...], actions: ActionSpec, torso: str, *, head_units: int, **body: Any
+        self,
+        obs_shape: tuple[int, ...],
+        actions: ActionSpec,
+        torso: str,
+        *,
+        head_units: int,
+        scale: ReturnScale | None = None,
+        **body: Any,
     ) -> None:
         super().__init__(obs_shape, actions, torso, **body)
+        self.scale = scale
         self.head = (
             DuelingHead(self.features, actions.count, head_units)
             if head_units

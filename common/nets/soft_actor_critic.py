@@ -13,7 +13,7 @@ from troupe.common.nets.parts import PartInputs, PartsTorso
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
 from troupe.common.nets.recurrent import LstmCore, encoded, last_step
 from troupe.common.nets.torsos import Projected, Style, VectorTorso, make_torso
-from troupe.common.rl.normalizers import Normalizer
+from troupe.common.rl.normalizers import Normalizer, ReturnScale
 from troupe.common.rl.policy_losses import Multiplier
 from troupe.common.spaces import ActionSpec
 
@@ -47,6 +47,7 @@ class SoftActorCritic(nn.Module):
         inputs: what is seen of pixels, of numbers or of several parts; None: pixels divided by 255, numbers
           as they are.
         entropy_cost: what a nat of the policy's entropy is worth; kept here because valuing needs it.
+        scale: what rewards are divided by, and values are in units of; None: nothing.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class SoftActorCritic(nn.Module):
         see_last_step: bool,
         inputs: NormalizedPixels | PackedPixels | Normalizer | PartInputs | None,
         entropy_cost: Multiplier,
+        scale: ReturnScale | None = None,
     ) -> None:
         super().__init__()
+        self.scale = scale
         self.entropy_cost = entropy_cost
         self.inputs: nn.Module | None = inputs if torso == "mlp" else inputs or ScaledPixels()
         self.encoder: nn.Module | None = None

@@ -1,4 +1,4 @@
-"""Running mean and deviation, and what is made of them: normalised observations, returns and advantages.
+"""Running means and deviations, and what they normalise: observations, rewards, returns and advantages.
 
 Statistics are buffers of the network that uses them: they are published with its weights, saved with them,
 and the same wherever these weights act. Only a learner updates them.
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 Merge = Callable[[int, Tensor, Tensor], tuple[int, Tensor, Tensor]]
 """Count, mean and variance of the samples of several learners, of those of this one."""
 
-# Samples that are summed at a time: their float64 copies stay in the processor's cache.
-_ROWS = 16
+# Samples that are summed at a time, and numbers of them, whichever is more: their float64 copies stay in the
+# processor's cache.
+_ROWS, _NUMBERS = 16, 1 << 12
 
 
 class RunningMoments(nn.Module):
@@ -96,7 +97,7 @@ class RunningMoments(nn.Module):
             return first, second
         # Sums of differences from a sample, not of squares: those would cancel where the mean is large.
         near = rows[0].to(torch.float64)
-        for part in rows.split(_ROWS):
+        for part in rows.split(max(_ROWS, _NUMBERS // self.mean.numel())):
             off = part.to(torch.float64) - near
             first += off.sum(0)
             second += off.square_().sum(0)
@@ -105,11 +106,12 @@ class RunningMoments(nn.Module):
 
 
 class Normalizer(RunningMoments):
-    """`(x - mean) / sqrt(variance + floor^2)`, clipped to `[-clip, clip]`.
+    """`(x - mean) / sqrt(variance + floor^2 + (floor_of_mean mean)^2)`, clipped to `[-clip, clip]`.
 
     Args:
         shape: of one sample; `()` for numbers, such as returns.
         floor: added to the deviation under the root: what hardly ever changes must not become loud.
+        floor_of_mean: likewise, as a share of the mean: for what may be of any size.
         clip: None: not clipped.
         moments: as `RunningMoments`.
     """
@@ -119,17 +121,20 @@ class Normalizer(RunningMoments):
         shape: tuple[int, ...],
         *,
         floor: float = 1e-4,
+        floor_of_mean: float = 0.0,
         clip: float | None = None,
         **moments: float | None,
     ) -> None:
         super().__init__(shape, **moments)  # type: ignore[arg-type]
         self._floor = floor
+        self._floor_of_mean = floor_of_mean
         self._clip = math.inf if clip is None else clip
 
     @property
     def deviation(self) -> Tensor:
         """What is divided by, float64 `[size]`."""
-        return (self.variance + self._floor**2).sqrt()
+        least = self._floor**2 + (self._floor_of_mean * self.mean).square()
+        return (self.variance + least).sqrt()
 
     def forward(self, samples: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Map `[..., *shape]` to floats of the same shape."""
@@ -148,6 +153,66 @@ class Normalizer(RunningMoments):
 
     def _of_a_sample(self, values: Tensor) -> Tensor:
         return values.to(torch.float32).view(self.shape)
+
+
+LONGEST_HORIZON = 1000.0
+"""Items over which `ReturnScale` adds up at most: without a discount and an end rewards would have no sum."""
+
+
+class ReturnScale(RunningMoments):
+    """The root mean square of discounted returns as rewards alone tell it: rewards are divided by it.
+
+    Returns themselves are not known where single transitions are replayed, and bootstrapped ones would be
+    what the network says: while it is ignorant, its values have nothing to do with the unit of rewards.
+    So it is the second moment of `G = R + D G'`, where `G'` is as `G` and independent of `R` and `D`:
+
+        E[G]   = E[R] / (1 - E[D])
+        E[G^2] = (E[R^2] + 2 E[R D] E[G]) / (1 - E[D^2])
+
+    Only their size is taken away, not their mean: what is best stays the best, also where episodes end.
+    All in float64; `size` `[1]`, 1 until there has been a reward, is published as the moments are.
+    """
+
+    size: Tensor
+
+    def __init__(self) -> None:
+        super().__init__((3,))  # R, D and R D
+        self.register_buffer("size", torch.ones(1, dtype=torch.float64))
+
+    @torch.no_grad()
+    def observe(self, rewards: Tensor, discounts: Tensor) -> None:
+        """Take in items, `[...]` each.
+
+        Args:
+            rewards: R, of one step, or the discounted sum of several.
+            discounts: D, what the value after these steps counts: 0 where the episode terminated.
+        """
+        rewards, discounts = rewards.to(torch.float64), discounts.to(torch.float64)
+        self.update(torch.stack([rewards, discounts, rewards * discounts], dim=-1))
+        reward, discount, both = self.mean
+        reward_square, discount_square, _ = self.variance + self.mean.square()
+        longest = 1.0 - 1.0 / LONGEST_HORIZON
+        mean = reward / (1.0 - discount.clamp(max=longest))
+        square = (reward_square + 2.0 * both * mean) / (1.0 - discount_square.clamp(max=longest**2))
+        # The mean square of rewards is what is left if the estimate fails, as rounding can make it.
+        square = torch.where(square > 0.0, square, reward_square)
+        self.size.copy_(torch.where(square > 0.0, square.sqrt(), 1.0))
+
+    def forward(self, rewards: Tensor) -> Tensor:
+        """Rewards `[...]`, divided by the size."""
+        return rewards / self.size.to(rewards.dtype)
+
+    def inverse(self, values: Tensor) -> Tensor:
+        """Values `[...]` of a network that learns from such rewards, in the unit of those as they came."""
+        return values * self.size.to(values.dtype)
+
+
+def in_rewards(values: Tensor, scale: ReturnScale | None) -> Tensor:
+    """Values `[...]` of a network in the unit of rewards; as they are where nothing is scaled.
+
+    Priorities are given in it: the scale moves, and those given before stay comparable.
+    """
+    return values if scale is None else scale.inverse(values)
 
 
 def normalized_advantages(advantages: Tensor, floor: float = 1e-8, together: Merge | None = None) -> Tensor:

@@ -57,6 +57,7 @@ def munchausen_target(
     alpha: float,
     tau: float,
     least: float,
+    next_values: Tensor | None = None,
 ) -> Tensor:
     """`r + alpha [tau log pi(a|s)] + discount sum_a' pi(a'|s') (Q(s', a') - tau log pi(a'|s'))`.
 
@@ -72,17 +73,23 @@ def munchausen_target(
         alpha: weight of the bonus.
         tau: temperature.
         least: of the bonus before it is weighted, 0 or below.
+        next_values: `[B, N, A]` float, N quantiles of the return at the next observation, of which `next_q`
+          is the mean: they take its place as values, and the policy stays that of the mean (M-IQN: ibid.,
+          section 4). None: `next_q`.
 
     Returns:
-        `[B]` float.
+        `[B]` float, or `[B, N]` of quantiles.
     """
     # tau log pi is computed as a whole: at the paper's tau of 0.03, Q / tau is large, and the softmax of it
     # underflows for all but the best action.
     log_policy = tau * torch.log_softmax(q / tau, dim=1)
     bonus = log_policy.gather(1, action[:, None]).squeeze(1).clamp(least, 0.0)
     next_log_policy = tau * torch.log_softmax(next_q / tau, dim=1)
-    value = (torch.softmax(next_q / tau, dim=1) * (next_q - next_log_policy)).sum(dim=1)
-    return reward + alpha * bonus + discount * value
+    chances, now = torch.softmax(next_q / tau, dim=1), reward + alpha * bonus
+    if next_values is None:
+        return now + discount * (chances * (next_q - next_log_policy)).sum(dim=1)
+    values = (chances[:, None] * (next_values - next_log_policy[:, None])).sum(dim=2)
+    return now[:, None] + discount[:, None] * values
 
 
 def quantile_losses(values: Tensor, shares: Tensor, targets: Tensor, delta: float = 1.0) -> Tensor:

@@ -73,11 +73,12 @@ FAULTS = (
         "loss and gradients are huge, or nothing moves",
         causes.reward_scale,
         ("learner/reward_size", "learner/reward_size_learned"),
-        f"rewards of {causes.LARGE:g} or more, or of {causes.SMALL:g} or less, without normalised returns",
+        f"rewards of {causes.LARGE:g} or more, or of {causes.SMALL:g} or less, not normalised",
         "rewards are up to {raw:.3g} in size, {size:.3g} as they are learned from: step sizes and clips are "
         "made for about 1",
         "{advice}",
-        "--agent.reward_scale, --agent.normalize_returns true, or --env.reward_clip sign",
+        "--agent.reward_scale, --agent.normalize_rewards true or --agent.normalize_returns true, or "
+        "--env.reward_clip sign",
     ),
     Fault(
         "small-replay",

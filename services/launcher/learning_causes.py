@@ -14,6 +14,8 @@ OFFSET = 5.0
 """A mean of so many deviations: the network sees a constant, and almost nothing beside it."""
 LARGE, SMALL = 100.0, 0.003
 """Rewards beyond these are far from the scale that step sizes and clips are made for."""
+NORMALISERS = ("normalize_returns", "normalize_rewards")
+"""Fields of agents with which they learn alike from rewards of any size."""
 LEAST = 1e-100
 """What is as good as zero: one divided by it is no figure."""
 STEP_SIZE = 0.05
@@ -80,22 +82,24 @@ def _normalise(run: Evidence) -> str:
 def reward_scale(run: Evidence) -> Figures | None:
     """Rewards are far from 1."""
     size, raw = run["learner/reward_size_learned"], run["learner/reward_size"]
-    adapts = run.option("normalize_returns") or run.has("rescaling_epsilon")
+    adapts = any(run.option(option) for option in NORMALISERS)
     if size is None or size <= LEAST or not raw or adapts:
         return None
     ratio = size / (run.option("reward_scale", 1.0) or 1.0)
     scale = 10.0 ** -round(math.log10(ratio))
     figures = {"size": size, "raw": raw, "advice": _scale(run, scale)}
-    if size >= LARGE:
+    if size >= LARGE and not run.option("rescaling_epsilon"):  # which makes large values small
         return _loud(0.6, _over(size, LARGE)), figures
     return (_loud(0.5, _over(SMALL, size)), figures) if size <= SMALL else None
 
 
 def _scale(run: Evidence, scale: float) -> str:
+    advice = [f"--agent.{option} true in a new run" for option in NORMALISERS if run.has(option)]
     if run.has("reward_scale"):
-        more = ", or --agent.normalize_returns true in a new run" if run.has("normalize_returns") else ""
-        return f"--agent.reward_scale {scale:g}{more}"
-    return f"multiply rewards by {scale:g} in the environment, or --env.reward_clip sign"
+        advice.insert(0, f"--agent.reward_scale {scale:g}")
+    if not advice:
+        advice = [f"multiply rewards by {scale:g} in the environment", "--env.reward_clip sign"]
+    return ", or ".join(advice)
 
 
 def learning_rate(run: Evidence) -> Figures | None:

@@ -22,17 +22,35 @@ UNROLLS = {"unroll_steps": 5, "mlp_units": [16]}
 PASSES = {**UNROLLS, "epochs": 2, "minibatch_steps": 12}
 CASES = {
     "apex": ({"algorithm": "apex"}, "vectors"),
-    "apex, quantiles of pixels": ({"algorithm": "apex", "quantiles": 8, "optimizer": "adam"}, "pixels"),
+    "apex, quantiles of pixels": (
+        {"algorithm": "apex", "quantiles": 8, "optimizer": "adam", "normalize_rewards": True},
+        "pixels",
+    ),
     "r2d2": (
-        {"algorithm": "r2d2", "lstm_units": 8, "sequence_steps": 6, "sequence_period_steps": 3},
+        {
+            "algorithm": "r2d2",
+            "lstm_units": 8,
+            "sequence_steps": 6,
+            "sequence_period_steps": 3,
+            "normalize_rewards": True,
+        },
         "vectors",
     ),
-    "sac": ({"algorithm": "sac", "normalize_vectors": True}, "reals"),
+    "sac": ({"algorithm": "sac", "normalize_vectors": True, "normalize_rewards": True}, "reals"),
     "sac, with memory": (
-        {"algorithm": "sac", "lstm_units": 8, "sequence_steps": 6, "sequence_period_steps": 3},
+        {
+            "algorithm": "sac",
+            "lstm_units": 8,
+            "sequence_steps": 6,
+            "sequence_period_steps": 3,
+            "normalize_rewards": True,
+        },
         "vectors",
     ),
-    "impala": ({"algorithm": "impala", **UNROLLS, "target_entropy": 0.5}, "vectors"),
+    "impala": (
+        {"algorithm": "impala", **UNROLLS, "target_entropy": 0.5, "normalize_returns": True},
+        "vectors",
+    ),
     "impala, sums of pixels": ({"algorithm": "impala", "unroll_steps": 5, "loss_reduction": "sum"}, "pixels"),
     "pqn": ({"algorithm": "pqn", **PASSES}, "vectors"),
     "ppo": (

@@ -132,18 +132,34 @@ def test_losses_that_weigh_the_log_likelihood(loss, rho_bar):
     )
 
 
-def test_the_baseline_learns_normalised_returns():
-    agent = agent_of(**ONE_STEP, gamma=0.9, lambda_=0.8, normalize_returns=True)
-    batch = random_batch(np.random.default_rng(0), agent, 6)
-    batch["reward"] = 20 * batch["reward"] + 50
-    by = ByHand(agent, batch)
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+def test_the_baseline_learns_normalised_returns(scale):
+    agent = agent_of(**ONE_STEP, gamma=0.9, lambda_=0.8, normalize_returns=True, see_last_step=False)
+    first, second = (random_batch(np.random.default_rng(seed), agent, 6) for seed in (0, 1))
+    for batch in first, second:
+        batch["reward"] = scale * (20 * batch["reward"] + 50)
+        batch["final_value"] *= scale
+    by = ByHand(agent, first)
+    # What the network says before it has seen returns has no unit: they are of rewards alone.
+    nothing = np.where(first["ended"].T[1:] == 2, first["final_value"].T, 0.0)
+    by.sequence |= {"values": np.zeros_like(by.values), "next_values": nothing}
     targets = oracles.lambda_return(by.sequence, 0.8)
-    got = updated(agent, batch)
-    # Values and targets are both in units of the new deviation, so their means cancel.
-    want = 0.5 * (((targets - by.values) / targets.std()) ** 2).mean()
+    got = updated(agent, first)
+    want = 0.5 * (((targets - targets.mean()) / targets.std() - by.values) ** 2).mean()
     assert got["learner/baseline_loss"] == pytest.approx(want, rel=1e-3)
-    statistics = agent.params()["returns.mean"], agent.params()["returns.variance"]
-    np.testing.assert_allclose(statistics, [[targets.mean()], [targets.var()]], rtol=1e-4)
+    mean, variance = (agent.params()[f"returns.{name}"][0] for name in ("mean", "variance"))
+    np.testing.assert_allclose((mean, variance), (targets.mean(), targets.var()), rtol=1e-4)
+    # From now on values have the unit of returns, and keep what they say while the statistics move.
+    by = ByHand(agent, second)
+    said = ByHand(agent, second).values * np.sqrt(variance) + mean
+    following = np.concatenate([said[1:], by.sequence["next_values"][-1:] * np.sqrt(variance) + mean])
+    following = np.where(second["ended"].T[1:] == 2, second["final_value"].T, following)
+    by.sequence |= {"values": said, "next_values": following}
+    targets = oracles.lambda_return(by.sequence, 0.8)
+    got = updated(agent, second)
+    deviation = np.sqrt(agent.params()["returns.variance"][0])
+    want = 0.5 * (((targets - said) / deviation) ** 2).mean()
+    assert got["learner/baseline_loss"] == pytest.approx(want, rel=1e-3)
 
 
 def test_a_target_network_is_what_the_ratio_is_clipped_round():

@@ -14,10 +14,13 @@ SMALL = {"hidden_units": 16, "mlp_units": (8,), "quantiles": 5}
 
 
 @pytest.mark.parametrize("spec", [VECTOR, PIXELS], ids=["vector", "pixels"])
-@pytest.mark.parametrize("double", [True, False])
-def test_targets_and_losses_by_hand(spec, double):
+@pytest.mark.parametrize("kind", ["double", "plain", "munchausen"])
+def test_targets_and_losses_by_hand(spec, kind):
     rng = np.random.default_rng(0)
-    agent, batch = make_agent(ApexConfig(**SMALL, double=double, huber_delta=0.7), spec, seed=4), None
+    options = {"double": kind == "double", "huber_delta": 0.7}
+    if kind == "munchausen":
+        options |= {"munchausen_alpha": 0.8, "munchausen_tau": 0.5, "munchausen_least": -0.6}
+    agent, batch = make_agent(ApexConfig(**SMALL, **options), spec, seed=4), None
     for _ in range(3):  # move the online network away from the target
         batch = batch_of(rng, spec, 7)
         agent.update(Batch(batch, np.ones(7, np.float32)))
@@ -29,10 +32,19 @@ def test_targets_and_losses_by_hand(spec, double):
     with torch.no_grad():
         values = agent.net.quantiles(transitions.obs, shares[0]).numpy()
         following = target.quantiles(transitions.next_obs, shares[1]).numpy()
-        chooses = agent.net(transitions.next_obs).numpy() if double else following.mean(1)
+        before, after = (target(obs).numpy() for obs in (transitions.obs, transitions.next_obs))
+        chooses = agent.net(transitions.next_obs).numpy() if kind == "double" else following.mean(1)
     losses, errors = np.zeros(7), np.zeros(7)
     for b in range(7):
-        goals = batch["reward"][b, 0] + batch["discount"][b, 0] * following[b, :, chooses[b].argmax()]
+        reward, discount, action = (batch[name][b, 0] for name in ("reward", "discount", "action"))
+        goals = reward + discount * following[b, :, chooses[b].argmax()]
+        if kind == "munchausen":
+            # The policies are softmaxes of the target's means; the entropy is theirs, for every quantile.
+            now, then = (np.exp(q[b] / 0.5) / np.exp(q[b] / 0.5).sum() for q in (before, after))
+            value = [
+                sum(then[a] * (z[a] - 0.5 * np.log(then[a])) for a in range(len(z))) for z in following[b]
+            ]
+            goals = reward + 0.8 * max(-0.6, 0.5 * np.log(now[action])) + discount * np.array(value)
         own = values[b, :, batch["action"][b, 0]]
         errors[b] = goals.mean() - own.mean()
         for i, value in enumerate(own):
@@ -86,8 +98,3 @@ def test_what_is_drawn_goes_on_where_it_stopped():
     second.load_state(*first.state())
     one, two = first.update(Batch(batch, weights)), second.update(Batch(batch, weights))
     np.testing.assert_array_equal(one.priorities, two.priorities)
-
-
-def test_munchausen_and_quantiles_exclude_each_other():
-    with pytest.raises(ValueError, match="exclude each other"):
-        ApexConfig(quantiles=8, munchausen_alpha=0.9)

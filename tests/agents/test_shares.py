@@ -89,7 +89,7 @@ def test_they_learn_what_one_learns_from_the_whole_batch(name, shared, alone):
             assert difference(got["gradient"], alone[name]["gradient"]) <= 1e-6
         assert difference(weights(got), weights(alone[name])) <= 1e-6
         for key, wanted in alone[name].items():
-            if key.endswith((".mean", ".variance")) or key == "learning_rate":
+            if key.endswith((".mean", ".variance", ".size")) or key == "learning_rate":
                 np.testing.assert_allclose(got[key], wanted, rtol=1e-5, atol=1e-6, err_msg=key)
             elif key in ("generator", "noise", "shares") or key.endswith(".count"):
                 np.testing.assert_array_equal(got[key], wanted, err_msg=key)

@@ -3,13 +3,16 @@ import pytest
 import torch
 from torch import nn
 
+from tests.nets.test_torso_names import PICTURES
+from troupe.common.agents import make_agent
+from troupe.common.config.algorithms import agent_model
 from troupe.common.data.instructions import word_ids
 from troupe.common.nets.actor_critic import ActorCritic
 from troupe.common.nets.initializers import lecun_normal
 from troupe.common.nets.language import InstructionEncoder
 from troupe.common.nets.q_network import DuelingHead, QNetwork
 from troupe.common.nets.recurrent import LstmCore, last_step
-from troupe.common.nets.torsos import PIXEL_TORSOS, make_torso
+from troupe.common.nets.torsos import PIXEL_TORSOS, HadamaxTorso, make_torso
 from troupe.common.rl.normalizers import Normalizer
 from troupe.common.spaces import ActionSpec
 
@@ -21,6 +24,8 @@ from troupe.common.spaces import ActionSpec
         ("small", (4, 84, 84), 32 * 9 * 9, 12_336),
         ("wide", (4, 84, 84), 128 * 6 * 6, 113_152),
         ("minatar", (4, 10, 10), 16 * 8 * 8, 592),
+        # Twice the layers of nature, each with a norm; 21 x 21, 11 x 11 and 11 x 11 after the poolings.
+        ("hadamax", (4, 84, 84), 64 * 11 * 11, 2 * (77_984 + 2 * 160)),
         # 72 x 96 pixels: 36 x 48, 18 x 24, 9 x 12 after the poolings. By section, with biases:
         # 448 + 4 x 2320, 4640 + 4 x 9248, 9248 + 4 x 9248, and the 16 planes' 2320 instead of 448.
         ("deep", (3, 72, 96), 32 * 9 * 12, 97_600),
@@ -33,9 +38,70 @@ def test_torsos_have_the_published_shapes(kind, shape, features, parameters):
     out = torso(torch.rand(2, *shape))
     assert out.shape == (2, features)
     convolutions = [m for m in torso.modules() if isinstance(m, nn.Conv2d)]
-    counts = {"nature": 3, "small": 2, "wide": 3, "minatar": 1, "deep": 15, "football": 20}
+    counts = {"nature": 3, "small": 2, "wide": 3, "minatar": 1, "hadamax": 6, "deep": 15, "football": 20}
     assert len(convolutions) == counts[kind]
     assert sum(p.numel() for p in torso.parameters()) == parameters
+
+
+def by_hand_convolved(images, weight, bias):
+    """A convolution of stride 1, place by place; zeros around, one more behind where their number is odd."""
+    filters, _, size, _ = weight.shape
+    batch, _, height, width = images.shape
+    before = (size - 1) // 2
+    around = (before, size - 1 - before)
+    padded = np.pad(images, ((0, 0), (0, 0), around, around))
+    out = np.zeros((batch, filters, height, width))
+    for y in range(height):
+        for x in range(width):
+            seen = padded[:, :, y : y + size, x : x + size].reshape(batch, -1)
+            out[:, :, y, x] = seen @ weight.reshape(filters, -1).T + bias
+    return out
+
+
+def by_hand_pooled(images, size, stride):
+    """The largest of each window; windows that reach beyond the picture are of what is in it."""
+    *_, height, width = images.shape
+    rows, columns = -(-height // stride), -(-width // stride)
+    top, left = (
+        max(0, (count - 1) * stride + size - side) // 2 for count, side in ((rows, height), (columns, width))
+    )
+    out = np.zeros((*images.shape[:2], rows, columns))
+    for y in range(rows):
+        for x in range(columns):
+            up, side = y * stride - top, x * stride - left
+            window = images[:, :, max(0, up) : up + size, max(0, side) : side + size]
+            out[:, :, y, x] = window.max((2, 3))
+    return out
+
+
+@pytest.mark.parametrize("algorithm", ["apex", "policy_gradient", "sac"])
+def test_what_hadamax_sees_neither_vanishes_nor_explodes(algorithm):
+    agent = make_agent(agent_model(algorithm)(torso="hadamax"), PICTURES)
+    torso = next(module for module in agent.net.modules() if isinstance(module, HadamaxTorso))
+    for images in (torch.rand(3, 4, 44, 44), (torch.rand(3, 4, 44, 44) < 0.1).float()):
+        assert 0.1 < torso(images).square().mean().sqrt() < 10.0
+
+
+@pytest.mark.parametrize("sides", [(10, 10), (21, 30)])
+def test_hadamax_multiplies_two_convolutions_and_takes_the_largest(sides):
+    torso = make_torso("hadamax", (3, *sides), ())
+    for parameter in torso.parameters():  # biases too, which begin at 0
+        nn.init.normal_(parameter, 0.0, 0.1)
+    images = np.random.default_rng(0).normal(size=(2, 3, *sides))
+    seen = images
+    for block, (pool, stride) in zip(torso.blocks, ((4, 4), (2, 2), (3, 1)), strict=True):
+        product = 1.0
+        for branch in (block.one, block.other):
+            weight, bias = (each.detach().double().numpy() for each in branch[0].parameters())
+            made = by_hand_convolved(seen, weight, bias)
+            mean, deviation = (made.mean((1, 2, 3), keepdims=True), made.std((1, 2, 3), keepdims=True))
+            gain, offset = (each.detach().double().numpy()[:, None, None] for each in branch[1].parameters())
+            made = gain * (made - mean) / np.sqrt(deviation**2 + 1e-5) + offset
+            product = product * 0.5 * made * (1 + np.tanh(np.sqrt(2 / np.pi) * (made + 0.044715 * made**3)))
+        seen = by_hand_pooled(product, pool, stride)
+    want = np.moveaxis(seen, 1, -1).reshape(2, -1)  # features go pixel by pixel
+    got = torso(torch.from_numpy(images).float()).detach().numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5 * abs(want).max())
 
 
 @pytest.mark.parametrize("kind", PIXEL_TORSOS)
@@ -183,10 +249,13 @@ def test_new_statistics_of_returns_leave_what_the_baseline_predicts(shared):
     )
     inputs = (torch.randn(1, 50, 3), torch.zeros(1, 50, dtype=torch.int64), torch.zeros(1, 50))
     inputs = (*inputs, torch.zeros(1, 50, dtype=torch.bool), torch.zeros(50, 0))
+    before = net(*inputs)[1]
+    net.observe_returns(torch.randn(40) * 3 + 20)
+    assert torch.equal(net(*inputs)[1], before)  # the first say what its values mean
     for batch in (torch.randn(40) * 30 + 700, torch.randn(200) * 0.1 - 5):
         before = net(*inputs)[1]
         predicted = net.returns.inverse(before)
         net.observe_returns(batch)
         after = net(*inputs)[1]
-        assert (after - before).abs().max() > 1
+        assert (after - before).abs().max() > 0.1
         torch.testing.assert_close(net.returns.inverse(after), predicted, rtol=1e-3, atol=1e-3)

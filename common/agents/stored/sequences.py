@@ -15,6 +15,7 @@ from troupe.common.data.accumulators.sequences import BETWEEN, Layout, SequenceA
 from troupe.common.data.accumulators.unrolls import RUNNING, TERMINATED, join_memory
 from troupe.common.data.schema import FieldSpec
 from troupe.common.nets.pixels import stacked
+from troupe.common.rl.normalizers import ReturnScale
 from troupe.common.rl.sequences import mixed_priorities
 
 if TYPE_CHECKING:
@@ -55,6 +56,16 @@ class Sequences(NamedTuple):
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Arguments of the network's `remember` but the memory."""
         return self.obs, self.last_action, self.last_reward, self.first
+
+    def outcomes(self, burn_in: int, gamma: float) -> tuple[Tensor, Tensor]:
+        """Rewards of the steps behind the burn-in, and what the value after each counts, `[T, B]` float."""
+        rewards = self.last_reward[burn_in + 1 :]
+        return rewards, gamma * (~self.terminated[burn_in + 1 :]).to(rewards.dtype)
+
+    def observe_rewards(self, scale: ReturnScale | None, burn_in: int, gamma: float) -> None:
+        """Take the steps that are learned from into `scale`, if there is one."""
+        if scale is not None:
+            scale.observe(*(part[self.counts] for part in self.outcomes(burn_in, gamma)))
 
     def burned_in(self, network: SequenceBody | SoftActorCritic, burn_in: int) -> tuple[Tensor, ...]:
         """Arguments of `remember` from entry `burn_in` on; no gradient flows through what is before."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from troupe.common.agents.tensors import on_device
 from troupe.common.data.accumulators.n_step import NStepAccumulator, n_step_fields
 from troupe.common.data.schema import FieldSpec
+from troupe.common.rl.normalizers import ReturnScale
 
 if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
@@ -29,6 +30,15 @@ class Transitions(NamedTuple):
     """`[B]` float32, what the value of `next_obs` counts; 0 where the episode terminated."""
     next_obs: Tensor
     """`[B, *obs_shape]`, n steps later, or the episode's last."""
+
+
+def scaled(transitions: Transitions, scale: ReturnScale | None) -> Transitions:
+    """The transitions, taken into the scale, with their rewards divided by it; as they are without one."""
+    if scale is None:
+        return transitions
+    # Before anything is made of them: the first batch would else fit the network to another unit.
+    scale.observe(transitions.reward, transitions.discount)
+    return transitions._replace(reward=scale(transitions.reward))
 
 
 class StoredTransitions:
