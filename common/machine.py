@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import ipaddress
 import os
 from pathlib import Path
 
@@ -13,6 +15,14 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 _LARGEST_KEPT_BYTES = 1 << 30
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or `localhost`, can be reached from this machine only."""
+    # Not by the first letters: 127.evil.example and localhost.evil.example are anybody's.
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"
 
 
 def usable_cores() -> int:

@@ -6,7 +6,6 @@ import errno
 import faulthandler
 import logging
 import os
-import select
 import signal
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from troupe.common import system
 from troupe.common.errors import ConfigError, TroupeError
 from troupe.common.families import EXTRAS
 from troupe.common.installation import install_command
+from troupe.common.polling import readable
 from troupe.common.runtime import watchdog
 from troupe.common.runtime.logging import printable
 
@@ -37,6 +37,8 @@ _EXTRAS = {
     "safetensors": "learner",
     "tensorboardX": "learner",
     "PIL": "evaluator",
+    "starlette": "board",
+    "uvicorn": "board",
 }
 
 
@@ -76,7 +78,8 @@ class StopSignal:
     """Turns SIGTERM, SIGINT and SIGHUP (the terminal has gone) into a flag that a main loop looks at.
 
     The first signal asks for a clean stop. A second one, or `force_after_s` seconds spent stopping, ends the
-    process at once: a service that hangs while it stops must never become a process that nobody can stop.
+    process at once: a service that hangs while it stops must never become a process that nobody can stop. In
+    a job of Slurm a further SIGTERM is none.
     With `force_after_s=None` neither happens, and the caller looks at `signals`. Signals that come
     together are one: `timeout` sends its signal to the process, and then to the group that it is in.
 
@@ -119,6 +122,10 @@ class StopSignal:
         now_s = system.monotonic()
         if now_s - self._counted_s < _TOGETHER_S:
             return
+        # Slurm says SIGTERM again with every `scancel` and at the end of a job's grace time: that is no
+        # impatience, and what is being written then is the checkpoint. SIGKILL follows anyway.
+        if number == signal.SIGTERM and self._signals and "SLURM_JOB_ID" in os.environ:
+            return
         self._counted_s = now_s
         self._signals += 1
         if self._force_after_s is not None:
@@ -153,7 +160,7 @@ class StopSignal:
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until a stop is asked for, at most `timeout_s`; returns `requested`."""
-        select.select([self._reader], [], [], timeout_s)
+        readable(self._reader, timeout_s)
         if not self._requested:  # woken by a signal that asks for no stop, whose byte must not wake us again
             with suppress(BlockingIOError):
                 os.read(self._reader, 512)

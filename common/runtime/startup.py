@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from troupe.common.runtime import watchdog
+from troupe.common.runtime import open_files, watchdog
 from troupe.common.runtime.lifecycle import enable_stack_dumps
 from troupe.common.runtime.logging import add_logging_arguments, setup_logging
 from troupe.common.runtime.parser import integer
@@ -29,13 +29,14 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def begin(service: str, arguments: argparse.Namespace) -> None:
-    """Set up logs, stack dumps, signs of life and, where asked for, the status port.
+    """Set up logs, stack dumps, the limit of open files, signs of life and, where asked for, the status port.
 
     Raises:
         ConfigError: the log cannot be written or the port cannot be had.
     """
     setup_logging(service, arguments.log_file, arguments.log_level)
     enable_stack_dumps()
+    open_files.raise_limit()
     watchdog.start()
     if arguments.metrics_port:
         from troupe.common.runtime.http import (

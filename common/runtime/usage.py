@@ -64,8 +64,10 @@ class OwnUsage:
         now_s = system.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + self._period_s
-            cpu, starved, _ = self._cores.of_tree(self._pid)
-            self._told = {f"{self._prefix}/cpu_cores": cpu, f"{self._prefix}/starved_cores": starved}
+            cpu, starved, memory = self._cores.of_tree(self._pid)
+            values = {"cpu_cores": cpu, "starved_cores": starved, "memory_bytes": float(memory)}
+            values["memory_share"] = memory / psutil.virtual_memory().total
+            self._told = {f"{self._prefix}/{name}": value for name, value in values.items()}
         return self._told
 
 

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from troupe.common import system
+from troupe.common.runtime import open_files
 from troupe.common.runtime.logging import Throttle
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -32,10 +33,21 @@ Socket: TypeAlias = "zmq.Socket[bytes]"
 _log = logging.getLogger(__name__)
 
 PERIOD_S = 0.1
-"""How often connections are looked at; less often where that would take more than a twentieth of the time."""
+"""How often it is asked whether memory has grown. Where it has, connections are looked at; less often where
+that would take more than a twentieth of the time."""
+
+QUIET_PERIOD_S = 2.0
+"""How often they are looked at where it has not: what is kept of them is in memory. A look takes five
+microseconds for each, and a learner has two of every member."""
+
+NOTICED_BYTES = 1 << 22
+"""Growth that makes it look."""
 
 BEHIND = 4
 """Factor by which more may be kept while whole messages wait: then the receiver is behind."""
+
+NEARLY = 0.9
+"""Share of the files which a process may have open, above which the log says that others will not get in."""
 
 CUT = "connection_cut"
 """The kind by which connections that were cut are counted."""
@@ -93,8 +105,8 @@ class Intake:
         self._port = urlsplit(endpoint).port if endpoint.startswith("tcp://") else None
         self._given: Counter[int] = Counter()  # bytes by file descriptor since the last look
         self._connections: dict[int, _Connection] = {}
-        self._due_s = 0.0
-        self._memory = _anonymous_memory()
+        self._due_s = self._due_anyway_s = 0.0
+        self._memory = self._least = _anonymous_memory()
         self._throttle = Throttle(_LOG_PERIOD_S)
 
     @property
@@ -122,7 +134,15 @@ class Intake:
         began_s = system.monotonic()
         if not self._port or began_s < self._due_s:
             return
-        self._measure()
+        try:
+            if not self._may_keep_more(began_s):
+                self._due_s = began_s + PERIOD_S
+                return
+            self._measure()
+        except OSError:  # not even to look is there a file left
+            self._tell_if_few_are_left(open_files.limit())
+            self._due_s = began_s + PERIOD_S
+            return
         watched = [(fd, each) for fd, each in self._connections.items() if each.watched and not each.cut]
         # Largest last: that one is cut first, so that a peer who sends little is never cut for one who sends
         # much.
@@ -137,6 +157,16 @@ class Intake:
             counts[CUT] += self._cut(fd, largest, why)
         now_s = system.monotonic()
         self._due_s = now_s + max(PERIOD_S, 20 * (now_s - began_s))
+        self._due_anyway_s = now_s + QUIET_PERIOD_S
+
+    def _may_keep_more(self, now_s: float) -> bool:
+        """Whether memory has grown since the last look, or that was long ago."""
+        memory = _anonymous_memory()
+        self._least = min(self._least, memory)
+        if memory < self._least + NOTICED_BYTES and now_s < self._due_anyway_s:
+            return False
+        self._least = memory
+        return True
 
     def _too_much(self, largest: int, total: int, limit: int) -> str:
         """Why the connection has to be cut by which most is kept; empty where none has to."""
@@ -162,12 +192,21 @@ class Intake:
         """Bring up to date what is kept of every connection."""
         connections = {}
         # libzmq does not tell which descriptors are its connections; the local port does.
-        for name in os.listdir("/proc/self/fd"):
+        names = os.listdir("/proc/self/fd")
+        self._tell_if_few_are_left(len(names))
+        for name in names:
             fd = int(name)
             with contextlib.suppress(OSError):  # no socket, or closed since
                 connections[fd] = self._measured(fd)
         self._connections = connections
         self._given.clear()
+
+    def _tell_if_few_are_left(self, open_now: int) -> None:
+        """Say so before a connection can no longer be accepted, of which nobody else would tell."""
+        most = open_files.limit()
+        if open_now > NEARLY * most and self._throttle("files"):
+            line = "%d of the %d files that this process may have open are, and each member needs some: %s"
+            _log.warning(line, open_now, most, open_files.advice(4 * most))
 
     def _measured(self, fd: int) -> _Connection:
         known = self._connections.get(fd)

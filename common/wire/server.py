@@ -103,8 +103,8 @@ class Server:
         if self._monitor is not None:
             self._monitor.close()
 
-    def turn(self, timeout_s: float, most: int = 256, also: Iterable[sockets.Socket] = ()) -> None:
-        """Wait for something to come, for at most `timeout_s`, and serve up to `most` messages.
+    def turn(self, timeout_s: float, most: int = 256, also: Iterable[sockets.Socket] = ()) -> int:
+        """Wait for something to come, for at most `timeout_s`, and serve up to `most` messages; how many.
 
         `also` wakes it as well, this time.
         """
@@ -117,16 +117,16 @@ class Server:
         self._poller.poll(max(0, math.ceil(min(timeout_s * 1000, self._intake.period_ms))))
         for each in also:
             self._poller.unregister(each)
-        for _ in range(most):
-            frames = self._intake.receive()
-            if frames is None:
-                break
+        served = 0
+        while served < most and (frames := self._intake.receive()) is not None:
+            served += 1
             with self._lock:
                 self._take(frames)
         # After the messages, and every time: an event that nobody reads stays in memory.
         with self._lock:
             self._monitor.drain(self.handshakes)
             self._intake.look(self.rejections.by_kind)
+        return served
 
     def serve(self, peer: bytes, message: Message, key: sockets.PeerKey = sockets.NO_KEY) -> None:
         """Serve one message that has come."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import os
 import re
-import select
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +19,8 @@ import zmq
 
 from troupe.common import system
 from troupe.common.errors import ConfigError
+from troupe.common.machine import is_loopback
+from troupe.common.polling import readable
 from troupe.common.wire.codec import DEFAULT, Buffer, Limits, Message, decode, encode
 from troupe.common.wire.security import zap
 from troupe.common.wire.security.handshakes import HandshakeWatch
@@ -31,6 +31,10 @@ Socket: TypeAlias = "zmq.Socket[bytes]"
 
 LINGER_MS = 2000
 """How long a closing socket may keep trying to send what is queued. Never -1: that is a hang at exit."""
+
+BACKLOG = 4096
+"""Connections that the kernel holds until they are accepted: all members may come at once, after a restart. A
+larger `net.core.somaxconn` than this changes nothing, a smaller one bounds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +284,7 @@ class Waker:
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until woken, for at most `timeout_s`."""
-        select.select([self.fd], [], [], max(timeout_s, 0.0))
+        readable(self.fd, timeout_s)
         self.clear()
 
     def close(self) -> None:
@@ -331,6 +335,7 @@ def _bind(ctx: Context, socket: Socket, endpoint: str, security: Security | None
                 f"will not bind {endpoint} without keys: --keys DIR (`troupe keys new DIR` makes them), "
                 "a loopback address, or --insecure"
             )
+        socket.setsockopt(zmq.BACKLOG, BACKLOG)
         socket.bind(endpoint)
         if keys is not None:
             zap.prove(ctx, socket, keys)
@@ -367,8 +372,4 @@ def _connect(socket: Socket, endpoint: str, security: Security | None) -> Socket
 def _is_local(endpoint: str) -> bool:
     if endpoint.startswith(("ipc://", "inproc://")):
         return True
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
-    # Not by the first letters: 127.evil.example and localhost.evil.example are anybody's.
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    return host == "localhost"
+    return is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0])

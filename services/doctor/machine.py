@@ -23,6 +23,7 @@ from troupe.common.data.plan import disk_limit_bytes, make_plan
 from troupe.common.errors import ConfigError
 from troupe.common.families import FAMILIES
 from troupe.common.machine import memory_limit_bytes, usable_cores
+from troupe.common.runtime import open_files
 from troupe.common.runtime.checkpoint import newest_first
 from troupe.services.doctor.checks import Check, State
 
@@ -47,12 +48,10 @@ def versions() -> Iterator[Check]:
 
 def limits() -> Iterator[Check]:
     """Files, locked memory, memory and cores that processes of this user, or container, may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = 0 <= soft < MIN_FILES
-    advice = f"`ulimit -n {min(65536, hard) if hard > 0 else 65536}` before the services start" if few else ""
-    yield Check(
-        "limits", "open files", f"{soft:,} of {hard:,}" if hard > 0 else f"{soft:,}", _state(few), advice
-    )
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # services raise the soft limit themselves
+    few = 0 <= hard < MIN_FILES
+    advice = open_files.advice(65536) if few else ""
+    yield Check("limits", "open files", f"{hard:,}" if hard >= 0 else "unlimited", _state(few), advice)
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     yield Check("limits", "locked memory", "unlimited" if locked < 0 else _size(locked))
     memory, whole = memory_limit_bytes(), int(psutil.virtual_memory().total)

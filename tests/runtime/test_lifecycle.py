@@ -84,6 +84,22 @@ def test_a_second_signal_ends_a_process_that_hangs_while_it_stops(python):
     assert process.wait(60) == 130
 
 
+@pytest.mark.parametrize(("job", "code"), [({"SLURM_JOB_ID": "7"}, 0), ({}, 128 + signal.SIGTERM)])
+def test_in_a_job_of_slurm_a_second_sigterm_does_not_end_what_writes_a_checkpoint(python, job, code):
+    env = {name: text for name, text in os.environ.items() if name != "SLURM_JOB_ID"} | job
+    writing = "print('ready', flush=True); sys.stdin.readline()"
+    process = started(python(STOPPABLE.format(force=60, then=writing), stdin=subprocess.PIPE, env=env))
+    process.send_signal(signal.SIGTERM)
+    started(process)
+    for _ in range(2):
+        time.sleep(0.2)  # else they are taken for one
+        process.send_signal(signal.SIGTERM)
+    if job:
+        process.stdin.write("written\n")
+        process.stdin.flush()
+    assert process.wait(60) == code
+
+
 def test_signals_that_come_together_are_one(python):
     process = started(python(STOPPABLE.format(force=60, then="time.sleep(1)")))
     for number in (signal.SIGTERM, signal.SIGINT):  # two alike may arrive as one anyway

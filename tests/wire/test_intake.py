@@ -109,8 +109,32 @@ class Reader:
 
 
 @pytest.fixture
-def reader(ctx):
+def reader(ctx, monkeypatch):
+    monkeypatch.setattr(intake, "QUIET_PERIOD_S", intake.PERIOD_S)  # it looks whenever it is due
     return Reader(ctx)
+
+
+def test_connections_are_looked_at_seldom_unless_memory_grows(ctx, monkeypatch):
+    """To look at all of them ten times a second took a tenth of a learner's core with 500 members."""
+    router, looks, now_s, memory = sockets.make_router(ctx, LOOPBACK), [], [100.0], [1 << 28]
+    monkeypatch.setattr(intake, "_anonymous_memory", lambda: memory[0])
+    monkeypatch.setattr(intake.system, "monotonic", lambda: now_s[0])
+    watch = Intake(router, MIB)
+    monkeypatch.setattr(watch, "_measure", lambda: looks.append(now_s[0]))
+
+    def go_on(seconds, growth=0):
+        looks.clear()
+        for _ in range(round(seconds / 0.05)):
+            now_s[0] += 0.05
+            memory[0] += growth
+            watch.look(Counter())
+        return len(looks)
+
+    assert go_on(20.0) in (9, 10, 11)
+    assert go_on(2.0, growth=intake.NOTICED_BYTES) >= 15
+    assert go_on(2.0, growth=-intake.NOTICED_BYTES) <= 2
+    go_on(0.1, growth=intake.NOTICED_BYTES)  # from the least that it was, not from the most
+    assert looks
 
 
 def several_looks(reader):

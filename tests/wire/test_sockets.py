@@ -1,6 +1,10 @@
+import contextlib
+import os
 import socket
+import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,3 +177,22 @@ def test_what_is_no_zeromq_peer_is_counted(ctx):
         connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a TLS client" * 40)
     until(lambda: monitor.drain(counts) or counts.total())
     monitor.close()
+
+
+def test_all_members_of_a_run_may_connect_at_once(ctx):
+    """The kernel's own figure: libzmq asks for 100 by default, and more than those were refused or waited."""
+    router = sockets.make_router(ctx, LOOPBACK)
+    port = int(sockets.bound_endpoint(router).rpartition(":")[2])
+    most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    assert backlog(port) == min(sockets.BACKLOG, most) >= 128
+
+
+def backlog(port: int) -> int:
+    """How many connections may wait at the listening socket of this process that has a port."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as each:
+            listens = each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if each.family == socket.AF_INET and listens and each.getsockname()[1] == port:
+                info = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+                return int.from_bytes(info[28:32], sys.byteorder)  # tcpi_sacked, of one that listens
+    raise AssertionError(f"nothing listens at port {port}")

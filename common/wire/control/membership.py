@@ -72,6 +72,7 @@ class Membership:
         self._relay_options = relay_directory, relay_patience_s
         self._relay: HostRelay | None = None
         self._request_id = 0
+        self._slots_asked = 0  # by the newest HELLO
         self._throttle = Throttle(GARBAGE_LOG_PERIOD_S)
 
     @property
@@ -129,7 +130,6 @@ class Membership:
         """Say HELLO until WELCOME; None after `liveness_s` without. Raises `TroupeError` if refused."""
         member, link = self._member, self._link
         hello_s = 0.0
-        wanted = 0
         while not self.stopped.is_set() and not link.lost():
             if wait_log.due():
                 _log.info(
@@ -142,14 +142,14 @@ class Membership:
             now_s = system.monotonic()
             unsent = now_s >= hello_s
             if unsent and self._request(hello := self._former(member)):
-                wanted = hello.slots_wanted
+                self._slots_asked = hello.slots_wanted
                 unsent, hello_s = False, now_s + 2 * self._heartbeat_s
             # A DEALER becomes writable when its connection is up, so this does not poll in a circle.
             link.wait(200, writable=unsent)
             try:
                 message = link.next()
                 if message is not None and message.type == messages.Welcome.TYPE:
-                    return self._enter(self._welcome(message), wanted)
+                    return self._enter(self._welcome(message), self._slots_asked)
                 if message is None or message.type != messages.Error.TYPE:
                     continue
                 error = messages.Error.of(message)
@@ -211,6 +211,7 @@ class Membership:
             poller.register(readable, zmq.POLLIN)
         self._join_relay(poller)
         heartbeat_s = params_s = 0.0
+        confirmed = False
         while not self.stopped.is_set():
             # Somebody called `want_slots`: only HELLO can ask for slots, so this life ends for another.
             if self._member.slots_wanted != self.hello.slots_wanted:
@@ -238,6 +239,9 @@ class Membership:
                 if not self._on_message(message):
                     return
             self._hear(sub)
+            # The learner stays until every shard has been told in an answer, so it asks for one at once.
+            if self._member.state.stopping and self.hello.role == "replay" and not confirmed:
+                confirmed, heartbeat_s = True, 0.0
             if self._relay is not None and self._turn_of_relay(self._relay):
                 params_s = 0.0
         self._send_telemetry()
@@ -342,6 +346,8 @@ class Membership:
                 self._on_state(messages.Announce.of(message), None)
             elif message.type == messages.Params.TYPE:
                 self._on_params(messages.Params.of(message))
+            elif message.type == messages.Welcome.TYPE:
+                self._on_welcome(Welcome.of(message))
             elif message.type == messages.Error.TYPE:
                 error = messages.Error.of(message)
                 kind, detail = error.kind, error.detail
@@ -356,6 +362,14 @@ class Membership:
         except WireError as nonsense:
             self._link.bad(nonsense)
         return True
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        """Take in the answer to a HELLO that was repeated because the first one's took its time."""
+        former = self._member.welcome
+        # The lease may have ended between the two, and another process has its slots; or another process of
+        # the learner has read the second one.
+        if former is None or (welcome.slots, welcome.session) != (former.slots, former.session):
+            self._enter(welcome, self._slots_asked)
 
     def _on_state(self, body: State, ok: messages.HeartbeatOk | None) -> None:
         state, member = RunState.of(body), self._member

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from troupe.common import system
+from troupe.services.learner.control.ahead import Ahead
 
 NO_TOTAL = 1 << 62
 MAX_STEPS = 1 << 53
@@ -40,7 +40,8 @@ class StepBudget:
 
     at any time, and an actor that hangs holds back no more than its own slots. One that was replaced may
     still tell of steps: until it is forgotten, what it may have made comes out of what is due to its
-    successor. Methods may be called from any thread.
+    successor. What a message costs does not depend on the number of processes: sums over all of them are kept
+    up to date by `Ahead`. Methods may be called from any thread.
 
     Args:
         total: steps of the run.
@@ -65,6 +66,7 @@ class StepBudget:
         # The highest limit that each was ever told, also by the learner before: whoever was making steps by
         # it when its lease ended reports them later, and is no liar, whatever of them still counts.
         self._told: dict[int, int] = {}
+        self._ahead = Ahead()  # of those with limits, and of those that hold slots
         self._round = 0  # most slots of all
         self._closed = False
         self._lock = threading.Lock()
@@ -92,56 +94,59 @@ class StepBudget:
         with self._lock:
             return self._made.get(incarnation, 0)
 
+    def hold(self, incarnation: int, place: str, slots: int) -> None:
+        """Note that a process holds so many slots.
+
+        Args:
+            incarnation: of the process.
+            place: its name. Another process that gets it is in its place.
+            slots: 0 where another process has its place, and it may still tell of steps.
+        """
+        with self._lock:
+            self._ahead.hold(incarnation, place, slots)
+
+    def forget(self, incarnation: int, place: str) -> None:
+        """Note that a process has left its place, or its lease has ended: it may make no steps."""
+        with self._lock:
+            if self._ahead.forget(incarnation, place):
+                self._limits.pop(incarnation, None)
+
     def report(self, incarnation: int, made: int, slots: int = 1) -> None:
         """Note that this actor process, with this many `slots`, has made `made` steps since its start."""
         with self._lock:
             self._report(incarnation, max(0, made - self._uncounted.get(incarnation, 0)), slots)
 
-    def extend(
-        self,
-        incarnation: int,
-        made: int,
-        obeyed: int,
-        slots: Mapping[int, int],
-        replaced: Mapping[int, int] | None = None,
-    ) -> int:
+    def extend(self, incarnation: int, made: int, obeyed: int) -> int:
         """Take note of a report, and return how many steps the process may make since its start.
 
         Args:
             incarnation: of the process.
             made: steps since its start.
             obeyed: the limit that it knows; 0 for none.
-            slots: the slots of every live actor process, by its incarnation.
-            replaced: the process that has its place, for each that has lost it and may still tell of steps.
         """
-        replaced = replaced or {}
         with self._lock:
+            ahead, own = self._ahead, self._ahead.slots_of(incarnation)
             # The most that there were: what was permitted then may be reported when others have left.
-            self._round = max(self._round, sum(slots.values()))
+            self._round = max(self._round, ahead.slots)
             if incarnation not in self._limits:
                 self._told[incarnation] = max(self._told.get(incarnation, 0), obeyed)
-            made, uncounted = self._take(incarnation, made, slots.get(incarnation, 0))
+            made, uncounted = self._take(incarnation, made, own)
             obeyed = max(0, obeyed - uncounted)
-            self._limits = {
-                one: limits for one, limits in self._limits.items() if one in slots or one in replaced
-            }
-            own = slots.get(incarnation, 0)
-            if not own:  # whose lease has just ended
+            if not own:  # it holds no slots, or does so no more
                 return made + uncounted
             left = self.total - self._steps
             # Half of an even share: the first to be told leaves as much again for those who have not been
             # heard yet.
-            past = sum(self._ahead(one) for one in self._limits if one not in slots)
-            share = max(0, left - past) // (2 * len(slots))
+            share = max(0, left - ahead.replaced) // (2 * ahead.holders)
             limits = self._confirm(incarnation, obeyed, at_most=made + max(own, share))
-            others = [one for one in self._limits if one != incarnation]
-            window = min(share, left - sum(self._ahead(one) for one in others))
+            window = min(share, left - (ahead.total - ahead.of(incarnation)))
             # Whole rounds: an actor steps all its slots at once, and could not use the rest.
             window = max(0, window - window % own)
             # One round is everybody's due, unless it is reserved: by who may make more than a round.
-            if not window and self._reserved(incarnation, slots, replaced) < left:
+            if not window and ahead.reserved_beside(incarnation) < left:
                 window = own
             limits.append(made + window)
+            self._reckon(incarnation)
             self._told[incarnation] = max(self._told.get(incarnation, 0), limits[-1] + uncounted)
             return limits[-1] + uncounted
 
@@ -163,8 +168,7 @@ class StepBudget:
         if limits:
             made = min(made, max(limits))
         else:  # permitted by nobody that we know of: it gets nothing of what the others may still make
-            others = sum(self._ahead(one) for one in self._limits if one != incarnation)
-            left = max(0, self.total - self._steps - others)
+            left = max(0, self.total - self._steps - self._ahead.total)
             made = min(made, before + (left if before else left // 2))
         made = min(made, base + int(max(1, slots) * MAX_STEPS_PER_SLOT_S * (now_s - since_s)))
         # Whatever was said before: claims of one process may have taken what was permitted to another.
@@ -172,6 +176,7 @@ class StepBudget:
         self._made.pop(incarnation, None)
         self._made[incarnation] = max(before, made)  # moves it to the end: forgotten last
         self._steps += max(0, made - before)
+        self._reckon(incarnation)
         return self._made[incarnation]
 
     def _confirm(self, incarnation: int, obeyed: int, at_most: int) -> list[int]:
@@ -183,20 +188,13 @@ class StepBudget:
             limits.insert(0, min(obeyed, at_most))
         while len(limits) > _IN_FLIGHT:
             limits[:2] = [max(limits[:2])]
+        self._reckon(incarnation)
         return limits
 
-    def _ahead(self, incarnation: int) -> int:
-        """How many steps a process may make beyond those that it has reported."""
-        return max(0, max(self._limits[incarnation]) - self._made.get(incarnation, 0))
-
-    def _reserved(self, asking: int, slots: Mapping[int, int], replaced: Mapping[int, int]) -> int:
-        """Steps that others may make beyond a round each, a process and those in whose place it is as one."""
-        ahead: Counter[int] = Counter()
-        for one in self._limits:
-            if one != asking:
-                ahead[replaced.get(one, one)] += self._ahead(one)
-        due = {one: 0 if one == asking else slots.get(one, 0) for one in ahead}
-        return sum(max(0, steps - due[one]) for one, steps in ahead.items())
+    def _reckon(self, incarnation: int) -> None:
+        """Work out anew how many steps a process may make beyond those that it has reported."""
+        if limits := self._limits.get(incarnation):
+            self._ahead.set(incarnation, max(0, max(limits) - self._made.get(incarnation, 0)))
 
     def to_meta(self) -> dict[str, Any]:
         """JSON values for a checkpoint."""
@@ -216,4 +214,6 @@ class StepBudget:
             raise ValueError("no time at which steps were counted")
         with self._lock:
             self._steps, self._made = steps, reported
+            for incarnation in self._limits:
+                self._reckon(incarnation)
             self._away_s = max(0.0, system.time() - counted_s)

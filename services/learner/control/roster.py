@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from troupe.common.wire import messages
 from troupe.common.wire.security import claims
 from troupe.common.wire.security.claims import Allowance
 from troupe.common.wire.types import MAX_SHARDS
+from troupe.services.learner.control.budget import StepBudget
 
 _REMEMBERED_NAMES = 4096
 _REMEMBERED_INCARNATIONS = 64
@@ -41,6 +43,7 @@ class Peer:
         clock_s: seconds by which its clock is ahead of ours, as far as messages tell; None: it does not say.
         reports: how many it may make now.
         headers: bytes of headers that it may send now.
+        told_end: it has been answered that the run is done.
     """
 
     identity: bytes
@@ -61,6 +64,7 @@ class Peer:
     clock_s: float | None = None
     reports: Allowance = field(default_factory=claims.reports)
     headers: Allowance = field(default_factory=claims.headers)
+    told_end: bool = False
 
     def take_clock(self, says_s: float, now_s: float) -> None:
         """Take in what its clock said when it sent a message that comes at `now_s` of ours."""
@@ -111,6 +115,9 @@ class Roster:
 
     The lowest free slots are leased. With `spread` they are taken evenly from all that are free: where there
     are more slots than actors will ever hold, those that are there explore as the whole run would.
+
+    A message costs the same whatever the number of members: nothing here goes through all of them but what
+    is asked for now and then, `leases`, `names` and `snapshot`. The times that are passed never go back.
     """
 
     def __init__(
@@ -121,16 +128,33 @@ class Roster:
         *,
         spread: bool = False,
         most_per_key: int = 0,
+        budget: StepBudget | None = None,
     ) -> None:
-        """Create an empty roster; actors with one key hold at most `most_per_key` slots (0: any number)."""
+        """Create an empty roster.
+
+        Args:
+            total_slots: how many there are.
+            heartbeat_s: how often a peer is heard.
+            liveness_s: silence after which its lease ends.
+            spread: see the class.
+            most_per_key: slots that actors with one key hold together at most; 0 for any number.
+            budget: is told who holds slots, and who may still tell of steps.
+        """
         self.total_slots = total_slots
         self._most_per_key = most_per_key
+        self._budget = budget or StepBudget()
         self._spread = spread
         # Two heartbeats missed, and a half for delays: silent, though its lease has not ended.
         self._quiet_s = 2.5 * heartbeat_s
         self._liveness_s = liveness_s
         self._by_name: dict[str, Peer] = {}
-        self._by_identity: dict[bytes, Peer] = {}
+        # Both in the order in which they were last heard, the one not heard for longest first.
+        self._by_identity: OrderedDict[bytes, Peer] = OrderedDict()
+        self._holders: OrderedDict[bytes, Peer] = OrderedDict()  # those with slots
+        self._of_role: dict[str, dict[str, Peer]] = {role: {} for role in messages.ROLES}
+        self._free = list(range(total_slots))  # ascending
+        self._held: Counter[str] = Counter()  # slots by the key of their holders
+        self._shards: list[str] = []  # another list after each change
         # By role and key, so that nobody can make us forget the names of others.
         self._past: dict[tuple[str, str], OrderedDict[str, _Past]] = {}
         # By identity, with the time; those who held slots.
@@ -144,7 +168,7 @@ class Roster:
         previous = self._by_name.get(peer.name)
         if previous is not None:
             self._check_owner(previous, peer)
-        if peer.endpoint and len({*self.shards(), peer.endpoint}) > MAX_SHARDS:
+        if peer.endpoint and len({*self._shards, peer.endpoint}) > MAX_SHARDS:
             raise RefusedError(messages.TOO_MANY, f"more than {MAX_SHARDS} replay shards; stop one first")
         past = self._remember(peer)
         # A process that was replaced may still run, and must not take the name back. Nor must a dead one: its
@@ -158,21 +182,18 @@ class Roster:
         # had before.
         peer.slots = self._grant(peer, wanted, [*held, *past.slots], now_s)
         for former in (previous, self._by_identity.get(peer.identity)):  # a socket has one name
-            if former is not None:
+            if former is not None and self._by_name.get(former.name) is former:
                 self._remove(former)
+                if (former.name, former.incarnation) != (peer.name, peer.incarnation):
+                    self._end(former, now_s, replaced=former is previous)
         if previous is not None:
             # Joining again does not fill them.
             peer.reports, peer.headers = previous.reports, previous.headers
-            if previous.slots and previous.incarnation != peer.incarnation:
-                self._replaced[previous.identity] = previous, now_s
-                while len(self._replaced) > _REMEMBERED_REPLACED:
-                    self._replaced.popitem(last=False)
         if not past.incarnations or past.incarnations[-1] != peer.incarnation:
             past.incarnations = [*past.incarnations, peer.incarnation][-_REMEMBERED_INCARNATIONS:]
         past.slots = peer.slots
         peer.seen_s = now_s
-        self._by_name[peer.name] = peer
-        self._by_identity[peer.identity] = peer
+        self._add(peer)
         return previous
 
     def seen(self, identity: bytes, now_s: float, key: str = "") -> Peer | None:
@@ -181,6 +202,9 @@ class Roster:
         if peer is None or peer.key != key:  # an identity is the sender's own choice
             return None
         peer.seen_s = now_s
+        self._by_identity.move_to_end(identity)
+        if peer.slots:
+            self._holders.move_to_end(identity)
         return peer
 
     def leave(self, identity: bytes) -> Peer | None:
@@ -188,6 +212,7 @@ class Roster:
         peer = self._by_identity.get(identity)
         if peer is not None:
             self._remove(peer)
+            self._budget.forget(peer.incarnation, peer.name)
         return peer
 
     def replaced_peer(self, identity: bytes, key: str) -> Peer | None:
@@ -195,25 +220,26 @@ class Roster:
         peer, _ = self._replaced.get(identity, (None, 0.0))
         return peer if peer is not None and peer.key == key else None
 
-    def replaced(self) -> dict[int, int]:
-        """Who was replaced in the last `liveness_s` and has not left: by incarnation, who has its name."""
-        return {
-            peer.incarnation: owner.incarnation
-            for peer, _ in self._replaced.values()
-            for owner in [self._by_name.get(peer.name, peer)]
-        }
-
     def forget_replaced(self, identity: bytes) -> None:
         """Forget one that was replaced: it has left."""
-        self._replaced.pop(identity, None)
+        peer, _ = self._replaced.pop(identity)
+        self._budget.forget(peer.incarnation, peer.name)
 
     def expire(self, now_s: float) -> list[Peer]:
         """Forget, and return, the peers that have been silent for too long."""
-        while self._replaced and now_s - next(iter(self._replaced.values()))[1] > self._liveness_s:
-            self._replaced.popitem(last=False)
-        gone = [peer for peer in self._by_name.values() if now_s - peer.seen_s > self._liveness_s]
-        for peer in gone:
+        while self._replaced:
+            identity, (_, since_s) = next(iter(self._replaced.items()))
+            if now_s - since_s <= self._liveness_s:
+                break
+            self.forget_replaced(identity)
+        gone = []
+        while self._by_identity:
+            peer = next(iter(self._by_identity.values()))
+            if now_s - peer.seen_s <= self._liveness_s:
+                break
             self._remove(peer)
+            self._budget.forget(peer.incarnation, peer.name)
+            gone.append(peer)
         return gone
 
     def names(self) -> list[str]:
@@ -226,16 +252,24 @@ class Roster:
 
     def processes(self, role: str) -> set[int]:
         """The incarnations of all peers of a role."""
-        return {peer.incarnation for peer in self._by_name.values() if peer.role == role}
+        return {peer.incarnation for peer in self._of_role[role].values()}
 
-    def slot_counts(self) -> dict[int, int]:
-        """How many slots every peer has that has any, by its incarnation."""
-        return {peer.incarnation: len(peer.slots) for peer in self._by_name.values() if peer.slots}
+    @property
+    def members(self) -> int:
+        """How many peers there are."""
+        return len(self._by_name)
+
+    def has(self, *roles: str) -> bool:
+        """Whether there is a peer of one of these roles."""
+        return any(self._of_role[role] for role in roles)
+
+    def untold(self, role: str) -> bool:
+        """Whether there is a peer of a role that has not been told of the end."""
+        return any(not peer.told_end for peer in self._of_role[role].values())
 
     def shards(self) -> list[str]:
-        """Endpoints of the replay shards, each once, in the natural order of their names."""
-        endpoints = (self._by_name[name].endpoint for name in self.names())
-        return list(dict.fromkeys(filter(None, endpoints)))
+        """Endpoints of the replay shards, each once, in the natural order of their names; to be read only."""
+        return self._shards
 
     def snapshot(self, now_s: float) -> list[dict[str, Any]]:
         """All peers as plain values, for logs and status files."""
@@ -271,12 +305,13 @@ class Roster:
             )
 
     def _grant(self, peer: Peer, wanted: int, preferred: list[int], now_s: float) -> list[int]:
-        name = peer.name
-        others = [other for other in self._by_name.values() if other.name != name]
-        free = set(range(self.total_slots)).difference(*(other.slots for other in others))
+        name, former = peer.name, self._by_name.get(peer.name)
+        own = former.slots if former is not None else []
+        free = sorted([*self._free, *own]) if own else self._free
         share = self.total_slots
         if peer.key and self._most_per_key:
-            share = self._most_per_key - sum(len(other.slots) for other in others if other.key == peer.key)
+            # Of the same key: `_check_owner` has seen to that, or it has none.
+            share = self._most_per_key - self._held[peer.key] + len(own)
             if wanted and share <= 0:
                 raise RefusedError(
                     messages.NO_SLOTS,
@@ -284,13 +319,15 @@ class Roster:
                 )
         wanted = min(wanted, self.total_slots, share)
         # The same slots again mean the same exploration, and chunks of a slot go on where they were.
-        kept = [slot for slot in dict.fromkeys(preferred) if slot in free][:wanted]
-        rest = sorted(free.difference(kept))
+        kept = [slot for slot in dict.fromkeys(preferred) if _place(free, slot) is not None][:wanted]
+        rest = free.copy()
+        _take_out(rest, kept)
         missing = min(wanted - len(kept), len(rest))
         slots = kept + [rest[i * len(rest) // missing if self._spread else i] for i in range(missing)]
         # Fewer slots than wanted are better than none, but not while a silent holder may be about to lose its
         # own: what is granted now is kept for good.
-        quiet = any(other.slots and now_s - other.seen_s > self._quiet_s for other in others)
+        longest = next((other for other in self._holders.values() if other is not former), None)
+        quiet = longest is not None and now_s - longest.seen_s > self._quiet_s
         if wanted and (not slots or (len(slots) < wanted and quiet)):
             raise RefusedError(
                 messages.NO_SLOTS,
@@ -306,11 +343,58 @@ class Roster:
             names.popitem(last=False)
         return past
 
+    def _add(self, peer: Peer) -> None:
+        self._by_name[peer.name] = self._by_identity[peer.identity] = peer
+        self._of_role[peer.role][peer.name] = peer
+        if peer.slots:
+            self._holders[peer.identity] = peer
+            _take_out(self._free, peer.slots)
+            self._held[peer.key] += len(peer.slots)
+            self._budget.hold(peer.incarnation, peer.name, len(peer.slots))
+        else:
+            self._budget.forget(peer.incarnation, peer.name)
+        if peer.endpoint:
+            self._list_shards()
+
     def _remove(self, peer: Peer) -> None:
-        if self._by_name.get(peer.name) is peer:
-            del self._by_name[peer.name]
-        if self._by_identity.get(peer.identity) is peer:
-            del self._by_identity[peer.identity]
+        del self._by_name[peer.name], self._by_identity[peer.identity], self._of_role[peer.role][peer.name]
+        if peer.slots:
+            del self._holders[peer.identity]
+            for slot in peer.slots:
+                insort(self._free, slot)
+            self._held[peer.key] -= len(peer.slots)
+        if peer.endpoint:
+            self._list_shards()
+
+    def _end(self, peer: Peer, now_s: float, *, replaced: bool) -> None:
+        """Have the budget know that another process has the name, or the socket, of this one."""
+        if not (replaced and peer.slots):
+            self._budget.forget(peer.incarnation, peer.name)
+            return
+        if peer.identity in self._replaced:  # of another process: an identity is the sender's own choice
+            self.forget_replaced(peer.identity)
+        self._budget.hold(peer.incarnation, peer.name, 0)
+        self._replaced[peer.identity] = peer, now_s
+        while len(self._replaced) > _REMEMBERED_REPLACED:
+            self.forget_replaced(next(iter(self._replaced)))
+
+    def _list_shards(self) -> None:
+        shards = self._of_role["replay"]
+        endpoints = (shards[name].endpoint for name in sorted(shards, key=_natural))
+        self._shards = list(dict.fromkeys(filter(None, endpoints)))
+
+
+def _place(ascending: list[int], slot: int) -> int | None:
+    """Where a slot is among others; None where it is not."""
+    place = bisect_left(ascending, slot)
+    return place if ascending[place : place + 1] == [slot] else None
+
+
+def _take_out(ascending: list[int], slots: list[int]) -> None:
+    """Take slots out of others that have them."""
+    for slot in slots:
+        if (place := _place(ascending, slot)) is not None:
+            del ascending[place]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -40,6 +40,9 @@ _log = logging.getLogger(__name__)
 
 NEWS_AT_ONCE, NEWS_PER_S = 512, 0.2
 """Lines about who comes and goes, for each key."""
+MANY_MEMBERS, GATHER_S = 32, 0.005
+"""With more members, messages are left to gather for so long after some were served: to be woken for each
+costs more than to serve it. With fewer, an answer sooner is worth more."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ class ControlServer:
             terms.liveness_s,
             spread=slots.spread,
             most_per_key=slots.most_per_key,
+            budget=self._budget,
         )
         self._evaluations = evaluations
         self._reports = Reports(evaluations)
@@ -289,6 +293,16 @@ class ControlServer:
         with self._changed:
             self._epochs.failed(absent, system.monotonic())
 
+    def has(self, *roles: str) -> bool:
+        """Whether a peer of one of these roles is in the run."""
+        with self._changed:
+            return self._roster.has(*roles)
+
+    def untold(self, role: str) -> bool:
+        """Whether a peer of this role has not been told yet that the run is done."""
+        with self._changed:
+            return self._roster.untold(role)
+
     def peers(self) -> list[dict[str, Any]]:
         """A snapshot of all peers: role, name, slots, seen_s_ago, version, error, endpoint, host, pid, ..."""
         with self._changed:
@@ -313,9 +327,11 @@ class ControlServer:
             while not self._stop.is_set():
                 loop.turn()
                 try:
-                    server.turn(self._terms.heartbeat_s)
+                    served = server.turn(self._terms.heartbeat_s)
                     self._waker.clear()
                     self._expire()
+                    if served and self._roster.members > MANY_MEMBERS:
+                        system.sleep(GATHER_S)
                 except zmq.ContextTerminated:
                     return
                 except Exception:
@@ -436,6 +452,7 @@ class ControlServer:
             peer.take_clock(body.clock_s, system.time())
         limit = self._step_limit(peer, body)
         answer = messages.HeartbeatOk(shards=self._roster.shards(), steps_limit=limit, **self._run_state())
+        peer.told_end = answer.stopping
         if body.epoch_ended is not UNSET:
             claims.check_epoch(peer.role)
             answer.seat = self._epochs.asked(peer.incarnation, body.epoch_ended) or UNSET
@@ -448,8 +465,7 @@ class ControlServer:
         """Count the steps of an actor, and say how far it may go; 0 for others."""
         claims.check_progress(peer.role, body.steps_made, body.steps_limit)
         claims.check_steps(peer.name, body.steps_made, self._budget.permitted(peer.incarnation))
-        slots, replaced = self._roster.slot_counts(), self._roster.replaced()
-        return self._budget.extend(peer.incarnation, body.steps_made, body.steps_limit, slots, replaced)
+        return self._budget.extend(peer.incarnation, body.steps_made, body.steps_limit)
 
     def _on_params_get(self, peer: Peer, body: messages.ParamsGet) -> messages.Params:
         if body.games:

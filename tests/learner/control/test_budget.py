@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from troupe.common.wire.control.member import Member
-from troupe.services.learner.control.budget import MAX_STEPS_PER_SLOT_S, NO_TOTAL, StepBudget
+from troupe.services.learner.control import budget as control
+from troupe.services.learner.control.budget import MAX_STEPS_PER_SLOT_S, NO_TOTAL
+
+
+class StepBudget(control.StepBudget):
+    """A budget that is told with each report who holds slots, as a roster tells it of each change."""
+
+    def extend(
+        self,
+        incarnation: int,
+        made: int,
+        obeyed: int,
+        slots: Mapping[int, int],
+        replaced: Mapping[int, int] | None = None,
+    ) -> int:
+        """Take a report; `replaced` has who may still tell of steps, and the process in its place."""
+        replaced = replaced or {}
+        for gone, process in list(self._ahead._processes.items()):
+            if gone not in slots and gone not in replaced:
+                self.forget(gone, process.place)
+        places: dict[int, str] = {}
+        for one, successor in sorted(replaced.items()):
+            places.setdefault(successor, str(one))  # the name that the first of them had
+        for one, successor in replaced.items():
+            self.hold(one, places[successor], 0)
+        for one, count in slots.items():
+            self.hold(one, places.get(one, str(one)), count)
+        return super().extend(incarnation, made, obeyed)
 
 
 def test_reports_are_running_totals_of_each_process():
@@ -290,3 +318,16 @@ def test_one_that_was_replaced_holds_back_no_more_than_its_successors_round():
     assert budget.extend(3, 0, 0, slots, {1: 3}) == 0
     budget.report(1, 4, 4)
     assert budget.steps == 24
+
+
+def test_who_claims_anothers_incarnation_takes_nothing_from_it():
+    budget = control.StepBudget(1000)
+    budget.hold(7, "actor-0", 4)
+    limit = budget.extend(7, 0, 0)
+    budget.hold(7, "actor-1", 1)
+    budget.hold(7, "actor-1", 0)
+    budget.forget(7, "actor-1")
+    assert budget.permitted(7) == limit
+    assert budget.extend(7, 4, limit) > 4
+    budget.forget(7, "actor-0")
+    assert budget.extend(7, 4, limit) == 4, "it holds no slots any more"

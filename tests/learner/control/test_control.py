@@ -145,6 +145,17 @@ def test_bye_frees_the_slots_at_once(serve, connect):
     assert connect(server, "actor-1", slots_wanted=8).join(60).slots == list(range(8))
 
 
+def test_a_shard_confirms_at_once_that_it_has_heard_of_the_end(serve, connect):
+    server = serve(heartbeat_s=60.0)
+    shard = connect(server, "replay-0", replay_endpoint="tcp://10.0.0.1:5560")
+    shard.join(60)
+    until(lambda: server.peers()[0]["clock_s"] is not None)  # the first heartbeat
+    assert server.untold("replay")
+    server.set_state(updates=1, stopping=True)
+    until(lambda: shard.state.stopping)
+    until(lambda: not server.untold("replay"), 30)  # the next heartbeat is due in a minute
+
+
 def test_a_restarted_actor_takes_its_slots_over_at_once(serve, connect):
     server = serve(liveness_s=60)
     old = connect(server, "actor-0", slots_wanted=4)

@@ -216,7 +216,8 @@ class Membership(RuleBasedStateMachine):
 
     def expire(self):
         self.server._expire()
-        heard = self.server.leases().keys() | self.server._roster.replaced().keys()
+        replaced = {peer.incarnation for peer, _ in self.server._roster._replaced.values()}
+        heard = self.server.leases().keys() | replaced
         self.untold |= any(
             self.budget.made(actor.incarnation) < actor.made and actor.incarnation not in heard
             for actor in self.actors

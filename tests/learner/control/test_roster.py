@@ -4,6 +4,7 @@ from troupe.common.config import load_config
 from troupe.common.wire.codec import decode, encode
 from troupe.common.wire.control import messages
 from troupe.common.wire.types import MAX_SHARDS
+from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.roster import Peer, RefusedError, Roster, ranges
 
 
@@ -146,22 +147,39 @@ def test_a_dead_process_does_not_take_the_name_from_the_one_that_started_after_i
     assert join(roster, peer("actor-0", 5), 2) == [0, 1]
 
 
+def known_of(roster: Roster, name: str = "actor-0", key: str = "") -> list[int]:
+    """Which of the first processes of a name are known to have been replaced."""
+    found = (roster.replaced_peer(f"{name}.{each}".encode(), key) for each in range(5))
+    return [peer.incarnation for peer in found if peer is not None]
+
+
 def test_who_was_replaced_is_known_until_it_leaves_or_its_time_is_over(roster):
     for incarnation in (1, 2, 3):
         join(roster, peer("actor-0", incarnation, key="mine"), 3, now_s=5.0 + incarnation)
-    assert roster.replaced() == {1: 3, 2: 3}
-    assert roster.replaced_peer(b"actor-0.1", "mine").incarnation == 1
-    assert roster.replaced_peer(b"actor-0.1", "theirs") is None
-    assert roster.replaced_peer(b"actor-0.3", "mine") is None
+    assert known_of(roster, key="mine") == [1, 2]
+    assert not known_of(roster, key="theirs")
     roster.forget_replaced(b"actor-0.1")
-    assert roster.replaced() == {2: 3}
+    assert known_of(roster, key="mine") == [2]
     roster.seen(b"actor-0.3", 17.9, "mine")
     roster.expire(18.0)
-    assert roster.replaced() == {2: 3}
+    assert known_of(roster, key="mine") == [2]
     roster.leave(b"actor-0.3")
-    assert roster.replaced() == {2: 2}
+    assert known_of(roster, key="mine") == [2]
     roster.expire(18.1)
-    assert not roster.replaced()
+    assert not known_of(roster, key="mine")
+
+
+def test_two_who_chose_one_identity_and_were_replaced_are_both_forgotten():
+    budget = StepBudget()
+    roster = Roster(8, heartbeat_s=1.0, liveness_s=10.0, budget=budget)
+    for number, name in enumerate(("actor-0", "actor-1")):
+        who = Peer(b"of-both", "actor", name, 10 + number)
+        join(roster, who, 2)
+        budget.extend(who.incarnation, 0, 0)
+        join(roster, peer(name, 20 + number), 2)
+    assert roster.replaced_peer(b"of-both", "").name == "actor-1"
+    roster.expire(now_s=11.0)
+    assert budget._ahead._processes == {}
 
 
 def test_of_those_without_slots_and_of_the_same_process_nothing_is_kept(roster):
@@ -171,4 +189,5 @@ def test_of_those_without_slots_and_of_the_same_process_nothing_is_kept(roster):
         again = peer("actor-0")
         again.identity = identity.encode()
         join(roster, again, 2)
-    assert not roster.replaced()
+    assert not known_of(roster, "replay-0")
+    assert roster.replaced_peer(b"a", "") is None

@@ -1,18 +1,22 @@
 """What goes over a control connection: parameters, reports, the state of the run."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from tests.harness import games, make_steps, until
+from tests.harness import LOOPBACK, games, make_steps, until
+from tests.wire.control.test_member import NEW
 from troupe.common.errors import PeerError
-from troupe.common.wire import messages
-from troupe.common.wire.codec import Message
+from troupe.common.wire import messages, sockets
+from troupe.common.wire.codec import Message, decode
 from troupe.common.wire.security.claims import GAME_STEPS_AHEAD
 from troupe.services.evaluator.video import encode_gif
 from troupe.services.learner.control.budget import StepBudget
 
+NOBODY = "tcp://127.0.0.1:9"
 WEIGHTS = {"w": np.arange(300_000, dtype=np.float32).reshape(300, 1000), "n": np.array(3, np.int64)}
 
 
@@ -209,6 +213,43 @@ def test_the_counters_and_the_end_of_the_run_reach_everyone(serve, connect):
     assert [peer["name"] for peer in server.peers()] == ["actor-0"]
     client.close()
     until(lambda: not server.peers())
+
+
+def test_the_learner_knows_which_shards_have_been_told_of_the_end(serve, connect):
+    server = serve(heartbeat_s=0.5)
+    shard = connect(server, "replay-0", replay_endpoint="tcp://127.0.0.1:7", heartbeat_s=0.5)
+    actor = connect(server, "actor-0", heartbeat_s=0.5)
+    shard.join(60)
+    actor.join(60)
+    assert server.untold("replay")
+    assert not server.untold("evaluator")
+    server.set_state(stopping=True)
+    until(lambda: not server.untold("replay"))
+    assert shard.state.stopping
+    until(lambda: not server.untold("actor"))
+
+
+def test_the_answer_to_a_repeated_hello_counts_where_it_brings_other_slots(ctx, connect):
+    """The lease may have ended between the two, and another process has got the former slots."""
+    router = sockets.make_router(ctx, LOOPBACK)
+    client = connect(sockets.bound_endpoint(router), "actor-0", slots_wanted=1)
+
+    def hello():
+        while True:
+            identity, *frames = until(lambda: sockets.receive_frames(router))
+            message = decode(frames)
+            if message.type == "HELLO":
+                return identity.bytes, message
+
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(client.join, 60)
+        (identity, first), (_, second) = hello(), hello()
+        for message, slots in ((first, [0]), (second, [1])):
+            answer = replace(NEW, slots=slots, announce=NOBODY).message(message.request_id)
+            until(lambda answer=answer: sockets.send(router, answer, identity))
+        assert joining.result(90).slots in ([0], [1])
+    until(lambda: client.slots == [1])
+    assert client.joins == 2
 
 
 def test_shards_come_and_go(serve, connect):
