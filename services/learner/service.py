@@ -22,7 +22,7 @@ from troupe.common.envs import make_spec
 from troupe.common.errors import TroupeError
 from troupe.common.machine import usable_cores
 from troupe.common.rl.importance import annealed
-from troupe.common.runtime import Deadline, StopSignal, watchdog
+from troupe.common.runtime import Deadline, StopSignal, open_files, watchdog
 from troupe.common.runtime.files import CONFIG_FILE, atomic_write, make_directory
 from troupe.common.runtime.logging import Throttle
 from troupe.common.wire.link import new_incarnation
@@ -46,6 +46,7 @@ from troupe.services.learner.peers.team import Rules, Team
 from troupe.services.learner.record.gathered import Gathered
 from troupe.services.learner.record.histograms import Histograms
 from troupe.services.learner.record.reporter import Reporter
+from troupe.services.learner.record.spent import Spent
 from troupe.services.learner.record.totals import tell_unlearned
 from troupe.services.learner.record.trackers import Run
 from troupe.services.learner.record.tracking import Trackers
@@ -158,6 +159,7 @@ class Learner:
         self._throttle = Throttle(10.0)
         self._complete_before = self._complete()  # nobody waits for what an earlier session has ended with
         self._measured_s = time.monotonic()
+        self._spent = Spent()
         self._learned = False
 
     def _make_control(self, security: Security) -> ControlServer:
@@ -213,6 +215,11 @@ class Learner:
         return Team(self.agent, self.counters, seats, Rules.of(self.config, owner=True))
 
     def _bind(self) -> None:
+        config = self.config
+        members = config.total_slots // config.actor.slots + config.replay.shards
+        members += config.evaluator.processes + config.learner.processes
+        if line := open_files.too_few_for(members):
+            _log.warning("%s", line)
         self.control.bind()
         if self.inference is not None:
             self.inference.bind()
@@ -321,7 +328,8 @@ class Learner:
             wish = self._wish()
             return wish
 
-        lesson = self.shares.learn(0.25, wanted, self._look)
+        with self._spent.update(self.prefetch):
+            lesson = self.shares.learn(0.25, wanted, self._look)
         if left_out := self.shares.usable.left_out:
             self.reporter.note("learner", {"learner/unusable_items_total": float(left_out)})
         if self.team.moved:
@@ -374,13 +382,14 @@ class Learner:
             )
 
     def _publish(self) -> None:
-        params = self.agent.params()
-        self._check_weights(params)
-        self.counters.version += 1
-        self.control.set_state(updates=self.counters.updates)
-        self.control.publish(self.counters.version, params)
-        if self.inference is not None:
-            self.inference.offer(self.counters.version, params)
+        with self._spent.publish():
+            params = self.agent.params()
+            self._check_weights(params)
+            self.counters.version += 1
+            self.control.set_state(updates=self.counters.updates)
+            self.control.publish(self.counters.version, params)
+            if self.inference is not None:
+                self.inference.offer(self.counters.version, params)
 
     def _housekeeping(self) -> None:
         """What has to be done now and then, between two updates."""
@@ -392,6 +401,8 @@ class Learner:
         if gpu := self._gpu.metrics():
             self.reporter.note("learner", gpu)
         self.reporter.note_links(self.control, self.prefetch)
+        if spent := self._spent.metrics():
+            self.reporter.note("learner", spent)
         self.reporter.tick(self.control, self.prefetch.waited_s)
         self.checkpoints.save_if_due()
         if self._best is not None:
@@ -406,9 +417,6 @@ class Learner:
                 self.reporter.collect(self.control.telemetry.get_nowait())
         while self._best is not None and self.reporter.evaluations:
             self._best.evaluated(*self.reporter.evaluations.popleft())
-
-    def _has_peer(self, *roles: str) -> bool:
-        return any(peer["role"] in roles for peer in self.control.peers())
 
     def _finish(self) -> None:
         """Publish the last parameters and wait, within a limit, until they have been evaluated."""
@@ -430,7 +438,11 @@ class Learner:
             self._collect()  # an evaluator leaves as soon as it has sent its last games
             self.reporter.end_evaluation()
         deadline = Deadline(FAREWELL_S)
-        while self._has_peer("actor", "evaluator") and not (self.stop or deadline.expired):
+        # A shard that has heard stays for a while, for what actors still send; one that has not would look
+        # for this learner for ever.
+        while not (self.stop or deadline.expired) and (
+            self.control.has("actor", "evaluator") or self.control.untold("replay")
+        ):
             self.stop.wait(0.05)
 
     def _stay_for_latecomers(self) -> None:
@@ -448,7 +460,7 @@ class Learner:
     def _wait_for_evaluation(self) -> None:
         deadline, start, joined = Deadline(FINAL_EVALUATION_S), Deadline(EVALUATOR_START_S), False
         while not self.stop and self.reporter.evaluated_version < self.counters.version:
-            here = self._has_peer("evaluator")
+            here = self.control.has("evaluator")
             if joined and not here:  # it has left
                 return
             joined = here

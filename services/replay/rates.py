@@ -33,6 +33,10 @@ DROPPED = (
 """Counters of what was not done, or not for long."""
 
 
+TOLD_TABLES = 4
+"""Whose numbers are in the run's record; Prometheus has those of all."""
+
+
 class Rates:
     """Turns what a shard has done into numbers, once a second."""
 
@@ -82,6 +86,20 @@ class Rates:
             **self._shares,
             **self._usage.metrics(),
         }
+
+    def by_table(self) -> dict[str, float]:
+        """Telemetry of the first `TOLD_TABLES` tables, each number by name and table."""
+        found: dict[str, float] = {}
+        for name, table in list(self._replay.tables.items())[:TOLD_TABLES]:
+            values = {"fill_share": table.size / max(1, table.config.capacity)}
+            if table.limiter.samples_per_insert:
+                values["samples_per_insert"] = table.limiter.current
+                values["samples_per_insert_offset"] = table.limiter.offset
+            for what, quantiles in self._requests.statistics.quantiles(name).items():
+                if quantiles:
+                    values |= {f"item_{what}": quantiles["0.5"], f"item_{what}_p90": quantiles["0.9"]}
+            found |= {f"replay/{what}/{name}": value for what, value in values.items()}
+        return found
 
     def details(self) -> dict[str, float]:
         """More numbers about the whole, for Prometheus."""

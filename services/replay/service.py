@@ -85,7 +85,7 @@ class ReplayService:
         metrics = self._rates.metrics()
         health.report(metrics | self._rates.details(), self._rates.families())
         if self._control is not None:
-            self._control.send_telemetry(metrics)
+            self._control.send_telemetry(metrics | self._rates.by_table())
 
     def _status(self) -> dict:
         return cut_to_fit(

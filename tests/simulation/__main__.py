@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import sys
 
 from tests.simulation.plan import make_plan
+
+HANG_S = 600.0
+"""A seed that takes longer ends the process, and shows where it stands."""
+
+SAY_EACH = 100
+"""After so many seeds, a line says how it goes."""
 
 
 def main() -> int:
@@ -14,7 +21,15 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many")
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--seed", type=int, help="only this one, with its log")
-    parser.add_argument("--twice", action="store_true", help="run each twice and compare what happened")
+    parser.add_argument(
+        "--twice",
+        type=int,
+        nargs="?",
+        default=0,
+        const=10**9,
+        metavar="N",
+        help="run each, or the first N, twice and compare what happened",
+    )
     parser.add_argument(
         "--shrink", action="store_true", help="look for the fewest faults with which a seed fails"
     )
@@ -36,12 +51,21 @@ def main() -> int:
     if options.seed is not None:
         seeds = range(options.seed, options.seed + 1)
     failed, simulated_s, took_s = 0, 0.0, 0.0
+
+    def said(count: int) -> str:
+        figures = f"{failed} of {count} seeds failed; {simulated_s:.0f} s of services in {took_s:.0f} s"
+        return f"{figures} of one core, {simulated_s / max(took_s, 1e-9):.0f} times as fast"
+
     with planted(options.plant):
-        for seed in seeds:
+        for count, seed in enumerate(seeds):
+            if count and not count % SAY_EACH:
+                print(f"before seed {seed}: {said(count)}", flush=True)
+            faulthandler.dump_traceback_later(HANG_S, exit=True)
             plan = make_plan(seed)
             outcome = run_plan(plan, keep_log=options.seed is not None)
-            if options.twice and (again := run_plan(plan)).digest != outcome.digest:
+            if count < options.twice and (again := run_plan(plan)).digest != outcome.digest:
                 outcome.problems.append(f"it does not repeat itself: {outcome.digest} and {again.digest}")
+            faulthandler.cancel_dump_traceback_later()
             simulated_s, took_s = simulated_s + outcome.simulated_s, took_s + outcome.took_s
             for line in outcome.lines or ():
                 print(line)
@@ -56,12 +80,7 @@ def main() -> int:
             for fault in plan.faults:
                 print(f"  {fault}")
             print(f"  repeat it: python -m tests.simulation --seed {seed}{plant}", flush=True)
-    count = len(seeds)
-    print(
-        f"{failed} of {count} seeds failed; {simulated_s:.0f} s of services in {took_s:.0f} s of one core",
-        end="",
-    )
-    print(f", {simulated_s / max(took_s, 1e-9):.0f} times as fast")
+    print(said(len(seeds)))
     return 1 if failed else 0
 
 

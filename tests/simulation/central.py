@@ -32,7 +32,6 @@ class CountingEnv:
         self._acting, self.num_slots = acting, slots
         self.failures: Any = deque()
         self.calls = self
-        self._slots: list[int] = []
         self._numbers: list[int] = []
 
     def running(self) -> list[Any]:
@@ -42,7 +41,7 @@ class CountingEnv:
         pass
 
     def assign(self, slots: list[int], total: int) -> None:
-        self._slots = list(slots)
+        pass
 
     def close(self) -> None:
         pass
@@ -55,7 +54,9 @@ class CountingEnv:
         acting, ledger = self._acting, self._acting.ledger
         system.sleep(ledger.plan.step_s * (0.5 + system.random.random()))
         made = acting.timing.steps + len(actions)
-        ledger.acted(acting.incarnation, self._slots, acting.version, made)
+        # Not those of `assign`: where a lease has ended, games go on in others.
+        slots = next(group.slots for group in acting._groups if group.env is self)
+        ledger.acted(acting.incarnation, slots, acting.version, made)
         self._numbers = [ledger.new_number(before) for before in self._numbers]
         none = np.zeros(self.num_slots, bool)
         return Step(contents(np.array(self._numbers)), none.astype(np.float32), none, none)

@@ -17,13 +17,16 @@ import msgpack
 import zmq
 from greenlet import GreenletExit
 
+from tests.replay.storage.power import Disk
 from tests.simulation import threads
 from tests.simulation.actors import SimulatedActor, SimulatedEvaluator
 from tests.simulation.learner import CONTROL, INFERENCE, OPEN, Learner
+from tests.simulation.learners import Owner, run_joined
 from tests.simulation.ledger import EPISODES, Ledger
 from tests.simulation.network import Network
-from tests.simulation.plan import Fault, Plan
+from tests.simulation.plan import IN_SYNC, Fault, Plan
 from tests.simulation.sockets import Context
+from tests.simulation.stores import NETWORK
 from tests.simulation.world import Node, World
 from troupe.common.config import Config, load_config
 from troupe.common.data.table_config import TableConfig
@@ -34,9 +37,13 @@ from troupe.common.wire.link import new_incarnation
 from troupe.services.learner.control.server import ControlServer
 from troupe.services.replay import shard
 from troupe.services.replay.options import ShardOptions
+from troupe.services.replay.storage.replay import Replay
 
 BATCH = 4
 RESTART_S = 0.3
+SYNC_S, SLOW_SYNC_S = 0.004, 0.5
+"""What a sync takes on average, and one of twenty."""
+
 SETTLE_S = 150.0
 """After the last fault the run has to be complete within this."""
 
@@ -66,12 +73,17 @@ class Cluster:
         self.complete = False
         self.replays: dict[str, Any] = {}
         self.data_dirs = {name: folder / name for name in plan.services()}
-        self.doomed: dict[str, int] = {}
-        """The line of a change, counted in its storage code, at which a shard dies; 0 for none."""
+        self.doomed: dict[str, Fault] = {}
+        """By shard, what it dies of in its next change of so many lines, counted in its storage code."""
+        self.disks = {name: Disk(self._sync) for name in self.data_dirs if name.startswith("replay")}
         self.kills: dict[str, int] = dict.fromkeys(plan.services(), 0)
+        self.moves = 0
+        self.away_s: dict[str, float] = {}
+        """How long one that is killed now is away, where others go on without it."""
         self.called: dict[str, str] = {}
         """Names of those that have taken the place of others."""
         self.checkpoint: str | None = None
+        self.agent_checkpoint: Any = None
         self.control: ControlServer | None = None
         self._bodies = {
             "learner": self._learner,
@@ -91,9 +103,15 @@ class Cluster:
         return "main" if self.plan.shared_host and name.startswith(("learner", "replay")) else name
 
     def start(self, name: str) -> None:
-        """Start a process, and again whenever it ends while the run goes on."""
+        """Start a process, and again where it ends while the run goes on, or dies while the learner is there.
+
+        At the end of a run the learner waits for the last evaluation, which a killed evaluator owes it.
+        """
         name = self.called.get(name, name)
-        if self.complete and name != "learner":
+        before = self.nodes.get(name)
+        if before is not None and not before.dead:
+            return
+        if self.complete and name != "learner" and self.nodes["learner"].dead:
             return
         node = self.world.node(name, self.host(name))
         self.nodes[name] = node
@@ -121,7 +139,7 @@ class Cluster:
         if node.finished and node.result is not None and not isinstance(node.result, PeerError):
             self.ledger.wrong(f"{name} ended with {type(node.result).__name__}: {node.result}")
         if not self.complete or (node.result is None and not node.finished):
-            self.world.after(RESTART_S, self.start, name)
+            self.world.after(self.away_s.pop(name, RESTART_S), self.start, name)
 
     def opened(self, name: str, node: Node, replay: Any) -> Any:
         """A shard has opened its folder: note it, and have it die where a fault says so."""
@@ -130,22 +148,38 @@ class Cluster:
             setattr(replay, method, self._mortal(name, node, getattr(replay, method)))
         return replay
 
+    def make_replay(self, *args: Any, **options: Any) -> Replay:
+        """What a shard makes of its folder."""
+        if options["durable"] == "power":
+            options["pager"] = self.disks[self.world.here().node.name].pager
+        return Replay(*args, **options)
+
+    def _sync(self) -> None:
+        """A disk takes some time, now and then a lot."""
+        world, node = self.world, self.world.here().node
+        takes_s = world.rng.expovariate(1 / (SLOW_SYNC_S if world.rng.random() < 0.05 else SYNC_S))
+        fault = self.doomed.get(node.name)
+        if fault is not None and fault.amount == IN_SYNC:
+            del self.doomed[node.name]
+            world.after(takes_s * world.rng.random(), self._cut_power, node.host)
+        world.sleep(takes_s)
+
     def _mortal(self, name: str, node: Node, call: Any) -> Any:
         def mortal(*args: Any, **options: Any) -> Any:
-            last = self.doomed.get(name, 0)
-            if not last or node.dead:
+            fault = self.doomed.get(name)
+            if fault is None or fault.amount == IN_SYNC or node.dead:
                 return call(*args, **options)
             lines = 0
 
             def trace(frame: Any, event: str, _: Any) -> Any:
                 nonlocal lines
                 where = frame.f_code.co_filename
-                if "/replay/storage/" not in where and "/common/data/" not in where:
+                if "/tests/" in where or not ("/replay/storage/" in where or "/common/data/" in where):
                     return None
                 if event == "line":
                     lines += 1
-                    if lines == last:
-                        self._tear(name, node)
+                    if lines == fault.amount:
+                        self._tear(name, node, fault)
                 return trace
 
             sys.settrace(trace)
@@ -156,15 +190,37 @@ class Cluster:
 
         return mortal
 
-    def _tear(self, name: str, node: Node) -> None:
-        """Kill a shard in the midst of a change: its handlers of exceptions change no file any more."""
-        self.kills[name] += 1
-        self.doomed[name] = 0
-        old = self.data_dirs[name]
-        self.data_dirs[name] = self.folder / f"{name}.{self.kills[name]}"
-        shutil.copytree(old, self.data_dirs[name])
-        node.kill(leave=False)
+    def _tear(self, name: str, node: Node, fault: Fault) -> None:
+        """Kill a shard in the midst of a change."""
+        del self.doomed[name]
+        if fault.kind == "power_cut":
+            self._cut_power(self.host(name))
+        else:
+            self.kills[name] += 1
+            self._move(name)
+            node.kill(leave=False)
         raise GreenletExit
+
+    def _move(self, name: str) -> None:
+        """Let the next process have a copy, which handlers of exceptions in this one leave alone."""
+        self.moves += 1
+        old = self.data_dirs[name]
+        self.data_dirs[name] = self.folder / f"{name}.{self.moves}"
+        if old.exists():
+            shutil.copytree(old, self.data_dirs[name])
+
+    def _cut_power(self, host: str) -> None:
+        """End all processes of a host, and leave of what they have not synced whatever it may be."""
+        for name, node in list(self.nodes.items()):
+            if node.host == host and not node.dead:
+                self.kills[name] += 1
+                node.kill(leave=False)
+        for name, disk in self.disks.items():
+            if self.host(name) == host:
+                self._move(name)
+                disk.cut(self.world.rng.randrange, self.data_dirs[name])
+        self.world.reboot(host)
+        self.ledger.power_cuts += 1
 
     def _shard(self, node: Node, name: str) -> None:
         index = int(name.rpartition("-")[2])
@@ -217,7 +273,12 @@ class Cluster:
             context.destroy(linger=2000)
 
     def _learner(self, node: Node, name: str) -> None:
-        Learner(self, node).run()
+        if name != "learner":
+            run_joined(self, node, name)
+        elif self.plan.learners > 1:
+            Owner(self, node).run()
+        else:
+            Learner(self, node).run()
 
     # -- what goes wrong --
 
@@ -237,13 +298,20 @@ class Cluster:
                 if node in self.stops:
                     self.stops[node].set()
             elif fault.kind == "torn":
-                self.doomed[fault.target] = int(fault.amount)
+                self.doomed[fault.target] = fault
             else:
                 self.kills[fault.target] += 1
+                if self.plan.learners > 1 and fault.target.startswith("learner"):
+                    self.away_s[node.name] = max(RESTART_S, fault.amount)
                 if fault.kind == "replace":
                     self.called[fault.target] = f"{fault.target}.{self.kills[fault.target]}"
                     self.called[node.name] = self.called[fault.target]
                 node.kill()
+        elif fault.kind == "power_cut":
+            if fault.amount:
+                self.doomed[fault.target] = fault
+            else:
+                self._cut_power(self.host(fault.target))
         elif fault.kind in ("partition", "one_way", "isolate"):
             one = self.host(fault.target)
             others = [self.host(fault.other)] if fault.other else [self.host(n) for n in self.plan.services()]
@@ -296,7 +364,10 @@ _CONFIGS: dict[Any, Config] = {}
 
 
 def _config(plan: Plan) -> Config:
-    key = plan.table, plan.slots, plan.shards, plan.total_steps, plan.evaluators, plan.central
+    key = (
+        *(plan.table, plan.slots, plan.shards, plan.total_steps, plan.evaluators, plan.central),
+        *(plan.durable, plan.learners),
+    )
     if key not in _CONFIGS:
         replay = {f"replay.{name}": value for name, value in TABLES[plan.table].items()}
         _CONFIGS[key] = load_config(
@@ -307,7 +378,7 @@ def _config(plan: Plan) -> Config:
                 "run.seed": 1,
                 "replay.batch_size": BATCH,
                 "replay.max_bytes": 1 << 20,
-                "replay.durable": True,
+                "replay.durable": plan.durable,
                 "replay.shards": plan.shards,
                 "actor.slots": plan.slots,
                 "actor.params_period_steps": 1,
@@ -321,6 +392,8 @@ def _config(plan: Plan) -> Config:
                 "evaluator.period_s": 2.0,
                 "evaluator.timeout_s": 20.0,
                 "evaluator.video": False,
+                "learner.processes": plan.learners,
+                "net.learner_network": NETWORK if plan.learners > 1 else "",
                 **replay,
             },
             {},

@@ -21,6 +21,7 @@ from troupe.common.wire.replay.sharded import ShardedReplayClient
 from troupe.common.wire.sockets import Security
 from troupe.services.learner.batches.prefetch import Prefetcher
 from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.control.epochs import Epochs
 from troupe.services.learner.control.evaluations import Evaluations
 from troupe.services.learner.control.server import ControlServer, SlotRules, Terms
 from troupe.services.learner.inference.service import CentralInference
@@ -68,6 +69,7 @@ class Learner:
             security=OPEN,
             budget=self.budget,
             evaluations=Evaluations(*config.evaluator.division()),
+            epochs=self._epochs(),
         )
         self.gathered = Gathered(config)
         self.evaluated_version = -1
@@ -75,7 +77,7 @@ class Learner:
         self.prefetch = Prefetcher(
             self.context,  # type: ignore[arg-type]
             self.control.shards,
-            shares=shares,
+            shares=self._first_shares(),
             kept=() if queued else tuple(shares),
             depth=2,
             incarnation=system.random.getrandbits(63),
@@ -96,6 +98,20 @@ class Learner:
 
         roster.expire = watched  # type: ignore[method-assign]
 
+    # What follows is for several learners: see `learners.py`.
+
+    def _epochs(self) -> Epochs | None:
+        return None
+
+    def _first_shares(self) -> dict[str, int]:
+        return self.cluster.config.replay.shares()
+
+    def _come_together(self) -> None:
+        pass
+
+    def _part(self) -> None:
+        pass
+
     def _make_inference(self) -> CentralInference:
         config = self.cluster.config
         return CentralInference(
@@ -106,7 +122,7 @@ class Learner:
             leases=self.control.leases,
             shards=self.control.shards,
             replay=ShardedReplayClient(
-                ctx=self.context,  # type: ignore[arg-type]
+                ctx=self.context,
                 name="inference",
                 incarnation=new_incarnation(),
                 specs=SPECS,
@@ -134,6 +150,7 @@ class Learner:
             if system.monotonic() - saved_s > 2.0:
                 saved_s = system.monotonic()
                 self._save()
+        self._come_together()
         end_s = system.monotonic() + (5.0 if self.cluster.plan.table == "queue" else 0.5)
         while system.monotonic() < end_s:
             if self._learn(0.25) and self.cluster.plan.table == "queue":
@@ -141,10 +158,13 @@ class Learner:
         self._publish()
         self.cluster.complete = True
         self.control.set_state(updates=self.updates, stopping=True)
+        self._part()
         if self.cluster.plan.evaluators:
             self._wait_for_evaluation()
         end_s = system.monotonic() + 8.0
-        while system.monotonic() < end_s and any(p["role"] != "replay" for p in self.control.peers()):
+        while system.monotonic() < end_s and (
+            self.control.has("actor", "evaluator") or self.control.untold("replay")
+        ):
             system.sleep(0.05)
         self.budget.close()
         self._save()

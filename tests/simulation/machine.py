@@ -24,6 +24,7 @@ from tests.simulation import sockets as simulated
 from tests.simulation.network import Network
 from tests.simulation.world import World
 from troupe.common import installation, system
+from troupe.common.data import format as data_format
 from troupe.common.data import plan as memory_plan
 from troupe.common.runtime import files, usage, watchdog
 from troupe.common.wire import intake, link, server, sockets
@@ -33,8 +34,8 @@ from troupe.common.wire.security import handshakes
 from troupe.services.evaluator import service as evaluator
 from troupe.services.learner.batches import prefetch
 from troupe.services.learner.control import announcer
-from troupe.services.replay import service
-from troupe.services.replay.storage import opened, producers
+from troupe.services.replay import rates, scrubber, service
+from troupe.services.replay.storage import group_commit, opened, producers
 
 _watched: World | None = None
 _folder = ""
@@ -152,15 +153,19 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
         put(sockets, "Waker", threads.Waker)
         for module in (server, announcer, intake):
             put(module, "Intake", Intake)
-        put(shared_files, "boot_id", lambda: world.here().node.host)
-        put(opened, "boot_id", lambda: world.here().node.host)
-        put(client, "boot_id", lambda: world.here().node.host)
+        for asks in (shared_files, opened, client):
+            put(asks, "boot_id", world.boot_id)
+        put(group_commit, "os", threads.Eventfds)
+        # All processes have this one, and one that is torn may never let go of it.
+        put(data_format, "_LOCK", contextlib.nullcontext())
         put(handshakes, "_answer", lambda endpoint, greeting: b"")
         put(handshakes, "_numbers", itertools.count())
         put(link, "_numbers", itertools.count(1))
         put(producers, "MAX_PRODUCERS", 64)  # of files that are made anew for every seed
-        put(prefetch, "IDLE_POLL_S", 0.1)  # a third of the time would go into looks
+        put(prefetch, "IDLE_POLL_S", 0.25)  # a third of the time would go into looks
         put(service, "POLL_S", 0.25)
+        put(scrubber, "CHUNK_PERIOD_S", 0.25)
+        put(rates, "PERIOD_S", 3.0)
         put(evaluator, "play", actors.play)
         put(installation, "version", lambda: "0")
         put(memory_plan, "memory_limit_bytes", lambda: 1 << 30)

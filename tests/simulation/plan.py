@@ -5,10 +5,19 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-KINDS = (
+USUAL = (
     *("kill", "torn", "stop", "replace", "stall", "slow_reader", "clock"),
     *("partition", "one_way", "isolate", "reset", "forget", "slow", "garbage"),
 )
+KINDS = (*USUAL, "power_cut")
+POWER = 0.15
+"""The share of runs whose shards survive power cuts, and have some."""
+
+IN_SYNC = -1
+"""The amount of a power cut that waits for the next sync."""
+
+PARTING = ("stall", "slow_reader", "partition", "one_way", "isolate", "reset", "forget", "slow")
+"""After these a process that is alive may be taken for one that is not."""
 QUIET_S = 3.0
 """Nothing goes wrong before, for services join; those that join under faults are the restarted ones."""
 
@@ -53,6 +62,8 @@ class Plan:
         update_s: what an update of the learner takes, on average.
         central: the learner acts for the actors.
         shared_host: learner and shards are on one host, and batches are read from files.
+        durable: what acknowledged items survive, as `replay.durable` says.
+        learners: processes that share each batch, of which one has the run.
         faults: in the order of time.
     """
 
@@ -67,6 +78,8 @@ class Plan:
     update_s: float
     central: bool
     shared_host: bool
+    durable: str = "process"
+    learners: int = 1
     faults: tuple[Fault, ...] = field(default=())
 
     @property
@@ -82,11 +95,15 @@ class Plan:
     def services(self) -> list[str]:
         """Their names."""
         return [
-            "learner",
+            *self.learner_names(),
             *(f"replay-{i}" for i in range(self.shards)),
             *(f"actor-{i}" for i in range(self.actors)),
             *(f"evaluator-{i}" for i in range(self.evaluators)),
         ]
+
+    def learner_names(self) -> list[str]:
+        """Of those that share batches, the owner first."""
+        return ["learner", *(f"learner-{i}" for i in range(1, self.learners))]
 
 
 def make_plan(seed: int) -> Plan:
@@ -107,13 +124,62 @@ def make_plan(seed: int) -> Plan:
         shared_host=rng.random() < 0.5,
     )
     count = rng.choice((0, 1, 2, 3, 4, 6, 8))
-    faults = sorted((_fault(rng, plan) for _ in range(count)), key=lambda each: each.at_s)
-    return replace(plan, faults=tuple(faults))
+    faults = [_fault(rng, plan) for _ in range(count)]
+    power = random.Random(f"power {seed}")
+    if power.random() < POWER:
+        plan = replace(plan, durable="power")
+        faults += [_power_cut(power, plan) for _ in range(power.choice((1, 1, 2, 3)))]
+    return _with_learners(replace(plan, faults=tuple(sorted(faults, key=lambda each: each.at_s))))
+
+
+def _power_cut(rng: random.Random, plan: Plan) -> Fault:
+    """Of a shard's host: at once, at some line of a change of the shard's files, or while they are synced."""
+    at_s, target = QUIET_S + 17.0 * rng.random(), f"replay-{rng.randrange(plan.shards)}"
+    return Fault(at_s, "power_cut", target, amount=float(rng.choice((0, IN_SYNC, rng.randrange(1, 400)))))
+
+
+def _with_learners(plan: Plan) -> Plan:
+    """Some plans have several learners, whose faults come beside the others'; a half of these only kills.
+
+    Drawn by a generator of their own: the rest of a plan is what it was before there were several.
+    """
+    rng = random.Random(f"learners {plan.seed}")
+    learners = rng.choice((1, 1, 1, 1, 1, 1, 2, 3))
+    if learners == 1:
+        return plan
+    plan = replace(plan, learners=learners)
+    kinds = ("kill", "stop") if rng.random() < 0.5 else USUAL
+    faults = [fault for fault in plan.faults if fault.kind not in PARTING or len(kinds) > 2]
+    if learners == 3 and len(kinds) > 2 and rng.random() < 0.3:
+        # At the end of an epoch without the owner, at that which is met at: it accepts, and answers nothing.
+        at_s = QUIET_S + 17.0 * rng.random()
+        faults.append(Fault(at_s, "kill", "learner", amount=60.0))
+        faults.append(
+            Fault(at_s + 2.0 * rng.random(), "stall", "learner-1", amount=50.0 + 20.0 * rng.random())
+        )
+    for _ in range(rng.choice((0, 1, 1, 2, 3, 4))):
+        faults.append(_learner_fault(rng, plan, kinds))
+    return replace(plan, faults=tuple(sorted(faults, key=lambda each: each.at_s)))
+
+
+def _learner_fault(rng: random.Random, plan: Plan, kinds: tuple[str, ...]) -> Fault:
+    names = plan.learner_names()
+    choices = ("kill", "kill", "stop", "stall", "isolate", "partition", "one_way", "reset")
+    kind = rng.choice([each for each in choices if each in kinds])
+    at_s, target = QUIET_S + 17.0 * rng.random(), rng.choice(names)
+    long_s = rng.choice((0.3, 1.0, 4.0, 8.0)) * (0.5 + rng.random())
+    if kind == "stop":  # the owner's end is the run's
+        return Fault(at_s, kind, rng.choice(names[1:]))
+    if kind in ("partition", "one_way"):
+        return Fault(at_s, kind, target, rng.choice([each for each in names if each != target]), long_s)
+    if kind == "reset":
+        return Fault(at_s, kind, amount=rng.choice((0.3, 1.0)))
+    return Fault(at_s, kind, target, amount=long_s)
 
 
 def _fault(rng: random.Random, plan: Plan) -> Fault:
     services = plan.services()
-    kind = rng.choice(KINDS)
+    kind = rng.choice(USUAL)
     at_s = QUIET_S + 17.0 * rng.random()
     target = rng.choice(services)
     other = rng.choice([each for each in services if each != target])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-from unittest import mock
 
-from tests.simulation.plan import Plan, make_plan
+from tests.simulation import planted_learners, planted_power
+from tests.simulation.plants import BUGS, Change, around, bug, near, planted, seeds_for
 from troupe.common import system
 from troupe.common.data.inserts import GapError
 from troupe.common.wire import messages
@@ -28,61 +26,7 @@ from troupe.services.replay.storage.producers import Producers
 from troupe.services.replay.storage.replay import Replay
 from troupe.services.replay.storage.store import ChunkStore
 
-Change = tuple[type, str, Callable[..., Any]]
-BUGS: dict[str, Callable[[], Change]] = {}
-NEAR: dict[str, Callable[[Plan], bool]] = {}
-"""Which plans come near a bug, by its name; where there is none, any."""
-
-
-def bug(function: Callable[[], Change]) -> Callable[[], Change]:
-    BUGS[function.__name__] = function
-    return function
-
-
-def near(
-    table: str = "", *kinds: str, calm_s: float = 0.0, actors: int = 1, step_s: float = 0.0
-) -> Callable[..., Callable[[], Change]]:
-    """A bug that plans come near with such a table and actors, one of these faults, or none for so long."""
-
-    def plan_is_near(plan: Plan) -> bool:
-        first_s = plan.faults[0].at_s if plan.faults else 1e9
-        faults = {fault.kind for fault in plan.faults} | {f"{f.kind} {f.target[:5]}" for f in plan.faults}
-        acting = plan.actors >= actors and plan.step_s >= step_s and (actors == 1 or not plan.central)
-        likely = acting and (not kinds or bool(faults & {*kinds}))
-        return plan.table.startswith(table) and first_s >= calm_s and likely
-
-    def decorate(function: Callable[[], Change]) -> Callable[[], Change]:
-        NEAR[function.__name__] = plan_is_near
-        return bug(function)
-
-    return decorate
-
-
-def seeds_for(name: str, seeds: Iterable[int]) -> list[int]:
-    """These seeds, those first that come near a bug."""
-    close = NEAR.get(name, lambda plan: True)
-    return sorted(seeds, key=lambda seed: (not close(make_plan(seed)), seed))
-
-
-@contextlib.contextmanager
-def planted(name: str) -> Iterator[None]:
-    """Plant a bug; none where the name is empty."""
-    if not name:
-        yield
-        return
-    owner, attribute, changed = BUGS[name]()
-    with mock.patch.object(owner, attribute, changed):
-        yield
-
-
-def around(owner: type, name: str, change: Callable[..., Any]) -> Change:
-    """`change` is called with the method, and what it is called with."""
-    real = getattr(owner, name)
-
-    def changed(self: Any, *args: Any, **options: Any) -> Any:
-        return change(real, self, *args, **options)
-
-    return owner, name, changed
+__all__ = ["BUGS", "planted", "planted_learners", "planted_power", "seeds_for"]
 
 
 # -- replay --
@@ -328,8 +272,8 @@ def a_lower_limit_is_obeyed_at_once() -> Change:
 
 @bug
 def every_actor_may_make_the_rest() -> Change:
-    def extend(real: Any, self: Any, incarnation: int, made: int, obeyed: int, slots: Any) -> int:
-        real(self, incarnation, made, obeyed, slots)
+    def extend(real: Any, self: Any, incarnation: int, made: int, obeyed: int) -> int:
+        real(self, incarnation, made, obeyed)
         self._limits.setdefault(incarnation, []).append(self.total + 8)
         return self.total + 8
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import zmq
 
+from tests.simulation import threads
 from tests.simulation.network import Connection, Network, Pipe, Tracker
 from tests.simulation.world import Node, Task, World
 
 # As plain numbers: operations on zmq's enumerations would take a tenth of all the time.
 IN, OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 ROUTER, DEALER, PUB, SUB, PAIR = map(int, (zmq.ROUTER, zmq.DEALER, zmq.PUB, zmq.SUB, zmq.PAIR))
-_AGAIN = zmq.Again()
 _SNDHWM, _RCVHWM, _CONFLATE, _LINGER = map(int, (zmq.SNDHWM, zmq.RCVHWM, zmq.CONFLATE, zmq.LINGER))
 
 KERNEL_MESSAGES = 8
@@ -23,6 +23,13 @@ KERNEL_MESSAGES = 8
 
 SLOW_READ_S = 0.5
 """At most so long a slow reader takes for a message."""
+
+
+class _Again(zmq.Again):
+    """Without asking libzmq for its words, which took a tenth of all the time."""
+
+    def __init__(self) -> None:
+        self.errno, self.strerror = errno.EAGAIN, "not now"
 
 
 class Context:
@@ -63,6 +70,7 @@ class Socket:
         self.world: World = context.node.world
         self.closed = False
         self.waiting: list[Task] = []
+        self.waiting_for_room: list[Task] = []
         self.pipes: list[Pipe] = []
         self.monitor: Socket | None = None
         self.events: list[tuple[int, int]] = []
@@ -249,19 +257,18 @@ class Socket:
             return None
         if self.kind == ROUTER:
             identity, *frames = frames
-            pipe = next((each for each in self.pipes if each.identity == identity and not each.ended), None)
-            if pipe is None or not self._room(pipe):
+            to = next((each for each in self.pipes if each.identity == identity and not each.ended), None)
+            if to is None or not self._room(to):
                 if self.option(zmq.ROUTER_MANDATORY):
-                    raise zmq.Again if pipe else zmq.ZMQError(errno.EHOSTUNREACH)
+                    raise zmq.Again if to else zmq.ZMQError(errno.EHOSTUNREACH)
                 return tracker
         else:
-            open_pipes = [
-                each for each in self.pipes if each.attached and not each.ended and self._room(each)
-            ]
-            if not open_pipes:
-                raise zmq.Again
-            pipe = open_pipes[0]
-        self._send(pipe, frames, tracker)
+            to = next(
+                (each for each in self.pipes if each.attached and not each.ended and self._room(each)), None
+            )
+            if to is None:
+                raise _Again
+        self._send(to, frames, tracker)
         return tracker
 
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Tracker | None:
@@ -301,13 +308,14 @@ class Socket:
         if pipe is None:
             if not int(flags) & 1:
                 raise AssertionError("a blocking receive")
-            raise _AGAIN.with_traceback(None)  # or it would keep every frame that it went through
+            raise _Again
         parts = pipe.inbox.pop(0)
         pipe.other.unread -= 1
         if pipe.ended and not pipe.inbox and pipe in self.pipes:
             self.pipes.remove(pipe)
         elif pipe.other.unread in (self._options[_RCVHWM], 0):
-            pipe.other.socket.notify()
+            for task in pipe.other.socket.waiting_for_room:
+                task.wake()
         if self.network.observer is not None:
             self.network.observer.on_receive(self, parts, pipe.identity)
         if self.kind == ROUTER:
@@ -315,14 +323,18 @@ class Socket:
         if copy:
             return list(parts)
         # A frame of libzmq's where something is asked of it: whom it is from.
-        return [zmq.Frame(parts[0], copy=True), *map(memoryview, parts[1:])]
+        return [zmq.Frame(parts[0], copy=True), *(memoryview(part) for part in parts[1:])]
 
     def _next(self) -> Pipe | None:
         """The pipe to read from: any, for their messages race each other."""
-        full = [pipe for pipe in self.pipes if pipe.inbox]
-        if not full:
-            return None
-        return full[0] if len(full) == 1 else full[self.world.rng.randrange(len(full))]
+        first, more = None, []
+        for pipe in self.pipes:
+            if pipe.inbox:
+                if first is None:
+                    first = pipe
+                else:
+                    more.append(pipe)
+        return self.world.rng.choice([first, *more]) if more else first
 
     # -- waiting --
 
@@ -347,6 +359,8 @@ class Socket:
     def notify(self) -> None:
         """Wake who waits for this socket."""
         for task in self.waiting:
+            task.wake()
+        for task in self.waiting_for_room:
             task.wake()
 
     def poll(self, timeout: float | None = None, flags: int = IN) -> int:
@@ -389,8 +403,6 @@ class Poller:
         del self._registered[socket]
 
     def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:
-        from tests.simulation import threads
-
         world = threads.the()
         end_s = None if timeout is None or timeout < 0 else world.now + timeout / 1000
         found = self._found()
@@ -401,8 +413,11 @@ class Poller:
             world.preempt(0.005)
             return found
         task = world.here()
-        for each in self._registered:
-            each.waiting.append(task)
+        lists = [
+            each.waiting_for_room if flags & OUT else each.waiting for each, flags in self._registered.items()
+        ]
+        for waiting in lists:
+            waiting.append(task)
         try:
             while not found:
                 left_s = None if end_s is None else end_s - world.now
@@ -411,8 +426,8 @@ class Poller:
                 task.wait(left_s)
                 found = self._found()
         finally:
-            for each in self._registered:
-                each.waiting.remove(task)
+            for waiting in lists:
+                waiting.remove(task)
         world.preempt(0.005)
         return found
 

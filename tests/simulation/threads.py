@@ -178,6 +178,7 @@ class Readable:
     def __init__(self) -> None:
         self.is_set = False
         self.waiting: list[Task] = []
+        self.waiting_for_room = self.waiting
 
     def ready(self, flags: int) -> int:
         """As a socket's: `zmq.POLLIN`, or nothing."""
@@ -187,6 +188,30 @@ class Readable:
         self.is_set = True
         for task in self.waiting:
             task.wake()
+
+
+class Eventfds:
+    """The part of `os` that is about file descriptors which a process wakes itself by."""
+
+    EFD_NONBLOCK = EFD_CLOEXEC = 0
+
+    @staticmethod
+    def eventfd(initial: int, flags: int) -> Readable:
+        return Readable()
+
+    @staticmethod
+    def eventfd_read(fd: Readable) -> None:
+        if not fd.is_set:
+            raise BlockingIOError
+        fd.is_set = False
+
+    @staticmethod
+    def eventfd_write(fd: Readable, value: int) -> None:
+        fd.set()
+
+    @staticmethod
+    def close(fd: Readable) -> None:
+        pass
 
 
 class Waker:

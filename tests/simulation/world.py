@@ -150,12 +150,14 @@ class World:
         self.rng = random.Random(seed)
         self.now = 0.0
         self.current: Task | None = None
+        self._boot_s = 0.0  # of the node of `current`
         self.nodes: list[Node] = []
         self.violations: list[str] = []
         self.closing = False
         self.events = 0
         self.wall_offset: dict[str, float] = {}
         self.boots_s: dict[str, float] = {}
+        self._boots: dict[str, int] = {}
         self.lines: list[str] | None = [] if keep_log else None
         self.news = False
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -194,10 +196,11 @@ class World:
     def switch(self, task: Task) -> None:
         """Run a task until it waits."""
         before, self.current = self.current, task
+        boot_s, self._boot_s = self._boot_s, task.node.boot_s
         try:
             task.greenlet.switch()
         finally:
-            self.current = before
+            self.current, self._boot_s = before, boot_s
 
     def to_hub(self) -> None:
         """Back to the scheduler, from a task."""
@@ -251,7 +254,17 @@ class World:
 
     def monotonic(self) -> float:
         """The clock of the process that asks."""
-        return self.now + (self.current.node.boot_s if self.current else 0.0)
+        return self.now + self._boot_s
+
+    def reboot(self, host: str) -> None:
+        """Have the kernel of a host begin anew, with another clock and name of its boot."""
+        self._boots[host] = self._boots.get(host, 0) + 1
+        self.boots_s.pop(host, None)
+
+    def boot_id(self) -> str:
+        """The name of this boot of the machine that asks."""
+        host = self.here().node.host
+        return f"{host} {self._boots.get(host, 0)}"
 
     def time(self) -> float:
         """The time of day where the process is, as far as its clock knows."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from troupe.common import system
 from troupe.common.errors import ConfigError, TroupeError
+
+T = TypeVar("T")
 
 
 class GroupLostError(TroupeError):
@@ -50,7 +54,34 @@ class Meeting:
 def joined_store(host: str, port: int, timeout_s: float) -> dist.Store:
     """The store of a `Meeting` elsewhere. Raises RuntimeError where none answers within `timeout_s`."""
     patience = timedelta(seconds=timeout_s)
-    return dist.TCPStore(host, port, is_master=False, timeout=patience, wait_for_workers=False)
+    return within(
+        timeout_s,
+        lambda: dist.TCPStore(host, port, is_master=False, timeout=patience, wait_for_workers=False),
+    )
+
+
+def within(timeout_s: float, ask: Callable[[], T]) -> T:
+    """What a store answers. Raises RuntimeError where it does not within `timeout_s`, and what `ask` raises.
+
+    Torch has no timeout of its own for a store that accepts a connection and is silent, as that of a process
+    that is stopped: only for keys that are missing. The thread that waits is left to its connection's end.
+    """
+    answers: system.Queue[tuple[T | None, Exception | None]] = system.Queue()
+
+    def wait() -> None:
+        try:
+            answers.put((ask(), None))
+        except Exception as error:
+            answers.put((None, error))
+
+    system.Thread(target=wait, name="store", daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=timeout_s)
+    except queue.Empty:
+        raise RuntimeError(f"no answer within {timeout_s:.0f} s") from None
+    if error is not None:
+        raise error
+    return answer  # type: ignore[return-value]  # there is one where there is no error
 
 
 def absent(store: dist.Store, epoch: int, size: int) -> list[int]:
@@ -87,10 +118,15 @@ class ProcessGroup:
         options._timeout = timedelta(seconds=timeout_s)
         try:
             options._devices = [gloo.create_device(hostname=address)]
-            store = dist.PrefixStore(f"epoch-{epoch}", store)
-            store.set_timeout(timedelta(seconds=timeout_s))
-            store.set(f"here-{rank}", "")
-            self._group: Any = gloo(store, rank, size, options)
+            met = dist.PrefixStore(f"epoch-{epoch}", store)
+
+            def meet() -> Any:
+                met.set_timeout(timedelta(seconds=timeout_s))
+                met.set(f"here-{rank}", "")
+                return gloo(met, rank, size, options)
+
+            # It asks for the address of each, and then connects to all.
+            self._group: Any = within((size + 1) * timeout_s, meet)
         except RuntimeError as error:
             raise GroupLostError(f"the learners of epoch {epoch} do not meet: {first_line(error)}") from None
 

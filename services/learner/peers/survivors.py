@@ -10,13 +10,13 @@ import torch.distributed as dist
 
 from troupe.common.runtime import Deadline
 from troupe.common.wire.control.messages import Seat
-from troupe.services.learner.peers.group import Meeting, ProcessGroup, joined_store
+from troupe.services.learner.peers.group import Meeting, ProcessGroup, joined_store, within
 from troupe.services.learner.peers.network import check_meeting, own_address
 
 PATIENCE_S = 1.0
 """How long they wait for each other."""
 REACH_S = 2.0
-"""How long a learner may take to accept a connection."""
+"""How long a learner may take to accept a connection, or to answer."""
 PLACE_BYTES = 64
 """Room for an address and a port."""
 
@@ -92,9 +92,9 @@ class Survivors:
             if len(came) < len(others) and not self._deadline.expired:
                 return []
             met.set("settled", json.dumps([self._rank, *came]))
-        elif not met.check(["settled"]):
+        elif not within(REACH_S, lambda: met.check(["settled"])):
             return []
-        return [int(rank) for rank in json.loads(met.get("settled"))]
+        return [int(rank) for rank in json.loads(within(REACH_S, lambda: met.get("settled")))]
 
 
 def exchange_places(group: ProcessGroup, own: str) -> list[str]:

@@ -51,6 +51,11 @@ class Limiter:
             return f"samples per insert: {self.current:.3g} is below {ratio:.3g}; waits for samples"
         return None
 
+    @property
+    def offset(self) -> float:
+        """Place of the ratio in its band: at -1 samples wait for inserts, at 1 writers pause; 0: none."""
+        return self._surplus() / self.error if self.samples_per_insert > 0 and self.error > 0 else 0.0
+
     def insert_held(self, items: int, count: int) -> bool:
         """Whether `count` items have to wait until some of the `items` present have gone."""
         return 0 < self.queue_capacity < items + count

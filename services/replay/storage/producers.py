@@ -143,7 +143,7 @@ class Producers:
         )
 
     def is_open(self, incarnation: int, sequence: int) -> bool:
-        """Whether a power cut has left it uncertain if this insert was stored, so that it is to be taken."""
+        """Whether a power cut has left it uncertain if this insert is whole, so that it is taken again."""
         place = self._places.get(incarnation)
         if place is None or not 0 <= int(self._rows["sequence"][place]) - sequence < _WINDOW:
             return False
@@ -176,13 +176,14 @@ class Producers:
         self._rows[:] = rows
 
     def after_power_cut(self, live: Mapping[int, list[int]]) -> None:
-        """Go back to what was on the disk for certain, and on from there with the inserts that are whole.
+        """Go back to what was on the disk for certain, and on from there with the chunks that are there.
 
-        Of what was not acknowledged the disk may have any part. So a number whose chunk is missing is taken
-        if it comes again; it does not if its chunk has only left since.
+        Of what was not acknowledged the disk may have any part: a chunk without its items, or with some. So
+        every number above is taken if it comes again, and one that was to be taken before still is. It does
+        not come again if it was acknowledged, and has only left since, or was not noted as on the disk.
 
         Args:
-            live: numbers of the inserts whose chunks are whole, by incarnation.
+            live: numbers of the inserts whose chunks are there, by incarnation.
         """
         for incarnation in self._places.keys() | live.keys():
             if incarnation not in self._places and self._free:
@@ -192,10 +193,9 @@ class Producers:
                 continue
             row = self._rows[place]
             synced, floor, refused = (int(row[name]) for name in ("synced", "floor", "refused"))
-            whole = set(live.get(incarnation, ()))
-            newest = max(synced, *whole, 0)
+            newest = max(synced, *live.get(incarnation, ()), 0)
             recent = range(max(newest - _WINDOW, 0) + 1, newest + 1)
-            left_open = sum(1 << n % _WINDOW for n in recent if n > synced and n not in whole)
+            left_open = sum(1 << n % _WINDOW for n in recent if n > synced or self.is_open(incarnation, n))
             known = sum(1 << n % _WINDOW for n in recent if n <= synced)
             numbers = newest, min(floor, synced), refused & known, left_open, synced
             self._write(place, incarnation, *numbers)

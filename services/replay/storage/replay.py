@@ -185,7 +185,7 @@ class Replay:
         self.store = store
         self.restored_items = restore_tables(store, self.tables.values())
         if self._opened.lost_power and self._opened.durable == "power":
-            # What was not acknowledged and is not whole will come again.
+            # What was not acknowledged will come again.
             for row in store.unsynced(self._producers.synced).tolist():
                 self.check(row)
             self._producers.after_power_cut(inserts_by_producer(store))
@@ -226,6 +226,8 @@ class Replay:
                 insert.checked = True
             self._hold(insert)
             store = self._create(insert) if self.store is None else self.store
+            if late:
+                self._clear(store, insert)
             admitted = self._admitted(insert)
             check_memory(sum(len(items.offsets) for items in admitted.values()), self._slots)
             starts = self._make_room(store, insert.payloads) if admitted else []
@@ -249,6 +251,14 @@ class Replay:
             else:
                 self._producers.settle(insert.incarnation, insert.sequence, stored=True)
         return True
+
+    def _clear(self, store: ChunkStore, insert: Insert) -> None:
+        """Have what a power cut has left of an insert leave: of its items some may be missing."""
+        for row in store.rows_of(insert.incarnation, insert.sequence).tolist():
+            with CHANGE:
+                commit = store.drop(row)
+                for table in self.tables.values():
+                    table.drop_chunk(row, commit)
 
     def _admitted(self, insert: Insert) -> dict[str, Items]:
         """The items of `insert` by table, without those that a full queue drops."""

@@ -364,6 +364,12 @@ class ChunkStore:
         pairs = zip(found["incarnation"].tolist(), found["sequence"].tolist(), strict=True)
         return rows[[number > synced(incarnation) for incarnation, number in pairs]]
 
+    def rows_of(self, incarnation: int, sequence: int) -> NDArray[np.int64]:
+        """The rows of the chunks of this insert."""
+        rows = self._live_rows(self.space.limits[0])
+        found = self._known[rows]
+        return rows[(found["incarnation"] == incarnation) & (found["sequence"] == sequence)]
+
     def next_live(self, row: int) -> int:
         """The first row from `row` on with a chunk, or the row behind a few thousand that have none."""
         commits = self.commits[row : min(row + NEAR_ROWS, self.space.limits[0])]

@@ -93,7 +93,8 @@ class Shard:
             steps = (steps for name, steps in self.acknowledged.values() if name == table)
             there = present[table] & set(itertools.chain(*steps))
             assert there <= now, f"acknowledged items of {table} are lost: {sorted(there - now)}"
-        for sequence, (table, steps) in self.waiting.items():  # as its producer does
+        resent = dict(self.waiting)
+        for sequence, (table, steps) in resent.items():  # as its producer does
             again = make_insert(
                 sequence,
                 steps[0],
@@ -113,6 +114,17 @@ class Shard:
                 break
         check_everything(self.replay)
         self.sync()
+        self.check_all_of(resent)
+
+    def check_all_of(self, sequences):
+        """All items of these inserts, the newest that were acknowledged, are there, and each once."""
+        for table in TABLES:
+            sent = [self.acknowledged[n] for n in sequences if n in self.acknowledged]
+            steps = [*itertools.chain(*(steps for name, steps in sent if name == table.name))]
+            found = first_steps(self.replay, table.name)
+            assert len(set(found)) == len(found), f"items of {table.name} are there twice"
+            missing = set(steps[-table.capacity :]) - set(found)
+            assert not missing, f"items of {table.name} that came again are lost: {sorted(missing)}"
 
 
 ACTIONS = st.lists(
@@ -148,6 +160,22 @@ def test_acknowledged_items_survive_a_power_cut(actions, data, tmp_path_factory)
                 getattr(shard, action)(*arguments)
     finally:
         shard.replay.close()
+
+
+def test_an_insert_whose_chunk_is_left_without_its_items_comes_again(tmp_path):
+    shard = Shard(tmp_path)
+    shard.insert(5, "default")
+    shard.sync()
+    for _ in range(2):  # the second time it is what the first cut left open
+        shard.insert(5, "default")
+        for states in shard.disk.files["default.items"].states.values():
+            del states[1:]
+        shard.replay.close()
+        shard.disk.cut(lambda count: count - 1)  # everything else has reached the disk
+        shard.open()
+    shard.cut(lambda count: 0)
+    assert len(first_steps(shard.replay, "default")) == 15
+    shard.replay.close()
 
 
 def numbered(start):
