@@ -36,7 +36,28 @@ def restore(
     config = config_of(checkpoint, modules, plays=own_id)
     if not fields:
         return config, agent_of(checkpoint, config, make_spec(config.env), device)
-    if not own_id:
+    config, spec = _replaced(config, fields)
+    if "spec" in checkpoint.meta:
+        # Compared with what the training saw, so that the message names what differs; the network would only
+        # name a matrix.
+        _check_fits(spec, spec_of(checkpoint))
+    return config, agent_of(checkpoint, config, spec, device)
+
+
+def with_environment(config: Config, trained: EnvSpec, env_id: str) -> Config:
+    """The configuration of a policy with another environment, as `restore` makes it.
+
+    Raises:
+        ConfigError: it shows or takes something else than the training's, whose shapes `trained` has.
+    """
+    config, spec = _replaced(config, {"env.id": env_id})
+    _check_fits(spec, trained)
+    return config
+
+
+def _replaced(config: Config, fields: Mapping[str, str]) -> tuple[Config, EnvSpec]:
+    """A configuration with other fields of `[env]`, and what such an environment shows."""
+    if "env.id" in fields:
         config = config.model_copy(
             # They were chosen for the other environment, and would be refused here, or mean something else.
             update={"env": config.env.model_copy(update={"kwargs": {}, "wrappers": ()})}
@@ -44,11 +65,7 @@ def restore(
     loaded = with_overrides(config, fields)
     spec = make_spec(loaded.config.env)
     check_settings(loaded.config.env, spec, loaded.chosen("env"))
-    if "spec" in checkpoint.meta:
-        # Compared with what the training saw, so that the message names what differs; the network would only
-        # name a matrix.
-        _check_fits(spec, spec_of(checkpoint))
-    return loaded.config, agent_of(checkpoint, loaded.config, spec, device)
+    return loaded.config, spec
 
 
 def _check_fits(spec: EnvSpec, trained: EnvSpec) -> None:

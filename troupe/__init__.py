@@ -17,17 +17,21 @@ if TYPE_CHECKING:
     from troupe.common.envs.registration import register_env
     from troupe.common.errors import TroupeError
     from troupe.common.wire.replay.client import ReplayClient
+    from troupe.following import Metrics
     from troupe.policy import Policy, load
-    from troupe.running import evaluate, resume, train
+    from troupe.run import Run
+    from troupe.running import evaluate, resume, start, train
     from troupe.writer import NStepWriter, Writer
 
 __all__ = [
     "Agent",
     "AgentConfig",
+    "Metrics",
     "NStepWriter",
     "PixelAgentConfig",
     "Policy",
     "ReplayClient",
+    "Run",
     "TroupeError",
     "Writer",
     "evaluate",
@@ -35,6 +39,7 @@ __all__ = [
     "register_algorithm",
     "register_env",
     "resume",
+    "start",
     "structural",
     "train",
     "tunable",
@@ -43,10 +48,12 @@ __all__ = [
 _HOMES = {
     "Agent": "troupe.common.agents:Agent",
     "AgentConfig": "troupe.common.config.fields:AgentConfig",
+    "Metrics": "troupe.following:Metrics",
     "NStepWriter": "troupe.writer:NStepWriter",
     "PixelAgentConfig": "troupe.common.config.fields:PixelAgentConfig",
     "Policy": "troupe.policy:Policy",
     "ReplayClient": "troupe.common.wire.replay.client:ReplayClient",
+    "Run": "troupe.run:Run",
     "TroupeError": "troupe.common.errors:TroupeError",
     "Writer": "troupe.writer:Writer",
     "evaluate": "troupe.running:evaluate",
@@ -54,6 +61,7 @@ _HOMES = {
     "register_algorithm": "troupe.common.config.algorithms:register_algorithm",
     "register_env": "troupe.common.envs.registration:register_env",
     "resume": "troupe.running:resume",
+    "start": "troupe.running:start",
     "structural": "troupe.common.config.fields:structural",
     "train": "troupe.running:train",
     "tunable": "troupe.common.config.fields:tunable",

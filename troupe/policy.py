@@ -14,7 +14,7 @@ from troupe.common.envs import EnvSpec
 from troupe.common.envs.base import clip_rewards
 from troupe.common.errors import ConfigError
 from troupe.common.policies import agent_of, config_of, spec_of
-from troupe.common.runtime.checkpoint import open_checkpoint
+from troupe.common.runtime.checkpoint import Checkpoint, open_checkpoint
 from troupe.common.spaces import packed
 
 
@@ -46,7 +46,7 @@ def load(
     epsilon = agent.eval_epsilon if epsilon is None else epsilon
     if not 0 <= epsilon <= 1:
         raise ConfigError(f"epsilon should be from 0 to 1, not {epsilon}")
-    return Policy(agent, config, spec, epsilon=epsilon, seed=seed)
+    return Policy(agent, config, spec, epsilon=epsilon, seed=seed, checkpoint=checkpoint)
 
 
 class Policy:
@@ -59,13 +59,26 @@ class Policy:
     Attributes:
         config: of the run.
         spec: shape of an observation, what an action is.
+        agent: the network, and how it acts.
+        epsilon: exploration.
+        checkpoint: where it is from.
     """
 
-    def __init__(self, agent: Agent, config: Config, spec: EnvSpec, *, epsilon: float, seed: int) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        config: Config,
+        spec: EnvSpec,
+        *,
+        epsilon: float,
+        seed: int,
+        checkpoint: Checkpoint,
+    ) -> None:
         self.config = config
         self.spec = spec
-        self._agent = agent
-        self._epsilon = epsilon
+        self.agent = agent
+        self.epsilon = epsilon
+        self.checkpoint = checkpoint._replace(arrays={})  # they are in the agent
         self._rng = np.random.default_rng(seed)
         self._last: tuple[Inputs, Act] | None = None
         self._ended = np.zeros(0, bool)
@@ -102,13 +115,13 @@ class Policy:
         array = self._checked(obs)
         single = array.ndim == len(self.spec.obs_shape)
         inputs = self._inputs(array[None] if single else array, reward)
-        act = self._agent.act(inputs, np.full(len(inputs.obs), self._epsilon, np.float32), self._rng)
+        act = self.agent.act(inputs, np.full(len(inputs.obs), self.epsilon, np.float32), self._rng)
         self._last, self._ended = (inputs, act), np.zeros(len(inputs.obs), bool)
         action = act.action.copy()  # the caller may write into what it gets
         return self.spec.actions.native(action[0]) if single else self.spec.actions.natives(action)
 
     def _inputs(self, batch: np.ndarray, reward: float | Sequence[float] | np.ndarray | None) -> Inputs:
-        size, memory_size = len(batch), self._agent.memory_size
+        size, memory_size = len(batch), self.agent.memory_size
         if self._last is None or (size != len(self._ended) and not memory_size):
             return Inputs.start(batch, memory_size, self.spec.actions)
         if size != len(self._ended):

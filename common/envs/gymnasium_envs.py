@@ -1,4 +1,4 @@
-"""Any Gymnasium environment: `gym:CartPole-v1`, or a stranger's `package.module:Id-v0`.
+"""Any Gymnasium environment: `gym:CartPole-v1`, or a stranger's `package.module:Id-v0` or `:ClassName`.
 
 Families whose environments are registered with Gymnasium have a file with `registered`, see `_REGISTERED`.
 
@@ -15,6 +15,7 @@ import importlib
 import logging
 import operator
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -326,9 +327,9 @@ def _make_env(config: EnvConfig, *, render: bool) -> Any:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     try:
-        if render and "render_mode" not in kwargs and "rgb_array" in _render_modes(gym, env_id):
+        known = _known(gym, env_id)
+        if render and "render_mode" not in kwargs and "rgb_array" in _render_modes(gym, known, env_id):
             kwargs["render_mode"] = "rgb_array"
-        known = copy.copy(gym.registry.get(env_id.rpartition(":")[2]))
         if known is not None:
             known.order_enforce = False  # every copy is reset before it is stepped
         # What it returns is checked here, at every step; Gymnasium would look at the first, and only warn.
@@ -357,9 +358,20 @@ def _wrapped(config: EnvConfig, env: Any) -> Any:
     return env
 
 
-def _render_modes(gym: Any, env_id: str) -> list[str]:
+def _known(gym: Any, env_id: str) -> Any:
+    """What Gymnasium knows of an id, or a specification for a class or function of the module; else None."""
+    module, _, name = env_id.rpartition(":")
+    if name in gym.registry:
+        return copy.copy(gym.registry[name])
+    make: Any = sys.modules.get(module)
+    for part in name.split("."):
+        make = getattr(make, part, None)
+    return gym.envs.registration.EnvSpec(name, entry_point=make) if callable(make) else None
+
+
+def _render_modes(gym: Any, known: Any, env_id: str) -> list[str]:
     """The render modes that the class advertises; reading them must not need a window system."""
-    creator = gym.spec(env_id.rpartition(":")[2]).entry_point
+    creator = (known or gym.spec(env_id.rpartition(":")[2])).entry_point
     if isinstance(creator, str):
         creator = gym.envs.registration.load_env_creator(creator)
     return list(getattr(creator, "metadata", {}).get("render_modes", []))

@@ -57,7 +57,10 @@ def hint_of_module(module: str, name: str, known: list[str]) -> str:
     if near:
         return f"did you mean {module}:{near[0]}?"
     if not known:
-        return "the module registers no environment of its own (troupe.register_env does)"
+        return (
+            f"the module registers no environment of its own (troupe.register_env does), and has no {name} "
+            "to call"
+        )
     return f"the module registers {', '.join(known[:_SHOWN])}{', ...' if len(known) > _SHOWN else ''}"
 
 

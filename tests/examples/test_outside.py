@@ -77,7 +77,7 @@ def test_cartpole_trains_from_python(folder, troupe):
         # More steps than the limiter lets actors make ahead of the learner.
         "fields = {'run.total_steps': 2400, 'net.tensorboard_port': 0, 'replay.min_items': 400}; "
         "run = troupe.train('munchausen-cartpole.toml', 'run', fields, progress=False); "
-        "print(troupe.evaluate(run, 2, modules=['my_package'])['updates'] > 0)"
+        "print(troupe.evaluate(run, episodes=2, modules=['my_package'])['updates'] > 0)"
     )
     assert troupe(program=("-c", code)).splitlines()[-1] == "True"
     assert steps_of(folder) == 2400

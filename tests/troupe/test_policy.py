@@ -115,7 +115,7 @@ def test_no_environment_is_made_and_none_of_its_modules_is_needed(tmp_path, monk
     monkeypatch.setattr("troupe.common.policies.make_spec", None)
     values = config.to_dict() | {"env": {"id": "no_such_module:Env-v0"}}
     policy = troupe.load(run_dir)
-    arrays, meta = policy._agent.state()
+    arrays, meta = policy.agent.state()
     whole = {"steps": 2, "config": values, "agent": meta, "spec": dataclasses.asdict(policy.spec)}
     path = save_checkpoint(tmp_path / "checkpoints", arrays, whole)
     again = troupe.load(path)
