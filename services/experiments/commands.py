@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from troupe.common.config import load_config
 from troupe.common.config.field_options import parse_with_fields
@@ -15,10 +16,11 @@ from troupe.common.config.presets import preset_id
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.parser import Parser, integer, real
-from troupe.services.experiments import groups, plan, report, suites
+from troupe.services.experiments import ending, groups, plan, report, suites
 from troupe.services.experiments import plot as drawing
 from troupe.services.experiments import sweep as running
 from troupe.services.experiments.runs import find_runs, read_run
+from troupe.services.launcher.workspace import shell_path
 from troupe.services.slurm import script
 from troupe.services.slurm.resources import add_resources, resources
 
@@ -187,7 +189,8 @@ def sweep(words: Sequence[str]) -> int:
     """Train many runs."""
     options, overrides = parse_with_fields(sweep_parser(), words)
     overrides = {canonical(name): text for name, text in overrides.items()}
-    keys = {name: getattr(options, name) for name in ("seeds", "suite", "parallel", "trials")}
+    keys = {name: getattr(options, name) for name in ("seeds", "suite", "parallel", "trials", "halving")}
+    keys["grid"] = dict(options.grid) or None
     if (options.source is None) == (options.resume is None):
         raise ConfigError("name a sweep file, a preset, or the directory of a sweep with --resume")
     if options.resume is not None:
@@ -197,7 +200,10 @@ def sweep(words: Sequence[str]) -> int:
         wanted = plan.read(options.source, keys, overrides)
         folder = options.dir or Path("runs") / f"sweep-{Path(options.source).stem}"
     totals = running.check(wanted)
-    if options.dry_run:
+    if options.slurm and (wanted.is_study or wanted.section.halving):
+        what = "a study" if wanted.is_study else "halving"
+        raise ConfigError(f"--slurm: the trials of {what} follow from each other, and are no job array")
+    if options.dry_run and not options.slurm:
         runs = [f"{name}  {steps:,} steps" for name, steps in totals.items()]
         print(f"{wanted.section.trials} trials" if wanted.is_study else "\n".join(runs))
         return 0
@@ -207,8 +213,6 @@ def sweep(words: Sequence[str]) -> int:
     # A second signal must not end this process: the runs are children that still write checkpoints, see
     # `Runner._stop_all`.
     stop = StopSignal(force_after_s=None).install()
-    if options.slurm and wanted.is_study:
-        raise ConfigError("--slurm: the trials of a study follow from each other, and are no job array")
     with running.claimed(folder):
         runner = running.Runner(wanted, folder, stop, totals, retry=options.retry, changed=changed)
         if options.slurm and (left := runner.for_others()):
@@ -216,16 +220,16 @@ def sweep(words: Sequence[str]) -> int:
             return 0
         print(f"{runner.planned} runs in {folder}, {wanted.section.parallel} at a time", flush=True)
         runner.run()
-        print("\n".join(["", *running.summary(runner.jobs, wanted, folder)]))
+        print("\n".join(["", *ending.summary(runner.jobs, wanted, folder)]))
         if runner.study is not None:
-            print("\n".join(running.best_trial(runner.study, wanted, folder)))
-        print("\n".join(running.how_to_go_on(runner.jobs, folder)), flush=True)
-    running.check_failures(runner.jobs, folder, is_study=wanted.is_study)
+            print("\n".join(ending.best_trial(runner.study, wanted, folder)))
+        print("\n".join(ending.how_to_go_on(runner.jobs, folder)), flush=True)
+    ending.check_failures(runner.jobs, folder, is_study=wanted.is_study)
     return 0
 
 
 def _submit(options: argparse.Namespace, wanted: plan.Sweep, folder: Path, names: Sequence[str]) -> None:
-    """Hand runs to Slurm, as one job array."""
+    """Hand runs to Slurm, as one job array; in a dry run only write the script of it."""
     job = script.SweepJob(
         folder=folder.absolute(),
         preset=preset_id(wanted.preset),
@@ -237,9 +241,13 @@ def _submit(options: argparse.Namespace, wanted: plan.Sweep, folder: Path, names
         resources=resources(options),
     )
     script.write(job.file, script.sweep_script(job, script.program_path()))
+    if options.dry_run:
+        print(f"script of {len(names)} runs: {shell_path(job.file)}")
+        print(f"submit it: sbatch {shell_path(job.file)}")
+        return
     number = script.submit(job.file)
     print(f"submitted {len(names)} runs as job array {number}: `squeue --job {number}`")
-    print(f"afterwards, or to submit again what is left: {running.resume_command(folder)} --slurm")
+    print(f"afterwards, or to submit again what is left: {ending.resume_command(folder)} --slurm")
 
 
 def sweep_parser() -> argparse.ArgumentParser:
@@ -264,11 +272,29 @@ def sweep_parser() -> argparse.ArgumentParser:
         "--suite", metavar="NAME | FILE", help=f"a run for each of {', '.join(suites.SUITES)}"
     )
     parser.add_argument("--parallel", type=integer(1, 64), metavar="N", help="runs at a time (default: 1)")
+    parser.add_argument(
+        "--grid",
+        type=_grid,
+        action="append",
+        default=[],
+        metavar="FIELD=A,B",
+        help="values of a field to try; several --grid multiply",
+    )
     parser.add_argument("--trials", type=integer(1), metavar="N", help="of [sweep.search]")
+    parser.add_argument(
+        "--halving",
+        type=_halving,
+        metavar="STEPS[,ETA]",
+        help="compare trials after STEPS, and ETA times as many each (default: 3): the best 1/ETA go on",
+    )
     parser.add_argument("--dir", type=Path, metavar="DIR", help="of the sweep (default: runs/sweep-NAME)")
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the sweep in this directory")
     parser.add_argument("--retry", action="store_true", help="try again what failed")
-    parser.add_argument("--dry-run", action="store_true", help="only print the runs and their steps")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="only print the runs and their steps; with --slurm, write the script and submit nothing",
+    )
     parser.add_argument(
         "--slurm", action="store_true", help="submit a job of a Slurm cluster for each run, as one array"
     )
@@ -291,6 +317,24 @@ def _seeds(text: str) -> int | list[int]:
             f"should be a number, or several with commas, not {text!r}"
         ) from None
     return numbers[0] if "," not in text else numbers
+
+
+def _grid(text: str) -> tuple[str, list[Any]]:
+    try:
+        return plan.grid_option(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"should be a field and its values, agent.learning_rate=1e-3,3e-4, not {text!r}"
+        ) from None
+
+
+def _halving(text: str) -> dict[str, int]:
+    try:
+        return plan.halving_option(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"should be steps, or steps and of how many trials one goes on: 10_000,3, not {text!r}"
+        ) from None
 
 
 def _span(text: str) -> tuple[int, int]:

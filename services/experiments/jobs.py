@@ -37,7 +37,7 @@ class Job:
     Attributes:
         planned: its name and fields.
         folder: of the sweep.
-        state: `waiting`, `running`, `done`, `stopped`, `failed` or `pruned`.
+        state: `waiting`, `running`, `paused` (at a rung), `done`, `stopped`, `failed` or `pruned`.
         error: why it failed, one line.
         anew: it begins again, whatever its directory holds.
     """
@@ -116,7 +116,7 @@ class Job:
         self._process = None
         run = self.run()
         # Its exit code is that of a run that was stopped, which would count as failed.
-        if self.state == "pruned":
+        if self.state in ("pruned", "paused"):
             return True
         if code == 0 and run is not None and run.state == "done":
             self.state = "done"

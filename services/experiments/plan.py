@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import itertools
 import re
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from troupe.common.config.loading import canonical
 from troupe.common.config.presets import is_path, preset_id, read_preset, read_toml
-from troupe.common.config.text import format_toml, format_value
+from troupe.common.config.text import format_toml, format_value, load_toml
 from troupe.common.errors import ConfigError
 from troupe.services.experiments import suites
 from troupe.services.experiments.groups import ENV, short_names
@@ -31,6 +32,15 @@ _MAX_NAME_BYTES = 120
 
 Fields = dict[str, Any]
 """`section.field` to its value."""
+
+
+class HalvingSection(BaseModel):
+    """`[sweep.halving]`: trials that lag end early, see `troupe.services.experiments.halving`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    first_steps: int = Field(ge=1)
+    eta: int = Field(3, ge=2, le=100)
 
 
 class SweepSection(BaseModel):
@@ -50,6 +60,7 @@ class SweepSection(BaseModel):
     trials: int = Field(0, ge=0, le=MAX_RUNS)
     study: Literal["random", "tpe"] = "random"
     pruner: Literal["median", "none"] = "median"
+    halving: HalvingSection | None = None
 
 
 @dataclass(frozen=True)
@@ -177,11 +188,54 @@ def read(source: str, options: Mapping[str, Any], overrides: Mapping[str, str]) 
     if SECTION not in tables:
         read_preset(source)
         tables = {SECTION: {"preset": source}}
+    if not isinstance(tables[SECTION], Mapping):
+        raise ConfigError(f"{source}: sweep should be a section, [sweep]")
+    return parse(source, with_options(source, tables, options), overrides)
+
+
+def with_options(source: str, tables: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """A document with keys of `[sweep]` from the command line over it; None: not given.
+
+    A field of `--grid` takes the place of its values in the file, and others are more to multiply with.
+    """
     chosen = {name: value for name, value in options.items() if value is not None}
     section = tables[SECTION]
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"{source}: sweep should be a section, [sweep]")
-    return parse(source, {**tables, SECTION: {**section, **chosen}}, overrides)
+    merged = dict(tables)
+    if "grid" in chosen:
+        mine = chosen["grid"]
+        chosen["grid"] = nested({**_grid(source, section.get("grid", {})), **mine})
+        merged |= {
+            name: {key: value for key, value in values.items() if canonical(f"{name}.{key}") not in mine}
+            for name, values in tables.items()
+            if name != SECTION and isinstance(values, Mapping)
+        }
+    return {**merged, SECTION: {**section, **chosen}}
+
+
+def grid_option(text: str) -> tuple[str, list[Any]]:
+    """The field and the values of `--grid agent.learning_rate=1e-3,3e-4`, as TOML or as plain texts.
+
+    Raises:
+        ValueError: it is not of this form.
+    """
+    name, equals, values = text.partition("=")
+    if not equals or "." not in name or not values:
+        raise ValueError(text)
+    try:
+        found = load_toml(f"values = [{values}]")["values"]
+    except tomllib.TOMLDecodeError:  # texts without quotes, such as ids of environments
+        found = [value.strip() for value in values.split(",")]
+    return canonical(name), found
+
+
+def halving_option(text: str) -> dict[str, int]:
+    """`[sweep.halving]` of `--halving 10_000` or `--halving 10_000,2`.
+
+    Raises:
+        ValueError: it is not of this form.
+    """
+    first_steps, comma, eta = text.partition(",")
+    return {"first_steps": int(first_steps), **({"eta": int(eta)} if comma else {})}
 
 
 def parse(source: str, tables: Mapping[str, Any], overrides: Mapping[str, str]) -> Sweep:
@@ -232,6 +286,11 @@ def _check(sweep: Sweep) -> None:
         raise ConfigError(
             f"{source}: a study ({section.study}) has one run for each trial; leave out grid, list, suite "
             "and further seeds, and repeat its best setting afterwards"
+        )
+    if section.halving is not None and (sweep.is_study or section.suite or len(sweep.seeds) > 1):
+        raise ConfigError(
+            f"{source}: halving compares trials that differ in their values only; leave out study, suite and "
+            "further seeds, and repeat the best setting afterwards"
         )
     if sweep.is_study and not section.search:
         raise ConfigError(f"{source}: a study needs fields under [sweep.search]")

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from troupe.common.config.presets import is_path, read_toml
+from troupe.common.config.presets import is_path
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.checkpoint import newest_first, steps_of
 from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE, check_regular, read_status, readable
 from troupe.common.runtime.metrics import CSV_FILE, EVALUATION_RETURN, TRAINING_RETURN, read_rows
+from troupe.services.experiments.fields import read_tables
 
 # Folders below one that is searched for runs.
 _MAX_DEPTH = 5
@@ -115,9 +116,14 @@ class Run:
         return bool(self.fields.get("evaluator.enabled", True))
 
     @property
+    def metric(self) -> str:
+        """By which it is judged: evaluations, or without evaluators the returns of training."""
+        return EVALUATION_RETURN if self.is_evaluated else TRAINING_RETURN
+
+    @property
     def score(self) -> float | None:
-        """What it is worth so far: its newest evaluation, or without evaluators the returns of training."""
-        return self.last_evaluation if self.is_evaluated else self.metrics.get(TRAINING_RETURN)
+        """What it is worth so far: the newest value of `metric`."""
+        return self.metrics.get(self.metric)
 
     def series(self, names: Collection[str] = (EVALUATION_RETURN, TRAINING_RETURN)) -> dict[str, Series]:
         """Read metrics from its table; one that it does not have is empty."""
@@ -139,7 +145,7 @@ def read_run(path: Path) -> Run:
     if not is_run(path):
         what = f"has no {CONFIG_FILE}" if path.is_dir() else "does not exist"
         raise ConfigError(f"{path} is not a run directory: it {what}")
-    tables = read_toml(path / CONFIG_FILE)
+    tables = read_tables(path / CONFIG_FILE)
     fields = {
         f"{section}.{name}": value
         for section, values in tables.items()

@@ -5,27 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from troupe.common.config import load_layers
-from troupe.common.config.text import format_value
 from troupe.common.errors import ConfigError, TroupeError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.files import MAX_JSON_BYTES, atomic_write, check_regular, lock_file, make_directory
-from troupe.common.runtime.metrics import EVALUATION_RETURN
-from troupe.services.experiments import groups, plot, report, search, suites
-from troupe.services.experiments.jobs import RUNS, VALUES, Job, as_options
-from troupe.services.experiments.plan import SECTION, Planned, Sweep, parse, values_file
-from troupe.services.experiments.runs import Series
+from troupe.services.experiments import report, search
+from troupe.services.experiments.ending import resume_command
+from troupe.services.experiments.halving import Halving, check_enough, rungs_of
+from troupe.services.experiments.jobs import Job
+from troupe.services.experiments.plan import SECTION, Planned, Sweep, parse, values_file, with_options
 from troupe.services.experiments.space import ends
 from troupe.services.launcher.panel import lost_terminal_tolerated
 from troupe.services.launcher.training import check_runnable
-from troupe.services.launcher.workspace import own_command, saved_steps, shell_path
+from troupe.services.launcher.workspace import saved_steps
 
 RECORD = "sweep.json"
 _VERSION = 1
@@ -34,12 +32,6 @@ _LINE_S = 60.0
 # How long runs may take to stop: each writes a checkpoint.
 _STOP_S = 120.0
 _OVER = ("done", "failed", "pruned")
-
-
-class SweepError(TroupeError):
-    """Some runs failed: what each of them ended with is in its own record."""
-
-    exit_code = 6
 
 
 def check(sweep: Sweep) -> dict[str, int]:
@@ -80,7 +72,18 @@ def check(sweep: Sweep) -> dict[str, int]:
                     check_runnable(loaded)
                 except TroupeError as error:
                     raise type(error)(f"{run.name}: {error}") from None
+    _check_halving(sweep, totals)
     return totals
+
+
+def _check_halving(sweep: Sweep, totals: Mapping[str, int]) -> None:
+    """Refuse trials that cannot be compared at the same steps, and too few of them."""
+    halving = sweep.section.halving
+    if halving is None:
+        return
+    if len(set(totals.values())) > 1:
+        raise ConfigError(f"{sweep.source}: halving needs runs of the same run.total_steps")
+    check_enough(len(totals), halving.first_steps, halving.eta, next(iter(totals.values())))
 
 
 @contextlib.contextmanager
@@ -118,9 +121,8 @@ def recorded_sweep(folder: Path, options: Mapping[str, Any], overrides: Mapping[
     if not record:
         raise ConfigError(f"there is no sweep in {folder}: it has no {RECORD}")
     tables = record["tables"]
-    chosen = {name: value for name, value in options.items() if value is not None}
     # As parsed then, not read again: the file may have changed, or gone, since.
-    tables = {**tables, SECTION: {**tables[SECTION], **chosen}}
+    tables = with_options(record["source"], tables, options)
     return parse(record["source"], tables, {**record["overrides"], **overrides})
 
 
@@ -154,6 +156,7 @@ class Runner:
         self._totals, self._changed = totals, changed
         record = read_record(folder)
         self.study = self._opened_study(record) if sweep.is_study else None
+        self.halving = self._restored_halving(record) if sweep.section.halving else None
         if self.study is None:
             self.jobs = [self._taken_up(planned, record, retry) for planned in sweep.runs()]
         else:
@@ -175,6 +178,9 @@ class Runner:
             # What has failed would most likely fail again, and hold up the runs that have not been tried.
             if before["state"] in ("failed", "pruned") and not (retry and before["state"] == "failed"):
                 job.state, job.error = before["state"], before["error"]
+            # One that had ended early may be among the best of more trials.
+            if self.halving is not None and self.halving.is_paused(job.name) and job.state != "failed":
+                job.state = "paused"
         run = job.run()
         if run is not None and run.state != "running":
             # A killed run reports more steps than its newest checkpoint has; those after the checkpoint are
@@ -191,6 +197,15 @@ class Runner:
         if record and record["tables"][SECTION].get("search") != now:
             raise ConfigError(f"{self.folder} has a study of another [sweep.search]; choose another --dir")
         return search.Study(self.sweep, self.folder)
+
+    def _restored_halving(self, record: dict[str, Any]) -> Halving:
+        wanted = self.sweep.section.halving
+        assert wanted is not None
+        rungs = rungs_of(wanted.first_steps, wanted.eta, next(iter(self._totals.values())))
+        halving = Halving(rungs, wanted.eta)
+        if record.get("halving"):
+            halving.restore(record["halving"], self._totals)
+        return halving
 
     @property
     def planned(self) -> int:
@@ -236,6 +251,8 @@ class Runner:
                     elif self.study is not None and job.state == "running" and self.study.look(job):
                         job.state = "pruned"
                         job.stop()
+                    elif self.halving is not None and job.state == "running":
+                        self._look_at_rung(self.halving, job)
                 self._tell()
                 self._stop.wait(_POLL_S)
         finally:
@@ -249,7 +266,46 @@ class Runner:
         over = all(job.state in _OVER and not job.alive for job in self.jobs)
         return over and len(self.jobs) >= self.planned
 
+    def _look_at_rung(self, halving: Halving, job: Job) -> None:
+        """Pause a trial that has reached its next rung, unless it is the one that would go on from there."""
+        run, rung = job.run(), halving.rung(job.name)
+        if run is None or rung is None or run.steps < rung:
+            return
+        # What was played after the rung before: an older network says nothing of this one.
+        values = run.series([run.metric])[run.metric]
+        if not values or values.steps[-1] <= halving.before(job.name):
+            return
+        halving.reached(job.name, values.values[-1])
+        said = f"{job.name} is worth {report.number(values.values[-1])} at {rung:,} steps"
+        if halving.promotable([job.name, *self._paused()]) == job.name:
+            halving.promote(job.name)
+            self._say(f"{said}, and goes on")
+        else:
+            job.state = "paused"
+            job.stop()
+            self._say(f"{said}, and pauses")
+        self._save()
+
+    def _paused(self) -> list[str]:
+        """Trials that may go on: one that still writes its checkpoint has not ended."""
+        return [job.name for job in self.jobs if job.state == "paused" and not job.alive]
+
+    def _promote_some(self, halving: Halving) -> None:
+        """Have the best of the paused trials go on; where nothing else is left to do, the others are over."""
+        by_name = {job.name: job for job in self.jobs}
+        while self._has_room() and (name := halving.promotable(self._paused())):
+            run = by_name[name].run()
+            if run is not None and run.state == "running":
+                return  # it is being stopped by an earlier call that was killed, and can go on after that
+            halving.promote(name)
+            self._begin(by_name[name])
+        if not any(job.alive or job.state in ("waiting", "running") for job in self.jobs):
+            for name in self._paused():
+                by_name[name].state = "pruned"
+
     def _start_some(self) -> None:
+        if self.halving is not None:
+            self._promote_some(self.halving)
         for job in self.jobs:
             if job.state == "waiting" and self._has_room():
                 self._begin(job)
@@ -275,6 +331,11 @@ class Runner:
         if job.state == "stopped" and not self._stop:
             job.state, job.error = "failed", "stopped from outside"
         run = job.run()
+        if self.halving is not None and run is not None and run.state == "done":
+            job.state = "done"  # before it could pause, if it was to: it counts at the rungs that are left
+            while self.halving.rung(job.name) is not None and run.score is not None:
+                self.halving.reached(job.name, run.score)
+                self.halving.promote(job.name)
         if self.study is not None:
             if self._stop and job.state == "done" and (run is None or run.score is None):
                 job.state = "stopped"  # before its last games ended: it is tried again
@@ -340,6 +401,7 @@ class Runner:
             "preset": self.sweep.preset,
             "overrides": dict(self.sweep.overrides),
             "tables": self.sweep.tables(),
+            "halving": None if self.halving is None else self.halving.record(),
             "runs": {
                 job.name: {
                     "fields": job.planned.fields,
@@ -350,77 +412,3 @@ class Runner:
             },
         }
         atomic_write(self.folder / RECORD, json.dumps(record, indent=1, default=str).encode())
-
-
-def summary(jobs: Sequence[Job], sweep: Sweep, folder: Path) -> list[str]:
-    """Tables of all runs and of their groups; written to `summary.txt`, `summary.json` and `curves.png`."""
-    begun = [(job, run) for job in jobs if (run := job.run()) is not None]
-    suite = suites.load(sweep.section.suite) if sweep.section.suite else None
-    lines: list[str] = []
-    comparison = None
-    if begun:
-        comparison = groups.compare([run for _, run in begun])
-    series: dict[str, Series] = {}
-    if comparison is not None:
-        for group in comparison.groups:
-            series.update({run.name: each for run, each in zip(group.runs, group.series, strict=True)})
-    lines += report.run_rows(
-        [(job.name, job.run(), job.state, series.get(job.name, Series())) for job in jobs]
-    )
-    if comparison is not None and any(series.values()):
-        if comparison.metric != EVALUATION_RETURN:
-            lines.append(f"no run was evaluated: these are values of {comparison.metric}")
-        lines += ["", *report.page(comparison, suite)]
-        values = report.as_values(comparison, suite)
-        atomic_write(folder / "summary.json", json.dumps(values, indent=1).encode(), durable=False)
-    atomic_write(folder / "summary.txt", ("\n".join(lines) + "\n").encode(), durable=False)
-    if comparison is not None and any(series.values()):
-        try:
-            plot.draw(comparison, folder / "curves.png", plot.Style(title=folder.name))
-            lines += ["", f"curves: {shell_path(folder.absolute() / 'curves.png')}"]
-        except ConfigError as error:
-            lines += ["", f"no curves: {error}"]
-    return lines
-
-
-def best_trial(study: search.Study, sweep: Sweep, folder: Path) -> list[str]:
-    """What a study has found, and how to train with it."""
-    best = study.best()
-    if best is None:
-        return ["no trial is over yet"]
-    name, value, setting = best
-    evaluated = all(run.is_evaluated for job in study.jobs() if (run := job.run()) is not None)
-    what = "return" if evaluated else "return in training (without evaluators)"
-    said = ", ".join(f"{field} = {format_value(chosen)}" for field, chosen in setting.items())
-    file = shell_path(folder.absolute() / VALUES / f"{name}.toml")
-    fields = shlex.join([*as_options(sweep.overrides), "--run.seed", "2"])
-    # Another seed: the best of many trials is partly luck, and its own seed would only repeat it.
-    again = f"{own_command()} train {shlex.quote(sweep.preset)} --sweep {file} {fields}"
-    return [f"best: {name}, {what} {report.number(value)}: {said}", f"train with it: {again}"]
-
-
-def how_to_go_on(jobs: Sequence[Job], folder: Path) -> list[str]:
-    """Commands for what is left, and for a look at what there is."""
-    lines = [
-        f"TensorBoard: {own_command('tensorboard')} --logdir {shell_path((folder / RUNS).absolute())}",
-    ]
-    if any(job.state in ("stopped", "waiting", "running") for job in jobs):
-        lines.append(f"go on: {resume_command(folder)}")
-    return lines
-
-
-def check_failures(jobs: Sequence[Job], folder: Path, *, is_study: bool = False) -> None:
-    """Raise what the command ends with where runs failed."""
-    failed = [job for job in jobs if job.state == "failed"]
-    if failed:
-        first = failed[0]
-        what, option = ("others", "--trials N") if is_study else ("again", "--retry")
-        raise SweepError(
-            f"{len(failed)} of {len(jobs)} runs failed, {first.name}: {first.error}; "
-            f"try {what} with `{resume_command(folder)} {option}`"
-        )
-
-
-def resume_command(folder: Path) -> str:
-    """What goes on with the sweep in this directory, from the user's own."""
-    return f"{own_command()} sweep --resume {shell_path(folder.absolute())}"

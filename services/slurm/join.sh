@@ -2,7 +2,7 @@
 # More actors for the run in @run_dir@, written by `troupe slurm --join`: a job for each node.
 # Any of them may be preempted or cancelled: its places in the run are free for others then.
 #SBATCH --job-name=troupe-actors
-#SBATCH --output=@run_dir@/slurm/%A-%a.log --open-mode=append
+#SBATCH --output=@output@/slurm/%A-%a.log --open-mode=append
 #SBATCH --requeue --array=1-@nodes@
 @parts@
 set -euo pipefail

@@ -3,7 +3,7 @@
 # Change what does not suit. `sbatch @file@` begins the run or goes on with it; `scancel JOB` stops it
 # with a checkpoint.
 #SBATCH --job-name=@job_name@
-#SBATCH --output=@run_dir@/slurm/%j.log --open-mode=append
+#SBATCH --output=@output@/slurm/%j.log --open-mode=append
 # USR1 comes two minutes before the time is over: time for a checkpoint, and to be queued again.
 #SBATCH --requeue --signal=B:USR1@120
 @parts@

@@ -18,7 +18,7 @@ FOLDER = "slurm"
 """Of a run or a sweep: its script, what its jobs print, the keys of a run."""
 MAX_SHARDS = 16
 """A job has 20 ports."""
-_IN_COMMENTS = {"name", "file", "run_dir", "folder"}
+_IN_COMMENTS = {"name", "file", "run_dir", "folder", "output"}
 _ANSWER_S = 120.0  # a busy slurmctld takes its time
 
 
@@ -189,6 +189,7 @@ def sweep_script(job: SweepJob, program: str) -> str:
         job_name=shlex.quote(f"troupe-{job.folder.name}"),
         file=shlex.quote(str(job.file)),
         folder=shlex.quote(str(job.folder)),
+        output=_pattern(job.folder),
         last=str(len(job.names) - 1),
         parallel=str(job.parallel),
         parts="\n".join(job.resources.lines(*own)),
@@ -202,7 +203,13 @@ def sweep_script(job: SweepJob, program: str) -> str:
 def _common(job: RunJob | Joining, program: str) -> dict[str, str]:
     modules = f"\nexport TROUPE_MODULES={shlex.quote(','.join(job.modules))}" if job.modules else ""
     paths = {"program": program, "run_dir": job.run_dir, "keys_dir": job.keys_dir}
-    return {"modules": modules, **{name: shlex.quote(str(path)) for name, path in paths.items()}}
+    quoted = {name: shlex.quote(str(path)) for name, path in paths.items()}
+    return {"modules": modules, "output": _pattern(job.run_dir), **quoted}
+
+
+def _pattern(folder: Path) -> str:
+    """A folder in a pattern of file names, where Slurm puts something in the place of `%j` and its like."""
+    return shlex.quote(str(folder).replace("%", "%%"))
 
 
 def _keep(final: str, words: str) -> str:

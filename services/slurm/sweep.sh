@@ -2,7 +2,7 @@
 # Runs of the sweep in @folder@: one job for each, as an array, written by `troupe sweep --slurm`.
 # Change what does not suit, and submit it with `sbatch @file@`.
 #SBATCH --job-name=@job_name@
-#SBATCH --output=@folder@/slurm/%A-%a.log --open-mode=append
+#SBATCH --output=@output@/slurm/%A-%a.log --open-mode=append
 # USR1 comes two minutes before the time is over: time for a checkpoint, and to be queued again.
 #SBATCH --requeue --signal=B:USR1@120
 #SBATCH --array=0-@last@%@parallel@

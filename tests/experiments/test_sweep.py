@@ -14,6 +14,7 @@ from tests.experiments.sweeps import RUN_S, finished, states
 from tests.harness import until
 from troupe.common.runtime.checkpoint import save_checkpoint
 from troupe.common.runtime.files import read_status
+from troupe.services.experiments import ending
 from troupe.services.experiments import sweep as running
 from troupe.services.experiments.runs import read_run
 
@@ -108,7 +109,7 @@ def test_what_is_done_is_left_alone(begun):
     runner.run()
     assert [job.state for job in runner.jobs] == ["done"]
     assert (begun / "runs" / "seed=0" / "config.toml").stat().st_mtime_ns == before
-    assert "seed=0  done    2.00" in "\n".join(running.summary(runner.jobs, again, begun))
+    assert "seed=0  done    2.00" in "\n".join(ending.summary(runner.jobs, again, begun))
 
 
 def test_more_steps_are_asked_for_by_resume_only(begun):
@@ -171,19 +172,19 @@ def test_a_summary_says_that_nothing_was_evaluated(begun):
         "time,steps,frames,updates,source,name,value\n1.0,10,10,1,learner,train/episode_return,3.0\n"
     )
     again = running.recorded_sweep(begun, {}, {})
-    lines = running.summary(runner_of(again, begun).jobs, again, begun)
+    lines = ending.summary(runner_of(again, begun).jobs, again, begun)
     assert "no run was evaluated: these are values of train/episode_return" in lines
 
 
 def test_failed_runs_end_a_sweep_with_a_code_of_their_own(begun):
     runner = runner_of(running.recorded_sweep(begun, {}, {}), begun)
     runner.jobs[0].state, runner.jobs[0].error = "failed", "the physics exploded"
-    with pytest.raises(running.SweepError, match="1 of 1 runs failed, seed=0: the physics") as failed:
-        running.check_failures(runner.jobs, begun)
+    with pytest.raises(ending.SweepError, match="1 of 1 runs failed, seed=0: the physics") as failed:
+        ending.check_failures(runner.jobs, begun)
     assert failed.value.exit_code == 6
     assert str(failed.value).endswith("--retry`")
-    with pytest.raises(running.SweepError, match=r"try others with `.* --trials N`"):
-        running.check_failures(runner.jobs, begun, is_study=True)
+    with pytest.raises(ending.SweepError, match=r"try others with `.* --trials N`"):
+        ending.check_failures(runner.jobs, begun, is_study=True)
 
 
 def test_a_suite_s_own_scores_are_in_its_summary(tmp_path, monkeypatch):
@@ -198,7 +199,7 @@ def test_a_suite_s_own_scores_are_in_its_summary(tmp_path, monkeypatch):
         fields = {name.replace(".", "__"): str(each) for name, each in run.fields.items()}
         make_run(tmp_path / "s" / "runs" / run.name, returns=[(10, value)], **fields)
     runner = runner_of(wanted, tmp_path / "s")
-    lines = running.summary(runner.jobs, wanted, tmp_path / "s")
+    lines = ending.summary(runner.jobs, wanted, tmp_path / "s")
     assert [line.split()[:3] for line in lines[1:5]] == [
         [f"{task.partition(':')[2]},seed={seed}", "done", f"{value:.2f}"]
         for task, value in tasks.items()

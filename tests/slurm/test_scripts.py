@@ -140,6 +140,42 @@ def test_usr1_ends_what_is_kept_with_term(tmp_path: Path) -> None:
     assert (tmp_path / "termed").exists()
 
 
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_slurm_puts_nothing_in_the_place_of_a_percent_sign_in_a_path(kind: str) -> None:
+    """`%u` would be a user: the job would write its log, or fail to, somewhere else."""
+    folder = Path("/shared/100%u")
+    jobs = {
+        "run.sh": lambda: script.run_script(replace(RUN_JOB, run_dir=folder), PROGRAM),
+        "join.sh": lambda: script.join_script(Joining(folder, folder, [], 8, 16, Resources()), PROGRAM),
+        "sweep.sh": lambda: script.sweep_script(replace(SWEEP, folder=folder), PROGRAM),
+    }
+    text = jobs[kind]()
+    (output,) = re.findall("#SBATCH --output=(.*) --open-mode", text)
+    assert re.fullmatch(r"/shared/100%%u/slurm/(%j|%A-%a)\.log", output.replace("'", ""))
+    assert "=/shared/100%u\n" in text, "elsewhere it is a path"
+
+
+def test_a_dry_run_of_a_sweep_writes_the_script_that_it_would_submit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = tmp_path / "lr.toml", tmp_path / "sweep"
+    file.write_text(
+        '[sweep]\npreset = "cartpole-ppo"\n[sweep.grid]\n"agent.learning_rate" = [1e-4, 1e-3]\n'
+        "[run]\ntotal_steps = 1000\n"
+    )
+    words = ["sweep", str(file), "--dir", str(folder), "--dry-run"]
+    assert cli.main(words) == 0
+    assert "1,000 steps" in capsys.readouterr().out
+    assert not folder.exists()
+    assert cli.main([*words, "--slurm"]) == 0
+    assert f"submit it: sbatch {folder}/slurm/job.sh" in capsys.readouterr().out
+    text = (folder / "slurm" / "job.sh").read_text()
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    for name in re.findall("learning_rate=[0-9.e-]+", text):
+        assert (folder / "values" / f"{name}.toml").exists()
+    assert "--array=0-1%" in text
+
+
 def _sweep(folder: Path) -> str:
     """What the script of a sweep has its second job do; `echo` is in the place of `troupe`."""
     job = SweepJob(folder, "cartpole-ppo", ["a", "b c"], {"run.seed": "1"}, 1, 1, False, Resources())
