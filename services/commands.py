@@ -35,6 +35,7 @@ COMMANDS = {
     "runs": Command("list run directories: state, steps, last evaluation", f"{_EXPERIMENTS}:runs"),
     "compare": Command("compare runs: a table with intervals over seeds", f"{_EXPERIMENTS}:compare"),
     "plot": Command("draw the learning curves of runs", f"{_EXPERIMENTS}:plot"),
+    "board": Command("show runs on a web page", "troupe.services.board.command:board"),
     "export": Command("write the policy into a file for other programs", f"{_EXPORT}:main"),
     "presets": Command("list the presets", f"{_CONFIGURATION}:presets"),
     "config show": Command("print every value, and the layer that set it", f"{_CONFIGURATION}:show"),

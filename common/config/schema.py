@@ -385,6 +385,13 @@ class NetConfig(Section):
     tensorboard_port: int = operational(
         6006, "Port of TensorBoard on this machine, or the next free one; 0 = not started.", ge=0, lt=65536
     )
+    board_port: int | None = operational(
+        None,
+        "Port of the run's board on this machine, or the next free one; 0 = not started. None: 6007, where "
+        "the extra board is installed and TensorBoard is started.",
+        ge=0,
+        lt=65536,
+    )
     connect_timeout_s: float = operational(
         60.0, "Seconds to wait for a peer at start before giving up.", gt=0, le=timing.MAX_PATIENCE_S
     )

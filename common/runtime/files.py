@@ -19,6 +19,8 @@ STATUS_FILE = "status.json"
 CONFIG_FILE = "config.toml"
 EPISODES_FILE = "episodes.csv"
 CERTIFICATE_FILE = "certificate.json"
+SOURCE_FOLDER = "source"
+"""Of a run directory: the module that was written of a notebook's cells."""
 MAX_JSON_BYTES = 1 << 26
 """Of a file of ours with counters and names: thousands of times what they take."""
 _STATUS_KINDS: dict[str, Any] = {

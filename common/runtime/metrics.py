@@ -12,7 +12,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ OF_SERVICES = frozenset(
         *(
             f"{kind}/{what}"
             for kind in ("learner", "actor", "replay", "eval")
-            for what in ("cpu_cores", "starved_cores")
+            for what in ("cpu_cores", "starved_cores", "memory_bytes", "memory_share")
         ),
         *("actor/steps_per_s", "actor/slots", "actor/env_ms", "actor/inference_ms", "actor/accumulate_ms"),
         *("actor/insert_blocked_share", "actor/pack_share", "actor/compression_ratio", "params/staleness"),
@@ -370,14 +370,24 @@ def read_rows(path: Path) -> Iterator[Row]:
     are no text. A kill or a full disk leaves such rows behind; those around them are as good as before.
     """
     with check_regular(path).open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                wall_s, steps, frames, updates, source, name, value = line.rstrip("\n").split(",")
-                row = Row(float(wall_s), int(steps), int(frames), int(updates), source, name, float(value))
-            except ValueError:
-                continue
-            if math.isfinite(row.value) and math.isfinite(row.wall_s) and row.steps >= 0:
-                yield row
+        yield from rows_of(file)
+
+
+def rows_of(lines: Iterable[str]) -> Iterator[Row]:
+    """The rows in lines of a `metrics.csv`, as `read_rows` gives them."""
+    for line in lines:
+        if (row := row_of(line)) is not None:
+            yield row
+
+
+def row_of(line: str) -> Row | None:
+    """The row in a line of a `metrics.csv`; None of a damaged one, or of the header."""
+    try:
+        wall_s, steps, frames, updates, source, name, value = line.rstrip("\n").split(",")
+        row = Row(float(wall_s), int(steps), int(frames), int(updates), source, name, float(value))
+    except ValueError:
+        return None
+    return row if math.isfinite(row.value) and math.isfinite(row.wall_s) and row.steps >= 0 else None
 
 
 def _csv_word(text: str) -> str:

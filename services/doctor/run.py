@@ -12,7 +12,6 @@ from typing import Any
 from troupe.common.config import Config
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.installation import version
-from troupe.common.machine import usable_cores
 from troupe.common.runtime.checkpoint import check, newest_first
 from troupe.common.runtime.files import STATUS_FILE, check_regular, read_status, write_trouble
 from troupe.common.runtime.logging import peer_text
@@ -20,7 +19,7 @@ from troupe.services.doctor.checks import Check
 from troupe.services.launcher import evidence
 from troupe.services.launcher.findings import findings, verdict
 from troupe.services.launcher.learning import faults
-from troupe.services.launcher.progress import run_view, settings_of
+from troupe.services.launcher.progress import recorded_view
 
 FRESH_S = 30.0
 """A learner writes its status every second."""
@@ -163,13 +162,7 @@ def clock(who: str, ahead_s: float, of: str, error_s: float = 0.0) -> Check:
 
 def _verdict(status: Mapping[str, Any], config: Config) -> Iterator[Check]:
     """What limits the run, in the words of the panel; below it whatever else does."""
-    view = run_view(
-        dict(status),
-        total_steps=config.run.total_steps,
-        elapsed_s=float(status.get("wall_s", 0.0)),
-        cores=usable_cores(),
-        **settings_of(config),
-    )
+    view = recorded_view(status, config)
     what, advice = verdict(view)
     yield Check(
         "bottleneck", "of the run", what.removeprefix("bottleneck: "), "note" if advice else "ok", advice

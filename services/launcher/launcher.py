@@ -1,14 +1,15 @@
 """The one-machine launcher: starts every service of a run, watches and restarts them, and stops them.
 
 The services are the same processes that run in containers or on many machines. Here they talk over `ipc`
-sockets in a private directory, so nothing listens on a port but TensorBoard, and any number of runs fit on
-one machine.
+sockets in a private directory, so nothing listens on a port but TensorBoard and the board, and any number of
+runs fit on one machine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import sys
 import time
@@ -41,6 +42,7 @@ from troupe.services.launcher.refill import items_before_learning, refill_line
 from troupe.services.launcher.silence import Silence
 from troupe.services.launcher.supervisor import Child, ChildSpec, stop
 from troupe.services.launcher.workspace import (
+    BoardPort,
     TensorBoardPort,
     claimed_run_dir,
     has_checkpoint,
@@ -87,13 +89,14 @@ def run(
     stop_signal = StopSignal(force_after_s=None).install() if stop is None else stop
     run_path = Path(run_dir).expanduser().resolve()
     tensorboard = TensorBoardPort(config.net.tensorboard_port)
+    board = BoardPort(config.net, tensorboard.number)
     with (
         claimed_run_dir(run_path, resume=resume) as damaged,
         socket_directory() as sockets,
         launcher_log(run_path) as log,
     ):
         if resume and (steps := saved_steps(run_path)) >= config.run.total_steps and not damaged:
-            print("\n".join(_how_to_extend(run_path, steps, config.run.total_steps)))
+            print("\n".join(_how_to_extend(run_path, config, steps, config.run.total_steps)))
             return 0
         (run_path / STATUS_FILE).unlink(missing_ok=True)  # an old one would look like progress
         atomic_write(run_path / CONFIG_FILE, to_toml(config).encode())
@@ -102,14 +105,14 @@ def run(
             taken = config.net.tensorboard_port
             print(f"port {taken} is in use: TensorBoard of this run is on port {tensorboard.number}")
         try:
-            specs = child_specs(config, run_path, sockets, tensorboard, resume=resume)
+            specs = child_specs(config, run_path, sockets, tensorboard, board, resume=resume)
             launcher = _Launcher(
                 config,
                 run_path,
                 sockets,
                 stop_signal,
                 specs,
-                tensorboard,
+                [tensorboard, board],
                 resume=resume,
                 damaged=damaged,
                 progress=progress,
@@ -130,7 +133,7 @@ class _Launcher:
         sockets: Path,
         stop_signal: StopSignal,
         specs: Sequence[ChildSpec],
-        tensorboard: TensorBoardPort,
+        pages: Sequence[TensorBoardPort],
         *,
         resume: bool,
         damaged: str,
@@ -139,7 +142,7 @@ class _Launcher:
         self._config = config
         self._run_dir = run_dir
         self._stop = stop_signal
-        self._tensorboard = tensorboard
+        self._pages = pages
         self._resume = resume
         self._damaged = damaged
         self._min_items = items_before_learning(config.replay.sampled_tables())
@@ -286,7 +289,7 @@ class _Launcher:
     def _announce(self) -> None:
         verb = "resuming" if self._resume else "training"
         self._say(f"{verb} {self._config.env.id} in {self._run_dir}")
-        self._say(f"{self._tensorboard_line()}logs: {self._run_dir / 'logs'}   stop: Ctrl-C")
+        self._say(f"{self._pages_line()}logs: {self._run_dir / 'logs'}   stop: Ctrl-C")
         if self._damaged:
             self._say(f"{self._damaged}; going on from the newest whole one")
         total = self._config.run.total_steps
@@ -296,11 +299,11 @@ class _Launcher:
                 f"{self._min_items:,} items in replay; raise --total-steps or lower --replay.min_items"
             )
 
-    def _tensorboard_line(self) -> str:
-        return f"TensorBoard: {self._tensorboard.url}   " if self._tensorboard.url else ""
+    def _pages_line(self) -> str:
+        return "".join(f"{page.title}: {page.url}   " for page in self._pages if page.url)
 
     def _footer(self) -> str:
-        return f"{self._tensorboard_line()}logs {self._run_dir / 'logs'}"
+        return f"{self._pages_line()}logs {self._run_dir / 'logs'}"
 
     def _summary(self) -> None:
         view = self._view
@@ -329,12 +332,12 @@ class _Launcher:
             saved = saved_steps(self._run_dir)  # fewer where it was stopped at once, or killed
             kept = f", saved at {saved:,}" if saved < view.steps else ""
             self._say(f"stopped at {view.steps:,} of {view.total_steps:,} steps{kept}; go on with:")
-            self._say(f"  {own_command()} resume {shell_path(self._run_dir)}")
+            self._say(f"  {_search_path(self._config)}{own_command()} resume {shell_path(self._run_dir)}")
             return
         if not view.updates:
             needs = f", for replay wants {self._min_items:,} items first" if self._min_items else ""
             self._say(f"nothing was learned: the run was too short for an update{needs}")
-        for line in _how_to_extend(self._run_dir, view.steps, view.total_steps):
+        for line in _how_to_extend(self._run_dir, self._config, view.steps, view.total_steps):
             self._say(line)
 
     def _say(self, line: str) -> None:
@@ -376,10 +379,19 @@ def _how_to_evaluate(run_dir: Path, config: Config) -> str:
     """The command; who has trained with modules of his own trusts them."""
     modules = modules_of(config)
     permits = f" --modules {','.join(modules)}" if modules else ""
-    return f"{own_command()} eval {shell_path(run_dir)} --episodes 20{permits}"
+    return f"{_search_path(config)}{own_command()} eval {shell_path(run_dir)} --episodes 20{permits}"
 
 
-def _how_to_extend(run_dir: Path, steps: int, total_steps: int) -> list[str]:
+def _search_path(config: Config) -> str:
+    """Where a command finds modules of the user's own; what started this one from Python had set it."""
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    if not folders or not modules_of(config):
+        return ""
+    return f"PYTHONPATH={os.pathsep.join(shell_path(Path(folder)) for folder in folders)} "
+
+
+def _how_to_extend(run_dir: Path, config: Config, steps: int, total_steps: int) -> list[str]:
     """What to say of a run that has all its steps."""
-    command = f"{own_command()} resume {shell_path(run_dir)} --total-steps {2 * max(steps, total_steps)}"
+    resume = f"{_search_path(config)}{own_command()} resume {shell_path(run_dir)}"
+    command = f"{resume} --total-steps {2 * max(steps, total_steps)}"
     return [f"complete at {steps:,} steps; to go on, raise the total:", f"  {command}"]

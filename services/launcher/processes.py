@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from troupe.common.envs import calls
 from troupe.common.machine import usable_cores
 from troupe.common.permits import VARIABLE, modules_of
 from troupe.services.launcher.supervisor import ChildSpec
-from troupe.services.launcher.workspace import TensorBoardPort, has_checkpoint, named_events
+from troupe.services.launcher.workspace import BoardPort, TensorBoardPort, has_checkpoint, named_events
 
 _NICE = 10  # evaluation and TensorBoard take what training leaves
 # On a busy machine the learner may need minutes until it answers; should it end, the launcher ends all.
@@ -22,7 +23,13 @@ _JOINING = ["--join-timeout-s", "600"]
 
 
 def child_specs(
-    config: Config, run_dir: Path, sockets: Path, tensorboard: TensorBoardPort, *, resume: bool
+    config: Config,
+    run_dir: Path,
+    sockets: Path,
+    tensorboard: TensorBoardPort,
+    board: BoardPort | None = None,
+    *,
+    resume: bool,
 ) -> list[ChildSpec]:
     """List every process of a run, the learner first.
 
@@ -31,6 +38,7 @@ def child_specs(
         run_dir: of the run, absolute.
         sockets: directory for the `ipc` sockets.
         tensorboard: its port; without one there is no TensorBoard.
+        board: the same of the board.
         resume: whether the learner begins with the newest checkpoint.
     """
     control = f"ipc://{sockets}/control"
@@ -85,12 +93,20 @@ def child_specs(
 
         module = "troupe.services.launcher.tensorboard"
         specs.append(builder.module("tensorboard", module, tensorboard_words, essential=False, nice=_NICE))
+    if board is not None and board.number:
+        board_words = functools.partial(_board_words, run_dir, board)
+        module = "troupe.services.board.beside"
+        specs.append(builder.module("board", module, board_words, essential=False, nice=_NICE))
     return specs
 
 
 def replay_endpoints(config: Config, sockets: Path) -> list[str]:
     """List where the shards of a run are bound."""
     return [f"ipc://{sockets}/replay-{index}" for index in range(config.replay.shards)]
+
+
+def _board_words(run_dir: Path, board: BoardPort, restarts: int) -> list[str]:
+    return [str(run_dir), str(board.of_start(restarts))]
 
 
 class _Builder:

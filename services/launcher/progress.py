@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from troupe.common.config import Config
+from troupe.common.config.fields import UntypedAgentConfig
+from troupe.common.machine import usable_cores
 from troupe.common.stats.played import levels_missed
 from troupe.services.launcher.findings import verdict
 from troupe.services.launcher.refill import items_before_learning
@@ -69,10 +71,28 @@ def settings_of(config: Config) -> dict[str, Any]:
     return {
         "config": config,
         "min_items": items_before_learning(tables),
-        "takes_turns": getattr(config.agent, "allowed_staleness", None) == 0,
+        "takes_turns": _allowed_staleness(config) == 0,
         "env_rounds": max(1.0, config.actor.slots / config.actor.env_threads),
         "capacity_items": sum(table.capacity for table in tables),
     }
+
+
+def recorded_view(status: Mapping[str, Any], config: Config) -> RunView:
+    """The view of a run by its last status alone, as who has not started it sees it."""
+    return run_view(
+        dict(status),
+        total_steps=config.run.total_steps,
+        elapsed_s=float(status.get("wall_s", 0.0)),
+        cores=usable_cores(),
+        **settings_of(config),
+    )
+
+
+def _allowed_staleness(config: Config) -> Any:
+    """How many versions actors may act behind, of an algorithm that sets a limit."""
+    if isinstance(config.agent, UntypedAgentConfig):  # of one that is not imported here, by the field's name
+        return (config.agent.model_extra or {}).get("max_staleness")
+    return getattr(config.agent, "allowed_staleness", None)
 
 
 def trouble_of(environments: dict[str, Any]) -> str:

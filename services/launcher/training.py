@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,8 @@ from troupe.common.config import Loaded, changed_structure, check_resumable, loa
 from troupe.common.errors import ConfigError
 from troupe.common.installation import check_trackers, other_code
 from troupe.common.runtime.checkpoint import begin_from, newest_meta
-from troupe.common.runtime.files import CONFIG_FILE, check_writable, readable, run_config
+from troupe.common.runtime.files import CONFIG_FILE, SOURCE_FOLDER, check_writable, readable, run_config
+from troupe.services.launcher.workspace import dated_directory, in_the_way, run_name
 
 if TYPE_CHECKING:
     from troupe.common.config import Config
@@ -56,16 +56,14 @@ def train(
         from troupe.services.launcher import by_kind
 
         loaded = by_kind.load(algo, sweep, overrides or {}, os.environ)
-        name = f"{algo}-{loaded.config.env.id.replace('/', ':').rpartition(':')[2]}"
     else:
         loaded = load_layers(preset, sweep, overrides, os.environ)
-        name = Path(preset).stem
     _check_device(loaded)
     _check_outside(loaded.config)
     spec = check_environment(loaded, play=True)
     config = _with_beginning(loaded.config, spec)
-    run_dir = run_dir or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    _check_unused(run_dir)
+    run_dir = run_dir or dated_directory(run_name(preset, algo, config.env.id))
+    check_unused(run_dir)
     check_writable(run_dir, "run directory")
     _check_room(config, spec, run_dir)
     if instead is not None:
@@ -167,16 +165,16 @@ def _with_beginning(config: Config, spec: EnvSpec) -> Config:
     return config.model_copy(update={"learner": changed})
 
 
-def _check_unused(run_dir: Path) -> None:
+def check_unused(run_dir: Path) -> None:
     """Refuse a directory that holds something; what a start that failed at once leaves behind is nothing."""
     with readable(run_dir):
         has_run = (run_dir / CONFIG_FILE).exists()
         has_files = run_dir.is_dir() and any(
-            path.is_file() and path.name not in (".lock", "launcher.log") for path in run_dir.rglob("*")
+            path.is_file()
+            and not (path.name in (".lock", "launcher.log") or path.parent.name == SOURCE_FOLDER)
+            for path in run_dir.rglob("*")
         )
     if has_run:
-        from troupe.services.launcher.workspace import in_the_way
-
         raise ConfigError(in_the_way(run_dir))
     if has_files:
         raise ConfigError(f"run directory {run_dir} is not empty and holds no run; choose another --run-dir")

@@ -12,11 +12,13 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
+from troupe.common.config.schema import NetConfig
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.installation import install_command
 from troupe.common.runtime.checkpoint import check, newest_first, steps_of
@@ -28,6 +30,7 @@ _log = logging.getLogger(__name__)
 _DIRECTORIES = ("logs", "checkpoints", "tensorboard", "videos", "replay")
 _MAX_SOCKET_PATH = 100  # the kernel's limit is 107 bytes
 _PORTS_TRIED = 20
+BOARD_PORT = 6007
 _SOCKET_NAME_LENGTH = 40  # of the directory and the longest socket in it
 
 
@@ -108,17 +111,32 @@ def launcher_log(run_dir: Path) -> Iterator[logging.Logger]:
         handler.close()
 
 
+def run_name(preset: str | Path | None, algo: str, env_id: str) -> str:
+    """What a run is called after: its preset, or its algorithm and the end of its environment's id."""
+    if preset is not None:
+        return Path(preset).stem
+    return f"{algo}-{env_id.replace('/', ':').rpartition(':')[2]}"
+
+
+def dated_directory(name: str) -> Path:
+    """The run directory of a run that begins now."""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
 class TensorBoardPort:
     """Where a run's TensorBoard is.
 
     Attributes:
+        title: what it is called.
         number: `wanted` or the next port that is free, 0 where none is wanted.
     """
+
+    title = "TensorBoard"
 
     def __init__(self, wanted: int) -> None:
         """Look for a port; raises ConfigError where there is none, or no TensorBoard."""
         self._wanted = wanted
-        self.number = tensorboard_port(wanted)
+        self.number = self._find()
 
     @property
     def url(self) -> str:
@@ -131,10 +149,40 @@ class TensorBoardPort:
             with contextlib.suppress(
                 ConfigError
             ):  # none is free now: the former one may be at the next start
-                number, self.number = self.number, tensorboard_port(self._wanted)
+                number, self.number = self.number, self._find()
                 if self.number != number:
-                    _log.warning("port %d was taken: TensorBoard of this run is on %s", number, self.url)
+                    _log.warning("port %d was taken: %s of this run is on %s", number, self.title, self.url)
         return self.number
+
+    def _find(self) -> int:
+        return tensorboard_port(self._wanted)
+
+
+class BoardPort(TensorBoardPort):
+    """Where a run's board is; nowhere, where nobody asked for it and it cannot be."""
+
+    title = "board"
+
+    def __init__(self, net: NetConfig, taken: int) -> None:
+        """Look for a port other than `taken`; raises ConfigError where one is asked for and there is none."""
+        self._is_asked, self._taken = net.board_port is not None, taken
+        default = BOARD_PORT if net.tensorboard_port else 0
+        super().__init__(default if net.board_port is None else net.board_port)
+
+    def _find(self) -> int:
+        if not self._wanted:
+            return 0
+        if any(importlib.util.find_spec(module) is None for module in ("starlette", "uvicorn")):
+            if not self._is_asked:
+                return 0
+            how = install_command("board")
+            raise ConfigError(f"the board is not installed; {how}, or set net.board_port to 0")
+        try:
+            return _free_port(self._wanted, "the board", "net.board_port", self._taken)
+        except ConfigError:
+            if self._is_asked:
+                raise
+            return 0
 
 
 def tensorboard_port(wanted: int) -> int:
@@ -150,20 +198,24 @@ def tensorboard_port(wanted: int) -> int:
             f"tensorboard is not installed; {install_command('tensorboard')}, "
             "or set net.tensorboard_port to 0"
         )
+    return _free_port(wanted, "TensorBoard", "net.tensorboard_port")
+
+
+def _free_port(wanted: int, page: str, field: str, taken: int = 0) -> int:
     last = min(wanted + _PORTS_TRIED, 65535)
     for port in range(wanted, last + 1):
         try:
-            _check_free(port)
-            return port
+            if port != taken:  # by what this run is about to start
+                _check_free(port)
+                return port
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise ConfigError(
-                    f"port {port} for TensorBoard is not usable ({error.strerror}); "
-                    "set net.tensorboard_port to another one, or to 0 to do without"
+                    f"port {port} for {page} is not usable ({error.strerror}); "
+                    f"set {field} to another one, or to 0 to do without"
                 ) from error
     raise ConfigError(
-        f"ports {wanted} to {last} for TensorBoard are in use; "
-        "set net.tensorboard_port to another one, or to 0 to do without"
+        f"ports {wanted} to {last} for {page} are in use; set {field} to another one, or to 0 to do without"
     )
 
 

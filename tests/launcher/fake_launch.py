@@ -12,7 +12,7 @@ SERVICE = Path(__file__).with_name("fake_service.py")
 TOTAL_STEPS = 2000
 
 
-def child_specs(config, run_dir, sockets, tensorboard, *, resume):
+def child_specs(config, run_dir, sockets, tensorboard, board, *, resume):
     """As many processes as a real run has, under the same names."""
     (run_dir / "sockets.txt").write_text(str(sockets))
 

@@ -324,7 +324,8 @@ def test_the_panel_on_a_terminal_that_goes_away(launch):
     run.assert_nothing_is_left()
 
 
-def test_the_commands_that_are_named_can_be_typed(tmp_path):
+def test_the_commands_that_are_named_can_be_typed(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     own = load_config("cartpole-ppo", None, {}, {})
     assert _how_to_evaluate(tmp_path, own).endswith(f"eval {tmp_path} --episodes 20")
     env = {
@@ -334,4 +335,10 @@ def test_the_commands_that_are_named_can_be_typed(tmp_path):
     others = load_config("cartpole-ppo", None, env, {})
     assert _how_to_evaluate(tmp_path, others).endswith("--episodes 20 --modules my_games.maze")
     # A run may have more steps than were asked for, since chunks come whole.
-    assert _how_to_extend(tmp_path, 32, 1)[1].endswith("--total-steps 64")
+    assert _how_to_extend(tmp_path, own, 32, 1)[1].endswith("--total-steps 64")
+    # A module in a folder that only PYTHONPATH names is found by who types the command as well.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "my games"), ""]))
+    named = f"PYTHONPATH='{tmp_path}/my games' "
+    assert _how_to_evaluate(tmp_path, others).startswith(named)
+    assert _how_to_extend(tmp_path, others, 32, 1)[1].strip().startswith(named)
+    assert "PYTHONPATH" not in _how_to_evaluate(tmp_path, own)

@@ -8,7 +8,7 @@ import pytest
 from troupe.common.config import load_config
 from troupe.common.runtime.checkpoint import save_checkpoint
 from troupe.services.launcher.processes import child_specs
-from troupe.services.launcher.workspace import TensorBoardPort
+from troupe.services.launcher.workspace import BoardPort, TensorBoardPort
 
 
 def specs(tmp_path, resume=False, preset="cartpole-apex", **overrides):
@@ -32,6 +32,19 @@ def test_tensorboard_takes_the_next_port_where_its_own_was_taken(tmp_path, caplo
         again = int(words(1)[words(1).index("--port") + 1])
     assert port < again <= port + 20
     assert f"port {port} was taken: TensorBoard of this run is on http://localhost:{again}" in caplog.text
+
+
+def test_the_board_of_a_run_shows_that_run(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = load_config(
+        "cartpole-apex", None, {"net.board_port": str(port), "net.tensorboard_port": "0"}, {}
+    )
+    pages = TensorBoardPort(0), BoardPort(config.net, 0)
+    board = child_specs(config, tmp_path, tmp_path / "sockets", *pages, resume=False)[-1]
+    assert (board.name, board.essential) == ("board", False)
+    assert board.command(0)[2:] == ["-m", "troupe.services.board.beside", str(tmp_path), str(port)]
 
 
 def test_one_of_everything(tmp_path):

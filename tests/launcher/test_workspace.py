@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from troupe.common.config import load_config
+from troupe.common.config.schema import NetConfig
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.runtime.checkpoint import save_checkpoint
 from troupe.services.launcher import launcher, training, workspace
 from troupe.services.launcher.workspace import (
+    BoardPort,
     claimed_run_dir,
     damage,
     own_command,
@@ -150,6 +152,40 @@ def test_missing_tensorboard(monkeypatch):
     monkeypatch.setattr(workspace.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="tensorboard is not installed"):
         tensorboard_port(6006)
+
+
+def board_port(taken=0, **net):
+    return BoardPort(NetConfig(**net), taken)
+
+
+def test_the_board_stands_beside_tensorboard_where_it_is_installed(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert board_port(tensorboard_port=0).number == 0
+    assert board_port(board_port=0).number == 0
+    assert board_port(tensorboard_port=0, board_port=port).number == port
+    assert (
+        port < board_port(taken=port, board_port=port).number <= port + 20
+    )  # TensorBoard is about to take it
+    monkeypatch.setattr(workspace, "BOARD_PORT", port)
+    assert board_port().url == f"http://localhost:{port}"
+    monkeypatch.setattr(workspace.importlib.util, "find_spec", lambda name: None)
+    assert board_port().url == ""
+    with pytest.raises(ConfigError, match=r"the board is not installed; .*\[board\].* net\.board_port to 0"):
+        board_port(board_port=port)
+
+
+def test_a_run_goes_on_without_a_board_that_nobody_asked_for(monkeypatch):
+    def refuse(port):
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(workspace, "_check_free", refuse)
+    assert board_port().number == 0
+    with pytest.raises(
+        ConfigError, match=r"ports 7000 to 7020 for the board are in use; set net\.board_port"
+    ):
+        board_port(board_port=7000)
 
 
 def test_shell_path(monkeypatch, tmp_path):

@@ -1,0 +1,1 @@
+"""`troupe board`: one web page for runs."""

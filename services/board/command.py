@@ -1,0 +1,154 @@
+"""`troupe board [DIR ...]`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from troupe.common.errors import ConfigError
+from troupe.common.runtime import StopSignal
+from troupe.common.runtime.parser import Parser, integer
+from troupe.services.board.access import MIN_TOKEN_CHARS, is_loopback
+from troupe.services.board.library import Library
+
+TOKEN = "TROUPE_BOARD_TOKEN"
+PORT = 6007
+_PORTS_TRIED = 20
+
+
+def board_parser() -> Parser:
+    """Return the parser of the command line."""
+    parser = Parser(
+        prog="troupe board",
+        description="Serves one web page for runs: all runs and what they differ in, returns with bands over "
+        "seeds, any metric, notes. It changes nothing of a run but its note. Needs the extra `board`.",
+    )
+    parser.add_argument(
+        "directories",
+        metavar="DIR",
+        type=Path,
+        nargs="*",
+        help="run directories, or directories that have runs in them (default: runs)",
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen at (default: %(default)s); any that others can reach needs the token that is "
+        f"printed, or one of your own in the environment variable {TOKEN}",
+    )
+    parser.add_argument(
+        "--port",
+        type=integer(0, 65535),
+        default=PORT,
+        help="port, or the next one that is free (default: %(default)s); 0 for any",
+    )
+    parser.add_argument(
+        "--export", metavar="PAGE", type=Path, help="write the page as one HTML file, and serve nothing"
+    )
+    return parser
+
+
+def board(words: Sequence[str]) -> int:
+    """Serve until a signal comes."""
+    options = board_parser().parse_args(words)
+    library = Library(options.directories or [Path("runs")])
+    if options.export is not None:
+        from troupe.services.board import export
+
+        export.write(library, options.export)
+        print(options.export)
+    else:
+        serve(library, options.host, listen(options.host, options.port))
+    return 0
+
+
+def serve(library: Library, host: str, listener: socket.socket) -> None:
+    """Serve at a socket until a signal comes, after the address is printed."""
+    # At once: without the extra this is what says so.
+    import uvicorn
+
+    from troupe.services.board.app import Board
+    from troupe.services.board.watching import Watch
+
+    token = _token(host)
+    watch = Watch(library)
+    config = uvicorn.Config(
+        Board(library, watch).app(token),
+        log_level="warning",
+        access_log=False,  # addresses may have the token in them
+        http="h11",
+        ws="none",
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=3,  # pages that watch go within a moment
+        limit_concurrency=512,
+    )
+    server = uvicorn.Server(config)
+    stop = StopSignal().install()
+    # In a thread of its own: in the main one it would handle the signals, and end by them.
+    thread = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
+    watch.start()
+    thread.start()
+    print(_address(listener, host, token), flush=True)
+    try:
+        while thread.is_alive() and not stop.requested:
+            stop.wait(1.0)
+    finally:
+        watch.stop()
+        server.should_exit = True
+        thread.join(10.0)
+        listener.close()
+
+
+def _token(host: str) -> str:
+    """What a browser has to show; "" where only this machine can ask.
+
+    Raises:
+        ConfigError: that of the environment is too short.
+    """
+    token = os.environ.get(TOKEN, "")
+    if token and (len(token) < MIN_TOKEN_CHARS or not (token.isascii() and token.isprintable())):
+        raise ConfigError(f"{TOKEN} should be at least {MIN_TOKEN_CHARS} printable ASCII characters")
+    return token or ("" if is_loopback(host) else secrets.token_urlsafe(24))
+
+
+def listen(host: str, port: int, tried: int = _PORTS_TRIED) -> socket.socket:
+    """A socket that listens at the port, or at one of the `tried` after it that is free.
+
+    Raises:
+        ConfigError: there is none, or no such address here.
+    """
+    last = min(port + tried, 65535) if port else 0
+    for number in range(port, last + 1):
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+            listener = socket.socket(family, kind, protocol)
+            try:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(address)
+                listener.listen(128)
+            except BaseException:
+                listener.close()
+                raise
+            return listener
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                why = error.strerror or error
+                raise ConfigError(
+                    f"cannot listen at {host}, port {number} ({why}): choose another"
+                ) from error
+    raise ConfigError(f"ports {port} to {last} of {host} are in use: choose another with --port")
+
+
+def _address(listener: socket.socket, host: str, token: str) -> str:
+    """What to open in a browser."""
+    shown = f"[{host}]" if ":" in host else "localhost" if is_loopback(host) else host
+    if host in ("0.0.0.0", "::"):
+        shown = socket.gethostname()
+    return f"http://{shown}:{listener.getsockname()[1]}/" + (f"?token={quote(token)}" if token else "")
