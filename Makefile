@@ -19,8 +19,8 @@ TF_ARGS ?=
 TERRAFORM = terraform -chdir=$(TF_DIR)
 DEPLOY_VENV := .venv-deploy
 
-# Every module of benchmarks/ but the ones that others import, and forgetting and system_peers, which take minutes.
-BENCHMARKS := $(filter-out __init__ common forgetting replay_rig replay_load replay_scale system_peers, $(basename $(notdir $(wildcard benchmarks/*.py))))
+# Every module of benchmarks/ but the ones that others import, and forgetting, scale and system_peers, which take minutes.
+BENCHMARKS := $(filter-out __init__ common forgetting replay_rig replay_load replay_scale scale system_peers, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
 # Processes of tests: most of them wait for services. A file's tests stay together.
 WORKERS ?= 2
@@ -46,7 +46,7 @@ FIRST ?= 1
 # Several processes share the cores: numeric libraries must not take all of them each.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test coverage test-deploy test-ec2 test-slurm lint unit chaos fuzz simulate simulate-plants format bench docs plan apply destroy scale clean
+.PHONY: help setup train test coverage test-deploy test-ec2 test-slurm lint unit chaos fuzz simulate simulate-plants format bench docs report plan apply destroy scale clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -135,7 +135,7 @@ bench: setup ## measure: one JSON line per benchmark
 	  echo "== $$name" >&2; $(BIN)/python -m benchmarks.$$name --json $(ARGS) || exit 1; \
 	done
 
-docs: setup ## write the generated pages and lists
+docs: setup ## write the generated pages and lists, and build the site of all pages (build/site)
 	$(BIN)/python -m docs.configuration > docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
 	$(BIN)/python -m docs.configuration presets > docs/presets.md.new
@@ -148,6 +148,11 @@ docs: setup ## write the generated pages and lists
 	mv deploy/docker/fields.yml.new deploy/docker/fields.yml
 	$(BIN)/python -m docs.protocol
 	$(BIN)/python deploy/terraform/document.py
+	$(BIN)/python -m docs.site
+
+report: setup ## write docs/scores.md, a table of the recorded trainings, from their metrics in docs/results
+	$(BIN)/python -m docs.report > docs/scores.md.new
+	mv docs/scores.md.new docs/scores.md
 
 plan: ## show what `make apply` would change in AWS (TF_DIR, TF_ARGS; see docs/aws.md)
 	$(TERRAFORM) init -input=false

@@ -110,3 +110,23 @@ def test_every_extra_can_be_installed_with_the_pins(extra):
     if "No matching distribution" in done.stderr and "conflict" not in done.stderr:
         pytest.skip("no package index can be reached")
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_one_version_stands_everywhere():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE) == [version]
+
+
+def test_what_the_workflows_run_exists():
+    """Nothing here runs them: what they call has to be there, and rights are given job by job."""
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert [path.stem for path in workflows] == ["release", "test"]
+    for path in workflows:
+        text = path.read_text()
+        assert re.search(r"^permissions:\n  contents: read$", text, re.MULTILINE), path.name
+        called = re.findall(r"- run: (?:make ([a-z-]+)|(\.ci/run))", text)
+        assert called, path.name
+        assert {make for make, _ in called if make} <= targets
+        named = re.findall(r"(?<=[ \"])(tests/[\w/.]+)", text)
+        assert [name for name in named if not (ROOT / name).exists()] == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/results.md", "docs/elite.md")
+PAGES = ("docs/results.md", "docs/elite.md", "docs/scores.md")
 GONE = " (not in the history)"
 _HASH = re.compile(r"(?<![\w.-])(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7,40}(?![\w-])")
 
