@@ -127,12 +127,12 @@ LIMITS = (
         causes.full_disk,
         ("replay/evicted_early_per_s",),
         0.0,
-        "bottleneck: a full disk (replay drops {lost:,.0f} of its oldest items a second for want of room)",
-        "make room where replay/ of the run is, or lower --replay.capacity_items or --replay.max_bytes",
+        "bottleneck: a full disk (replay drops {lost:,.0f} of its oldest items a second: it has no room)",
+        "make room on the disk of the run's replay/, or lower --replay.capacity_items or --replay.max_bytes",
     ),
     Limit(
         "environment",
-        "few steps a second, and cores are idle",
+        "few steps per second, and cores are idle",
         causes.slow_environment,
         ("actor/env_ms", "actor/cpu_cores", "learner/wait_share"),
         0.0,
@@ -157,18 +157,18 @@ LIMITS = (
         0.36,
         "{name} acts {lag:,.0f} versions behind the learner",
         "{advice}",
-        f"a smaller --actor.params_period_steps; or, where the period is short, {causes.SLOW_PARAMS}",
+        f"a smaller --actor.params_period_steps; or, if the period is short, {causes.SLOW_PARAMS}",
     ),
     Limit(
         "neighbours",
-        "everything is slow, and the run has few of the cores",
+        "everything is slow, and the run gets few of the cores",
         causes.neighbour,
         ("learner/starved_cores", "actor/starved_cores", "replay/starved_cores"),
         0.3,  # the scheduler alone causes less where cores are free
         "bottleneck: this machine, busy with other programs (the run gets {busy:.1f} of the "
         "{wanted:.1f} cores that it could use)",
         "fewer of them would help",
-        "fewer other programs, or a machine of its own",
+        "fewer other programs, or a separate machine",
     ),
     Limit(
         "evaluator",
@@ -209,7 +209,7 @@ LIMITS = (
     ),
     Limit(
         "small-batches",
-        "central inference runs all the time, for a few slots each",
+        "central inference runs all the time, with few slots per batch",
         causes.small_batches,
         ("inference/busy_share", "inference/batch_slots", "actor/slots"),
         0.3,
@@ -229,7 +229,7 @@ LIMITS = (
         ),
         0.2,
         "bottleneck: the link to {name}, a batch takes {ms:,.0f} ms at {megabytes:,.1f} MB/s ({waits})",
-        "a faster link, that shard beside the learner, --replay.compression lz4, or more --learner.prefetch",
+        "a faster link, that shard next to the learner, --replay.compression lz4, or more --learner.prefetch",
     ),
     Limit(
         "unpacking",
@@ -238,7 +238,7 @@ LIMITS = (
         ("learner/unpack_share", "learner/wait_share"),
         0.3,
         "bottleneck: unpacking batches takes the learner's thread {share:.0%} of the time",
-        "--replay.compression none where link and memory have room, or a smaller --replay.batch_size",
+        "--replay.compression none if link and memory have room, or a smaller --replay.batch_size",
     ),
     Limit(
         "samples-per-insert",
@@ -251,7 +251,7 @@ LIMITS = (
     ),
     Limit(
         "compression",
-        "time goes into packing, and replay is no smaller for it",
+        "compression takes time but makes replay no smaller",
         causes.compression,
         ("actor/compression_ratio", "actor/pack_share", "inference/pack_share", "learner/unpack_share"),
         0.0,

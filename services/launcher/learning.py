@@ -35,123 +35,123 @@ def first_fault(view: RunView) -> Finding | None:
 FAULTS = (
     Fault(
         "inputs",
-        "returns stay as they were at random, and loss is large or does not move",
+        "returns stay at the level of random play, and the loss is large or does not move",
         causes.inputs,
         ("learner/seen_mean", "learner/seen_deviation", "learner/seen_least", "learner/seen_most"),
-        f"mean and three deviations beyond {causes.WIDE:g}, or a mean of {causes.OFFSET:g} deviations",
-        "the network sees numbers from {least:.3g} to {most:.3g}{part} (mean {mean:.3g}, deviation "
-        "{deviation:.3g}): its units stand at their ends, or see a constant",
+        f"mean and three standard deviations beyond {causes.WIDE:g}, or a mean of {causes.OFFSET:g} of them",
+        "the network sees numbers from {least:.3g} to {most:.3g}{part} (mean {mean:.3g}, standard deviation "
+        "{deviation:.3g}): its units saturate, or see a constant",
         "{advice}",
         "--agent.normalize_vectors true, or smaller numbers from the environment",
     ),
     Fault(
         "time-limit",
-        "values never fit, though the task is simple",
+        "values never fit, although the task is simple",
         causes.time_limit,
         (
             *("train/episode_length_min", "train/episode_length_max", "learner/terminated_share"),
             *("learner/truncated_share", "learner/ends_seen_share"),
         ),
-        f"all episodes are of the same {causes.LONG:g} steps or more, and look like any other where they end",
-        "every episode terminates after {steps:,.0f} steps, and nothing observed tells when (ends look alike "
-        "by {seen:.0%}, 50 % being chance): values take a time limit for the end of all rewards",
-        "return truncated, not terminated, from the environment where its time is over",
+        f"all episodes have the same length, {causes.LONG:g} steps or more, and their ends look like any "
+        "other step",
+        "every episode terminates after {steps:,.0f} steps, and the observation does not show it (ends look "
+        "alike by {seen:.0%}, 50 % being chance): values treat a time limit as the end of all rewards",
+        "return truncated, not terminated, from the environment when its time is up",
     ),
     Fault(
         "learning-rate",
-        "returns fall or jump, loss grows",
+        "returns fall or jump, and the loss grows",
         causes.learning_rate,
         ("learner/step_size", "learner/learning_rate"),
         f"a step changes the weights by {causes.STEP_SIZE:.0%}",
         "a step of the optimiser changes the weights by {share:.1%} at learning rate {rate:.3g} (usual: 0.1 "
-        "to 1 %): it undoes what was learned",
+        "to 1 %): it destroys what was learned",
         "a smaller --agent.learning_rate, such as {less:.0e}",
         "a smaller --agent.learning_rate",
     ),
     Fault(
         "reward-scale",
-        "loss and gradients are huge, or nothing moves",
+        "loss and gradients are huge, or nothing changes",
         causes.reward_scale,
         ("learner/reward_size", "learner/reward_size_learned"),
         f"rewards of {causes.LARGE:g} or more, or of {causes.SMALL:g} or less, not normalised",
-        "rewards are up to {raw:.3g} in size, {size:.3g} as they are learned from: step sizes and clips are "
-        "made for about 1",
+        "rewards are up to {raw:.3g} in size, {size:.3g} after scaling: step sizes and clips are made for "
+        "about 1",
         "{advice}",
         "--agent.reward_scale, --agent.normalize_rewards true or --agent.normalize_returns true, or "
         "--env.reward_clip sign",
     ),
     Fault(
         "small-replay",
-        "returns rise and fall again",
+        "returns rise and then fall again",
         causes.small_replay,
         (),
         f"room for fewer than {causes.BATCHES:g} batches",
-        "replay holds {capacity:,} items for batches of {batch:,}: all are of the same moment, and the "
-        "rest is forgotten",
+        "replay holds {capacity:,} items for batches of {batch:,}: all are from the same moment, and older "
+        "experience is lost",
         "a larger --replay.capacity_items in a new run, such as {more:,}",
         "a larger --replay.capacity_items",
     ),
     Fault(
         "stale",
-        "returns stop rising, or fall, while the policy moves",
+        "returns stop rising, or fall, while the policy changes",
         causes.stale,
         ("replay/sampled_staleness",),
         f"{causes.OLD_ON_POLICY:g} versions for several passes, {causes.OLD:g} for IMPALA",
-        "experience is {age:.0f} versions old when it is learned from: it tells of another policy",
+        "experience is {age:.0f} versions old when it is learned from: it describes another policy",
         "{advice}",
         "--agent.max_staleness 1, and a queue of about one batch in [[replay.tables]]",
     ),
     Fault(
         "discount",
-        "rewards that come late are never earned",
+        "late rewards are never earned",
         causes.discount,
         ("learner/reward_share",),
         f"rewards are {causes.HORIZONS:g} horizons, 1 / (1 - gamma), apart",
-        "rewards come every {gap:.0f} steps, over which gamma {gamma:g} leaves {left:.1g} of them: what "
-        "leads to them has no value",
+        "rewards come every {gap:.0f} steps, over which gamma {gamma:g} leaves {left:.1g} of them: the steps "
+        "that lead to them have no value",
         "a larger --agent.gamma, such as {better:g}",
         "a larger --agent.gamma",
     ),
     Fault(
         "at-bounds",
-        "actions jump between their ends",
+        "actions jump between their bounds",
         causes.at_bounds,
         ("learner/action_at_bounds_share",),
-        f"{causes.BOUND:.0%} of the numbers, and returns have not risen",
-        "{share:.0%} of the actions' numbers are at or beyond their bounds, which clip them: the policy "
-        "learns from numbers that were never done",
+        f"{causes.BOUND:.0%} of the action components, and returns have not risen",
+        "{share:.0%} of the action components are at or beyond their bounds, which clip them: the policy "
+        "learns from actions that were never taken",
         "{advice}",
         "--agent.action_distribution tanh_normal, or a smaller --agent.deviation_start",
     ),
     Fault(
         "entropy",
-        "the agent does the same always, and returns stay low",
+        "the agent always does the same, and returns stay low",
         causes.entropy,
         ("learner/entropy_share", "train/episode_return"),
-        f"{causes.FLAT:.0%} of the largest entropy, and returns have not risen",
-        "the policy's entropy is {share:.1%} of the largest, and returns have not risen: nothing new is "
-        "tried",
+        f"{causes.FLAT:.0%} of the maximum entropy, and returns have not risen",
+        "the policy's entropy is {share:.1%} of the maximum, and returns have not risen: the agent tries "
+        "nothing new",
         "{advice}",
         "a larger --agent.entropy_cost or --agent.target_entropy, a smaller --agent.policy_gain",
     ),
     Fault(
         "dead-units",
-        "loss and returns stand still",
+        "loss and returns stop changing",
         causes.dead_units,
         ("learner/dead_share", "learner/saturated_share", "train/episode_return"),
         f"{causes.UNITS:.0%} of a layer's units",
-        "{share:.0%} of the units of {layer} {how}: they get no gradient, and do not come back",
+        "{share:.0%} of the units of {layer} {how}: they get no gradient, and do not recover",
         "{advice}",
         "a new run with a smaller --agent.learning_rate, or --agent.layer_norm true",
     ),
     Fault(
         "values",
-        "Q grows without end",
+        "Q grows without bound",
         causes.values,
         ("learner/q_mean", "learner/value_mean", "learner/reward_size_learned", "train/episode_length"),
         "1.5 times what the largest reward in every step would be worth",
-        "values are {value:.3g} on average, while nothing can be worth more than {most:.3g}: they feed on "
-        "themselves",
+        "values are {value:.3g} on average, although nothing can be worth more than {most:.3g}: they diverge",
         "a smaller --agent.learning_rate, or updating the target network less often",
     ),
     Fault(
@@ -160,26 +160,27 @@ FAULTS = (
         causes.policy_moves,
         ("learner/clipped", "learner/behaviour_kl"),
         "half of the steps are clipped",
-        "an update moves the policy beyond the clip in {share:.0%} of the steps (KL {kl:.2g}): these teach "
-        "nothing",
+        "an update moves the policy beyond the clip in {share:.0%} of the steps (KL {kl:.2g}): nothing is "
+        "learned from these",
         "a smaller --agent.learning_rate, or fewer --agent.epochs",
     ),
     Fault(
         "repeats",
-        "returns rise and fall again, with errors that are small",
+        "returns rise and then fall again, although errors are small",
         causes.repeats,
         ("replay/samples_per_s", "replay/inserts_per_s"),
-        f"{causes.REPEATS:g} times",
-        "each item is learned from {times:,.0f} times: they are learned by heart",
+        f"{causes.REPEATS:g} uses per item",
+        "each item is learned from {times:,.0f} times: the network overfits to them",
         "a smaller --replay.samples_per_insert, or more actors",
     ),
     Fault(
         "exploration",
-        "the agent does the same always",
+        "the agent always does the same",
         causes.exploration,
         ("learner/epsilon", "train/episode_return"),
-        "a chance of 0.5 %, and returns have not risen",
-        "random actions have a chance of {epsilon:.2%}, and returns have not risen: nothing new is tried",
+        "random actions below 0.5 %, and returns have not risen",
+        "only {epsilon:.2%} of the actions are random, and returns have not risen: the agent tries nothing "
+        "new",
         "a larger --agent.epsilon_final or --agent.epsilon_share",
     ),
     Fault(
@@ -187,17 +188,17 @@ FAULTS = (
         "returns do not rise",
         causes.unexplained,
         ("learner/explained_variance", "train/episode_return"),
-        "0.05, and returns have not risen",
-        "values explain {share:.0%} of what their targets differ by: advantages are noise",
+        "below 0.05, and returns have not risen",
+        "values explain {share:.0%} of the variance of their targets: advantages are noise",
         "a larger --agent.baseline_cost or --agent.learning_rate, or a network that sees more",
     ),
     Fault(
         "gradients",
-        "loss jumps",
+        "the loss jumps",
         causes.gradients,
         ("learner/grad_norm", "train/episode_return"),
         "100 times the clip, and returns have not risen",
-        "gradients of {norm:.3g} are clipped to {limit:g}: the loss is on another scale",
+        "gradients of {norm:.3g} are clipped to {limit:g}: the loss has the wrong scale",
         "smaller rewards, or a larger --agent.max_grad_norm",
     ),
 )

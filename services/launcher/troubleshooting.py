@@ -12,47 +12,48 @@ from troupe.services.launcher.findings import LIMITS, Limit
 from troupe.services.launcher.learning import FAULTS, Fault
 
 _HEAD = """\
-# What is wrong, slow, or does not learn
+# Troubleshooting: what is wrong, slow, or does not learn
 
 <!-- Written by `make docs` from findings.py, learning.py, troubleshooting.py in services/launcher. -->
 
 ```sh
-troupe doctor                          # this machine
+troupe doctor                          # check this machine
 troupe doctor runs/my-run              # and a run directory
-troupe doctor tcp://learner:5550       # and a running run, as its learner tells a viewer (--keys DIR)
+troupe doctor tcp://learner:5550       # and a running run, by asking its learner (--keys DIR of a viewer)
+troupe why runs/my-run                 # why a run does not learn
 ```
 
-prints a line for everything it looks at: what that is, the figure, and `ok`, `note` or `wrong` with what to
-do. The exit code is 0 where nothing is wrong and 7 otherwise; `--json` prints the same for programs.
+`troupe doctor` prints one line per check: the subject, the figure, and `ok`, `note` or `wrong` with the
+remedy. The exit code is 0 if nothing is wrong, otherwise 7. `--json` prints the same for programs.
 
-| area | what is looked at |
+| area | checks |
 |---|---|
-| versions, clocks | of this machine and of a run's members; clocks may be a second apart |
-| ports | whether `net.control`, `net.announce`, `net.replay` and others can be bound, and who has them |
-| keys | files, their modes, the allow-list, and with an address whether they open it |
+| versions, clocks | of this machine and of a run's members; clocks may differ by up to a second |
+| ports | whether `net.control`, `net.announce`, `net.replay` and others are free, and who has them |
+| keys | files, their modes, the allow-list, and with an address whether they are accepted there |
 | limits | open files, locked memory, memory and cores of this user or container, shared memory |
-| disk | forced writes, measured for a second; room for checkpoints and for what replay may grow to |
-| processor, threads, gpu | bfloat16 and vector units, threads of numeric libraries, what torch sees |
-| packages | what each family of environments needs, and extras |
-| run | the last error of each log, hashes of the newest checkpoints, replay's files, writes that failed |
-| members | who has said nothing for a while, and what each said went wrong |
-| limits of the run | everything of the next section that holds, the loudest first |
-| learning | everything of [the section after it](#why-a-run-does-not-learn) that holds, the likeliest first |
+| disk | forced writes, measured for a second; room for checkpoints and for replay at its full size |
+| processor, threads, gpu | bfloat16 and vector units, threads of numeric libraries, devices of torch |
+| packages | packages that each family of environments needs, and extras |
+| run | the last error of each log, hashes of the newest checkpoints, replay's files, failed writes |
+| members | which members have been silent for a while, and what each reported as wrong |
+| limits of the run | what applies of [the next section](#what-limits-a-run), the worst first |
+| learning | what applies of [the section after it](#why-a-run-does-not-learn), the likeliest first |
 
 ## What limits a run
 
-The panel and the lines of `troupe train` name the loudest of these: what costs the largest share of the
-run's time. Those at the end name a side of the run, and are said where nothing explains as much of it.
-[metrics.md](metrics.md) says what the figures are.
+The panel and the lines of `troupe train` name the limit that costs the largest share of the run's time. The
+last rows name a side of the run; they appear if no other row explains as much. [metrics.md](metrics.md)
+describes the figures.
 
 | symptom | name | measured by | what helps |
 |---|---|---|---|
 """
 
 _TAIL = """
-Fields of `[replay]` such as `compression` and `capacity_items` belong to a new run: a resumed one keeps its
-own. What services print while they wait is explained in [services.md](services.md#what-they-print), and what
-each failure looks like in [architecture.md](architecture.md#what-failing-looks-like).
+You can change fields of `[replay]` such as `compression` and `capacity_items` only in a new run: a resumed
+run keeps its own. [services.md](services.md#what-they-print) explains what services print while they wait,
+and [architecture.md](architecture.md#what-failing-looks-like) what each failure looks like.
 """
 
 
@@ -60,15 +61,15 @@ _LEARNING = """
 ## Why a run does not learn
 
 ```sh
-troupe why runs/my-run                 # or several; runs that go on, or have ended
+troupe why runs/my-run                 # or several runs, running or ended
 ```
 
-prints a line for each of these that holds, the likeliest first: what, the figure, why it matters and the
-field that helps; or `nothing found`. The last line of the panel is the first of them, by the newest values.
-Whether returns have risen is judged by those of training: an agent that has learned its task may always do
-the same.
+This prints one line per problem found, the likeliest first: the problem, the figure, why it matters and the
+field that helps. If there is none, it prints `nothing found`. The last line of the panel is the first
+problem, by the newest values. Whether returns have risen is judged by training episodes, because an agent
+that has learned its task may rightly always do the same.
 
-| symptom | name | measured by | counts from | what helps |
+| symptom | name | measured by | threshold | what helps |
 |---|---|---|---|---|
 """
 
@@ -91,14 +92,15 @@ SHOWN = {
         "nothing found",
     ),
 }
-"""What `troupe why` says of the runs of tests/doctor/faults.py, by the name of the run."""
+"""What `troupe why` says about the runs of tests/doctor/faults.py, by the name of the run."""
 
 _PLANTED = """
-Short trainings by the services, ten with one planted fault each and the others with none, and all that is
-said of them (`python -m tests.doctor.faults` trains them anew). Their machine was busy, so that several were
-stopped before their last step; `healthy-swing`, a seventh of the preset's steps, had not learned yet.
+This was tested with short trainings by the services: ten with one planted fault each, the others with none.
+The table shows all that `troupe why` says about them (`python -m tests.doctor.faults` trains them again).
+Their machine was busy, so several were stopped before their last step. `healthy-swing`, a seventh of the
+preset's steps, had not learned yet.
 
-| run | said |
+| run | `troupe why` says |
 |---|---|
 """
 
