@@ -63,20 +63,20 @@ class Claim:
 
 
 _METRICS_RULE = (
-    f"{MAX_METRICS} metrics a report, whose values are within 10^30; names of letters, digits, `_`, `-`, and "
-    f"`/` or `.` between them; {MAX_METRIC_NAMES} names of all with the role and key, others are dropped"
+    f"{MAX_METRICS} metrics per report, with values within 10^30; names of letters, digits, `_`, `-`, and "
+    f"`/` or `.` between them; {MAX_METRIC_NAMES} names per role and key, others are dropped"
 )
 
 CLAIMS: dict[str, Claim] = {
-    "HELLO role": Claim(messages.ROLES, "that of the key; `viewer` with any key"),
+    "HELLO role": Claim(messages.ROLES, "the role of the key; `viewer` with any key"),
     "HELLO name": Claim(
         messages.ROLES,
-        "belongs to the role and key of who has it, until its lease ends; `ROLE` and `ROLE-NUMBER` are names "
-        "of that role only, what looks like one is nobody's, and a viewer gives way to any other role",
+        "belongs to the role and key of its holder until the lease ends; `ROLE` and `ROLE-NUMBER` are names "
+        "of that role only, look-alikes are refused, and a viewer gives way to any other role",
     ),
     "HELLO replay_endpoint": Claim(
         ("replay",),
-        "`tcp://HOST:PORT`, where with keys whatever listens has to prove the replay key; or an `ipc` socket "
+        "`tcp://HOST:PORT`, where with keys the listener has to prove the replay key; or an `ipc` socket "
         "in the directory of the learner's `net.control`, `net.announce` or `net.replay`, if nobody but its "
         "user may write there",
     ),
@@ -84,27 +84,27 @@ CLAIMS: dict[str, Claim] = {
         ("actor",), "as many as are free; at most `actor.max_slots_per_key` for all with one key"
     ),
     "HELLO, HEARTBEAT, BYE steps_made, steps_limit": Claim(
-        ("actor",), "no more steps than were permitted; at most 10,000 a second and slot are counted"
+        ("actor",), "no more steps than permitted; at most 10,000 per second and slot are counted"
     ),
     "HEARTBEAT epoch_ended": Claim(
-        ("learner",), "a learner that waits for others to share batches with; it is told the next epoch"
+        ("learner",), "a learner that waits for others to share batches with; it receives the next epoch"
     ),
     "WELCOME heartbeat_s, liveness_s": Claim(
         ("learner",),
         f"{timing.HEARTBEAT_S[0]:g} to {timing.HEARTBEAT_S[1]:g} s, {timing.LIVENESS_S[0]:g} to "
-        f"{timing.LIVENESS_S[1]:g} s; anything else ends who gets it",
+        f"{timing.LIVENESS_S[1]:g} s; anything else ends the receiver",
     ),
     "WELCOME config env.id, agent.algorithm": Claim(
         ("learner",),
         "an environment of Troupe or Gymnasium and an algorithm of Troupe, or of a module that the service "
-        "itself permits (`--modules`, `TROUPE_MODULES`); another ends who gets it, before anything is "
+        "itself permits (`--modules`, `TROUPE_MODULES`); any other ends the receiver before anything is "
         "imported",
     ),
     "TELEMETRY": Claim(
         ("actor", "replay", "evaluator"),
-        f"{REPORTS_AT_ONCE} reports at once and {REPORTS_PER_S:.0f} a second of each service, "
-        f"with headers of {HEADER_BYTES_AT_ONCE >> 20} MiB at once and {HEADER_BYTES_PER_S / 1024:.0f} KiB a "
-        "second; of all actors without slots that have one key, as much",
+        f"{REPORTS_AT_ONCE} reports at once and {REPORTS_PER_S:.0f} per second for each service, "
+        f"with headers of {HEADER_BYTES_AT_ONCE >> 20} MiB at once and {HEADER_BYTES_PER_S / 1024:.0f} KiB "
+        "per second; the same for all actors of one key without slots together",
     ),
     "TELEMETRY actor/*, env/*, params/staleness": Claim(
         ("actor",), _METRICS_RULE, metrics=("actor/", "env/", "params/staleness")
@@ -113,30 +113,31 @@ CLAIMS: dict[str, Claim] = {
     "TELEMETRY eval/*": Claim(("evaluator",), _METRICS_RULE, metrics=("eval/",)),
     "TELEMETRY episodes": Claim(
         ("actor", "evaluator"),
-        f"{types.MAX_EPISODES:,} games a report; returns and scores within 10^30, at most 2^53 steps; from "
-        "an actor only while it holds slots, and without those of other slots, nor those that have more "
-        "steps together than it has made, but for the first of each slot",
+        f"{types.MAX_EPISODES:,} episodes per report; returns and scores within 10^30, at most 2^53 steps; "
+        "from an actor only while it holds slots, only for its slots, and with no more steps in total than "
+        "it has made, except for the first episode of each slot",
     ),
     "TELEMETRY part": Claim(
         ("evaluator",),
-        "with `eval/version` and `episodes`: the part of an evaluation that this process was to play, and "
-        "all of its games; `eval/version` comes with nothing else",
+        "with `eval/version` and `episodes`: the part of an evaluation that this process was given, and all "
+        "of its episodes; `eval/version` comes with nothing else",
     ),
     "TELEMETRY tasks": Claim(
         ("actor", "evaluator"),
-        "a name for each game, from an evaluator with `part`; only names of the environment's levels count",
+        "a name for each episode, from an evaluator with `part`; only names of the environment's levels "
+        "count",
     ),
     "STATUS": Claim(
         messages.ROLES,
-        f"{STATUS_AT_ONCE} at once and {STATUS_PER_S:.0f} a second of each server with one key",
+        f"{STATUS_AT_ONCE} at once and {STATUS_PER_S:.0f} per second at each server with one key",
     ),
     "PARAMS_GET games": Claim(("evaluator",), "one part of an evaluation at a time"),
     "TELEMETRY trouble": Claim(("actor",), f"one line of at most {types.MAX_TROUBLE} characters"),
     "TELEMETRY video": Claim(
         ("evaluator",),
-        f"a GIF of at most {MAX_VIDEO_BYTES >> 20} MiB and {MAX_VIDEO_SIDE} pixels a side, beside it the "
+        f"a GIF of at most {MAX_VIDEO_BYTES >> 20} MiB and {MAX_VIDEO_SIDE} pixels a side, with it the "
         f"same as MP4 of at most {MAX_VIDEO_BYTES >> 20} MiB; {VIDEOS_AT_ONCE} at once and "
-        f"{VIDEOS_PER_S * 60:.0f} a minute of all evaluators",
+        f"{VIDEOS_PER_S * 60:.0f} per minute from all evaluators together",
     ),
 }
 
