@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 
+from troupe.common.config import load_config
 from troupe.common.config.explain import FieldText, sections
-from troupe.common.config.presets import preset_names, preset_summary, read_preset
+from troupe.common.config.presets import preset_names, preset_summary
 from troupe.common.families import FAMILIES
 
 _HEAD = """\
@@ -117,9 +118,9 @@ def presets_page() -> str:
     """Return docs/presets.md: the presets, grouped by environment."""
     rows: dict[str, list[str]] = {family: [] for family in (*FAMILIES, *_HEADINGS)}
     for name in preset_names():
-        tables = read_preset(name)
-        family = tables["env"]["id"].partition(":")[0]
-        cells = (f"`{name}`", f"`{tables['agent']['algorithm']}`", preset_summary(name))
+        config = load_config(name)
+        family = config.env.id.partition(":")[0]
+        cells = (f"`{name}`", f"`{config.agent.algorithm}`", preset_summary(name))
         rows[family].append("| " + " | ".join(map(_cell, cells)) + " |")
     lines = [_PRESETS_HEAD.rstrip("\n")]
     for family, presets in rows.items():
