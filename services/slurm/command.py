@@ -101,7 +101,11 @@ def slurm(words: Sequence[str]) -> int:
     if not loaded.config.net.keys_dir and not (job.keys_dir / ALLOWED_FILE).exists():
         make_keys(job.keys_dir)
     check_set(job.keys_dir)
-    number = _submitted(job.file, options.dry_run)
+    try:
+        number = _submitted(job.file, options.dry_run)
+    except ConfigError as error:
+        again = f"the same command with --run-dir {shell_path(run_dir)} uses its folder again"
+        raise ConfigError(f"{error}; {again}") from None
     if not number:
         return 0
     log = shell_path(job.file.parent / f"{number}.log")

@@ -185,7 +185,14 @@ def test_preempted_actors_are_simply_gone(cluster: Cluster, tmp_path: Path) -> N
     cluster.say("scancel", array, run.job)
 
 
-def test_a_run_ends_and_its_job_with_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_run_that_slurm_refused_at_first_ends_and_its_job_with_it(cluster: Cluster, tmp_path: Path) -> None:
+    words = ("slurm", "cartpole-apex", "--partition", "nowhere", "--run-dir", tmp_path / "run")
+    refused = subprocess.run(
+        [TROUPE, *words], env=cluster.env, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert refused.returncode == 2
+    assert "invalid partition" in refused.stderr.lower()
+    assert "uses its folder again" in refused.stderr
     run = Run(cluster, tmp_path / "run", "--run.total_steps=1500")
     cluster.wait("its end", lambda: cluster.state(run.job) not in ("PENDING", "RUNNING", "COMPLETING"))
     assert cluster.state(run.job) == "COMPLETED"

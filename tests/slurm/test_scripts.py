@@ -258,6 +258,24 @@ def test_without_slurm_one_line_says_how_to_submit(
     assert error.count("\n") == 1
 
 
+def test_the_folder_of_a_failed_start_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one that could not be submitted, here for want of a Slurm; `tests/deploy` has one that refuses."""
+    path, run = os.environ["PATH"], tmp_path / "run"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["slurm", "cartpole-apex", "--partition", "wrong", "--run-dir", str(run)]) == 2
+    assert f"--run-dir {run} uses its folder again" in capsys.readouterr().err
+    key = (run / "slurm" / "keys" / "learner.secret").read_text()
+    monkeypatch.setenv("PATH", path)
+    assert _dry_run(run, "cartpole-ppo", "--partition", "right", "--nodes", "4") == 0
+    text = (run / "slurm" / "job.sh").read_text()
+    assert "--partition=right" in text
+    assert "wrong" not in text
+    assert f"{run}/slurm/cartpole-ppo.toml" in text
+    assert (run / "slurm" / "keys" / "learner.secret").read_text() == key
+
+
 def test_more_actors_need_a_run_and_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     join = ["slurm", "--join", str(run), "--dry-run"]
