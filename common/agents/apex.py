@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
 from troupe.common.agents.base import Act, Batch, Inputs, Update
@@ -48,6 +49,15 @@ class ApexConfig(QLearningConfig):
         ge=0,
         le=1024,
     )
+    noise: float = structural(
+        0.0,
+        "Exploration by noisy weights of the heads (Fortunato et al. 2018; the paper has 0.5): their first "
+        "deviation, times the root of a layer's inputs; learning changes it. Every slot draws its own noise "
+        "at every step, in the place of random actions; eval_epsilon is the share of the evaluator's steps "
+        "that have it. 0 = off.",
+        ge=0,
+        le=10,
+    )
     n_steps: int = structural(3, "Steps of reward before the bootstrap.", ge=1, le=255)
     gamma: float = structural(0.99, "Discount per step.", ge=0, le=1)
     optimizer: Literal["rmsprop", "adam"] = structural("rmsprop", "Centred RMSProp, or Adam.")
@@ -57,6 +67,25 @@ class ApexConfig(QLearningConfig):
         1.5e-7, "Term under the root of RMSProp, or added to Adam's denominator.", gt=0
     )
     huber_delta: float = tunable(1.0, "TD errors beyond this size count linearly.", gt=0)
+
+    @model_validator(mode="after")
+    def _noise_is_the_exploration(self) -> ApexConfig:
+        for name in ("epsilon_base", "epsilon_alpha"):
+            # Refused because it is silent: somebody who sets it would believe in random actions.
+            if self.noise and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} means nothing with noise, which explores in its place")
+        return self
+
+
+class Noise(NamedTuple):
+    """Standard normal noise `[1, draws]` of the heads in one update, or None where they have none."""
+
+    own: Tensor | None
+    """Of the network that learns."""
+    target: Tensor | None
+    """Of the target network."""
+    choice: Tensor | None
+    """Of the network that learns, where it chooses the action to bootstrap from."""
 
 
 class ApexAgent(NetworkAgent):
@@ -68,17 +97,29 @@ class ApexAgent(NetworkAgent):
     # ---------------------------------------------------------------- acting
 
     def slot_epsilons(self, indices: list[int], total_slots: int) -> np.ndarray:
-        """Ape-X's ladder, `epsilon_base ** (1 + i / (N - 1) * epsilon_alpha)`."""
+        """Ape-X's ladder, `epsilon_base ** (1 + i / (N - 1) * epsilon_alpha)`; with noisy weights all 1."""
+        if self.config.noise:
+            return super().slot_epsilons(indices, total_slots)
         return epsilon_ladder(self.config.epsilon_base, self.config.epsilon_alpha, indices, total_slots)
 
     @torch.inference_mode()
     def act(self, inputs: Inputs, epsilon: np.ndarray, rng: np.random.Generator) -> Act:
-        """Epsilon-greedy actions; the accumulator learns the values that give initial priorities."""
-        q = in_rewards(self.net(self._to_device(inputs.obs)), self.net.scale).cpu().numpy()
-        action = epsilon_greedy(q, epsilon, rng)
+        """Epsilon-greedy actions; the accumulator learns the values that give initial priorities.
+
+        With noisy weights the best actions, by weights that are drawn for each slot with chance `epsilon`.
+        """
+        noise = self._slot_noise(epsilon, rng) if self.config.noise else None
+        q = in_rewards(self.net(self._to_device(inputs.obs), noise), self.net.scale).cpu().numpy()
+        action = epsilon_greedy(q, epsilon, rng) if noise is None else q.argmax(axis=1)
         # From the forward pass that is made anyhow: initial priorities cost the actor nothing (Horgan et al.
         # 2018, section 3, against giving new items the largest priority seen).
         return Act(action, {"value_taken": q[np.arange(len(q)), action], "value_max": q.max(axis=1)})
+
+    def _slot_noise(self, epsilon: np.ndarray, rng: np.random.Generator) -> Tensor:
+        """Noise `[S, draws]` of each slot's own; zeros, so the mean weights, where it does not explore."""
+        noise = rng.standard_normal((len(epsilon), self.net.draws), np.float32)
+        noise[rng.random(len(epsilon)) >= epsilon] = 0.0
+        return self._to_device(noise)
 
     def decide(self, step: Step) -> dict[str, Tensor]:
         """See the base class."""
@@ -98,7 +139,7 @@ class ApexAgent(NetworkAgent):
         learner, scale = self.learner, self.net.scale
         transitions = scaled(self.stored.read(batch.fields), scale)
         judge = self._quantile_losses if self.config.quantiles else self._losses
-        losses, error, q = judge(transitions)
+        losses, error, q = judge(transitions, self._noise())
         # Importance weights multiply the loss, after Huber: inside it they would move the point at which it
         # turns linear.
         loss = (self._to_device(batch.weights) * losses).mean()
@@ -119,29 +160,41 @@ class ApexAgent(NetworkAgent):
         priorities = in_rewards(error.detach().abs(), scale).double().cpu().numpy() + PRIORITY_FLOOR
         return Update(priorities=priorities, metrics=metrics)
 
-    def _losses(self, transitions: Transitions) -> tuple[Tensor, Tensor, Tensor]:
+    def _noise(self) -> Noise:
+        """One draw for a whole batch, and for all learners that share it."""
+        if not self.config.noise:
+            return Noise(None, None, None)
+        drawn = torch.randn(3, 1, self.net.draws, generator=self.learner.generator)
+        return Noise(*drawn.to(self.device))
+
+    def _losses(self, transitions: Transitions, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, TD error and Q of each transition, `[B]`."""
         with torch.no_grad():
-            targets = self._targets(transitions)
-        q = self.net(transitions.obs).gather(1, transitions.action[:, None]).squeeze(1)
+            targets = self._targets(transitions, noise)
+        q = self.net(transitions.obs, noise.own).gather(1, transitions.action[:, None]).squeeze(1)
         error = targets - q
         return returns.huber(error, self.config.huber_delta), error, q
 
-    def _targets(self, transitions: Transitions) -> Tensor:
+    def _targets(self, transitions: Transitions, noise: Noise) -> Tensor:
         """What the Q of the actions should be, `[B]`: of double Q-learning, of plain, or Munchausen's."""
         config, target = self.config, self.learner.target
         if config.munchausen_alpha:
-            return self._munchausen_targets(transitions)
-        outcome, next_q = (transitions.reward, transitions.discount), target(transitions.next_obs)
+            return self._munchausen_targets(transitions, noise)
+        outcome = transitions.reward, transitions.discount
+        next_q = target(transitions.next_obs, noise.target)
         if config.double:
-            return returns.double_q_target(*outcome, self.net(transitions.next_obs), next_q)
+            chooses = self.net(transitions.next_obs, noise.choice)
+            return returns.double_q_target(*outcome, chooses, next_q)
         return returns.q_target(*outcome, next_q)
 
-    def _munchausen_targets(self, transitions: Transitions, next_values: Tensor | None = None) -> Tensor:
+    def _munchausen_targets(
+        self, transitions: Transitions, noise: Noise, next_values: Tensor | None = None
+    ) -> Tensor:
         """Munchausen's targets `[B]`, or `[B, N]` of quantiles `next_values` `[B, N, A]`."""
         config = self.config
         # One pass over both: half the kernel launches.
-        q, next_q = self.learner.target(torch.cat([transitions.obs, transitions.next_obs])).chunk(2)
+        both = torch.cat([transitions.obs, transitions.next_obs])
+        q, next_q = self.learner.target(both, noise.target).chunk(2)
         return returns.munchausen_target(
             transitions.reward,
             transitions.discount,
@@ -154,7 +207,7 @@ class ApexAgent(NetworkAgent):
             next_values=next_values,
         )
 
-    def _quantile_losses(self, transitions: Transitions) -> tuple[Tensor, Tensor, Tensor]:
+    def _quantile_losses(self, transitions: Transitions, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         """The same of a network of quantiles; TD error and Q are those of their means."""
         net, learner = self.net, self.learner
         assert isinstance(net, QuantileNetwork)
@@ -165,16 +218,17 @@ class ApexAgent(NetworkAgent):
         shares, next_shares = drawn.clamp(1e-6, 1.0 - 1e-6).to(self.device)
         rows = torch.arange(len(transitions.obs), device=self.device)
         with torch.no_grad():
-            following = learner.target.quantiles(transitions.next_obs, next_shares)
+            following = learner.target.quantiles(transitions.next_obs, next_shares, noise.target)
             if self.config.munchausen_alpha:
-                goals = self._munchausen_targets(transitions, following)
+                goals = self._munchausen_targets(transitions, noise, following)
             else:
-                q_next = net(transitions.next_obs) if self.config.double else following.mean(1)
+                double = self.config.double
+                q_next = net(transitions.next_obs, noise.choice) if double else following.mean(1)
                 # One action for all quantiles, the one whose mean is largest; a choice per quantile would be
                 # an agent that knows its luck.
                 following = following[rows, :, q_next.argmax(1)]
                 goals = transitions.reward[:, None] + transitions.discount[:, None] * following
-        values = net.quantiles(transitions.obs, shares)[rows, :, transitions.action]
+        values = net.quantiles(transitions.obs, shares, noise.own)[rows, :, transitions.action]
         losses = returns.quantile_losses(values, shares, goals, self.config.huber_delta)
         return losses, goals.mean(1) - values.mean(1), values.mean(1)
 
@@ -188,7 +242,8 @@ class ApexAgent(NetworkAgent):
             units = config.hidden_units, config.mlp_units
             inputs = network_inputs(config, spec)
             scale = ReturnScale() if config.normalize_rewards else None
-            return kind(spec.seen_shape, spec.actions.count, torso, *units, config.dueling, inputs, scale)
+            shape = spec.seen_shape, spec.actions.count, torso
+            return kind(*shape, *units, config.dueling, inputs, scale, config.noise)
 
         return suited(config, spec, make)
 
@@ -206,7 +261,7 @@ class ApexAgent(NetworkAgent):
             self._optimizer(),
             config.max_grad_norm,
             period_updates=config.target_update_period_updates,
-            draws="shares" if config.quantiles else "",
+            draws="shares" if config.quantiles else "noise" if config.noise else "",
             seed=self.seed,
         )
 

@@ -30,6 +30,7 @@ from troupe.common.machine import memory_limit_bytes
 from troupe.common.nets.initializers import Output, initialize
 from troupe.common.nets.parts import PartInputs, image_shape
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
+from troupe.common.nets.spectral import spectral_layers
 from troupe.common.nets.torsos import LEAST_SIDE
 from troupe.common.rl.normalizers import Normalizer, RunningMoments
 
@@ -89,6 +90,7 @@ class Learner:
         self.updates = 0
         self.reduction = ALONE
         self._max_grad_norm = max_grad_norm
+        self._spectral = spectral_layers(net)
 
     def step(self, loss: Tensor, weight: float | None = None) -> Tensor:
         """Learns from a batch by one move down the gradient of its loss; see `descend`."""
@@ -115,6 +117,8 @@ class Learner:
         # share.
         norm = nn.utils.clip_grad_norm_(self.net.parameters(), self._max_grad_norm or float("inf"))
         self.optimizer.step()
+        for layer in self._spectral:
+            layer.settle()
         return norm
 
     def arrays(self) -> dict[str, np.ndarray]:

@@ -186,7 +186,9 @@ class AgentConfig(Section):
         return []
 
 
-Torso = Literal["auto", "shallow", "nature", "small", "wide", "minatar", "hadamax", "deep", "football", "mlp"]
+Torso = Literal[
+    "auto", "shallow", "nature", "small", "wide", "minatar", "hadamax", "deep", "football", "btr", "mlp"
+]
 """Of `troupe.common.nets.torsos`."""
 NORMALIZE_REWARDS = (
     "Rewards are divided by the root mean square of discounted returns, as the rewards learned from tell it."
@@ -203,9 +205,9 @@ class PixelAgentConfig(AgentConfig):
     torso: Torso = structural(
         "auto",
         "Network that sees observations first: convolutions for pixels (`nature`, `wide`, `small` or "
-        "`shallow`), multiplied (`hadamax`), residual (`deep`, `football`), `minatar` for grids under 20 x "
-        "20, `mlp` for vectors. `auto` goes by the observation; for pixels IMPALA and PPO have `shallow`, "
-        "others `nature`.",
+        "`shallow`), multiplied (`hadamax`), residual (`deep`, `football`, `btr`), `minatar` for grids "
+        "under 20 x 20, `mlp` for vectors. `auto` goes by the observation; for pixels IMPALA and PPO have "
+        "`shallow`, others `nature`.",
     )
     initializer: Literal[
         "auto",

@@ -28,12 +28,17 @@ class Convolution(nn.Conv2d):
         """Map `[B, C, H, W]` to `[B, filters, H', W']`."""
         # Acting, float32 and GPUs take torch's own way, which is the faster one there.
         learns = torch.is_grad_enabled() and self.weight.requires_grad
+        kernel = self.kernel()
         if not (learns and x.device.type == "cpu" and torch.is_autocast_enabled("cpu")):
-            return super().forward(x)
+            return self._conv_forward(x, kernel, self.bias)
         assert self.bias is not None
-        inputs = (each.to(torch.get_autocast_dtype("cpu")) for each in (x, self.weight, self.bias))
+        inputs = (each.to(torch.get_autocast_dtype("cpu")) for each in (x, kernel, self.bias))
         convolved: Tensor = _InParts.apply(*inputs, self.stride, self.padding)
         return convolved
+
+    def kernel(self) -> Tensor:
+        """What images are convolved with: the weight."""
+        return self.weight
 
 
 class _InParts(torch.autograd.Function):

@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from troupe.common.nets.spectral import FIRST_ITERATIONS, spectral_layers
+
 Initializer = Literal[
     "auto",
     "orthogonal",
@@ -79,6 +81,8 @@ def initialize(network: nn.Module, initializer: Initializer, gains: dict[Output,
                 _multiply(weight, gain)
         elif of is not None and gain != OUTPUT_GAINS[of]:
             _multiply(weight, gain / OUTPUT_GAINS[of])
+    for layer in spectral_layers(network):
+        layer.settle(FIRST_ITERATIONS)
 
 
 def _begun(module: nn.Module) -> nn.Module:

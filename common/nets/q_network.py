@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common.nets.initializers import orthogonal, output_layer
+from troupe.common.nets.noisy import NoisyLinear
 from troupe.common.nets.parts import PartInputs, PartsTorso
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
 from troupe.common.nets.torsos import HadamaxTorso, PixelTorso, ResidualTorso, VectorTorso, make_torso
@@ -61,6 +62,10 @@ class QNetwork(nn.Module):
         dueling: separate value and advantage streams.
         inputs: what the torso sees of pixels or of several parts; None: pixels divided by 255.
         scale: what rewards are divided by, and Q is in units of; None: nothing.
+        noise: first deviation of the heads' weights, see `NoisyLinear`; 0: they have none.
+
+    Attributes:
+        draws: numbers of standard normal noise that one function of the heads takes.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class QNetwork(nn.Module):
         dueling: bool,
         inputs: NormalizedPixels | PackedPixels | Normalizer | PartInputs | None = None,
         scale: ReturnScale | None = None,
+        noise: float = 0.0,
     ) -> None:
         super().__init__()
         self.scale = scale
@@ -84,20 +90,39 @@ class QNetwork(nn.Module):
         self.dueling = dueling
         self.hidden_units = hidden_units
         streams = 2 if dueling else 1
-        # One matrix for both streams' hidden layers: the same arithmetic as two layers, in one call.
-        self.hidden = orthogonal(nn.Linear(self.torso.features, streams * hidden_units))
-        self.active = nn.ReLU()
-        self.advantage = output_layer(nn.Linear(hidden_units, num_actions), "values")
-        self.value = output_layer(nn.Linear(hidden_units, 1), "values") if dueling else None
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """Map observations `[B, *obs_shape]` to Q values `[B, A]` float32."""
-        seen = obs if self.inputs is None else self.inputs(obs)
-        hidden = self.active(self.hidden(self.torso(seen)))
+        def linear(inputs: int, outputs: int) -> nn.Linear:
+            return NoisyLinear(inputs, outputs, noise) if noise else nn.Linear(inputs, outputs)
+
+        # One matrix for both streams' hidden layers: the same arithmetic as two layers, in one call.
+        self.hidden = orthogonal(linear(self.torso.features, streams * hidden_units))
+        self.active = nn.ReLU()
+        self.advantage = output_layer(linear(hidden_units, num_actions), "values")
+        self.value = output_layer(linear(hidden_units, 1), "values") if dueling else None
+        heads = self.hidden, self.advantage, self.value
+        self._shares = [head.draws if isinstance(head, NoisyLinear) else 0 for head in heads]
+        self.draws = sum(self._shares)
+
+    def forward(self, obs: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Map observations `[B, *obs_shape]` to Q values `[B, A]` float32.
+
+        `noise` `[B, draws]`, or `[1, draws]` for all rows; None: the heads' mean weights.
+        """
+        return self._heads(self._seen(obs), noise)
+
+    def _seen(self, obs: Tensor) -> Tensor:
+        features: Tensor = self.torso(obs if self.inputs is None else self.inputs(obs))
+        return features
+
+    def _heads(self, features: Tensor, noise: Tensor | None) -> Tensor:
+        """Q values `[..., A]` of features `[..., F]`."""
+        shares = [()] * 3 if noise is None else [(each,) for each in noise.split(self._shares, dim=-1)]
+        hidden = self.active(self.hidden(features, *shares[0]))
         if self.value is None:
-            return self.advantage(hidden)
+            advantage: Tensor = self.advantage(hidden, *shares[1])
+            return advantage
         left, right = hidden.split(self.hidden_units, dim=-1)
-        return dueling_q(self.value(right), self.advantage(left))
+        return dueling_q(self.value(right, *shares[2]), self.advantage(left, *shares[1]))
 
     def observe(self, obs: Tensor) -> None:
         """Take observations `[B, *obs_shape]` into the pixels' statistics."""
@@ -112,24 +137,18 @@ class QuantileNetwork(QNetwork):
         super().__init__(*arguments)
         self.shares = orthogonal(nn.Linear(COSINES, self.torso.features))
 
-    def forward(self, obs: Tensor) -> Tensor:
+    def forward(self, obs: Tensor, noise: Tensor | None = None) -> Tensor:
         """Map observations `[B, *obs_shape]` to Q values `[B, A]`: means over evenly spaced quantiles."""
         places = torch.arange(ACTING_QUANTILES, device=obs.device, dtype=torch.float32)
         # Midpoints of equal parts, not draws: acting is then a function of the observation alone.
         shares = ((places + 0.5) / ACTING_QUANTILES).expand(len(obs), -1)
-        return self.quantiles(obs, shares).mean(dim=1)
+        return self.quantiles(obs, shares, noise).mean(dim=1)
 
-    def quantiles(self, obs: Tensor, shares: Tensor) -> Tensor:
-        """Values `[B, N, A]` of the quantiles at `shares` `[B, N]`, in (0, 1)."""
-        seen = obs if self.inputs is None else self.inputs(obs)
-        features = self.torso(seen)
+    def quantiles(self, obs: Tensor, shares: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Values `[B, N, A]` of the quantiles at `shares` `[B, N]`, in (0, 1); `noise` as in `forward`."""
+        features = self._seen(obs)
         steps = torch.arange(COSINES, device=shares.device, dtype=torch.float32)
         # Equation 4 of Dabney et al. 2018b.
         cosines = torch.cos(math.pi * steps * shares[..., None])
         embedded = torch.relu(self.shares(cosines))
-        hidden = self.active(self.hidden(features[:, None] * embedded))
-        if self.value is None:
-            advantage: Tensor = self.advantage(hidden)
-            return advantage
-        left, right = hidden.split(self.hidden_units, dim=-1)
-        return dueling_q(self.value(right), self.advantage(left))
+        return self._heads(features[:, None] * embedded, None if noise is None else noise[:, None])

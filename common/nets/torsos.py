@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from troupe.common.nets.convolution import Convolution
 from troupe.common.nets.initializers import glorot_normal, lecun_normal, orthogonal
+from troupe.common.nets.spectral import SpectralConvolution
 
 Activation = Literal["auto", "relu", "elu", "swish", "tanh", "gelu"]
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -81,16 +82,41 @@ class PixelTorso(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """`x + conv(relu(conv(relu(x))))` with 3x3 convolutions."""
+    """`x + conv(relu(conv(relu(x))))` with 3x3 convolutions, which may be spectral ones."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, convolution: type[Convolution] = Convolution) -> None:
         super().__init__()
-        self.first = lecun_normal(Convolution(channels, channels, 3, padding=1))
-        self.second = lecun_normal(Convolution(channels, channels, 3, padding=1))
+        self.first = lecun_normal(convolution(channels, channels, 3, padding=1))
+        self.second = lecun_normal(convolution(channels, channels, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape `[B, C, H, W]`."""
         return x + self.second(torch.relu(self.first(torch.relu(x))))
+
+
+class PooledTo(nn.AdaptiveMaxPool2d):
+    """The largest of each of `side` x `side` parts of images with these sides.
+
+    Parts overlap where they do not divide the image.
+    """
+
+    def __init__(self, side: int, sides: tuple[int, int]) -> None:
+        super().__init__(side)
+        self._parts = [
+            [(part * whole // side, -(-(part + 1) * whole // side)) for part in range(side)]
+            for whole in sides
+        ]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map `[B, C, H, W]` to `[B, C, side, side]`."""
+        if not torch.jit.is_tracing():
+            pooled: Tensor = super().forward(images)
+            return pooled
+        # Part by part: ONNX knows no pooling whose windows differ in size.
+        for axis, parts in zip((-2, -1), self._parts, strict=True):
+            largest = [images.narrow(axis, first, end - first).amax(axis) for first, end in parts]
+            images = torch.stack(largest, dim=axis)
+        return images
 
 
 class ResidualTorso(nn.Module):
@@ -98,10 +124,14 @@ class ResidualTorso(nn.Module):
 
     `deep`: 16, 32 and 32 channels, 15 convolutions (Espeholt et al. 2018, figure 3, right).
     `football`: 16, 32, 32 and 32 channels (Kurach et al. 2020; Espeholt et al. 2020, the football network).
+    `btr`: 32, 64 and 64 channels, the blocks' convolutions with spectral norm, and last a pooling to 6 x 6,
+    whatever the picture's size (Clark et al. 2025, "Beyond The Rainbow").
     """
 
-    SECTIONS: ClassVar = {"deep": (16, 32, 32), "football": (16, 32, 32, 32)}
+    SECTIONS: ClassVar = {"deep": (16, 32, 32), "football": (16, 32, 32, 32), "btr": (32, 64, 64)}
     BLOCKS = 2
+    POOLED: ClassVar = {"btr": 6}
+    SPECTRAL: ClassVar = {"btr"}
 
     def __init__(self, kind: str, obs_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -113,16 +143,22 @@ class ResidualTorso(nn.Module):
                 lecun_normal(Convolution(channels, filters, 3, padding=1)),
                 nn.MaxPool2d(3, 2, padding=1),
             ]
-            layers += [ResidualBlock(filters) for _ in range(self.BLOCKS)]
+            convolution = SpectralConvolution if kind in self.SPECTRAL else Convolution
+            layers += [ResidualBlock(filters, convolution) for _ in range(self.BLOCKS)]
             channels = filters
             # What pooling with stride 2 and padding 1 leaves, odd sides rounded up.
             height, width = (height + 1) // 2, (width + 1) // 2
         self.sections = nn.Sequential(*layers)
+        self.pooled: nn.Module | None = None
+        if kind in self.POOLED:
+            self.pooled = PooledTo(self.POOLED[kind], (height, width))
+            height = width = self.POOLED[kind]
         self.features = channels * height * width
 
     def forward(self, images: Tensor) -> Tensor:
         """Map `[B, C, H, W]` to `[B, features]`."""
-        return _features(torch.relu(self.sections(images)))
+        seen = torch.relu(self.sections(images))
+        return _features(seen if self.pooled is None else self.pooled(seen))
 
 
 class HadamaxBlock(nn.Module):
@@ -251,7 +287,7 @@ class Projected(nn.Module):
 
 LEAST_SIDE = 20
 """Height and width under which nothing is left of a picture behind the `small` torso's layers."""
-PIXEL_TORSOS = ("nature", "small", "shallow", "wide", "minatar", "hadamax", "deep", "football")
+PIXEL_TORSOS = ("nature", "small", "shallow", "wide", "minatar", "hadamax", "deep", "football", "btr")
 """`shallow` (Espeholt et al. 2018, figure 3, left) has the convolutions of `small` (Mnih et al. 2013)."""
 
 

@@ -28,7 +28,10 @@ OUTSIDE = [name for name in os.environ.get("TROUPE_CONTRACT", "").split(",") if 
 """Algorithms outside this tree, to be tested as well."""
 
 
-OPTIONS = {"sac, with memory": {"lstm_units": 8, "sequence_steps": 6, "sequence_period_steps": 3}}
+OPTIONS = {
+    "sac, with memory": {"lstm_units": 8, "sequence_steps": 6, "sequence_period_steps": 3},
+    "apex, noise": {"noise": 0.5, "quantiles": 8},
+}
 """Fields that make another agent of an algorithm, whose name is before the comma."""
 
 

@@ -26,6 +26,7 @@ CASES = {
         {"algorithm": "apex", "quantiles": 8, "optimizer": "adam", "normalize_rewards": True},
         "pixels",
     ),
+    "apex, noise": ({"algorithm": "apex", "noise": 0.5, "munchausen_alpha": 0.9}, "vectors"),
     "r2d2": (
         {
             "algorithm": "r2d2",

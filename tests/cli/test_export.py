@@ -31,9 +31,12 @@ from troupe.services.export.acting import Acting
 
 SMALL = {"mlp_units": (8,), "hidden_units": 16}
 MEMORY = {"lstm_units": 5, "see_last_step": True, "unroll_steps": 4}
+ODD_PIXELS = PIXELS.model_copy(update={"frame_size": 52})
+"""Of which poolings leave 7 x 7."""
 FAMILIES = {
     "apex": (ApexConfig(**SMALL), VECTORS),
     "apex-pixels": (ApexConfig(hidden_units=16, torso="small"), PIXELS),
+    "apex-btr": (ApexConfig(hidden_units=16, torso="btr", noise=0.5, quantiles=4), ODD_PIXELS),
     "r2d2": (R2d2Config(**SMALL, lstm_units=6), VECTORS),
     "pqn-memory": (PqnConfig(**SMALL, **MEMORY, normalize_vectors=True), VECTORS),
     "impala-pixels": (ImpalaConfig(hidden_units=16, **MEMORY, lstm_layers=2), PIXELS),

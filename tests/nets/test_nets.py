@@ -30,6 +30,8 @@ from troupe.common.spaces import ActionSpec
         # 448 + 4 x 2320, 4640 + 4 x 9248, 9248 + 4 x 9248, and the 16 planes' 2320 instead of 448.
         ("deep", (3, 72, 96), 32 * 9 * 12, 97_600),
         ("football", (16, 72, 96), 32 * 5 * 6, 145_712),
+        # 1,184 + 4 x 9,248, 18,496 + 4 x 36,928 and 36,928 + 4 x 36,928; pooled to 6 x 6.
+        ("btr", (4, 84, 84), 64 * 6 * 6, 389_024),
     ],
 )
 def test_torsos_have_the_published_shapes(kind, shape, features, parameters):
@@ -38,8 +40,8 @@ def test_torsos_have_the_published_shapes(kind, shape, features, parameters):
     out = torso(torch.rand(2, *shape))
     assert out.shape == (2, features)
     convolutions = [m for m in torso.modules() if isinstance(m, nn.Conv2d)]
-    counts = {"nature": 3, "small": 2, "wide": 3, "minatar": 1, "hadamax": 6, "deep": 15, "football": 20}
-    assert len(convolutions) == counts[kind]
+    counts = {"nature": 3, "small": 2, "wide": 3, "minatar": 1, "hadamax": 6, "football": 20}
+    assert len(convolutions) == counts.get(kind, 15)
     assert sum(p.numel() for p in torso.parameters()) == parameters
 
 

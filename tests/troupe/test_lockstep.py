@@ -46,7 +46,8 @@ CASES = {
     "pendulum-sac": REPLAYED,
     "memory-r2d2": SEQUENCES | {"replay.capacity_items": "24", "agent.normalize_rewards": "true"},
     "memory-sac": SEQUENCES | {"replay.capacity_items": "24", "agent.normalize_rewards": "true"},
-    "bitflip-apex": REPLAYED | {"agent.normalize_rewards": "true"},
+    "bitflip-apex": REPLAYED
+    | {"agent.normalize_rewards": "true", "agent.noise": "0.5", "agent.epsilon_alpha": "7"},
     "cartpole-impala": UNROLLS | {"agent.normalize_returns": "true"},
     "cartpole-clear": {"agent.unroll_steps": "5"},
     "cartpole-ppo": PASSES,
