@@ -63,6 +63,8 @@ class Producers:
         self._places = dict(zip(incarnations[taken].tolist(), taken.tolist(), strict=True))
         self._free = np.flatnonzero(incarnations == 0)[::-1].tolist()
         self._crowded = False
+        # By incarnation, the numbers that were open and are stored again, which the disk may not have yet.
+        self._again: dict[int, set[int]] = {}
         # By place, a hash of the owner; 0 where it was taken before this process.
         self._owners = np.zeros(MAX_PRODUCERS, np.uint32)
 
@@ -147,10 +149,19 @@ class Producers:
         place = self._places.get(incarnation)
         if place is None or not 0 <= int(self._rows["sequence"][place]) - sequence < _WINDOW:
             return False
+        if sequence in self._again.get(incarnation, ()):
+            return False
         return bool(int(self._rows["open"][place]) >> (sequence % _WINDOW) & 1)
 
-    def close_again(self, incarnation: int, sequence: int) -> None:
-        """Note that an insert that was open is stored."""
+    def close_again(self, incarnation: int, sequence: int, *, synced: bool) -> None:
+        """Note that an insert that was open is stored.
+
+        Where that has to be synced first, the file says so only when it is `acknowledged`: else the next
+        power cut could leave the note without the insert.
+        """
+        if not synced:
+            self._again.setdefault(incarnation, set()).add(sequence)
+            return
         place = self._places[incarnation]
         numbers = [int(self._rows[name][place]) for name in _NUMBERS]
         numbers[_NUMBERS.index("open")] &= ~(1 << sequence % _WINDOW)
@@ -164,6 +175,13 @@ class Producers:
 
     def acknowledged(self, incarnation: int, sequence: int) -> None:
         """Note that the insert `sequence`, and all before it, are on the disk."""
+        again = self._again.get(incarnation, set())
+        if sequence in again:
+            again.remove(sequence)
+            if self.is_open(incarnation, sequence):
+                self.close_again(incarnation, sequence, synced=True)
+        if not again:
+            self._again.pop(incarnation, None)
         place = self._places.get(incarnation)
         if place is not None and sequence > int(self._rows["synced"][place]):
             self._write(place, *(int(self._rows[name][place]) for name in _NUMBERS[:-1]), sequence)

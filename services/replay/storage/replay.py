@@ -247,7 +247,9 @@ class Replay:
             if admitted:
                 self._store(store, starts, insert, admitted)
             if late:
-                self._producers.close_again(insert.incarnation, insert.sequence)
+                self._producers.close_again(
+                    insert.incarnation, insert.sequence, synced=self.durable != "power"
+                )
             else:
                 self._producers.settle(insert.incarnation, insert.sequence, stored=True)
         return True

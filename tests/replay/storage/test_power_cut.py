@@ -168,14 +168,33 @@ def test_an_insert_whose_chunk_is_left_without_its_items_comes_again(tmp_path):
     shard.sync()
     for _ in range(2):  # the second time it is what the first cut left open
         shard.insert(5, "default")
-        for states in shard.disk.files["default.items"].states.values():
-            del states[1:]
-        shard.replay.close()
-        shard.disk.cut(lambda count: count - 1)  # everything else has reached the disk
-        shard.open()
+        leave_all_but(shard, "default.items")
     shard.cut(lambda count: 0)
     assert len(first_steps(shard.replay, "default")) == 15
     shard.replay.close()
+
+
+def test_an_insert_that_came_again_comes_once_more_if_only_the_note_of_it_was_left(tmp_path):
+    shard = Shard(tmp_path)
+    shard.insert(5, "default")
+    shard.sync()
+    shard.insert(5, "default")
+    leave_all_but(shard, "default.items")
+    assert shard.replay.insert(make_insert(2, 5, 5, range(5), [1] * 5, [1.0] * 5))
+    leave_all_but(shard, *(name for name in shard.disk.files if name != "producers"))
+    shard.cut(lambda count: 0)
+    assert len(first_steps(shard.replay, "default")) == 10
+    shard.replay.close()
+
+
+def leave_all_but(shard, *names):
+    """Lose the power where everything has reached the disk but what was written to these files."""
+    for name in names:
+        for states in shard.disk.files[name].states.values():
+            del states[1:]
+    shard.replay.close()
+    shard.disk.cut(lambda count: count - 1)
+    shard.open()
 
 
 def numbered(start):
