@@ -15,7 +15,6 @@ import importlib
 import logging
 import operator
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from troupe.common.envs.base import EnvSpec, VectorEnv, slot_seeds
 from troupe.common.envs.gymnasium_spaces import action_spec, observation_leaves, picture_scales, stored_dtype
 from troupe.common.envs.names import own_name
 from troupe.common.envs.pictures import FrameProcessor, Layout, layout_of, push_frame
-from troupe.common.envs.registration import hint_of_module, registered_by
+from troupe.common.envs.registration import hint_of_module, maker_of, registered_by
 from troupe.common.envs.returned import (
     OLD_INTERFACE,
     BadReturn,
@@ -363,10 +362,8 @@ def _known(gym: Any, env_id: str) -> Any:
     module, _, name = env_id.rpartition(":")
     if name in gym.registry:
         return copy.copy(gym.registry[name])
-    make: Any = sys.modules.get(module)
-    for part in name.split("."):
-        make = getattr(make, part, None)
-    return gym.envs.registration.EnvSpec(name, entry_point=make) if callable(make) else None
+    make = maker_of(module, name)
+    return gym.envs.registration.EnvSpec(name, entry_point=make) if make is not None else None
 
 
 def _render_modes(gym: Any, known: Any, env_id: str) -> list[str]:

@@ -20,11 +20,10 @@ def hold(name: str, make: Callable[..., Any]) -> str:
     return f"{__name__}:{name}"
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
+def held(name: str) -> Callable[..., Any]:
+    """Return what makes an environment. Raises ConfigError where it was another process that had it."""
     if name in _MAKERS:
         return _MAKERS[name]
-    if name.startswith("__"):
-        raise AttributeError(name)
     raise ConfigError(
         f"the environment {name} was in the process that trained: give it again, as in "
         f"troupe.evaluate(run, env={name})"

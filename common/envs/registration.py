@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from troupe.common.envs import in_process
 from troupe.common.errors import ConfigError
 
 # Ids that one line names.
@@ -41,6 +43,28 @@ def register_env(name: str, make: Callable[..., Any], **options: Any) -> str:
     return f"{module}:{name}"
 
 
+def maker_of(module: str, name: str) -> Callable[..., Any] | None:
+    """The class or function of this name that `module`, or a module below it, defines; None where none is.
+
+    A configuration of somebody else may have chosen the name, and the arguments. So nothing is called that a
+    module only has at hand, such as `os.system`, nor what Troupe's own modules define: they need no
+    permission.
+
+    Raises:
+        ConfigError: it was in another process.
+    """
+    if module == in_process.__name__:
+        return in_process.held(name)
+    if f"{module}.".startswith(f"{__package__}."):
+        return None
+    make: Any = sys.modules.get(module)
+    for part in name.split("."):
+        make = getattr(make, part, None)
+    home = getattr(make, "__module__", None)
+    defined = isinstance(home, str) and f"{home}.".startswith(f"{module}.")
+    return make if defined and callable(make) else None
+
+
 def registered_by(module: str, registry: Mapping[str, Any]) -> list[str]:
     """Return the ids in a registry, Gymnasium's or gym's, of what `module` defines, or else its package."""
     homes = {name: f"{_home(spec)}." for name, spec in registry.items()}
@@ -58,8 +82,8 @@ def hint_of_module(module: str, name: str, known: list[str]) -> str:
         return f"did you mean {module}:{near[0]}?"
     if not known:
         return (
-            f"the module registers no environment of its own (troupe.register_env does), and has no {name} "
-            "to call"
+            "the module registers no environment of its own (troupe.register_env does), and defines no "
+            f"{name} to call"
         )
     return f"the module registers {', '.join(known[:_SHOWN])}{', ...' if len(known) > _SHOWN else ''}"
 

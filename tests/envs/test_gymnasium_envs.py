@@ -163,6 +163,25 @@ def test_wrong_ids_are_one_line(env_id: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        "troupe.common.envs.gymnasium_envs:os.mkdir",
+        "troupe.common.envs.gymnasium_envs:import_module",
+        "troupe.common.envs.in_process:hold",
+        "tests.envs.reaching:os.mkdir",
+        "tests.envs.reaching:mkdir",
+        "tests.envs.reaching:Reaching.step.__globals__.get",
+    ],
+)
+def test_nothing_is_called_but_what_the_module_itself_defines(env_id: str, tmp_path: Path) -> None:
+    kwargs = {"path": str(tmp_path / "made"), "module": "this", "needed_by": "", "name": "x", "make": "y"}
+    for chosen in (["path"], ["module", "needed_by"], ["name", "make"], []):
+        with pytest.raises(ConfigError, match=r"unknown environment|was in the process that trained"):
+            make_spec(config(env_id, kwargs={name: kwargs[name] for name in chosen}))
+    assert not (tmp_path / "made").exists()
+
+
 def test_wrong_kwargs_are_one_line() -> None:
     with pytest.raises(ConfigError, match="cannot be made with kwargs"):
         make_spec(config(kwargs={"colour": "red"}))
