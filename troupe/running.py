@@ -13,7 +13,7 @@ from troupe.common.config.text import format_value
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.checkpoint import open_checkpoint
-from troupe.common.runtime.files import CERTIFICATE_FILE, CONFIG_FILE, readable
+from troupe.common.runtime.files import CERTIFICATE_FILE, readable, run_config
 from troupe.environments import Brought, bring, check_caller
 from troupe.following import Follower, OnCheckpoint, OnMetrics
 from troupe.run import Run
@@ -132,6 +132,7 @@ def resume(
     from troupe.services.launcher import training
 
     check_caller()
+    run_config(Path(run_dir))  # before anything is written there
     brought = Brought("") if env is None else bring(env).reachable_from(Path(run_dir))
     fields = {**(fields or {}), **({} if env is None else {"env.id": brought.id})}
 
@@ -215,6 +216,8 @@ class _Order:
         here: bool,
     ) -> _Order:
         """Check and put together the arguments of `train`."""
+        from troupe.services.launcher.training import check_unused
+
         check_caller()
         if preset and algo:
             raise ConfigError(f"algo {algo!r} is instead of a preset: leave out one, {preset} or algo")
@@ -234,16 +237,12 @@ class _Order:
         given |= {} if seed is None else {"run.seed": seed}
         name = run_name(preset or None, algo, str(given.get("env.id") or given.get("env")))
         path = _new_directory(name) if run_dir is None else Path(run_dir)
-        if not (path / CONFIG_FILE).exists():  # else it is refused, and stays as it is
-            brought = brought.reachable_from(path)
+        check_unused(path)  # before anything is written there, or a callback is told of a run that is there
+        brought = brought.reachable_from(path)
         return cls(None if preset is None else str(preset), algo, path, given, brought)
 
     def start(self, told: Follower) -> Run:
         """Start it as a process, and return when there is a run."""
-        from troupe.services.launcher.training import check_unused
-
-        # The process would refuse it too, after callbacks were told of the run that is there.
-        check_unused(self.run_dir)
         words = [self.preset] if self.preset else ["--algo", self.algo]
         words += ["--run-dir", str(self.run_dir), "--no-progress"]
         for name, value in self.fields.items():

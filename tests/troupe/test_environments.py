@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+import troupe
 from tests.envs.catch import CatchEnv
 from tests.harness import PATIENCE_S
 from troupe.common.config.schema import EnvConfig
@@ -159,6 +160,15 @@ def test_what_a_cell_imports_from_beside_the_notebook_is_found(notebook, tmp_pat
     with brought.findable():
         assert sys.path == [*former, str(brought.folder)]
     assert sys.path == former
+
+
+def test_a_folder_that_is_no_run_or_holds_something_stays_as_it_is(notebook, tmp_path):
+    with pytest.raises(ConfigError, match="is not a run directory: it does not exist"):
+        troupe.resume(tmp_path / "mistyped", env=notebook.Walk)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty and holds no run"):
+        troupe.train("cartpole-ppo", tmp_path, env=notebook.Walk)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_what_cannot_be_written_is_named(notebook):
