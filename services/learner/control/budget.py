@@ -19,6 +19,9 @@ MAX_STEPS_PER_SLOT_S = 10_000
 # permits more and never less.
 _IN_FLIGHT = 16
 _REMEMBERED = 1000
+_KEPT = 1 << 16
+"""Processes of which anything is known at most, beside twice as many as hold slots: every HELLO may be of a
+new one. Those that came first are forgotten first."""
 
 
 class StepBudget:
@@ -163,6 +166,7 @@ class StepBudget:
         limits, before = self._limits.get(incarnation), self._made.get(incarnation, 0)
         now_s = self._clock()
         base, since_s = self._since.setdefault(incarnation, (before, now_s - self._away_s - 1.0))
+        self._forget_some()
         if not made or self._closed:  # none are made by all but actors, and by those only once
             return before
         if limits:
@@ -178,6 +182,17 @@ class StepBudget:
         self._steps += max(0, made - before)
         self._reckon(incarnation)
         return self._made[incarnation]
+
+    def _forget_some(self) -> None:
+        """Forget processes that hold no slots, where there are too many."""
+        while len(self._since) > _KEPT + 2 * len(self._limits):
+            first = next(iter(self._since))
+            since = self._since.pop(first)
+            if first in self._limits:
+                self._since[first] = since
+                continue
+            for known in (self._made, self._uncounted, self._told):
+                known.pop(first, None)
 
     def _confirm(self, incarnation: int, obeyed: int, at_most: int) -> list[int]:
         """The limits that may still hold for a process that obeys this one now."""

@@ -49,6 +49,16 @@ def test_reports_are_running_totals_of_each_process():
     assert budget.steps == 210
 
 
+def test_what_is_known_of_processes_that_come_and_go_has_an_end():
+    budget = control.StepBudget(1000)
+    budget.hold(1, "actor-0", 4)
+    limit = budget.extend(1, 0, 0)
+    for stranger in range(2, 150_000):
+        budget.extend(stranger, 0, 0)
+    assert sum(len(known) for known in vars(budget).values() if isinstance(known, dict)) < 140_000
+    assert budget.permitted(1) == limit
+
+
 def test_without_a_total_nobody_waits():
     budget = StepBudget()
     assert budget.extend(1, 0, 0, {1: 8}) > NO_TOTAL // 4
