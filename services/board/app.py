@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -130,17 +131,18 @@ class Board:
         """A film, or the part of it that a player asks for."""
         try:
             entry = self._entry(request.path_params["run"])
-            film, kind = films.read(entry.path, request.path_params["film"])
+            film, kind = films.opened(entry.path, request.path_params["film"])
         except (_NotFoundError, OSError):
             return PlainTextResponse("there is no such film\n", 404)
+        size = os.fstat(film.fileno()).st_size
         headers = {"accept-ranges": "bytes", "content-encoding": "identity"}
         asked = _RANGE.fullmatch(request.headers.get("range", ""))
-        if asked is None or int(asked[1]) >= len(film):
-            return Response(film, media_type=kind, headers=headers)
-        first = int(asked[1])
-        last = min(int(asked[2] or len(film)), len(film) - 1)
-        headers["content-range"] = f"bytes {first}-{last}/{len(film)}"
-        return Response(film[first : last + 1], 206, headers, kind)
+        first, last, status = 0, size - 1, 200
+        if asked is not None and int(asked[1]) <= min(int(asked[2] or size), size - 1):
+            first, last, status = int(asked[1]), min(int(asked[2] or size), size - 1), 206
+            headers["content-range"] = f"bytes {first}-{last}/{size}"
+        headers["content-length"] = str(last + 1 - first)
+        return StreamingResponse(films.part(film, first, last + 1 - first), status, headers, kind)
 
     async def _note(self, request: Request) -> Response:
         try:

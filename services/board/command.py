@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from troupe.common.errors import ConfigError
+from troupe.common.errors import ConfigError, TroupeError
 from troupe.common.runtime import StopSignal
 from troupe.common.runtime.parser import Parser, integer
 from troupe.services.board.access import MIN_TOKEN_CHARS, is_loopback
@@ -104,6 +104,8 @@ def serve(library: Library, host: str, listener: socket.socket) -> None:
         server.should_exit = True
         thread.join(10.0)
         listener.close()
+    if not stop.requested:
+        raise TroupeError("the page's server has ended by itself: what it said stands above")
 
 
 def _token(host: str) -> str:

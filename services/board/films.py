@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from troupe.services.board.opening import directory, open_regular
 
@@ -12,6 +14,7 @@ FOLDER = "videos"
 KINDS = {"mp4": "video/mp4", "gif": "image/gif"}
 MAX_BYTES = 1 << 25
 MAX_FILMS = 20
+BLOCK_BYTES = 1 << 18
 _NAME = re.compile(r"[\w.+:-]{1,150}-(\d{1,18})\.(mp4|gif)", re.ASCII)
 
 
@@ -29,8 +32,8 @@ def names(run: Path) -> list[dict[str, str | int]]:
     return [{"name": name, "steps": steps} for _, name, steps in sorted(found, reverse=True)[:MAX_FILMS]]
 
 
-def read(run: Path, name: str) -> tuple[bytes, str]:
-    """A film and its media type.
+def opened(run: Path, name: str) -> tuple[IO[bytes], str]:
+    """A film, opened for reading, and its media type.
 
     Raises:
         OSError: there is none of this name, or it is too large.
@@ -38,5 +41,13 @@ def read(run: Path, name: str) -> tuple[bytes, str]:
     found = _NAME.fullmatch(name)
     if found is None:
         raise FileNotFoundError(name)
-    with open_regular(run, FOLDER, name, at_most=MAX_BYTES) as file:
-        return file.read(MAX_BYTES), KINDS[found[2]]
+    return open_regular(run, FOLDER, name, at_most=MAX_BYTES), KINDS[found[2]]
+
+
+def part(film: IO[bytes], first: int, count: int) -> Iterator[bytes]:
+    """So many bytes of a film, in blocks, and close it: several players must not fill memory with films."""
+    with film:
+        film.seek(first)
+        while count > 0 and (block := film.read(min(count, BLOCK_BYTES))):
+            count -= len(block)
+            yield block

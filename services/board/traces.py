@@ -35,6 +35,10 @@ MAX_VALUES = 1 << 19
 """Of one curve; one that has more keeps half of them, the least and the largest of every four."""
 MAX_EVALUATIONS = 10_000
 _MAX_KEPT_VALUES = 1 << 23
+_LEAST_VALUES = 1 << 10
+"""What a follower counts at least: one of a metric that nobody reports takes room too."""
+_EVALUATION_VALUES = 208
+"""What a line of evaluations counts, with up to 200 returns."""
 _MAX_CURVES = 256
 _TAIL_BYTES = 1 << 18
 _CLOCK = "speed/steps_per_s"
@@ -191,7 +195,7 @@ class Evaluations(Follower):
     @property
     def count(self) -> int:
         """See `Follower`."""
-        return 8 * len(self.rows)
+        return _EVALUATION_VALUES * len(self.rows)
 
     def take(self, block: bytes) -> None:
         """See `Follower`."""
@@ -210,6 +214,8 @@ class Traces:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[Path, str], Follower] = OrderedDict()
+        self._sizes: dict[tuple[Path, str], int] = {}
+        self._size = 0
         self._lock = threading.Lock()
 
     def read(self, run: Path, name: str) -> Trace | Games:
@@ -227,10 +233,16 @@ class Traces:
             follower = cast(F, self._kept.pop(key, None) or make())
             self._kept[key] = follower
             follower.read()
-            kept = sum(each.count for each in self._kept.values())
-            while kept > _MAX_KEPT_VALUES and len(self._kept) > 1:
-                kept -= self._kept.popitem(last=False)[1].count
+            self._resize(key, _LEAST_VALUES + follower.count)
+            while self._size > _MAX_KEPT_VALUES and len(self._kept) > 1:
+                self._resize(self._kept.popitem(last=False)[0], 0)
             return follower
+
+    def _resize(self, key: tuple[Path, str], size: int) -> None:
+        """Note the size of what is kept under a key, 0 where nothing is any more."""
+        self._size += size - self._sizes.pop(key, 0)
+        if size:
+            self._sizes[key] = size
 
 
 def names_of(run: Path) -> list[str]:

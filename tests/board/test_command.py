@@ -75,6 +75,21 @@ def test_beside_a_training_it_serves_at_one_port_or_ends(tmp_path):
     process.stdout.close()
 
 
+def test_a_server_that_ends_by_itself_is_an_error(tmp_path):
+    code = (
+        "import socket, sys; from pathlib import Path; from troupe.common.runtime.lifecycle import run_main; "
+    )
+    code += (
+        "from troupe.services.board.command import serve; from troupe.services.board.library import Library; "
+    )
+    code += "none = socket.socket(type=socket.SOCK_DGRAM); none.bind(('127.0.0.1', 0)); "
+    code += "sys.exit(run_main(lambda: serve(Library([Path(sys.argv[1])]), '127.0.0.1', none)))"
+    command = [sys.executable, "-c", code, str(make_run(tmp_path / "run"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 70
+    assert "has ended by itself" in done.stderr
+
+
 def test_a_token_of_ones_own_is_long_enough(monkeypatch):
     monkeypatch.setenv("TROUPE_BOARD_TOKEN", "short")
     with pytest.raises(ConfigError, match="at least 16"):

@@ -1,5 +1,6 @@
 import http.client
 import json
+import tracemalloc
 
 import pytest
 
@@ -248,6 +249,27 @@ def test_films_are_those_of_the_run_and_players_may_ask_for_parts(serve, runs):
         "eval-video-000000000999.mp4",
     ):
         assert board.ask(f"/api/runs/{run}/films/{name}")[0] == 404
+
+
+def test_a_film_is_not_read_whole_for_a_part_of_it(serve, runs):
+    folder = runs / "fast/videos"
+    folder.mkdir()
+    name = "eval-video-000000000100.mp4"
+    with (folder / name).open("wb") as film:
+        film.write(bytes(range(200)))
+        film.truncate(24 << 20)
+    board = serve(runs)
+    address = f"/api/runs/{board.runs(5)['fast']['id']}/films/{name}"
+    tracemalloc.start()
+    try:
+        status, headers, body = board.ask(address, range="bytes=150-249")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (status, headers["content-length"], body) == (206, "100", bytes(range(150, 200)) + bytes(50))
+    assert most < 4 << 20
+    status, headers, body = board.ask(address, range="bytes=9-5")  # no range at all
+    assert (status, headers["content-length"], len(body)) == (200, str(24 << 20), 24 << 20)
 
 
 def test_services_are_told_with_what_they_use(serve, runs):

@@ -189,3 +189,12 @@ def test_smoothing_is_that_of_plot():
     places, values = np.arange(50.0) ** 1.5, np.sin(np.arange(50.0))
     wanted = _smoothed(list(places), list(values), 0.2)[1]
     assert smoothed(places, values, 0.2).tolist() == pytest.approx(list(wanted))
+
+
+def test_metrics_that_nobody_reports_do_not_fill_memory(tmp_path):
+    traces = module.Traces()
+    for number in range(10_000):
+        traces.read(tmp_path, f"no/{number}")
+    assert len(traces._kept) < 10_000
+    traces.read(tmp_path, "no/1")
+    assert traces._size == sum(traces._sizes.values()) <= module._MAX_KEPT_VALUES
