@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from troupe.common import system
+from troupe.common.machine import memory_limit_bytes
 
 WINDOW_S = 10.0
 """Acting and learning may take turns of several seconds."""
@@ -66,7 +67,8 @@ class OwnUsage:
             self._next_s = now_s + self._period_s
             cpu, starved, memory = self._cores.of_tree(self._pid)
             values = {"cpu_cores": cpu, "starved_cores": starved, "memory_bytes": float(memory)}
-            values["memory_share"] = memory / psutil.virtual_memory().total
+            # Of a container its limit: the machine's memory is not for it.
+            values["memory_share"] = memory / memory_limit_bytes()
             self._told = {f"{self._prefix}/{name}": value for name, value in values.items()}
         return self._told
 
