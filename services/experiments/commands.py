@@ -218,6 +218,9 @@ def sweep(words: Sequence[str]) -> int:
         if options.slurm and (left := runner.for_others()):
             _submit(options, wanted, folder, [job.name for job in left])
             return 0
+        if options.slurm and (others := runner.unfinished):  # never to be trained here as well
+            print(f"{len(others)} runs are under way: the same command prints the table when they are over")
+            return 0
         print(f"{runner.planned} runs in {folder}, {wanted.section.parallel} at a time", flush=True)
         runner.run()
         print("\n".join(["", *ending.summary(runner.jobs, wanted, folder)]))

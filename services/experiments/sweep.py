@@ -236,6 +236,11 @@ class Runner:
         self._save()
         return left
 
+    @property
+    def unfinished(self) -> list[Job]:
+        """The runs that are not over, also those that others have under way."""
+        return [job for job in self.jobs if job.state not in _OVER]
+
     def run(self) -> None:
         """Run what is left, until all is over or a stop is asked for."""
         if self._left_alone:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import troupe.services.__main__ as cli
+from tests.experiments.folders import make_run
 from tests.harness import until
 from troupe.common.config import load_config
 from troupe.common.errors import ConfigError
@@ -174,6 +175,22 @@ def test_a_dry_run_of_a_sweep_writes_the_script_that_it_would_submit(
     for name in re.findall("learning_rate=[0-9.e-]+", text):
         assert (folder / "values" / f"{name}.toml").exists()
     assert "--array=0-1%" in text
+
+
+@pytest.mark.timeout(60)
+def test_runs_that_are_under_way_are_neither_submitted_nor_trained_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = tmp_path / "lr.toml", tmp_path / "sweep"
+    file.write_text('[sweep]\npreset = "cartpole-ppo"\n[sweep.grid]\n"agent.learning_rate" = [1e-4, 1e-3]\n')
+    words = ["sweep", str(file), "--dir", str(folder), "--slurm"]
+    assert cli.main([*words, "--dry-run"]) == 0
+    for values in (folder / "values").iterdir():
+        make_run(folder / "runs" / values.stem, returns=[(100, 1.0)], steps=100)
+    capsys.readouterr()
+    for more in ([], ["--dry-run"]):
+        assert cli.main([*words, *more]) == 0
+        assert "2 runs are under way" in capsys.readouterr().out
 
 
 def _sweep(folder: Path) -> str:
