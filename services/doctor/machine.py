@@ -145,7 +145,7 @@ def _replay_room(folder: Path, config: Config) -> Check:
     present = sum(file.stat().st_blocks * 512 for file in folder.glob("*/*")) if folder.is_dir() else 0
     items = sum(table.capacity for table in replay.sampled_tables())
     grows = min(plan.store_bytes + plan.table_bytes, disk_limit_bytes(shard))
-    figure = f"{_size(present)} now, may grow to {_size(grows)} a shard for {items:,} items"
+    figure = f"{_size(present)} now, for at most {items:,} items; a shard stays below {_size(grows)}"
     return Check("disk", "replay's room", figure)
 
 
