@@ -174,10 +174,13 @@ class CentralActing:
     def rejoin(self, welcome: Welcome, before: list[int]) -> None:
         """Go on in these slots. Games go on; what the network remembers of them begins anew."""
         self._asking.move(self._endpoint(welcome))
-        if len(welcome.slots) != len(before):
+        if welcome.slots == before:
+            return
+        # Where slots differ in their levels, games begin anew in those of the new ones.
+        if len(welcome.slots) != len(before) or self._envs[0].spec.tasks:
             self.begin(self._control, welcome)
         # As many as before: the environments stay, and only their exploration is another.
-        elif welcome.slots != before:
+        else:
             for group, slots in zip(self._groups, self._split(welcome.slots), strict=True):
                 group.slots = slots
             self._held = []

@@ -229,10 +229,11 @@ class LocalActing:
         self._steps_with_params = 0
 
     def rejoin(self, welcome: Welcome, before: list[int]) -> None:
-        """Other slots mean other exploration, and possibly fewer environments."""
+        """Other slots mean other exploration, and possibly other levels or fewer environments."""
         if welcome.slots == before:
             return
-        if len(welcome.slots) == len(before):
+        # Where slots differ in their levels, games begin anew in those of the new ones.
+        if len(welcome.slots) == len(before) and not self._env.spec.tasks:
             self.rollout.explore(welcome.slots, welcome.total_slots)
             return
         self._outbox.put(self.rollout.flush())

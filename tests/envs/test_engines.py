@@ -1,6 +1,7 @@
 """DeepMind Lab and Google Research Football against stand-ins that do what their documents say."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from troupe.common.data.instructions import word_ids
 from troupe.common.envs import check_settings, make_spec, make_vector
 from troupe.common.envs.dmlab import ACTIONS, DMLAB30, LevelCache, levels_of, turns
 from troupe.common.errors import ConfigError, MissingEngineError
-from troupe.services.actor.local_inference import Rollout
+from troupe.services.actor.acting import Place
+from troupe.services.actor.central_inference import CentralActing
+from troupe.services.actor.local_inference import LocalActing, Rollout
 from troupe.services.actor.timing import Timing, TimingReports
 
 pytestmark = pytest.mark.usefixtures("engines")
@@ -105,6 +108,23 @@ def test_a_process_plays_the_levels_of_its_slots():
     env.assign([10, *range(20, 29)], 60)
     env.reset()
     assert sorted(playing()) == sorted([DMLAB30[10], *DMLAB30[20:29]])
+
+
+@pytest.mark.parametrize("acting_of", [LocalActing, CentralActing])
+def test_who_joins_again_in_other_slots_plays_their_levels(context, acting_of):
+    acting = acting_of(config_of("dmlab-impala-paper"), Place(context, "tcp://127.0.0.1:1", "actor-0"))
+
+    def welcome(slots):
+        more = {"inference": "tcp://127.0.0.1:1", "liveness_s": 9.0}
+        return SimpleNamespace(slots=slots, total_slots=30, seed=lambda incarnation, slot: slot, **more)
+
+    acting.prepare(4)
+    try:
+        acting.begin(SimpleNamespace(incarnation=1), welcome([0, 1, 2, 3]))
+        acting.rejoin(welcome([12, 13, 14, 15]), [0, 1, 2, 3])
+        assert sorted(playing()) == sorted(DMLAB30[12:16])
+    finally:
+        acting.close()
 
 
 def test_few_slots_play_all_levels_in_turn_and_evaluation_scores_them_by_name():
