@@ -43,7 +43,12 @@ def train(config: Config, run_dir: Path, stop: StopSignal, *, resume: bool = Fal
     make_directory(run_dir, "run directory")
     refusal = f"{run_dir} is in use by another process; stop that one first"
     with lock_file(run_dir / ".lock", refusal), repeatable():
-        LockstepTraining(config, run_dir, stop, resume=resume).run()
+        training = LockstepTraining(config, run_dir, stop, resume=resume)
+        try:
+            training.run()
+        except BaseException:
+            training.abandon()  # a program that resumes from Python goes on, and keeps no file open
+            raise
 
 
 @contextmanager
@@ -155,6 +160,11 @@ class LockstepTraining(SerialTraining):
         """Close what the next span makes anew."""
         self.env.close()
         self.replay.close()
+
+    def abandon(self) -> None:
+        """Close everything, and save nothing."""
+        self.leave()
+        self.metrics.close()
 
     def save(self) -> None:
         """Write what the next span begins with, and drop what only older checkpoints had."""

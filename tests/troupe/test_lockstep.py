@@ -116,7 +116,7 @@ def go_on(config, run_dir, at, killed, resume):
         try:
             training.run()
         except KilledError:
-            training.leave()
+            training.abandon()
 
 
 @pytest.mark.parametrize("preset", CASES if CHAOS else ["cartpole-apex", "cartpole-clear", "memory-r2d2"])

@@ -1,5 +1,6 @@
 """INSERTED is said of what is stored, and of nothing else."""
 
+import contextlib
 import time
 
 import numpy as np
@@ -89,9 +90,15 @@ def test_the_number_0_is_none(tmp_path):
         replay.insert(simple(0, 0, 4))
 
 
-def test_one_owner_takes_a_share_of_the_places(tmp_path, monkeypatch):
+@pytest.fixture
+def pager(tmp_path):
+    with contextlib.closing(FilePager(tmp_path)) as pager:
+        yield pager
+
+
+def test_one_owner_takes_a_share_of_the_places(pager, monkeypatch):
     monkeypatch.setattr(module, "MAX_SHARE", 3)
-    producers = Producers(FilePager(tmp_path))
+    producers = Producers(pager)
     for incarnation in (1, 2, 3):
         producers.admit(incarnation, "greedy")
     with pytest.raises(RefusedError, match="3 processes of one key or connection"):
@@ -106,9 +113,9 @@ def test_one_owner_takes_a_share_of_the_places(tmp_path, monkeypatch):
         producers.admit(6, "greedy")
 
 
-def test_a_clock_that_was_put_back_keeps_nobody_for_ever(tmp_path, monkeypatch):
+def test_a_clock_that_was_put_back_keeps_nobody_for_ever(pager, monkeypatch):
     monkeypatch.setattr(module, "MAX_SHARE", 3)
-    producers = Producers(FilePager(tmp_path))
+    producers = Producers(pager)
     for incarnation in (1, 2, 3):
         producers.admit(incarnation, "one key")
     now_s = time.time() - 1e8  # by years

@@ -1,5 +1,7 @@
 """Several tables over the same chunks, items that go in any order, queues, and shares of a batch."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -391,7 +393,8 @@ def test_what_could_never_fit_is_refused_at_the_first_insert(tmp_path):
     def first(folder, capacity, *, must_fit=True):
         table = TableConfig(capacity=capacity)
         replay = open_tables(tmp_path / folder, table, budget=1 << 20, must_fit=must_fit)
-        return replay.insert(simple(1, 0, 4))
+        with contextlib.closing(replay):
+            return replay.insert(simple(1, 0, 4))
 
     # Four items of 96 bytes together that are not compressed.
     assert first("a", (1 << 20) * 4 // 96)
