@@ -69,6 +69,7 @@ class Run:
             env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
             process_group=0,  # Ctrl-C is for the program
         )
+        _RUNS.difference_update([run for run in list(_RUNS) if not run.running])
         _RUNS.add(self)
         self._watcher: threading.Thread | None = None
 
@@ -230,14 +231,14 @@ class Run:
         raise _ERRORS.get(code or 0, TroupeError)(why)
 
 
-# Held here, so that a run whose handle nobody keeps goes on.
+# Held here, so that a run whose handle nobody keeps goes on; the next one lets go of those that have ended.
 _RUNS: set[Run] = set()
 
 
 @atexit.register
 def _stop_all() -> None:
     """Have no process outlive the program: first all are asked, then each is waited for."""
-    runs = [run for run in _RUNS if run.running]
+    runs = [run for run in list(_RUNS) if run.running]
     for run in runs:
         run._process.send_signal(signal.SIGTERM)
     for run in runs:

@@ -1,9 +1,11 @@
 """Trainings from Python: in the background, with callbacks, in this process; and what is left of them."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import weakref
 
 import gymnasium
 import psutil
@@ -208,6 +210,14 @@ def test_a_run_is_stopped_by_its_handle_its_block_and_its_callbacks(tmp_path):
     with pytest.raises(ZeroDivisionError, match="own, at 7"):
         run.wait(PATIENCE_S)
     assert not run.running
+
+
+def test_runs_that_nobody_waits_for_are_let_go_when_they_have_ended(tmp_path):
+    ended = [weakref.ref(training(tmp_path / str(number), "")) for number in range(2)]
+    until(lambda: all(run() is None or not run().running for run in ended))
+    with training(tmp_path / "next", ENDLESS):
+        gc.collect()
+        assert [run() for run in ended] == [None, None]
 
 
 @pytest.mark.parametrize("dies", [False, True])
