@@ -53,6 +53,8 @@ SHARDED = (
 """What the status shows as a sum over replay shards."""
 MAX_SERVICES = 256
 """Services of which the status has values one by one: those that have reported last."""
+MAX_RECORDED = 64
+"""Actors with curves of their own in the record: the first by number of those that report."""
 MAX_SHARDS = 1000
 """Shards that are in it: those that have reported last."""
 LAST_EVALUATION = (EVALUATION_RETURN, "eval/human_normalized", LEVELS_PLAYED, LEVELS, "eval/version")
@@ -269,7 +271,11 @@ class Reporter:
             self._write("actors", row)
         for source, row in self._actor_returns.rows(self._leases).items():
             self._write(source, row)
+        actors = [source for source, metrics in self._newest.items() if any(map(_is_of_actor, metrics))]
+        left_out = set(sorted(actors, key=lambda source: (len(source), source))[MAX_RECORDED:])
         for source, metrics in self._newest.items():
+            if source in left_out:
+                metrics = {name: value for name, value in metrics.items() if not _is_of_actor(name)}
             self._write(source, metrics)
         self._newest.clear()
         self.writer.flush()
@@ -328,3 +334,8 @@ class Reporter:
             "services": {name: metrics for name, metrics in self._services.items() if name in present},
             "peers": peers,
         }
+
+
+def _is_of_actor(name: str) -> bool:
+    """Whether a metric tells of one actor process."""
+    return name.startswith("actor/") or name == "params/staleness"

@@ -63,6 +63,17 @@ def test_steps_and_episodes_of_all_actors_are_put_together(reporter):
     assert status["total_steps"] == 1000
 
 
+def test_the_record_has_curves_of_a_bounded_number_of_actors(reporter):
+    for number in reversed(range(100)):
+        metrics = {"actor/env_ms": 1.0, "params/staleness": 2.0, "env/lives": 3.0}
+        reporter.collect(Report(f"actor-{number}", "actor", number + 1, metrics, games()))
+    reporter.close()
+    with (reporter.path / "metrics.csv").open() as file:
+        found = [(row["name"], row["source"]) for row in csv.DictReader(file)]
+    for name, count in (("actor/env_ms", 64), ("params/staleness", 64), ("env/lives", 100)):
+        assert {source for each, source in found if each == name} == {f"actor-{i}" for i in range(count)}
+
+
 def test_evaluations_are_written_at_once(reporter):
     reporter.collect(evaluated(5.0))
     assert float(rows(reporter.path)["eval/episode_return"]["value"]) == 5.0
