@@ -13,7 +13,7 @@ from troupe.services.board.library import Library
 def main(run: str, port: str) -> None:
     """Serve at this port and no other: its address has been printed."""
     host = "127.0.0.1"
-    serve(Library([Path(run)]), host, listen(host, int(port), 0))
+    serve(Library([Path(run)]), host, listen(host, int(port), 0), is_logged=True)
 
 
 if __name__ == "__main__":

@@ -68,8 +68,15 @@ def board(words: Sequence[str]) -> int:
     return 0
 
 
-def serve(library: Library, host: str, listener: socket.socket) -> None:
-    """Serve at a socket until a signal comes, after the address is printed."""
+def serve(library: Library, host: str, listener: socket.socket, *, is_logged: bool = False) -> None:
+    """Serve at a socket until a signal comes, after the address is printed.
+
+    Args:
+        library: the runs.
+        host: at which the socket listens.
+        listener: the socket.
+        is_logged: what is printed goes into a log, so that a token must not be in it.
+    """
     # At once: without the extra this is what says so.
     import uvicorn
 
@@ -95,7 +102,7 @@ def serve(library: Library, host: str, listener: socket.socket) -> None:
     thread = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
     watch.start()
     thread.start()
-    print(_address(listener, host, token), flush=True)
+    print(_address(listener, host, "" if is_logged else token), flush=True)
     try:
         while thread.is_alive() and not stop.requested:
             stop.wait(1.0)

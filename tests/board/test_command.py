@@ -68,7 +68,9 @@ def test_beside_a_training_it_serves_at_one_port_or_ends(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert f"ports {port} to {port}" in done.stderr
     listener.close()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # With a token, which must not be in the log of the training.
+    variables = os.environ | {"TROUPE_BOARD_TOKEN": "x" * 16}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables)
     assert process.stdout.readline() == f"http://localhost:{port}/\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
