@@ -83,6 +83,14 @@ def child_specs(
         for name in ["evaluator"] if count == 1 else [f"evaluator-{index}" for index in range(count)]:
             words = ["--learner", control, "--name", name, *_JOINING]
             specs.append(builder.service(name, words, essential=False, nice=_NICE, **plays))
+    return specs + _pages(builder, run_dir, sockets, tensorboard, board)
+
+
+def _pages(
+    builder: _Builder, run_dir: Path, sockets: Path, tensorboard: TensorBoardPort, board: BoardPort | None
+) -> list[ChildSpec]:
+    """Those that only show the run, see `child_specs`."""
+    specs = []
     if tensorboard.number:
         logdir = str(named_events(run_dir, sockets))
 
