@@ -29,8 +29,8 @@ def add_module_argument(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE,...",
         type=_names,
         default=_names(os.environ.get(VARIABLE, "")),
-        help="modules that environment and algorithm may be from, and what is below them, where they are not "
-        f"Troupe's own: importing one runs it (default: ${VARIABLE}, or none)",
+        help="modules from which an environment or algorithm of your own may be imported, with everything "
+        f"below them; importing a module runs its code (default: ${VARIABLE}, or none)",
     )
 
 

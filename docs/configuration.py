@@ -24,32 +24,31 @@ means, and `troupe config validate` checks presets, TOML files and run directori
 
 ## Where a value comes from
 
-Per field, the first of these that says something:
+For each field, the first of these that sets it wins:
 
 1. the command line: `--replay.batch_size 64` or `--replay.batch-size=64` (`--env`, `--seed`, `--total-steps`,
    `--keys` and `--init-from` are short for `--env.id`, `--run.seed`, `--run.total_steps`, `--net.keys_dir`
    and `--learner.init_from`),
-2. a sweep file: `--sweep FILE`, TOML in the form of a preset; one with a section `[sweep]` means several
-   runs, which [`troupe sweep FILE`](sweeps.md) makes,
-3. the environment: `TROUPE_REPLAY__BATCH_SIZE=64`,
+2. a sweep file: `--sweep FILE`, TOML in the form of a preset; one with a section `[sweep]` describes several
+   runs: start them with [`troupe sweep FILE`](sweeps.md),
+3. an environment variable: `TROUPE_REPLAY__BATCH_SIZE=64`,
 4. on `troupe resume`: the `config.toml` of the run,
-5. the preset: a name from `troupe presets`, or the path of a TOML file; a file that begins with
-   `preset = "NAME"` is laid over that preset, or that file; or, with `--algo NAME --env ID` instead, values
-   that suit algorithm and environment (vectors, pixels or grids; discrete or continuous actions),
+5. the preset: a name from `troupe presets`, or the path of a TOML file. A file that begins with
+   `preset = "NAME"` overrides values of that preset or file. With `--algo NAME --env ID` instead, values that
+   suit the algorithm and the environment (vectors, pixels or grids; discrete or continuous actions),
 6. the default below.
 
-Text on the command line and in environment variables is taken as it stands where the field is text;
-elsewhere it is read as TOML: `5`, `1e-4`, `true`, `[256, 256]`, `{render_mode = "rgb_array"}`. `none` empties
-a field that may be empty. A field that is a table can be set key by key:
-`--env.kwargs.render_mode rgb_array`. A name or value that is not valid ends the command with exit code 2 and
-one line that names the nearest valid one.
+Values on the command line and in environment variables are TOML, `5`, `1e-4`, `true`, `[256, 256]`,
+`{render_mode = "rgb_array"}`, except for text fields, which take them literally. `none` empties a field that
+may be empty. Set single keys of a table with `--env.kwargs.render_mode rgb_array`. An invalid name or value
+ends the command with exit code 2 and one line that names the nearest valid one.
 
 ## What may change when a run is resumed
 
 | role | on `troupe resume` |
 |---|---|
-| structural | must be what the run began with: it shapes the stored data or the network |
-| tunable | comes from the run and may be changed; every change is printed |
+| structural | must stay the same, because it shapes the stored data or the network |
+| tunable | comes from the run and may change; every change is printed |
 | operational | never comes from the run: it belongs to the machine |
 
 """
@@ -75,8 +74,8 @@ _PRESETS_HEAD = """\
 <!-- Written by `make docs` from the first lines of configs/*.toml: edit those, not this page. -->
 
 A preset is a complete, tested configuration: `troupe train PRESET`. `troupe presets` lists them,
-`troupe config show PRESET` prints one with every value. [Recorded trainings](results.md) has the curves of
-many.
+`troupe config show PRESET` prints one with every value. [Recorded trainings](results.md) shows the
+curves of many.
 """
 
 # Presets by the family of their environments, or by the module of one.

@@ -21,17 +21,17 @@ COMMANDS = {
     "train": Command("train on this machine, from a preset", "troupe.services.training:train"),
     "resume": Command("continue a run from its newest checkpoint", "troupe.services.training:resume"),
     "verify": Command(
-        "repeat a run that was made to be repeated, and compare the weights",
+        "repeat a deterministic run, and compare the weights",
         "troupe.services.training:verify",
     ),
     "eval": Command(
-        "play full games with a run's newest, or a given, checkpoint",
+        "play full episodes with a run's newest checkpoint, or a given one",
         "troupe.services.evaluator.evaluate:main",
         "troupe.services.evaluator.options:eval_parser",
     ),
     "sweep": Command("train many runs: grids, seeds, suites, searches", f"{_EXPERIMENTS}:sweep"),
     "slurm": Command("train on several nodes of a Slurm cluster", "troupe.services.slurm.command:slurm"),
-    "cloud estimate": Command("say what a run in AWS costs", f"{_CLOUD}.command:estimate"),
+    "cloud estimate": Command("estimate what a run in AWS costs", f"{_CLOUD}.command:estimate"),
     "runs": Command("list run directories: state, steps, last evaluation", f"{_EXPERIMENTS}:runs"),
     "compare": Command("compare runs: a table with intervals over seeds", f"{_EXPERIMENTS}:compare"),
     "plot": Command("draw the learning curves of runs", f"{_EXPERIMENTS}:plot"),
@@ -42,7 +42,7 @@ COMMANDS = {
     "config validate": Command("check presets, TOML files or run directories", f"{_CONFIGURATION}:validate"),
     "config explain": Command("describe a field, a section or an algorithm", f"{_CONFIGURATION}:explain"),
     "env check": Command(
-        "play an environment at random: what it shows, how fast, whether it works",
+        "play an environment at random: what it returns, how fast, whether it works",
         "troupe.services.environment.command:check",
     ),
     "doctor": Command(
@@ -50,10 +50,10 @@ COMMANDS = {
         "troupe.services.doctor.command:doctor",
     ),
     "why": Command("say why runs do not learn, the likeliest cause first", "troupe.services.doctor.why:why"),
-    "keys new": Command(
-        "make the keys of a run whose services talk over a network", f"{_LAUNCHER}.make_keys:new"
+    "keys new": Command("create keys for a run on several machines", f"{_LAUNCHER}.make_keys:new"),
+    "keys check": Command(
+        "check the keys that a service of a role would load", f"{_LAUNCHER}.make_keys:check"
     ),
-    "keys check": Command("check what a service of a role would load", f"{_LAUNCHER}.make_keys:check"),
     "learner": Command("run only the learner", "troupe.services.learner.__main__:main"),
     "actor": Command("run only an actor process", "troupe.services.actor.__main__:main"),
     "evaluator": Command("run only the evaluator", "troupe.services.evaluator.__main__:main"),
@@ -63,7 +63,7 @@ COMMANDS = {
         f"{_REPLAY}.options:serve_parser",
     ),
     "replay status": Command("print the status of a running shard", f"{_REPLAY}.__main__:status"),
-    "replay snapshot": Command("have a running shard copy its items", f"{_REPLAY}.__main__:snapshot"),
+    "replay snapshot": Command("copy the items of a running shard", f"{_REPLAY}.__main__:snapshot"),
 }
 
 _HEAD = """\
@@ -71,11 +71,11 @@ _HEAD = """\
 
 <!-- Written by `make docs` from the commands' own parsers: edit those, not this page. -->
 
-`eval "$(register-python-argcomplete troupe)"` in `~/.bashrc` or `~/.zshrc` completes commands, presets,
-options and fields at the Tab key (fields of `[agent]` excepted). `troupe COMMAND --help` prints what is
-below, and for commands that take `--SECTION.FIELD VALUE` every [field of the
-configuration](configuration.md). Wrong input is answered in one line that names the nearest valid name.
-`make help` lists what a checkout has for developers and for the cloud.
+To complete commands, presets, options and fields with the Tab key (except fields of `[agent]`), add
+`eval "$(register-python-argcomplete troupe)"` to `~/.bashrc` or `~/.zshrc`. `troupe COMMAND --help` prints
+the text below and, for commands that take `--SECTION.FIELD VALUE`, every [field of the
+configuration](configuration.md). An invalid input is answered in one line that names the nearest valid one.
+`make help` lists the targets for developers and for the cloud.
 
 """
 

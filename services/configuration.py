@@ -45,7 +45,7 @@ def show_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("source", metavar="PRESET | RUN_DIR", nargs="?", help="default: the defaults")
     add_algo(parser)
-    parser.add_argument("--changed", action="store_true", help="leave out what is at its default")
+    parser.add_argument("--changed", action="store_true", help="only values that differ from the default")
     parser.add_argument(
         "--json", action="store_true", help='print one JSON object {"values": ..., "origins": ...}'
     )

@@ -41,8 +41,8 @@ def train_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--deterministic",
         action="store_true",
-        help="act, store and learn in one process and one thread, so that a seed gives the same weights to "
-        "the last bit, also after `troupe resume`; certificate.json lets `troupe verify` prove it",
+        help="act, store and learn in one process and one thread, so that a seed gives exactly the same "
+        "weights, also after `troupe resume`; `troupe verify` checks them against certificate.json",
     )
     _add_run_options(parser)
     return parser
@@ -93,8 +93,9 @@ def resume_parser() -> argparse.ArgumentParser:
     parser = field_parser(
         "resume",
         "RUN_DIR [OPTION ...]",
-        "Continue a run. Tunable fields may change; structural ones may not; operational ones (addresses,\n"
-        "ports) come from the command line, environment, preset or defaults, never from the run.",
+        "Continue a run. Tunable fields may change, structural fields may not. Operational fields\n"
+        "(addresses, ports) come from the command line, environment variables, preset or defaults, never\n"
+        "from the run.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
     _add_run_options(parser)
@@ -150,9 +151,9 @@ def add_algo(parser: argparse.ArgumentParser) -> None:
         "--algo",
         metavar="NAME",
         default="",
-        help="instead of a preset, with --env ID: ppo, dqn, impala, pqn, r2d2 or sac, with values that suit "
-        "what the environment shows and takes, or the module of an algorithm outside this tree; "
-        "`troupe config show --algo NAME --env ID` prints the values",
+        help="instead of a preset, with --env ID: ppo, dqn, impala, pqn, r2d2 or sac, with values that "
+        "suit its observations and actions, or the module of an algorithm outside this tree; `troupe "
+        "config show --algo NAME --env ID` prints the values",
     )
 
 

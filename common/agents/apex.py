@@ -35,17 +35,19 @@ class ApexConfig(QLearningConfig):
     double: bool = tunable(True, "Double Q-learning: the online network chooses the bootstrap action.")
     munchausen_alpha: float = tunable(
         0.0,
-        "Weight of the log-policy in the reward (Munchausen DQN, or IQN with quantiles; the paper has 0.9), "
-        "in the place of double Q-learning; 0 = off.",
+        "Weight of the log-policy in the reward (Munchausen DQN, or IQN with quantiles; 0.9 in the "
+        "paper), instead of double Q-learning; 0 = off.",
         ge=0,
         le=1,
     )
     munchausen_tau: float = tunable(0.03, "Temperature of that policy, a softmax of the target's Q.", gt=0)
-    munchausen_least: float = tunable(-1.0, "Least log-policy (times the temperature) in the reward.", le=0)
+    munchausen_least: float = tunable(
+        -1.0, "Lower limit of the log-policy (times the temperature) in the reward.", le=0
+    )
     quantiles: int = structural(
         0,
-        "Quantiles of the return, drawn anew, that an update learns from as many (IQN; the paper has 64); "
-        "acting goes by the mean of 32. 0 = off: means are learned.",
+        "Number of random quantiles of the return per update (IQN; 64 in the paper); actions follow the "
+        "mean of 32. 0 = off: learn means.",
         ge=0,
         le=1024,
     )
@@ -61,12 +63,12 @@ class ApexConfig(QLearningConfig):
     n_steps: int = structural(3, "Steps of reward before the bootstrap.", ge=1, le=255)
     gamma: float = structural(0.99, "Discount per step.", ge=0, le=1)
     optimizer: Literal["rmsprop", "adam"] = structural("rmsprop", "Centred RMSProp, or Adam.")
-    learning_rate: float = tunable(6.25e-5, "Step size of the optimiser.", gt=0)
+    learning_rate: float = tunable(6.25e-5, "Learning rate of the optimiser.", gt=0)
     rmsprop_decay: float = tunable(0.95, "Smoothing constant of RMSProp.", ge=0, lt=1)
     optimizer_epsilon: float = tunable(
         1.5e-7, "Term under the root of RMSProp, or added to Adam's denominator.", gt=0
     )
-    huber_delta: float = tunable(1.0, "TD errors beyond this size count linearly.", gt=0)
+    huber_delta: float = tunable(1.0, "TD errors beyond this size enter the loss linearly.", gt=0)
 
     @model_validator(mode="after")
     def _noise_is_the_exploration(self) -> ApexConfig:

@@ -44,53 +44,59 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
 
     algorithm: Literal["impala"] = structural("impala", "IMPALA, actor-critic with V-trace.")
     unroll_steps: StepCount = structural(
-        20, "Steps of an unroll; these are sent together, whatever actor.chunk_steps says."
+        20, "Steps of an unroll. They are sent together; actor.chunk_steps has no effect."
     )
     gamma: float = tunable(0.99, "Discount per step.", ge=0, le=1)
-    rho_bar: float | None = tunable(1.0, "Most weight of a temporal difference; none = not clipped.", gt=0)
-    c_bar: float | None = tunable(1.0, "Most weight of a trace; none = not clipped.", gt=0)
-    pg_rho_bar: float | None = tunable(1.0, "Most weight of a policy gradient; none = not clipped.", gt=0)
+    rho_bar: float | None = tunable(1.0, "Maximum weight of a temporal difference; none = no clipping.", gt=0)
+    c_bar: float | None = tunable(1.0, "Maximum weight of a trace; none = no clipping.", gt=0)
+    pg_rho_bar: float | None = tunable(1.0, "Maximum weight of a policy gradient; none = no clipping.", gt=0)
     lambda_: float = tunable(1.0, "Shortens the traces further; 1 = the paper.", ge=0, le=1)
     reward_clip: policy.RewardClip = tunable(
         "none",
         "Reward in the loss: raw, clipped to [-1, 1], its sign, or squeezed with losses hurting less.",
     )
     baseline_cost: float = tunable(0.5, "Weight of the baseline's loss.", ge=0)
-    entropy_cost: float = tunable(0.01, "Weight of the entropy bonus; where it begins if adjusted.", ge=0)
+    entropy_cost: float = tunable(
+        0.01, "Weight of the entropy bonus; its initial value if it is adjusted.", ge=0
+    )
     target_entropy: float | None = tunable(
-        None, "Mean entropy in nats that the entropy cost is adjusted to; none = the cost is fixed.", ge=0
+        None,
+        "Target for the mean entropy, in nats, to which the entropy cost is adjusted; none = fixed cost.",
+        ge=0,
     )
     entropy_cost_adjustment_speed: float = tunable(10.0, "Speed of that adjustment.", gt=0)
     kl_cost: float = tunable(0.0, "Weight of the divergence from the behaviour policy.", ge=0)
     clear_policy_cost: float = tunable(
         0.0,
-        "CLEAR: weight of KL(mu || pi), which holds the policy to what acted; on replayed rows only.",
+        "CLEAR: weight of KL(mu || pi), which keeps the policy close to the one that acted; replayed rows "
+        "only.",
         ge=0,
     )
     clear_value_cost: float = structural(
         0.0,
-        "CLEAR: weight of the square by which the value has changed since; on replayed rows only. Above 0 "
-        "the value of each step is stored.",
+        "CLEAR: weight of the squared change of the value since then; replayed rows only. Above 0, the "
+        "value of each step is stored.",
         ge=0,
     )
     trust_region: float | None = tunable(
         None,
-        "LASER: nats of `trust_region_of` beyond which a replayed step teaches neither policy nor value, and "
-        "ends traces; none = every step counts.",
+        "LASER: nats of `trust_region_of` beyond which a replayed step trains neither policy nor value, "
+        "and ends traces; none = every step counts.",
         gt=0,
     )
     trust_region_of: Literal["implied", "behaviour"] = tunable(
         "implied",
-        "Divergence of today's policy from what: `implied`, the policy that V-trace values with clipped "
-        "weights, as in the paper, for one choice of several; `behaviour`, the policy that acted.",
+        "Reference for the divergence of today's policy: `implied`, the policy whose value V-trace "
+        "estimates with clipped weights, as in the paper, for a single discrete action; `behaviour`, the "
+        "policy that acted.",
     )
     loss_reduction: policy.Reduction = tunable(
-        "mean", "Over steps and unrolls: `mean` as in SEED, `sum` as in the original IMPALA."
+        "mean", "Reduction over steps and unrolls: `mean` as in SEED, `sum` as in the original IMPALA."
     )
     optimizer: Literal["rmsprop", "adam"] = structural("rmsprop", "RMSProp (not centred), or Adam.")
-    learning_rate: float = tunable(6e-4, "Step size of the optimiser, at the beginning.", gt=0)
+    learning_rate: float = tunable(6e-4, "Learning rate of the optimiser, at the beginning.", gt=0)
     learning_rate_schedule: Literal["constant", "linear", "polynomial"] = tunable(
-        "linear", "linear and polynomial: to learning_rate_final at run.total_steps."
+        "linear", "linear and polynomial: towards learning_rate_final at run.total_steps."
     )
     rmsprop_decay: float = tunable(0.99, "Smoothing constant of RMSProp.", ge=0, lt=1)
     rmsprop_momentum: float = tunable(0.0, "Momentum of RMSProp.", ge=0, lt=1)
@@ -99,18 +105,18 @@ class ImpalaConfig(LearningRateConfig, PolicyConfig):
     optimizer_epsilon: float = tunable(
         0.01, "Term under the root of RMSProp, or added to Adam's denominator.", gt=0
     )
-    max_grad_norm: float = tunable(
-        40.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
-    )
+    max_grad_norm: float = tunable(40.0, "Maximum global norm of the gradient; 0 = no clipping.", ge=0)
     behaviour_features: Literal["none", "torso", "head"] = structural(
         "none",
-        "What is stored of how the network that acted saw each step, for replay by distance: `torso`, what "
-        "policy and baseline are made of; `head`, the same with a layer of `feature_units` between.",
+        "Features of each step to store, from the network that acted, for replay by distance: `torso`, "
+        "the inputs of policy and baseline; `head`, the outputs of a layer of `feature_units` before "
+        "them.",
     )
     feature_units: Units = structural(64, 'Width of the layer of `behaviour_features = "head"`.')
     feature_distance: Distance = tunable(
         "norm",
-        "How far an unroll's features are from today's, for its priority: `norm`, `cosine` or `kl`.",
+        "Distance between stored and present features of an unroll, for its priority: `norm`, `cosine` or "
+        "`kl`.",
     )
     feature_power: float = tunable(2.0, 'Exponent of `feature_distance = "norm"`.', ge=1, le=64)
 

@@ -47,15 +47,15 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     algorithm: Literal["policy_gradient"] = structural(
         "policy_gradient", "PPO and its relatives: several passes over fresh unrolls."
     )
-    shared_torso: bool = structural(True, "One body for policy and baseline; false: one each.")
+    shared_torso: bool = structural(True, "One torso for policy and baseline; false: one each.")
     unroll_steps: StepCount = structural(
-        128, "Steps of an unroll; these are sent together, whatever actor.chunk_steps says."
+        128, "Steps of an unroll. They are sent together; actor.chunk_steps has no effect."
     )
     policy_loss: PolicyLoss = tunable(
         "ppo",
         "ppo: clipped ratio; vpg: plain gradient; vtrace: gradient with clipped importance weights; awr: "
-        "exponential weights; vmpo: better half, softmax weights; cloning: of all steps; "
-        "positive_cloning: of those with a positive advantage.",
+        "exponential weights; vmpo: better half, softmax weights; cloning: all steps; positive_cloning: "
+        "only steps with a positive advantage.",
     )
     advantages: Literal["gae", "vtrace", "n_step"] = tunable(
         "gae", "Estimator of advantages and value targets."
@@ -63,13 +63,15 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     gamma_per_frame: bool = tunable(
         False, "gamma is per emulator frame: a step of k frames discounts by gamma^k."
     )
-    lambda_: float = tunable(0.95, "Of GAE, or shortens V-trace's traces.", ge=0, le=1)
-    n_steps: int = tunable(5, "Steps of reward, if advantages is n_step.", ge=1)
-    rho_bar: float | None = tunable(1.0, "Most importance weight of V-trace; none = not clipped.", gt=0)
-    c_bar: float | None = tunable(1.0, "Most trace weight of V-trace; none = not clipped.", gt=0)
-    normalize_advantages: bool = tunable(True, "Advantages of a batch get mean 0 and deviation 1.")
+    lambda_: float = tunable(0.95, "Lambda of GAE, or of V-trace's traces.", ge=0, le=1)
+    n_steps: int = tunable(5, "Steps of reward, with advantages = n_step.", ge=1)
+    rho_bar: float | None = tunable(1.0, "Maximum importance weight of V-trace; none = no clipping.", gt=0)
+    c_bar: float | None = tunable(1.0, "Maximum trace weight of V-trace; none = no clipping.", gt=0)
+    normalize_advantages: bool = tunable(
+        True, "Normalise the advantages of a batch to mean 0 and standard deviation 1."
+    )
     advantage_offset: float = tunable(0.0, "Added to advantages after that.")
-    clip_epsilon: float = tunable(0.2, "ppo: how far a step's probability may move from where it was.", gt=0)
+    clip_epsilon: float = tunable(0.2, "ppo: how far the ratio of probabilities may move from 1.", gt=0)
     clip_lower: policy_losses.LowerBound = tunable(
         "symmetric", "ppo: lower bound of the ratio, 1 - epsilon or 1 / (1 + epsilon)."
     )
@@ -77,18 +79,20 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
         None, "ppo: a bad step's loss is at most this times its advantage; none = no limit.", gt=1
     )
     awr_temperature: float = tunable(1.0, "awr: advantages are divided by this before exp.", gt=0)
-    awr_max_weight: float = tunable(20.0, "awr: most weight of a step.", gt=0)
-    vmpo_epsilon: float = tunable(0.1, "vmpo: nats that its weights may be away from uniform ones.", gt=0)
+    awr_max_weight: float = tunable(20.0, "awr: maximum weight of a step.", gt=0)
+    vmpo_epsilon: float = tunable(
+        0.1, "vmpo: maximum divergence of its weights from uniform weights, in nats.", gt=0
+    )
     vmpo_temperature: float = tunable(1.0, "vmpo: temperature at the beginning.", gt=0)
     value_loss: Literal["mse", "huber"] = tunable("mse", "Loss of the baseline.")
     huber_delta: float = tunable(1.0, "huber: error at which the loss becomes linear.", gt=0)
     value_clip: float | None = tunable(
-        None, "Values may move this far from what they were in one batch; none = not clipped.", gt=0
+        None, "How far values may move within one batch; none = no clipping.", gt=0
     )
     baseline_cost: float = tunable(0.5, "Weight of the baseline's loss.", ge=0)
     entropy_cost: float = tunable(0.01, "Weight of the entropy bonus.", ge=0)
     entropy_target: float | None = tunable(
-        None, "Entropy in nats that the weight is adjusted to hold; none = fixed weight.", ge=0
+        None, "Target for the entropy, in nats, held by adjusting the weight; none = fixed weight.", ge=0
     )
     kl_pi_mu_cost: float = tunable(0.0, "Weight of KL(pi || mu), from the policy that acted.", ge=0)
     kl_pi_mu_target: float | None = tunable(
@@ -99,7 +103,9 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
         None, "Upper limit, held by adjusting the weight; none = fixed weight.", gt=0
     )
     kl_reference_cost: float = tunable(
-        0.0, "Weight of KL(uniform || pi); of real numbers, from the first policy.", ge=0
+        0.0,
+        "Weight of KL(uniform || pi); for continuous actions, from the policy with all parameters 0.",
+        ge=0,
     )
     kl_reference_target: float | None = tunable(
         None, "Upper limit, held by adjusting the weight; none = fixed weight.", gt=0
@@ -107,12 +113,12 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     adjustment_speed: float = tunable(10.0, "Speed with which weights are adjusted to their targets.", gt=0)
     target_period_updates: int = tunable(
         0,
-        "ppo: the ratio is clipped round a copy of the policy that is renewed this often, as in IMPACT; "
-        "0 = round the policy that acted.",
+        "ppo: clip the ratio around a copy of the policy that is updated this often, as in IMPACT; 0 = "
+        "around the policy that acted.",
         ge=0,
     )
-    target_ratio_bar: float = tunable(2.0, "Most weight of the acting policy against that copy.", gt=0)
-    recompute_advantages: bool = tunable(False, "Estimate advantages anew before each pass, not only once.")
+    target_ratio_bar: float = tunable(2.0, "Maximum weight of the acting policy relative to that copy.", gt=0)
+    recompute_advantages: bool = tunable(False, "Estimate advantages again before each pass, not only once.")
 
     @property
     def one_learner_because(self) -> str:

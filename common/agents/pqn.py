@@ -30,26 +30,26 @@ class PqnConfig(PassesConfig):
     several_learners = True
 
     algorithm: Literal["pqn"] = structural("pqn", "PQN: Q(lambda) with layer norm, without replay or target.")
-    hidden_units: Units = structural(512, "Width of the layer on top of a pixel torso.")
-    layer_norm: bool = structural(True, "Apply layer normalisation to the torso's outputs: PQN's stability.")
-    unroll_steps: StepCount = structural(
-        32, "Steps of an unroll; these are sent together, whatever actor.chunk_steps says."
+    hidden_units: Units = structural(512, "Width of the layer after a pixel torso.")
+    layer_norm: bool = structural(
+        True, "Apply layer normalisation to the torso's outputs, which keeps PQN stable."
     )
-    lambda_: float = tunable(0.65, "Share of each return that is not the next step's own value.", ge=0, le=1)
+    unroll_steps: StepCount = structural(
+        32, "Steps of an unroll. They are sent together; actor.chunk_steps has no effect."
+    )
+    lambda_: float = tunable(0.65, "Lambda of the returns; 0 = one-step targets.", ge=0, le=1)
     epochs: int = tunable(2, "Passes over a batch.", ge=1, le=1024)
     minibatch_steps: int = tunable(
-        128, "Steps of a minibatch; with memory it is made of whole unrolls. 0 = the whole batch.", ge=0
+        128, "Steps of a minibatch; a recurrent network gets whole unrolls. 0 = the whole batch.", ge=0
     )
-    learning_rate: float = tunable(2.5e-4, "Step size of RAdam, at the beginning.", gt=0)
+    learning_rate: float = tunable(2.5e-4, "Learning rate of RAdam, at the beginning.", gt=0)
     optimizer_epsilon: float = tunable(1e-8, "Term added to RAdam's denominator.", gt=0)
-    max_grad_norm: float = tunable(
-        10.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
-    )
-    epsilon_start: float = tunable(1.0, "Chance of a random action at the beginning.", ge=0, le=1)
-    epsilon_final: float = tunable(0.001, "Chance of a random action at the end.", ge=0, le=1)
+    max_grad_norm: float = tunable(10.0, "Maximum global norm of the gradient; 0 = no clipping.", ge=0)
+    epsilon_start: float = tunable(1.0, "Probability of a random action at the beginning.", ge=0, le=1)
+    epsilon_final: float = tunable(0.001, "Probability of a random action at the end.", ge=0, le=1)
     epsilon_share: float = tunable(0.1, "Share of run.total_steps over which it falls.", gt=0, le=1)
     eval_epsilon: float = tunable(
-        0.0, "Share of the present exploration that the evaluator keeps; 0 = none.", ge=0, le=1
+        0.0, "Fraction of the training epsilon that the evaluator uses; 0 = none.", ge=0, le=1
     )
 
 

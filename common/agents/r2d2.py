@@ -46,9 +46,9 @@ class R2d2Config(QLearningConfig, SequenceAgentConfig):
     )
     gamma: float = tunable(0.997, "Discount per step.", ge=0, le=1)
     rescaling_epsilon: float | None = tunable(
-        1e-3, "Epsilon of the value rescaling h; none = values as they are.", gt=0
+        1e-3, "Epsilon of the value rescaling h; none = no rescaling.", gt=0
     )
-    learning_rate: float = tunable(1e-4, "Step size of Adam.", gt=0)
+    learning_rate: float = tunable(1e-4, "Learning rate of Adam.", gt=0)
     optimizer_epsilon: float = tunable(1e-3, "Term added to Adam's denominator.", gt=0)
 
 

@@ -59,58 +59,63 @@ class SacConfig(SequenceAgentConfig):
     several_learners = True
 
     algorithm: Literal["sac"] = structural("sac", "Soft actor-critic.")
-    hidden_units: Units = structural(256, "Width of the layer on top of a pixel torso.")
+    hidden_units: Units = structural(256, "Width of the layer after a pixel torso.")
     mlp_units: Widths = structural((256, 256), "Widths of the hidden layers of policy and critics, ReLU.")
     lstm_units: UnitsOrNone = structural(
-        0, "Width of an LSTM, shared by policy and critics; with it items are sequences. 0: no memory."
+        0, "Width of an LSTM shared by policy and critics; items are then sequences. 0 = no LSTM."
     )
     see_last_step: bool = structural(True, "Feed the last action and the clipped last reward to the LSTM.")
     normalize_vectors: bool = structural(
-        False, "The network sees vectors minus their running mean, divided by their deviation, clipped at 10."
+        False, "Normalise vectors by their running mean and standard deviation, clipped at 10."
     )
     normalize_rewards: bool = structural(False, NORMALIZE_REWARDS)
     policy_gain: float = structural(0.01, POLICY_GAIN, ge=0, le=100)
-    critics: int = structural(2, "Q functions, of which the least value counts.", ge=1, le=64)
+    critics: int = structural(2, "Number of Q functions; the smallest value counts.", ge=1, le=64)
     bootstrap: Literal["q", "v"] = structural(
-        "q", "Targets come from target critics, or from a target of a value function (Haarnoja et al. 2018)."
+        "q",
+        "Targets come from target critics (q), or from a target value function (v, Haarnoja et al. 2018).",
     )
     n_steps: int = structural(
-        1, "Steps of reward before the bootstrap; the entropies of those between do not count.", ge=1, le=255
+        1, "Steps of reward before the bootstrap; entropies of the steps between do not count.", ge=1, le=255
     )
     gamma: float = structural(0.99, "Discount per step.", ge=0, le=1)
     deviation_floor: float = structural(
-        1e-3, "Least deviation of a real number before tanh, in halves of its range.", gt=0, lt=0.1
+        1e-3, "Smallest standard deviation of an action before tanh, in halves of its range.", gt=0, lt=0.1
     )
     deviation_start: float = structural(
-        1.0, "That deviation at the beginning; 1 makes actions nearly uniform.", ge=0.1, le=10
+        1.0, "Initial standard deviation; 1 makes actions nearly uniform.", ge=0.1, le=10
     )
     tau: float = tunable(
-        0.005, "Share of the network that each update mixes into the target network.", gt=0, le=1
+        0.005, "Fraction of the network that each update mixes into the target network.", gt=0, le=1
     )
-    target_update_period_updates: int = tunable(1, "Updates between two such steps.", ge=1)
+    target_update_period_updates: int = tunable(1, "Updates between two updates of the target network.", ge=1)
     entropy_cost: float = tunable(
         1.0,
-        "Worth of a nat of entropy (the temperature, alpha), in rewards as they are learned from; where it "
-        "begins if it is adjusted.",
+        "Temperature (alpha): value of a nat of entropy, in units of the reward that is learned from; its "
+        "initial value if it is adjusted.",
         ge=0,
     )
-    adjust_entropy_cost: bool = structural(True, "Adjust it so that the mean entropy is target_entropy.")
+    adjust_entropy_cost: bool = structural(
+        True, "Adjust the temperature so that the mean entropy is target_entropy."
+    )
     target_entropy: float | None = tunable(
         None,
-        "In nats, of actions in halves of their range; none = minus how many real numbers an action has, or "
-        "0.98 of the logarithm of how many actions there are.",
+        "Target for the mean entropy, in nats, of actions in halves of their range; none = minus the "
+        "number of components of a continuous action, or 0.98 of the logarithm of the number of discrete "
+        "actions.",
     )
     entropy_cost_adjustment_speed: float = tunable(1.0, "Speed of that adjustment.", gt=0)
-    learning_rate: float = tunable(3e-4, "Step size of Adam.", gt=0)
+    learning_rate: float = tunable(3e-4, "Learning rate of Adam.", gt=0)
     policy_learning_rate: float | None = tunable(
-        None, "Of the policy alone; none = as everything else.", gt=0
+        None, "Learning rate of the policy; none = learning_rate.", gt=0
     )
     optimizer_epsilon: float = tunable(1e-8, "Term added to Adam's denominator.", gt=0)
-    max_grad_norm: float = tunable(
-        0.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
-    )
+    max_grad_norm: float = tunable(0.0, "Maximum global norm of the gradient; 0 = no clipping.", ge=0)
     eval_epsilon: float = tunable(
-        0.0, "Chance that the evaluator draws from the policy instead of taking its best action.", ge=0, le=1
+        0.0,
+        "Probability that the evaluator samples from the policy instead of taking its best action.",
+        ge=0,
+        le=1,
     )
 
     @model_validator(mode="after")

@@ -44,7 +44,10 @@ def field_parser(command: str, usage: str, description: str) -> Parser:
         help="print this and every field",
     )
     parser.add_argument(
-        "--sweep", metavar="FILE", type=Path, help="TOML file over preset and environment variables"
+        "--sweep",
+        metavar="FILE",
+        type=Path,
+        help="TOML file whose values override preset and environment variables",
     )
     return parser
 

@@ -191,9 +191,9 @@ Torso = Literal[
 ]
 """Of `troupe.common.nets.torsos`."""
 NORMALIZE_REWARDS = (
-    "Rewards are divided by the root mean square of discounted returns, as the rewards learned from tell it."
+    "Divide rewards by the root mean square of discounted returns, estimated from the rewards learned from."
 )
-POLICY_GAIN = "What the first weights of the policy's last layer are multiplied by."
+POLICY_GAIN = "Factor on the initial weights of the policy's last layer."
 
 
 class PixelAgentConfig(AgentConfig):
@@ -204,10 +204,10 @@ class PixelAgentConfig(AgentConfig):
 
     torso: Torso = structural(
         "auto",
-        "Network that sees observations first: convolutions for pixels (`nature`, `wide`, `small` or "
-        "`shallow`), multiplied (`hadamax`), residual (`deep`, `football`, `btr`), `minatar` for grids "
-        "under 20 x 20, `mlp` for vectors. `auto` goes by the observation; for pixels IMPALA and PPO have "
-        "`shallow`, others `nature`.",
+        "First part of the network: convolutions for pixels (`nature`, `wide`, `small` or `shallow`), "
+        "multiplied (`hadamax`), residual (`deep`, `football`, `btr`), `minatar` for grids under 20 x 20, "
+        "`mlp` for vectors. `auto` depends on the observation; for pixels it is `shallow` in IMPALA and PPO, "
+        "`nature` in others.",
     )
     initializer: Literal[
         "auto",
@@ -220,21 +220,22 @@ class PixelAgentConfig(AgentConfig):
         "he_uniform",
     ] = structural(
         "auto",
-        "First weights of layers but LSTMs; `auto`: orthogonal, `lecun_normal` in residual pixel torsos.",
+        "Initial weights of all layers except LSTMs; `auto`: orthogonal, in residual pixel torsos "
+        "`lecun_normal`.",
     )
     value_gain: float = structural(
-        1.0, "What the first weights of last layers that give values are multiplied by.", ge=0, le=100
+        1.0, "Factor on the initial weights of the last layers of value heads.", ge=0, le=100
     )
 
     normalize_pixels: bool = structural(
         True,
-        "The network sees each pixel minus its running mean, divided by its deviation (position by position, "
-        "clipped at 5); false: divided by 255.",
+        "Normalise each pixel by its running mean and standard deviation (by position, clipped at 5); "
+        "false: divide by 255.",
     )
     normalize_pixels_frames: int = tunable(
-        2_000_000, "Frames learned from after which mean and deviation stay as they are.", ge=1
+        2_000_000, "Frames learned from after which these statistics stay fixed.", ge=1
     )
-    eval_epsilon: float = tunable(0.0, "Exploration of the evaluator.", ge=0, le=1)
+    eval_epsilon: float = tunable(0.0, "Exploration (epsilon) of the evaluator.", ge=0, le=1)
 
 
 class RecurrentAgentConfig(PixelAgentConfig):
@@ -242,7 +243,7 @@ class RecurrentAgentConfig(PixelAgentConfig):
 
     hidden_units: Units = structural(256, "Width of the layer after a pixel torso.")
     mlp_units: Widths = structural((64, 64), "Widths of the mlp torso's layers.")
-    lstm_units: UnitsOrNone = structural(0, "Width of the LSTM; 0 = no memory.")
+    lstm_units: UnitsOrNone = structural(0, "Width of the LSTM; 0 = no LSTM.")
     lstm_layers: Layers = structural(1, "Layers of the LSTM.")
     see_last_step: bool = structural(True, "Feed the last action and the clipped last reward to the network.")
 
@@ -250,9 +251,7 @@ class RecurrentAgentConfig(PixelAgentConfig):
 class QLearningConfig(PixelAgentConfig):
     """Base of the algorithms that learn Q values against a target network; defaults as of Ape-X and R2D2."""
 
-    max_grad_norm: float = tunable(
-        40.0, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
-    )
+    max_grad_norm: float = tunable(40.0, "Maximum global norm of the gradient; 0 = no clipping.", ge=0)
     normalize_rewards: bool = structural(False, NORMALIZE_REWARDS)
     target_update_period_updates: int = tunable(2500, "Updates between copies to the target network.", ge=1)
     epsilon_base: float = tunable(
@@ -260,26 +259,29 @@ class QLearningConfig(PixelAgentConfig):
     )
     epsilon_alpha: float = tunable(7.0, "Spread of exploration over the slots.", ge=0)
     # Nearly greedy, not greedy: in a deterministic game one losing cycle could go on to the limit of frames.
-    eval_epsilon: float = tunable(0.001, "Exploration of the evaluator.", ge=0, le=1)
+    eval_epsilon: float = tunable(0.001, "Exploration (epsilon) of the evaluator.", ge=0, le=1)
 
 
 class SequenceAgentConfig(RecurrentAgentConfig):
     """Base of the algorithms that learn from replayed sequences: which; defaults are R2D2's (table 2)."""
 
-    sequence_steps: StepCount = structural(80, "Most steps of a sequence that are learned from.")
+    sequence_steps: StepCount = structural(80, "Maximum number of steps of a sequence that are learned from.")
     burn_in_steps: int = structural(
-        40, "Steps before these that only bring the stored recurrent state up to date.", ge=0, le=MAX_STEPS
+        40, "Burn-in: steps before these that only update the stored recurrent state.", ge=0, le=MAX_STEPS
     )
     sequence_period_steps: StepCount = structural(
         40, "Steps between the beginnings of two sequences; at most sequence_steps."
     )
     across_episodes: bool = structural(
         False,
-        "Sequences are cut from the stream of a slot's episodes and are all of the same length; false: none "
-        "crosses the end of an episode, and the last one of an episode is shorter.",
+        "Cut sequences of equal length from the stream of a slot's episodes; false: no sequence crosses "
+        "the end of an episode, and the last one of an episode is shorter.",
     )
     priority_eta: float = tunable(
-        0.9, "Weight of the largest error in a sequence's priority; the rest is the mean's.", ge=0, le=1
+        0.9,
+        "Weight of the largest error in a sequence's priority; the rest is the weight of the mean.",
+        ge=0,
+        le=1,
     )
 
     @model_validator(mode="after")
@@ -302,28 +304,37 @@ class PolicyConfig(RecurrentAgentConfig):
 
     action_distribution: Literal["normal", "tanh_normal", "tanh"] = structural(
         "normal",
-        "Distribution of an action's real numbers: a normal, clipped to the bounds by the environment; "
-        "a normal squashed into the bounds; or squashed and deterministic, for cloning.",
+        "Distribution of continuous actions: a normal, clipped to the bounds by the environment; a normal "
+        "squashed into the bounds; or squashed and deterministic, for cloning.",
     )
     deviation: Literal["softplus", "exp"] = structural(
-        "softplus", "Function that turns a parameter into a deviation; exp gives at most 10,000."
+        "softplus", "Function from a parameter to a standard deviation; exp gives at most 10,000."
     )
-    deviation_floor: float = structural(1e-3, "Least deviation, in halves of a number's range.", gt=0, lt=1)
+    deviation_floor: float = structural(
+        1e-3, "Smallest standard deviation, in halves of the action's range.", gt=0, lt=1
+    )
     deviation_start: float = structural(
-        1.0, "Deviation at the beginning, in halves of a number's range.", ge=0.01, le=100
+        1.0, "Initial standard deviation, in halves of the action's range.", ge=0.01, le=100
     )
     policy_gain: float = structural(0.01, POLICY_GAIN, ge=0, le=100)
     normalize_returns: bool = structural(
-        False, "The baseline predicts returns minus their running mean, divided by their deviation (PopArt)."
+        False,
+        "The baseline predicts returns minus their running mean, divided by their standard "
+        "deviation (PopArt).",
     )
     returns_window: int | None = tunable(
-        None, "Returns over which older ones fade from these statistics; none = the average of all.", ge=1
+        None,
+        "Number of returns over which older ones fade from these statistics; none = average of all.",
+        ge=1,
     )
     deviation_of_input: bool = structural(
-        False, "Deviations depend on the observation; false: each is a parameter of its own."
+        False, "Standard deviations depend on the observation; false: each is a separate parameter."
     )
     eval_epsilon: float = tunable(
-        1.0, "Chance that the evaluator draws from the policy instead of taking its best action.", ge=0, le=1
+        1.0,
+        "Probability that the evaluator samples from the policy instead of taking its best action.",
+        ge=0,
+        le=1,
     )
 
     @model_validator(mode="after")

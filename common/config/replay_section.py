@@ -50,7 +50,7 @@ class ReplayConfig(Section):
     """The prioritized replay table."""
 
     capacity_items: int = structural(
-        2_000_000, "Items kept, over all shards; the oldest go first.", ge=1, lt=2**31
+        2_000_000, "Items kept, over all shards; the oldest are removed first.", ge=1, lt=2**31
     )
     min_items: int = tunable(50_000, "Items that must be stored before sampling begins.", ge=1)
     batch_size: int = tunable(512, "Items per sampled batch.", ge=1, le=MAX_BATCH)
@@ -64,10 +64,10 @@ class ReplayConfig(Section):
     importance_anneal_updates: int = tunable(
         0, "Updates over which beta moves linearly; 0 = beta is constant.", ge=0
     )
-    samples_per_insert: float = tunable(0.0, "Times an item is sampled on average; 0 = no limit.", ge=0)
+    samples_per_insert: float = tunable(0.0, "How often an item is sampled on average; 0 = no limit.", ge=0)
     samples_per_insert_error: float | None = tunable(
         None,
-        "Samples by which the ratio may be off before a side waits; none = chosen from the other fields.",
+        "Tolerance of this ratio, in samples, before a side waits; none = derived from the other fields.",
         ge=0,
     )
     shards: int = structural(1, "Replay processes that share the items.", ge=1, le=64)
@@ -77,14 +77,14 @@ class ReplayConfig(Section):
     compression: Literal["lz4", "none"] = structural("lz4", "Compression of pixels, done once by the actor.")
     tables: tuple[ReplayTable, ...] = structural(
         (),
-        "Tables, each an entry of `[[replay.tables]]`; none = one prioritized table `default` made from the "
-        "other fields. `capacity` and `min_items` are over all shards. Batches come from `default`, or from "
-        "the tables with a `share`; shares add up to `batch_size`.",
+        "Tables, each an entry of `[[replay.tables]]`; none = one prioritized table `default` made from "
+        "the other fields. `capacity` and `min_items` are totals over all shards. Batches come from "
+        "`default`, or from the tables with a `share`; shares add up to `batch_size`.",
     )
     durable: Durable = tunable(
         "process",
         "What acknowledged items survive: `none` = nothing, a shard starts empty; `process` = its death, "
-        "however sudden; `power` = a power cut, for each waits until the disk has it.",
+        "however sudden; `power` = a power cut, because each insert waits until it is on disk.",
     )
 
     @field_validator("durable", mode="before")

@@ -68,27 +68,25 @@ class RunConfig(Section):
     """The run as a whole."""
 
     name: str = tunable("", "Name shown in logs and TensorBoard; empty = name of the run directory.")
-    preset: str = tunable("", "Preset that the run began from; set by the loader, read by `resume`.")
+    preset: str = tunable("", "Preset with which the run began; set by the loader, read by `resume`.")
     seed: int = tunable(
         1,
-        "Seed of the first weights, games and draws; a process that is restarted draws others.",
+        "Seed of initial weights, environments and sampling; a restarted process uses other random numbers.",
         ge=0,
         lt=2**31,
     )
-    total_steps: int = tunable(
-        10_000_000, "Environment steps, over all slots, after which the run ends.", ge=1
-    )
+    total_steps: int = tunable(10_000_000, "Total environment steps of the run, over all slots.", ge=1)
     log_every_s: float = tunable(10.0, "Seconds between two rows of every metric.", gt=0)
     hang_s: float = operational(
         timing.HANG_S,
-        "Seconds for which a loop of a service may stand still; then the service ends, to be started again. "
-        "A start, a first update and a film may take six times as long. 0 = for ever.",
+        "Seconds for which a loop of a service may stand still; then the service ends, to be restarted. A "
+        "start, a first update and a video may take six times as long. 0 = forever.",
         ge=0,
     )
     trackers: tuple[Literal["wandb", "mlflow", "trackio"], ...] = tunable(
         (),
-        "Programs that are also given all metrics; each needs the extra of its name; its own variables "
-        "name server and key.",
+        "Trackers that also receive all metrics; each needs the extra of its name; its own environment "
+        "variables set server and key.",
     )
 
 
@@ -97,14 +95,14 @@ class EnvConfig(Section):
 
     id: str = structural(
         DEFAULT_ENV,
-        f"Environment: {', '.join(f'`{form}`' for form in FORMS)} (a Gymnasium registration).",
+        f"Environment: {', '.join(f'`{form}`' for form in FORMS)} (a registered ID, a class or a function).",
     )
     frame_skip: int = structural(4, "Emulator frames per step (action repeat).", ge=1, le=1024)
     frame_size: int = structural(84, "Height and width of an observation, in pixels.", ge=16, le=1024)
     grayscale: bool = structural(True, "Convert frames to one grey channel.")
-    frame_stack: int = structural(4, "Newest frames that make one observation.", ge=1, le=64)
+    frame_stack: int = structural(4, "Number of newest frames in one observation.", ge=1, le=64)
     noop_max: int = structural(
-        30, "Most no-op actions at the start of a game, drawn uniformly.", ge=0, le=1 << 16
+        30, "Maximum number of no-op actions at the start of an episode, drawn uniformly.", ge=0, le=1 << 16
     )
     episodic_life: bool = structural(True, "Learn as if a lost life ended the episode (never in evaluation).")
     fire_reset: bool = structural(True, "Press FIRE after a reset in games that wait for it.")
@@ -116,22 +114,21 @@ class EnvConfig(Section):
         False, "Offer all actions of Atari (18) or MinAtar (6) instead of the game's own."
     )
     max_episode_frames: int = structural(
-        108_000, "Emulator frames after which a training game is truncated.", ge=1
+        108_000, "Emulator frames after which a training episode is truncated.", ge=1
     )
     flatten: bool = structural(
-        False, "Take pictures and grids of a `gym:` environment as one vector, for an MLP."
+        False, "Flatten images and grids of a `gym:` environment to one vector, for an MLP."
     )
     action_bins: int = structural(
         0,
-        "Values to which each real number of an action between two bounds is restricted, so that it is a "
-        "choice; 0 = none is.",
+        "Discretises continuous actions: number of values for each bounded component; 0 = off.",
         ge=0,
         le=1 << 16,
     )
     action_bins_ratio: float = structural(
         0.0,
-        "The largest of these values over the smallest, to either side of the middle, on a logarithmic "
-        "scale, with an odd number of bins; 0 = they are evenly spaced.",
+        "Logarithmic spacing of these values: ratio of the largest to the smallest, on either side of the "
+        "middle, with an odd number of bins; 0 = even spacing.",
         ge=0,
         le=1e9,
     )
@@ -140,22 +137,22 @@ class EnvConfig(Section):
     )
     processes: int = tunable(
         0,
-        "Processes that step the copies of one actor, or of the evaluator, so that one that crashes or hangs "
-        "is started again; 0 = they are stepped in the actor itself.",
+        "Separate processes that step the copies of one actor, or of the evaluator; one that crashes or "
+        "hangs is restarted. 0 = the actor itself steps them.",
         ge=0,
         le=MAX_PROCESSES,
     )
     step_timeout_s: float = tunable(
-        30.0, "Seconds after which a call that has not returned ends its process, with `processes`.", gt=0
+        30.0, "With `processes`: seconds after which a call that has not returned ends its process.", gt=0
     )
     wrappers: tuple[Wrapper, ...] = structural(
         (),
-        "Wrappers of a Gymnasium environment, each `package.module:Name`, called with what it wraps; the "
-        "first is the innermost.",
+        "Wrappers of a Gymnasium environment, each `package.module:Name`, called with the environment; "
+        "the first is the innermost.",
     )
     check_timeout_s: float = operational(
         60.0,
-        "Longest call of the environment, in seconds, in the check before a training; 0 = no check.",
+        "Seconds that one call may take in the environment check before a training; 0 = no check.",
         ge=0,
     )
 
@@ -190,7 +187,8 @@ class ActorConfig(Section):
     )
     max_slots_per_key: int = tunable(
         0,
-        "Most slots that all actors with one key hold together, where not all have the same; 0 = any number.",
+        "Maximum number of slots for all actors with one key together, if actors have different keys; 0 = "
+        "no limit.",
         ge=0,
         le=MAX_SLOTS * MAX_PROCESSES,
     )
@@ -200,37 +198,37 @@ class ActorConfig(Section):
     chunk_steps: int = structural(50, "Steps of one slot that are sent together.", ge=1, le=MAX_STEPS)
     hindsight_copies: int = structural(
         0,
-        "Times that a transition is stored again with a goal that its episode reached later (HER), for "
-        "environments with goals; 0 = none.",
+        "Hindsight (HER): additional copies of each transition, with goals that its episode reached "
+        "later, for environments with goals; 0 = none.",
         ge=0,
         le=64,
     )
     hindsight_window_steps: int = structural(
-        1000, "Steps of an episode over which such goals are looked for.", ge=1, le=MAX_STEPS
+        1000, "Length of the windows of an episode in which these goals are looked for.", ge=1, le=MAX_STEPS
     )
     params_period_steps: int = tunable(
-        400, "Local inference: steps per slot between two looks for newer parameters.", ge=1
+        400, "Local inference: steps per slot between two checks for newer parameters.", ge=1
     )
     env_stall_s: float = tunable(
         10.0,
         "Seconds after which a call of an environment is reported as hanging; after six times as long the "
-        "actor ends, to be started again.",
+        "actor ends, to be restarted.",
         gt=0,
     )
     torch_threads: Threads = tunable(
         1,
-        "Threads of the forward pass, up to 1024; auto: all cores, shared by this machine's actors, where "
-        "acting and learning take turns (agent.max_staleness = 0), else 1.",
+        "Threads of the forward pass, up to 1024; auto: all cores, shared by this machine's actors, if "
+        "acting and learning take turns (agent.max_staleness = 0), otherwise 1.",
     )
     groups: int = tunable(
         2,
-        "Groups of a process's slots under central inference: while the learner chooses for one, another "
-        "is stepped.",
+        "Central inference: groups of a process's slots; while the learner chooses actions for one, "
+        "another is stepped.",
         ge=1,
         le=64,
     )
     max_outstanding_inserts: int = tunable(
-        64, "Chunks sent and not yet acknowledged, per actor process.", ge=1, le=1 << 16
+        64, "Maximum number of unacknowledged chunks per actor process.", ge=1, le=1 << 16
     )
 
 
@@ -241,13 +239,13 @@ class LearnerConfig(Section):
     publish_period_updates: int = tunable(25, "Updates between two published parameter versions.", ge=1)
     publish_dtype: Literal["float32", "bfloat16"] = tunable(
         "float32",
-        "Weights on the wire: bfloat16 halves their bytes. All processes still compute in float32.",
+        "Weights on the wire: bfloat16 halves the bytes. All processes still compute in float32.",
     )
     checkpoint_period_s: float = tunable(300.0, "Seconds between two checkpoints.", gt=0)
     checkpoint_period_steps: int = structural(
         10_000,
-        "With --deterministic, instead of checkpoint_period_s: steps of each slot between two checkpoints. "
-        "All games begin anew there, so it should be longer than games are.",
+        "With --deterministic, instead of checkpoint_period_s: steps of each slot between two "
+        "checkpoints. All episodes restart there, so use several times the length of an episode.",
         ge=1,
     )
     certificate_period_updates: int = tunable(
@@ -255,15 +253,13 @@ class LearnerConfig(Section):
     )
     keep_checkpoints: int = tunable(3, "Newest checkpoints kept.", ge=1)
     archive_period_s: float = tunable(
-        0.0, "Seconds between two checkpoints that are kept for good, in checkpoints/archive; 0 = none.", ge=0
+        0.0, "Seconds between two checkpoints that are kept forever, in checkpoints/archive; 0 = none.", ge=0
     )
-    keep_best: bool = tunable(
-        True, "Keep the network with the best evaluation so far, to act, in checkpoints/best."
-    )
+    keep_best: bool = tunable(True, "Keep the network with the best evaluation so far in checkpoints/best.")
     init_from: str = tunable(
         "",
-        "Run or checkpoint whose network a new run starts with; empty = random weights. A run "
-        "with checkpoints of its own continues from those.",
+        "Run or checkpoint whose network a new run starts with; empty = random weights. A run that "
+        "already has checkpoints continues from those.",
     )
     init_optimizer: bool = tunable(
         False, "With init_from: also its optimiser's moments, target network and count of updates."
@@ -276,50 +272,55 @@ class LearnerConfig(Section):
     )
     gradient_dtype: Literal["float32", "bfloat16"] = tunable(
         "float32",
-        "Of gradients as several learners exchange and sum them: bfloat16 halves the bytes.",
+        "Number format in which several learners exchange and sum gradients: bfloat16 halves the bytes.",
     )
     processes: int = operational(
         1,
-        "Learners that the launcher starts on this machine. They share each batch, whose rows stay "
-        "replay.batch_size; with any number others may join (`troupe learner --join`).",
+        "Learners that the launcher starts on this machine. They share each batch of replay.batch_size "
+        "rows. More learners can always join (`troupe learner --join`).",
         ge=1,
         le=MAX_PROCESSES,
     )
     torch_threads: Threads = tunable(
         1,
-        "Threads of an update on the CPU, up to 1024; auto: all cores where acting and learning take turns "
-        "(agent.max_staleness = 0), else 1.",
+        "Threads of an update on the CPU, up to 1024; auto: all cores if acting and learning take turns "
+        "(agent.max_staleness = 0), otherwise 1.",
     )
     device: Device = tunable("cpu", "Where updates run: `cpu`, `cuda` or `cuda:N`.")
 
 
 class EvaluatorConfig(Section):
-    """The evaluator: full games with fresh parameters, unclipped."""
+    """The evaluator: full episodes with fresh parameters, unclipped."""
 
     enabled: bool = tunable(True, "Start evaluators.")
     processes: int = tunable(
         1,
-        "Evaluators that the launcher starts on this machine; any number share the games of an evaluation.",
+        "Evaluators that the launcher starts on this machine; they share the episodes of an evaluation.",
         ge=1,
         le=MAX_PROCESSES,
     )
     episodes: int = tunable(
-        5, "Games per evaluation; fewer than an environment's levels leave some out.", ge=1, le=1 << 16
+        5,
+        "Episodes per evaluation; with fewer than the environment has levels, some levels are left out.",
+        ge=1,
+        le=1 << 16,
     )
-    period_s: float = tunable(60.0, "Least seconds between the starts of two evaluations.", ge=0)
+    period_s: float = tunable(60.0, "Minimum number of seconds between the starts of two evaluations.", ge=0)
     timeout_s: float = tunable(
-        3600.0, "Seconds after which an evaluation is over, with the games that have come.", gt=0
+        3600.0, "Seconds after which an evaluation ends with the episodes received so far.", gt=0
     )
     slots: int = tunable(
         4,
-        "Environment copies stepped together: the games of one evaluator until it asks for more.",
+        "Environment copies stepped together, which is how many episodes an evaluator requests at a time.",
         ge=1,
         le=MAX_SLOTS,
     )
     max_episode_frames: int = tunable(
-        108_000, "Emulator frames after which a game is cut, whatever the training's limit is.", ge=1
+        108_000,
+        "Emulator frames after which an evaluation episode is cut, independent of the limit in training.",
+        ge=1,
     )
-    video: bool = tunable(True, "Record the first game of an evaluation.")
+    video: bool = tunable(True, "Record a video of the first episode of an evaluation.")
     video_max_steps: int = tunable(2000, "Steps after which a recording stops.", ge=1, le=100_000)
 
     @property
@@ -341,22 +342,23 @@ class InferenceConfig(Section):
     )
     min_batch: int = tunable(
         1,
-        "Central: slots that are worth a forward pass at once; while one runs, the next batch gathers.",
+        "Central: number of slots at which a forward pass starts at once; while one runs, the next batch "
+        "gathers.",
         ge=1,
     )
     max_batch: int = tunable(
         1024,
-        "Central: most slots of a forward pass, so also of a group of one actor's slots.",
+        "Central: maximum number of slots in a forward pass, and so also in a group of one actor's slots.",
         ge=1,
         le=1 << 16,
     )
     timeout_ms: float = tunable(
-        5.0, "Central: longest wait for `min_batch`; then a forward pass is made for fewer slots.", ge=0
+        5.0, "Central: longest wait for `min_batch`; then a forward pass starts with fewer slots.", ge=0
     )
 
 
 class NetConfig(Section):
-    """Addresses, ports and patience."""
+    """Addresses, ports and timeouts."""
 
     control: Endpoint = operational(
         "tcp://127.0.0.1:5550", "Learner's ROUTER: rendezvous, parameters, telemetry."
@@ -372,13 +374,13 @@ class NetConfig(Section):
     )
     learner_network: str = operational(
         "",
-        "Private network (such as 10.0.0.0/16) in which learners of several machines exchange gradients, "
-        "which are not encrypted; empty = learners of one machine only.",
+        "Private network (such as 10.0.0.0/16) in which learners on several machines exchange gradients, "
+        "unencrypted; empty = learners on one machine only.",
     )
     keys_dir: str = operational(
         "", "Directory of CURVE keys (`troupe keys new DIR`); empty = no keys, loopback and ipc only."
     )
-    insecure: bool = operational(False, "Bind other addresses than loopback without keys.")
+    insecure: bool = operational(False, "Allow addresses other than loopback without keys.")
     metrics_port: int = operational(
         0, "First HTTP port of /metrics, /healthz and /readyz; 0 = none.", ge=0, lt=65536
     )
@@ -387,13 +389,13 @@ class NetConfig(Section):
     )
     board_port: int | None = operational(
         None,
-        "Port of the run's board on this machine, or the next free one; 0 = not started. None: 6007, where "
+        "Port of the run's board on this machine, or the next free one; 0 = not started. none = 6007, if "
         "the extra board is installed and TensorBoard is started.",
         ge=0,
         lt=65536,
     )
     connect_timeout_s: float = operational(
-        60.0, "Seconds to wait for a peer at start before giving up.", gt=0, le=timing.MAX_PATIENCE_S
+        60.0, "Seconds to wait for a peer at start.", gt=0, le=timing.MAX_PATIENCE_S
     )
     heartbeat_s: float = operational(
         1.0, "Seconds between two heartbeats.", ge=timing.HEARTBEAT_S[0], le=timing.HEARTBEAT_S[1]

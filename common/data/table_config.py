@@ -60,51 +60,56 @@ class TableConfig:
     """
 
     name: str = _field("default", "At most 64 letters, digits, `-` and `_`.")
-    capacity: int = _field(1_000_000, "Most items.")
+    capacity: int = _field(1_000_000, "Maximum number of items.")
     sampler: str = _field(
         "prioritized",
-        f"What is sampled: {', '.join(SAMPLER_NAMES)}; a queue's default is {QUEUE['sampler']}.",
+        f"Which items are sampled: {', '.join(SAMPLER_NAMES)}; a queue's default is {QUEUE['sampler']}.",
     )
-    remover: str = _field("fifo", f"What is removed when the table is full: {', '.join(REMOVER_NAMES)}.")
+    remover: str = _field(
+        "fifo", f"Which items are removed when the table is full: {', '.join(REMOVER_NAMES)}."
+    )
     limiter: str = _field(
         "rate",
-        "`rate` holds to `min_items` and `samples_per_insert`; with `queue` nothing is removed but by being "
+        "`rate` enforces `min_items` and `samples_per_insert`; with `queue`, items leave only when "
         "sampled, and writers wait while the table is full (see `when_full`).",
     )
     when_full: str = _field(
         "wait",
-        "Of a queue: `wait`, or drop data that may have been acknowledged: `keep_latest` the "
-        "oldest, `keep_oldest` the new, `alternate` each in turn.",
+        "What a full queue does: `wait`, or drop items, even acknowledged ones: `keep_latest` the oldest, "
+        "`keep_oldest` the new, `alternate` each in turn.",
     )
     priority_exponent: float = _field(0.6, "Alpha of the prioritized sampler.")
-    removal_exponent: float = _field(-0.4, "The same of the prioritized remover, below 0.")
+    removal_exponent: float = _field(-0.4, "The same for the prioritized remover, below 0.")
     max_times_sampled: int = _field(
         0,
         "An item is removed after this many samples; 0 = no limit; a queue's default is "
         f"{QUEUE['max_times_sampled']}.",
     )
-    min_items: int = _field(1, "Items that must be there before sampling begins.")
-    samples_per_insert: float = _field(0.0, "Times an item is sampled on average; 0 = no limit.")
+    min_items: int = _field(1, "Items needed before sampling begins.")
+    samples_per_insert: float = _field(0.0, "How often an item is sampled on average; 0 = no limit.")
     samples_per_insert_error: float | None = _field(
-        None, "Samples by which that may be off before a side waits; none = chosen from the other fields."
+        None,
+        "Tolerance of this ratio, in samples, before a side waits; none = derived from the other fields.",
     )
     soft_period_batches: int = _field(100, "Batches between two removals by the `soft` remover.")
     share: int = _field(
         0,
-        "Rows of every batch of a run that come from this table; actors insert into all tables with a share. "
-        "0 in all tables = `default` is the only one that a run uses.",
+        "In a run, rows that each batch takes from this table; actors insert into all tables with a "
+        "share. 0 in all tables = the run uses only `default`.",
     )
     candidates_max: float = _field(
         4.0,
-        "Candidates for each row of a batch among which `elite` and `attentive` choose, at first.",
+        "Initial number of candidates per row from which `elite` and `attentive` choose.",
     )
     candidates_anneal_samples: int = _field(
-        0, "Samples over which those become one, which is uniform sampling; 0 = they do not."
+        0, "Samples over which that number falls to one, which is uniform sampling; 0 = never."
     )
-    strategy: str = _field("nearest", f"Which of the candidates are taken: {', '.join(STRATEGY_NAMES)}.")
-    distance: str = _field("norm", f"How `attentive` measures: {', '.join(DISTANCES)}.")
+    strategy: str = _field("nearest", f"Which candidates are chosen: {', '.join(STRATEGY_NAMES)}.")
+    distance: str = _field("norm", f"Distance of `attentive`: {', '.join(DISTANCES)}.")
     distance_power: float = _field(2.0, "Exponent of the distance `norm`.")
-    removal_candidates: int = _field(20, "Items of which the `elite` remover takes out the most off policy.")
+    removal_candidates: int = _field(
+        20, "Random items from which the `elite` remover removes the most off-policy one."
+    )
 
     @property
     def slots(self) -> int:

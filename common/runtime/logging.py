@@ -106,7 +106,7 @@ def add_logging_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--log-file` and `--log-level`, the same for every service."""
     parser.add_argument("--log-file", metavar="PATH", help="append the log to this file instead of stderr")
     parser.add_argument(
-        "--log-level", default="info", choices=_LEVELS, help="least level to log (default: info)"
+        "--log-level", default="info", choices=_LEVELS, help="lowest level to log (default: info)"
     )
 
 

@@ -24,7 +24,10 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
         help="serve /metrics, /healthz and /readyz on this port (default: 0, do not)",
     )
     parser.add_argument(
-        "--metrics-host", default="127.0.0.1", metavar="HOST", help="address for it (default: %(default)s)"
+        "--metrics-host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="address of --metrics-port (default: %(default)s)",
     )
 
 

@@ -41,7 +41,7 @@ def main_parser() -> Parser:
         type=real(0),
         default=60.0,
         metavar="S",
-        help="patience with the learner (default: 60)",
+        help="seconds to wait for the learner (default: 60)",
     )
     parser.add_argument(
         "--relay",
@@ -49,8 +49,8 @@ def main_parser() -> Parser:
         const=default_directory(),
         type=Path,
         metavar="DIR",
-        help="fetch parameters once for all actors of this host that share DIR (default: one of this user's "
-        "in the temporary directory), through one of them",
+        help="fetch parameters once for all actors of this host that share DIR (default: this user's, in "
+        "the temporary directory), through one of them",
     )
     add_module_argument(parser)
     add_key_arguments(parser)

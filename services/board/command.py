@@ -26,8 +26,9 @@ def board_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
         prog="troupe board",
-        description="Serves one web page for runs: all runs and what they differ in, returns with bands over "
-        "seeds, any metric, notes. It changes nothing of a run but its note. Needs the extra `board`.",
+        description="Serves one web page for runs: all runs and their differences, returns with bands "
+        "over seeds, any metric, notes. The only thing that it changes in a run is its note. Needs the "
+        "extra `board`.",
     )
     parser.add_argument(
         "directories",
@@ -39,17 +40,17 @@ def board_parser() -> Parser:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen at (default: %(default)s); any that others can reach needs the token that is "
-        f"printed, or one of your own in the environment variable {TOKEN}",
+        help="address to listen on (default: %(default)s); an address that others can reach needs "
+        f"the printed token, or your own in the environment variable {TOKEN}",
     )
     parser.add_argument(
         "--port",
         type=integer(0, 65535),
         default=PORT,
-        help="port, or the next one that is free (default: %(default)s); 0 for any",
+        help="port, or the next free one (default: %(default)s); 0 for any",
     )
     parser.add_argument(
-        "--export", metavar="PAGE", type=Path, help="write the page as one HTML file, and serve nothing"
+        "--export", metavar="PAGE", type=Path, help="write the page as one HTML file instead of serving it"
     )
     return parser
 

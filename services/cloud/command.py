@@ -42,13 +42,14 @@ def add_machines(parser: argparse.ArgumentParser) -> None:
         type=real(0.0),
         default=1.0,
         metavar="GB",
-        help="of checkpoints and record, kept while it runs and fetched at the end (default: %(default)s)",
+        help="size of checkpoints and record, stored during the run and downloaded at the end (default: "
+        "%(default)s)",
     )
     parser.add_argument(
         "--zone-gb-per-hour",
         type=real(0.0),
         metavar="GB",
-        help="that the machines send each other between zones, where --var availability_zones names several",
+        help="traffic between zones, if --var availability_zones names several",
     )
 
 
@@ -73,24 +74,24 @@ def estimate_parser() -> argparse.ArgumentParser:
     parser = field_parser(
         "cloud estimate",
         "PRESET (--hours H | --steps-per-second S | --like RUN_DIR) [OPTION ...]",
-        "Say what a run in AWS costs: a line for each kind of machine, for disks, network and traffic.\n"
-        "Takes the prices of deploy/terraform, with their date; needs neither an account nor Terraform.",
+        "Estimate what a run in AWS costs: one line for each kind of machine, for disks, network and\n"
+        "traffic. Uses the dated prices in deploy/terraform; needs neither an account nor Terraform.",
     )
     add_machines(parser)
     parser.add_argument(
         "--hours",
         type=real(0.0),
         metavar="H",
-        help="how long it runs (default: as long as run.total_steps takes, where a rate is known)",
+        help="duration (default: the time that run.total_steps takes, if a rate is known)",
     )
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument(
         "--steps-per-second",
         type=real(1e-3),
         metavar="S",
-        help="rate of the run: gives dollars per million steps",
+        help="speed of the run; adds dollars per million steps",
     )
-    rate.add_argument("--like", metavar="RUN_DIR", type=Path, help="take the rate that this run had at last")
+    rate.add_argument("--like", metavar="RUN_DIR", type=Path, help="use the last speed of this run")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

@@ -25,10 +25,11 @@ def doctor_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
         prog="troupe doctor",
-        description="Looks for what is wrong: ports, keys, limits, disk, processor, GPU and packages of this "
-        "machine; with RUN also a run directory; with ADDRESS also a run, its members, clocks and versions, "
-        "as its learner tells a viewer. One line each: what was looked at, the figure, what to do. "
-        f"Exit code {FOUND} where something is wrong, 0 otherwise.",
+        description="Checks ports, keys, limits, disk, processor, GPU and packages of this machine; with "
+        "RUN also a run directory; with ADDRESS also a running run with its members, clocks "
+        "and versions, by asking its learner as a viewer. Prints one line per check: the "
+        "subject, the figure, what to do. "
+        f"Exit code {FOUND} if something is wrong, otherwise 0.",
     )
     parser.add_argument(
         "target",
@@ -36,13 +37,15 @@ def doctor_parser() -> Parser:
         metavar="RUN | ADDRESS",
         help="a run directory, or the control address of a learner, such as tcp://127.0.0.1:5550",
     )
-    parser.add_argument("--preset", help="preset or TOML file whose ports, room and packages are looked at")
+    parser.add_argument(
+        "--preset", help="preset or TOML file whose ports, disk space and packages are checked"
+    )
     parser.add_argument(
         "--timeout-s",
         type=real(0.1, 600),
         default=10.0,
         metavar="S",
-        help="patience with ADDRESS (default: 10)",
+        help="seconds to wait for ADDRESS (default: 10)",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list of the lines")
     add_key_arguments(parser)

@@ -18,9 +18,10 @@ def why_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
         prog="troupe why",
-        description="Says why a run does not learn, from what it has recorded: inputs, rewards, units, the "
-        "optimiser's steps, entropy, values, experience. One line a finding, the likeliest first: what, the "
-        "figure, why it matters, and the field that helps. Runs may go on or have ended.",
+        description="Says why a run does not learn, from its record: inputs, rewards, units, the "
+        "optimiser's steps, entropy, values, experience. Prints one line per finding, the likeliest "
+        "first: the problem, the figure, why it matters, and the field that helps. Runs may still be "
+        "running or have ended.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory")
     parser.add_argument("--json", action="store_true", help="print a JSON object: findings by run directory")

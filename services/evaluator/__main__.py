@@ -26,7 +26,7 @@ def main_parser() -> Parser:
     parser = Parser(
         fields=FIELDS_AT_LEARNER,
         prog="troupe evaluator",
-        description="Play full games with fresh parameters.",
+        description="Play full episodes with fresh parameters.",
     )
     parser.add_argument("--learner", required=True, metavar="ADDR", help="the learner's control address")
     parser.add_argument("--name", default="evaluator", help="unique in the run (default: evaluator)")
@@ -35,7 +35,7 @@ def main_parser() -> Parser:
         type=real(0),
         default=60.0,
         metavar="S",
-        help="patience with the learner (default: 60)",
+        help="seconds to wait for the learner (default: 60)",
     )
     add_module_argument(parser)
     add_key_arguments(parser)

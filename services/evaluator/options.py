@@ -32,46 +32,49 @@ def eval_parser() -> Parser:
         fields="only fields of [env] may be other than in training",
         prog="troupe eval",
         usage="troupe eval PATH ... [OPTION ...] [--env.FIELD VALUE ...]",
-        description="Play full games with a run's newest, or given, checkpoints.\n\n"
-        "Fields of [env] are options too, such as --env.sticky_actions 0.25 or --env.id: the network plays\n"
-        "in another environment than in its training, as long as what it sees and does has the same shape.",
+        description="Play full episodes with a run's newest checkpoint, or with given ones.\n\n"
+        "Fields of [env] are options too, such as --env.sticky_actions 0.25 or another --env.id: the\n"
+        "network then plays in a different environment. Observations and actions must have the same shape.",
     )
     add = parser.add_argument
     add("path", type=Path, nargs="+", metavar="PATH", help="run directory, or checkpoint")
-    add("--all", action="store_true", help="every whole checkpoint of the run, from the oldest on: a curve")
+    add("--all", action="store_true", help="every whole checkpoint of the run, oldest first: a curve")
     add("--episodes", type=integer(1), default=20, metavar="N", help="games (default: 20)")
     add(
         "--seed",
         type=integer(0),
         default=0,
         metavar="S",
-        help="seed of the games: the same seed and --slots replay the same games, and fewer episodes are a "
-        "prefix of them (default: 0)",
+        help="seed of the episodes: the same seed and --slots repeat the same episodes, and a smaller "
+        "--episodes plays the first of them (default: 0)",
     )
     add(
         "--slots",
         type=integer(1, MAX_SLOTS),
         default=SLOTS,
         metavar="N",
-        help="games side by side (default: 8)",
+        help="episodes played at the same time (default: 8)",
     )
     add(
-        "--device", default="cpu", metavar="DEVICE", help="of the network: cpu, cuda or cuda:N (default: cpu)"
+        "--device",
+        default="cpu",
+        metavar="DEVICE",
+        help="device of the network: cpu, cuda or cuda:N (default: cpu)",
     )
     explore = parser.add_mutually_exclusive_group()
     explore.add_argument(
         "--epsilon",
         type=real(0, 1),
         metavar="E",
-        help="chance of an action at random; of a policy, of one that is drawn instead of its best "
+        help="probability of a random action or, for a policy, of a sampled action instead of the best "
         "(default: agent.eval_epsilon)",
     )
     explore.add_argument("--greedy", action="store_true", help="always the best action: --epsilon 0")
     explore.add_argument(
-        "--sampled", action="store_true", help="actions drawn from the policy, for algorithms that have one"
+        "--sampled", action="store_true", help="sample actions from the policy, for algorithms that have one"
     )
-    add("--video", type=Path, metavar="FILE", help="film the first game: .mp4 or .gif")
-    add("--render", action="store_true", help="a window shows the first slot's games, at their own speed")
+    add("--video", type=Path, metavar="FILE", help="record a video of the first episode: .mp4 or .gif")
+    add("--render", action="store_true", help="show the episodes of the first slot in a window, in real time")
     add("--output", type=Path, action="append", default=[], metavar="FILE", help="report: .json, .csv or .md")
     add_module_argument(parser)
     add("--json", action="store_true", help="print one JSON line for each checkpoint instead of a table")

@@ -24,12 +24,12 @@ from troupe.services.launcher.workspace import shell_path
 from troupe.services.slurm import script
 from troupe.services.slurm.resources import add_resources, resources
 
-_RUNS = "run directories, or directories that have runs in them, such as those of sweeps"
+_RUNS = "run directories, or directories that contain runs, such as those of sweeps"
 
 
 def runs_parser() -> argparse.ArgumentParser:
     """Return the parser of `troupe runs`."""
-    parser = Parser(prog="troupe runs", description="List run directories, those written to last at the end.")
+    parser = Parser(prog="troupe runs", description="List run directories, the most recently written last.")
     parser.add_argument(
         "directories", metavar="DIR", type=Path, nargs="*", help="where to look (default: runs)"
     )
@@ -60,10 +60,10 @@ def compare_parser() -> argparse.ArgumentParser:
     """Return the parser of `troupe compare`."""
     parser = _parser(
         "compare",
-        "Compare runs: those that differ in nothing but their seeds are one group. Of each group: the mean\n"
-        "and the interquartile mean (IQM) of the last values of its runs, with 95 % bootstrap intervals\n"
-        "over runs, the mean of their best values, steps and minutes. Of several tasks with known scores\n"
-        "of random play and of humans also normalised scores, resampled task by task.",
+        "Compare runs. Runs that differ only in their seeds form a group. The table shows for each group\n"
+        "the mean and the interquartile mean (IQM) of the last values of its runs, with 95 % bootstrap\n"
+        "intervals over runs, the mean of their best values, steps and minutes. For several tasks with\n"
+        "known scores of random play and of humans it adds normalised scores, resampled task by task.",
     )
     parser.add_argument(
         "--suite", metavar="NAME | FILE", help="normalise by the scores of a suite (see `troupe sweep`)"
@@ -100,28 +100,28 @@ def plot_parser() -> argparse.ArgumentParser:
     """Return the parser of `troupe plot`."""
     parser = _parser(
         "plot",
-        "Draw returns against steps and against minutes: the mean of each group of runs that differ in\n"
-        "nothing but their seeds, with its 95 % bootstrap interval over runs, and each run thin behind it.\n"
-        "Or draw what rliable draws: a performance profile, or aggregates with their intervals.",
+        "Draw returns against steps and against minutes: the mean of each group of runs that differ only in\n"
+        "their seeds, with its 95 % bootstrap interval over runs, and each run as a thin line behind it.\n"
+        "Or draw the figures of rliable: a performance profile, or aggregates with their intervals.",
     )
     add = parser.add_argument
     add(
         "--kind",
         choices=("curves", "profile", "aggregates"),
         default="curves",
-        help="curves; the share of runs above each score; or median, IQM, mean and optimality gap as bars "
-        "(default: curves)",
+        help="learning curves; the share of runs above each score; or median, IQM, mean and optimality "
+        "gap as bars (default: curves)",
     )
     add(
         "--out",
         metavar="PICTURE",
         type=Path,
         default=Path("curves.png"),
-        help=f"to write, {', '.join(drawing.KINDS)} (default: curves.png)",
+        help=f"file to write, {', '.join(drawing.KINDS)} (default: curves.png)",
     )
-    add("--csv", metavar="FILE", type=Path, help="write the numbers that are drawn, too")
+    add("--csv", metavar="FILE", type=Path, help="also write the plotted numbers")
     add("--x", choices=drawing.AXES, help="one axis instead of both")
-    add("--title", default="", help="above the picture")
+    add("--title", default="", help="title above the figure")
     add(
         "--labels",
         metavar="NAME,NAME",
@@ -129,7 +129,7 @@ def plot_parser() -> argparse.ArgumentParser:
         default=[],
         help="names of the groups, in the order of `troupe compare`",
     )
-    add("--size", metavar="WxH", type=_size, help="of the picture, in inches, such as 6x4")
+    add("--size", metavar="WxH", type=_size, help="size of the figure in inches, such as 6x4")
     add(
         "--smooth",
         metavar="SHARE",
@@ -137,7 +137,7 @@ def plot_parser() -> argparse.ArgumentParser:
         default=0.0,
         help="each value becomes the mean over this share of the axis before it, such as 0.05 (default: 0)",
     )
-    add("--no-runs", dest="single", action="store_false", help="leave out single runs behind the means")
+    add("--no-runs", dest="single", action="store_false", help="hide the single runs behind the means")
     add("--suite", metavar="NAME | FILE", help="normalise by the scores of a suite (profile, aggregates)")
     return parser
 
@@ -261,18 +261,20 @@ def sweep_parser() -> argparse.ArgumentParser:
         usage="troupe sweep FILE | PRESET [OPTION ...] [--SECTION.FIELD VALUE ...]\n"
         "       troupe sweep --resume DIR [OPTION ...] [--SECTION.FIELD VALUE ...]",
         description="Train many runs: a grid, a list or a search over fields, seeds, a suite of tasks.\n"
-        "docs/sweeps.md describes the file. The same command again, or --resume, goes on: runs that are\n"
-        "done are left alone, those that were stopped are resumed. Fields on the command line are those\n"
-        "of every run, over what the file says.",
+        "docs/sweeps.md describes the file. To continue, repeat the command or use --resume: completed runs\n"
+        "are left alone, stopped runs are resumed. Fields on the command line apply to every run and\n"
+        "override the file.",
         epilog="Every field of the configuration is an option, as for `troupe train`: --section.field\n"
         "VALUE; --seed and --total-steps are short for --run.seed and --run.total_steps.",
     )
     parser.add_argument(
         "source", metavar="FILE | PRESET", nargs="?", help="TOML file with a section [sweep], or a preset"
     )
-    parser.add_argument("--seeds", type=_seeds, metavar="N | A,B", help="number of seeds, or the seeds")
+    parser.add_argument("--seeds", type=_seeds, metavar="N | A,B", help="number of seeds, or a list of seeds")
     parser.add_argument(
-        "--suite", metavar="NAME | FILE", help=f"a run for each of {', '.join(suites.SUITES)}"
+        "--suite",
+        metavar="NAME | FILE",
+        help=f"one run per environment of a suite: {', '.join(suites.SUITES)}",
     )
     parser.add_argument("--parallel", type=integer(1, 64), metavar="N", help="runs at a time (default: 1)")
     parser.add_argument(
@@ -281,25 +283,26 @@ def sweep_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FIELD=A,B",
-        help="values of a field to try; several --grid multiply",
+        help="values of a field to try; several --grid options multiply",
     )
     parser.add_argument("--trials", type=integer(1), metavar="N", help="of [sweep.search]")
     parser.add_argument(
         "--halving",
         type=_halving,
         metavar="STEPS[,ETA]",
-        help="compare trials after STEPS, and ETA times as many each (default: 3): the best 1/ETA go on",
+        help="compare trials after STEPS, then after ETA times as many each (default: 3); the best 1/ETA "
+        "continue",
     )
     parser.add_argument("--dir", type=Path, metavar="DIR", help="of the sweep (default: runs/sweep-NAME)")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the sweep in this directory")
-    parser.add_argument("--retry", action="store_true", help="try again what failed")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="continue the sweep in this directory")
+    parser.add_argument("--retry", action="store_true", help="try failed runs again")
     parser.add_argument(
         "--dry-run",
         action="store_true",
         help="only print the runs and their steps; with --slurm, write the script and submit nothing",
     )
     parser.add_argument(
-        "--slurm", action="store_true", help="submit a job of a Slurm cluster for each run, as one array"
+        "--slurm", action="store_true", help="submit one Slurm job array, with a job for each run"
     )
     parser.add_argument(
         "--cpus",
@@ -356,13 +359,14 @@ def _parser(command: str, description: str) -> argparse.ArgumentParser:
         "--by",
         metavar="FIELD[,FIELD]",
         default="",
-        help="group by these fields (default: those in which the runs differ)",
+        help="group by these fields (default: the fields in which runs differ)",
     )
     parser.add_argument(
         "--metric",
         default="",
         metavar="NAME",
-        help="of metrics.csv (default: eval/episode_return, or train/episode_return without evaluations)",
+        help="column of metrics.csv (default: eval/episode_return, or train/episode_return without "
+        "evaluations)",
     )
     return parser
 

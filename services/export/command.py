@@ -33,16 +33,16 @@ def main_parser() -> Parser:
     """Return the parser of `troupe export`."""
     parser = Parser(
         prog="troupe export",
-        description="Write the policy of a run's newest, or a given, checkpoint into a file for other "
-        "programs: what it does where nothing is drawn, with the statistics of its inputs. A recurrent state "
+        description="Write the policy of a run's newest checkpoint, or of a given one, to a file for "
+        "other programs: its deterministic decision, with the statistics of its inputs. A recurrent state "
         "is an input and an output.",
     )
-    parser.add_argument("path", type=Path, metavar="RUN_DIR_OR_CHECKPOINT", help="where the parameters are")
+    parser.add_argument("path", type=Path, metavar="RUN_DIR_OR_CHECKPOINT", help="source of the parameters")
     parser.add_argument(
         "--format",
         required=True,
         choices=sorted([*FORMATS, CHECKPOINT]),
-        help="safetensors: weights alone; checkpoint: a directory of what `troupe eval` needs, and no more",
+        help="safetensors: only the weights; checkpoint: a directory with only what `troupe eval` needs",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="written anew")
     parser.add_argument(
@@ -50,7 +50,7 @@ def main_parser() -> Parser:
         type=integer(1, 4096),
         default=1,
         metavar="N",
-        help="environments that a call decides for; fixed in the file (default: 1)",
+        help="environments per call; fixed in the file (default: 1)",
     )
     add_module_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the file's description as one JSON line")

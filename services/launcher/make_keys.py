@@ -16,7 +16,7 @@ def new_parser() -> Parser:
         "directory", metavar="DIR", type=Path, help="made with mode 0700; every file gets 0600"
     )
     parser.add_argument(
-        "--if-missing", action="store_true", help="where DIR holds a complete set already, only check that"
+        "--if-missing", action="store_true", help="if DIR already holds a complete set, only check it"
     )
     return parser
 

@@ -32,10 +32,10 @@ def main_parser() -> Parser:
         takes_fields=True,
         prog="troupe learner",
         description="Runs the learner of the run in RUN_DIR. With PRESET it begins a new run there, from "
-        "the preset and TROUPE_SECTION__FIELD variables; without, RUN_DIR holds its config.toml. With PRESET "
-        "and --resume it begins the run or goes on with it, whatever RUN_DIR holds: the same command line "
-        "for every start. --SECTION.FIELD VALUE sets a field of the configuration, as in `troupe train`. "
-        "With --join it shares the batches of a run that another learner has, and needs none of these.",
+        "the preset and TROUPE_SECTION__FIELD variables; without PRESET it reads config.toml in RUN_DIR. "
+        "With PRESET and --resume it begins the run or continues it, so that one command line serves for "
+        "every start. --SECTION.FIELD VALUE sets a field of the configuration, as in `troupe train`. With "
+        "--join it shares the batches of a run that another learner has, and needs none of these.",
     )
     parser.add_argument("preset", nargs="?", metavar="PRESET", help="preset of a new run")
     parser.add_argument("--run-dir", type=Path, help="the run directory")
@@ -43,20 +43,20 @@ def main_parser() -> Parser:
         "--join",
         metavar="ADDRESS",
         help="share the batches of the learner with this control address, on the same machine or in the "
-        "private network that net.learner_network of its run names",
+        "private network of net.learner_network",
     )
     parser.add_argument(
         "--name", metavar="NAME", help="with --join: unique in the run (default: learner- and a number)"
     )
-    parser.add_argument("--device", metavar="DEVICE", help="with --join: of torch, if not the run's")
+    parser.add_argument("--device", metavar="DEVICE", help="with --join: torch device, if not the run's")
     parser.add_argument(
         "--join-timeout-s",
         type=real(0),
         default=60.0,
         metavar="S",
-        help="with --join: patience with the other learner (default: 60)",
+        help="with --join: seconds to wait for the other learner (default: 60)",
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest whole checkpoint")
     parser.add_argument("--control", metavar="ADDRESS", help="bind here instead of the config's net.control")
     parser.add_argument(
         "--announce", metavar="ADDRESS", help="bind here instead of the config's net.announce"
@@ -69,8 +69,8 @@ def main_parser() -> Parser:
         type=real(0),
         default=0.0,
         metavar="S",
-        help="where the run is complete already, answer for S seconds, so that services that start with this "
-        "one learn of it and end (default: 0)",
+        help="if the run is already complete, answer for S seconds, so that services that start with this "
+        "one hear it and end (default: 0)",
     )
     add_module_argument(parser)
     add_key_arguments(parser, server=True)

@@ -46,8 +46,8 @@ def status_parser() -> Parser:
     """Return the parser of `troupe replay status`."""
     parser = Parser(
         prog="troupe replay status",
-        description="Prints the status of a running shard. Where it has keys, --keys needs those of the "
-        "viewer.",
+        description="Prints the status of a running shard. If the shard has keys, --keys needs those of "
+        "the viewer.",
     )
     parser.add_argument("address", metavar="ADDRESS", help="of the shard, such as tcp://127.0.0.1:5560")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
@@ -74,14 +74,14 @@ def snapshot_parser() -> Parser:
     """Return the parser of `troupe replay snapshot`."""
     parser = Parser(
         prog="troupe replay snapshot",
-        description="Has a running shard copy its items, and waits for it. Where it has keys, --keys needs "
-        "those of the learner.",
+        description="Makes a running shard copy its items, and waits for it. If the shard has keys, "
+        "--keys needs those of the learner.",
     )
     parser.add_argument("address", metavar="ADDRESS", help="of the shard, such as tcp://127.0.0.1:5560")
     parser.add_argument(
         "destination",
         metavar="DEST",
-        help="a new directory on the shard's host, or an address that fsspec knows, such as s3://BUCKET/PATH",
+        help="a new directory on the shard's host, or an address for fsspec, such as s3://BUCKET/PATH",
     )
     add_key_arguments(parser)
     return parser

@@ -90,8 +90,8 @@ def serve_parser() -> Parser:
     parser = Parser(
         fields=FIELDS_AT_LEARNER,
         prog="troupe replay serve",
-        description="Runs a replay shard: by itself, or as part of the run of the learner at ADDRESS, whose "
-        "configuration decides about tables and bytes then.",
+        description="Runs a replay shard: by itself, or in the run of the learner at ADDRESS, whose "
+        "configuration then decides about tables and bytes.",
     )
     parser.add_argument(
         "--bind", metavar="ADDRESS", default="tcp://127.0.0.1:5560", help="default: %(default)s"
@@ -103,12 +103,12 @@ def serve_parser() -> Parser:
         default=Path("replay-data"),
         help="holds the items; default: %(default)s",
     )
-    parser.add_argument("--volatile", action="store_true", help="start empty, whatever items DIR holds")
+    parser.add_argument("--volatile", action="store_true", help="start empty, even if DIR holds items")
     parser.add_argument(
         "--durable",
         choices=("process", "power"),
-        help="what acknowledged items survive: the death of the process (default), or a power cut as well, "
-        "for which each waits until the disk has it",
+        help="what acknowledged items survive: the death of the process (default), or also a power cut, "
+        "for which each insert waits until it is on disk",
     )
     parser.add_argument("--seed", type=integer(0), help="of sampling")
     add_key_arguments(parser, server=True)
@@ -131,7 +131,7 @@ def _add_run_arguments(parser: Parser) -> None:
         type=real(0),
         default=60.0,
         metavar="S",
-        help="patience with the learner (default: 60)",
+        help="seconds to wait for the learner (default: 60)",
     )
 
 
@@ -150,7 +150,7 @@ def _add_table_arguments(parser: Parser) -> None:
         "--max-bytes",
         type=integer(1),
         metavar="BYTES",
-        help="most that chunks may take; default: 90 %% of what there is",
+        help="most bytes that chunks may take; default: 90 %% of the available space",
     )
 
 
@@ -164,10 +164,10 @@ def _add_snapshot_arguments(parser: Parser) -> None:
     group.add_argument(
         "--adopt",
         action="store_true",
-        help="take over what DIR or SRC holds of another run, or of none, which is refused otherwise",
+        help="accept items in DIR or SRC from another run, or from none, which are otherwise refused",
     )
     group.add_argument(
         "--snapshot-to",
         metavar="DIR",
-        help="permit snapshots to this directory or address only (default: any; with --insecure none)",
+        help="permit snapshots only to this directory or address (default: any; with --insecure none)",
     )

@@ -33,7 +33,7 @@ def slurm_parser() -> argparse.ArgumentParser:
         "slurm",
         "PRESET | --join RUN_DIR [OPTION ...]",
         "Train on several nodes of a Slurm cluster: writes a job script and submits it. The same command\n"
-        "with the --run-dir of a run goes on with it. docs/clusters.md tells more.",
+        "with the --run-dir of a run continues that run. docs/clusters.md has the details.",
     )
     parser.add_argument(
         "preset", metavar="PRESET", nargs="?", help="a name from `troupe presets`, or a TOML file"
@@ -43,7 +43,7 @@ def slurm_parser() -> argparse.ArgumentParser:
         metavar="RUN_DIR",
         type=Path,
         help="instead of a preset: more actors for the run of such a job, on --nodes nodes that may be "
-        "preempted one by one; actor.total_slots of the run has to leave room for them",
+        "preempted one by one; actor.total_slots of the run must leave room for them",
     )
     parser.add_argument(
         "--nodes",
@@ -71,9 +71,9 @@ def slurm_parser() -> argparse.ArgumentParser:
         "--run-dir",
         metavar="DIR",
         type=Path,
-        help="on a file system that all nodes share (default: runs/PRESET-DATE-TIME)",
+        help="directory on a file system that all nodes share (default: runs/PRESET-DATE-TIME)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="write script and keys, submit nothing")
+    parser.add_argument("--dry-run", action="store_true", help="write script and keys, but submit nothing")
     return parser
 
 

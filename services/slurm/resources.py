@@ -14,14 +14,14 @@ def add_resources(parser: argparse.ArgumentParser) -> None:
         "--time",
         metavar="TIME",
         default="",
-        help="limit of the job, as for sbatch (default: the partition's)",
+        help="time limit of the job, as for sbatch (default: the partition's)",
     )
     parser.add_argument(
         "--sbatch",
         metavar="OPTION",
         action="append",
         default=[],
-        help="a further option of sbatch for every part, such as --sbatch=--account=lab; may be repeated",
+        help="further sbatch option for every part, such as --sbatch=--account=lab; may be repeated",
     )
 
 

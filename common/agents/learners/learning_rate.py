@@ -12,12 +12,12 @@ from troupe.common.config.fields import AgentConfig, tunable
 class LearningRateConfig(AgentConfig):
     """Fields of agents whose step size follows the progress of the run."""
 
-    learning_rate: float = tunable(3e-4, "Step size of the optimiser, at the beginning.", gt=0)
+    learning_rate: float = tunable(3e-4, "Learning rate of the optimiser, at the beginning.", gt=0)
     learning_rate_schedule: Literal["constant", "linear", "polynomial"] = tunable(
-        "constant", "linear and polynomial: to learning_rate_final at run.total_steps."
+        "constant", "linear and polynomial: towards learning_rate_final at run.total_steps."
     )
     learning_rate_final: float = tunable(0.0, "Where linear and polynomial schedules end.", ge=0)
-    learning_rate_power: float = tunable(1.0, "Of the polynomial schedule.", gt=0)
+    learning_rate_power: float = tunable(1.0, "Exponent of the polynomial schedule.", gt=0)
 
 
 class AdaptiveRateConfig(LearningRateConfig):
@@ -26,13 +26,13 @@ class AdaptiveRateConfig(LearningRateConfig):
     learning_rate_schedule: Literal["constant", "linear", "polynomial", "kl"] = tunable(  # type: ignore[assignment]
         "constant",
         "kl: divided by 1.5 after a pass that moved the policy by more than twice kl_target, multiplied "
-        "where it was less than half; linear and polynomial: to learning_rate_final at run.total_steps.",
+        "by 1.5 if less than half; linear and polynomial: towards learning_rate_final at run.total_steps.",
     )
     kl_target: float = tunable(
-        0.01, "Nats of KL(mu || pi) that a pass may move the policy, if schedule is kl.", gt=0
+        0.01, "Target for the KL(mu || pi) of a pass, in nats, for the schedule kl.", gt=0
     )
-    learning_rate_min: float = tunable(1e-6, "Least that the kl schedule sets.", gt=0)
-    learning_rate_max: float = tunable(1e-2, "Most that the kl schedule sets.", gt=0)
+    learning_rate_min: float = tunable(1e-6, "Lower limit of the kl schedule.", gt=0)
+    learning_rate_max: float = tunable(1e-2, "Upper limit of the kl schedule.", gt=0)
 
 
 class LearningRate:

@@ -43,19 +43,21 @@ class PassesConfig(LearningRateConfig, RecurrentAgentConfig):
 
     table = TableNeeds("queue")
 
-    activation: Activation = structural("auto", "Of the torso: auto is relu for pixels, tanh for vectors.")
+    activation: Activation = structural(
+        "auto", "Activation of the torso: auto is relu for pixels, tanh for vectors."
+    )
     layer_norm: bool = structural(False, "Apply layer normalisation to the torso's outputs.")
     residual: bool = structural(False, "Layers of the `mlp` torso add their output to their input.")
     normalize_vectors: bool = structural(
-        False, "The network sees vectors minus their running mean, divided by their deviation, clipped at 10."
+        False, "Normalise vectors by their running mean and standard deviation, clipped at 10."
     )
     see_last_step: bool = structural(
         False, "Feed the last action and the clipped last reward to the network."
     )
     max_staleness: int | None = tunable(
         0,
-        "Versions by which the policy that acted may be older than the newest: actors wait for a new one. "
-        "0 = strictly on policy, none = no limit.",
+        "How many versions old the acting policy may be; actors wait for a newer one. 0 = strictly on "
+        "policy, none = no limit.",
         ge=0,
     )
     gamma: float = tunable(0.99, "Discount per step.", ge=0, le=1)
@@ -65,20 +67,19 @@ class PassesConfig(LearningRateConfig, RecurrentAgentConfig):
     reward_scale: float = tunable(1.0, "Multiplies the reward, after clipping.", gt=0)
     epochs: int = tunable(3, "Passes over a batch.", ge=1, le=1024)
     minibatch_steps: int = tunable(
-        768, "Steps of a minibatch; with memory it is made of whole unrolls. 0 = the whole batch.", ge=0
+        768, "Steps of a minibatch; a recurrent network gets whole unrolls. 0 = the whole batch.", ge=0
     )
     batch_mode: Literal["shuffle", "split", "repeat"] = tunable(
-        "shuffle", "Minibatches are drawn anew in each pass, cut once, or each is the whole batch."
+        "shuffle",
+        "shuffle: new random minibatches in each pass; split: cut once; repeat: each is the whole batch.",
     )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = tunable(
         "float32",
-        "Number format of the passes' arithmetic; weights are float32. auto: bfloat16 on processors with "
-        "units for it, where a trial at the first update finds them faster with it.",
+        "Number format for computation in the passes; weights are float32. auto: bfloat16 on processors "
+        "with units for it, if a trial at the first update finds it faster.",
     )
     optimizer_epsilon: float = tunable(1e-5, "Term added to Adam's denominator.", gt=0)
-    max_grad_norm: float = tunable(
-        0.5, "The gradient's global norm is clipped to this; 0 = not clipped.", ge=0
-    )
+    max_grad_norm: float = tunable(0.5, "Maximum global norm of the gradient; 0 = no clipping.", ge=0)
 
     @property
     def allowed_staleness(self) -> int | None:

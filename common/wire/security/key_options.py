@@ -25,7 +25,7 @@ def add_key_arguments(parser: argparse.ArgumentParser, *, server: bool = False) 
             "--insecure",
             action="store_true",
             default=_is_true(parser, INSECURE_VARIABLE),
-            help="allow to bind other addresses than loopback without keys: all who reach them take part",
+            help="allow addresses other than loopback without keys: anyone who reaches them can take part",
         )
 
 
