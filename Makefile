@@ -76,7 +76,7 @@ coverage: setup ## the tests, half as long again, and the share of lines that th
 	@echo "covered: $$($(BIN)/coverage report --format=total) % of all lines, without the processes that tests start"
 
 test-deploy: setup $(DEPLOY_VENV)/.installed ## what is under deploy/: Terraform against a stand-in for AWS, Packer, boot, containers
-	@for tool in terraform packer docker chromium shellcheck; do command -v $$tool >/dev/null || \
+	@for tool in terraform packer docker chromium shellcheck kubectl podman; do command -v $$tool >/dev/null || \
 	  echo "troupe: NOT TESTED: $$tool is not installed, its tests are skipped" >&2; done
 	@docker info >/dev/null 2>&1 || echo "troupe: NOT TESTED: no Docker daemon answers, containers are skipped" >&2
 	@$(BIN)/python -c 'import s3fs' 2>/dev/null || \

@@ -143,8 +143,8 @@ class Image:
 
 def make_image(root: Path, deploy_python: str) -> Image:
     """Make an image: what install.sh leaves by hand (its packages are here), then install-node.sh itself."""
-    shared, python = _shared_python(sys.executable, "numpy", "/opt/python", "/opt/troupe/source")
-    node_shared, node_python = _shared_python(deploy_python, "boto3", "/opt/node-python")
+    shared, python = shared_python(sys.executable, "numpy", "/opt/python", "/opt/troupe/source")
+    node_shared, node_python = shared_python(deploy_python, "boto3", "/opt/node-python")
     shared += [*node_shared, f"{ROOT}=/opt/troupe/source"]
     files = {
         "etc/passwd": f"root:x:0:0::/root:/bin/sh\n{USER}:x:{UID}:{UID}::/var/lib/troupe:/bin/false\n",
@@ -179,7 +179,7 @@ def make_image(root: Path, deploy_python: str) -> Image:
     return image
 
 
-def _shared_python(python: str, package: str, target: str, *more: str) -> tuple[list[str], str]:
+def shared_python(python: str, package: str, target: str, *more: str) -> tuple[list[str], str]:
     """Where on a machine a Python of this host and the folder of `package` are, and a command that runs it.
 
     Elsewhere than here: units do not see /root and /home.
