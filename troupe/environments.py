@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import shutil
 import sys
 import sysconfig
 import threading
@@ -23,7 +24,7 @@ from typing import Any
 
 from troupe.common.envs import in_process
 from troupe.common.errors import ConfigError
-from troupe.common.runtime.files import SOURCE_FOLDER
+from troupe.common.runtime.files import CONFIG_FILE, SOURCE_FOLDER
 from troupe.notebook import file_of, inside, module_of
 
 
@@ -44,6 +45,19 @@ class Brought:
     module: str = ""
     source: str = ""
     beside: tuple[Path, ...] = ()
+
+    @contextlib.contextmanager
+    def kept_if_begun(self, run_dir: Path) -> Iterator[None]:
+        """Remove the module from the run directory again, and that, where this block fails without a run."""
+        try:
+            yield
+        except BaseException:
+            folder = run_dir.absolute() / SOURCE_FOLDER
+            if folder == self.folder and not (run_dir / CONFIG_FILE).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                with contextlib.suppress(OSError):  # it has something else in it
+                    run_dir.rmdir()
+            raise
 
     def reachable_from(self, run_dir: Path) -> Brought:
         """Write the module of a notebook into the run directory, where there is one to write."""

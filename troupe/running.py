@@ -88,7 +88,7 @@ def train(
             instead=instead,
         )
 
-    with order.brought.findable():
+    with order.brought.kept_if_begun(order.run_dir), order.brought.findable():
         return _until_stopped(train_until)
 
 
@@ -247,13 +247,10 @@ class _Order:
         words += ["--run-dir", str(self.run_dir), "--no-progress"]
         for name, value in self.fields.items():
             words.append(f"--{name}={_text(name, value)}")
-        run = Run(
-            [sys.executable, "-P", "-m", "troupe", "train", *words],
-            self.run_dir,
-            self.brought.variables(),
-            told,
-        )
-        run.begin()
+        command = [sys.executable, "-P", "-m", "troupe", "train", *words]
+        with self.brought.kept_if_begun(self.run_dir):
+            run = Run(command, self.run_dir, self.brought.variables(), told)
+            run.begin()
         return run
 
 

@@ -171,6 +171,13 @@ def test_a_folder_that_is_no_run_or_holds_something_stays_as_it_is(notebook, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize("begin", [troupe.train, troupe.start])
+def test_a_training_that_cannot_begin_leaves_no_directory(notebook, tmp_path, begin):
+    with pytest.raises(ConfigError, match="no_such_field"):
+        begin("cartpole-ppo", tmp_path / "run", {"agent.no_such_field": 1}, env=notebook.Walk)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_cannot_be_written_is_named(notebook):
     with pytest.raises(
         ConfigError, match=r"make_unlucky uses unlucky, a ndarray, .* or train with serial=True"
