@@ -190,7 +190,9 @@ class Run:
             self.stop()
             raise
         if self._watcher is not None and self._watcher is not threading.current_thread():
-            self._watcher.join()
+            self._watcher.join(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
+            if self._watcher.is_alive():  # in a callback
+                return False
         self._turn(show)
         _RUNS.discard(self)
         self._check()

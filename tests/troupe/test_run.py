@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 
 import gymnasium
@@ -210,6 +211,18 @@ def test_a_run_is_stopped_by_its_handle_its_block_and_its_callbacks(tmp_path):
     with pytest.raises(ZeroDivisionError, match="own, at 7"):
         run.wait(PATIENCE_S)
     assert not run.running
+
+
+@pytest.mark.timeout(60)
+def test_a_wait_has_its_limit_also_while_a_callback_lasts(tmp_path):
+    goes_on, path = threading.Event(), tmp_path / "run"
+    run = training(path, ENDLESS, Follower(path, on_metrics=lambda metrics: goes_on.wait()))
+    (path / "metrics.csv").write_text("1,7,7,1,learner,loss,2\n")
+    run.watch()
+    run.stop()
+    assert not run.wait(timeout_s=0.5)
+    goes_on.set()
+    assert run.wait(PATIENCE_S)
 
 
 def test_runs_that_nobody_waits_for_are_let_go_when_they_have_ended(tmp_path):
