@@ -29,6 +29,8 @@ MAX_METRICS = 256
 """Metrics of one report."""
 MAX_METRIC_NAMES = 512
 """Different names of metrics that all services of a role report in a run. Troupe's own are a few dozen."""
+MAX_MEMBERS = 1 << 14
+"""With one key, several times what a learner can hear once a second."""
 GAME_STEPS_AHEAD = 10_000
 """Steps of a slot for which games may be reported before the steps are: they come by another message."""
 REPORTS_AT_ONCE, REPORTS_PER_S = 256, 20.0
@@ -72,7 +74,8 @@ CLAIMS: dict[str, Claim] = {
     "HELLO name": Claim(
         messages.ROLES,
         "belongs to the role and key of its holder until the lease ends; `ROLE` and `ROLE-NUMBER` are names "
-        "of that role only, look-alikes are refused, and a viewer gives way to any other role",
+        "of that role only, look-alikes are refused, and a viewer gives way to any other role; "
+        f"{MAX_MEMBERS:,} members with one key",
     ),
     "HELLO replay_endpoint": Claim(
         ("replay",),

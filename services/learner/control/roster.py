@@ -154,6 +154,7 @@ class Roster:
         self._of_role: dict[str, dict[str, Peer]] = {role: {} for role in messages.ROLES}
         self._free = list(range(total_slots))  # ascending
         self._held: Counter[str] = Counter()  # slots by the key of their holders
+        self._members: Counter[str] = Counter()  # by key
         self._shards: list[str] = []  # another list after each change
         # By role and key, so that nobody can make us forget the names of others.
         self._past: dict[tuple[str, str], OrderedDict[str, _Past]] = {}
@@ -168,6 +169,10 @@ class Roster:
         previous = self._by_name.get(peer.name)
         if previous is not None:
             self._check_owner(previous, peer)
+        elif self._members[peer.key] >= claims.MAX_MEMBERS:
+            raise RefusedError(
+                messages.TOO_MANY, f"{claims.MAX_MEMBERS:,} members have the key of {peer.name}"
+            )
         if peer.endpoint and len({*self._shards, peer.endpoint}) > MAX_SHARDS:
             raise RefusedError(messages.TOO_MANY, f"more than {MAX_SHARDS} replay shards; stop one first")
         past = self._remember(peer)
@@ -346,6 +351,7 @@ class Roster:
     def _add(self, peer: Peer) -> None:
         self._by_name[peer.name] = self._by_identity[peer.identity] = peer
         self._of_role[peer.role][peer.name] = peer
+        self._members[peer.key] += 1
         if peer.slots:
             self._holders[peer.identity] = peer
             _take_out(self._free, peer.slots)
@@ -358,6 +364,7 @@ class Roster:
 
     def _remove(self, peer: Peer) -> None:
         del self._by_name[peer.name], self._by_identity[peer.identity], self._of_role[peer.role][peer.name]
+        self._members[peer.key] -= 1
         if peer.slots:
             del self._holders[peer.identity]
             for slot in peer.slots:

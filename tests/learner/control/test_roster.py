@@ -3,6 +3,7 @@ import pytest
 from troupe.common.config import load_config
 from troupe.common.wire.codec import decode, encode
 from troupe.common.wire.control import messages
+from troupe.common.wire.security import claims
 from troupe.common.wire.types import MAX_SHARDS
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.roster import Peer, RefusedError, Roster, ranges
@@ -55,6 +56,21 @@ def test_all_shards_of_a_run_fit_into_one_header(roster):
     )  # fmt: skip
     read = messages.Welcome.of(decode(encode(welcome.message())))
     assert len(read.shards) == MAX_SHARDS
+
+
+def test_a_key_has_so_many_members_and_no_more(roster, monkeypatch):
+    monkeypatch.setattr(claims, "MAX_MEMBERS", 3)
+    for name in ("a", "b", "c"):
+        join(roster, peer(name, role="viewer", key="one"), 0)
+    with pytest.raises(RefusedError, match="3 members have the key of d"):
+        join(roster, peer("d", role="viewer", key="one"), 0)
+    join(roster, peer("d", role="viewer", key="other"), 0)
+    join(roster, peer("a", 2, role="viewer", key="one"), 0)  # in the place of the first
+    roster.leave(b"b.1")
+    join(roster, peer("e", role="viewer", key="one"), 0)
+    assert roster.expire(11.0)
+    assert roster.members == 0
+    join(roster, peer("f", role="viewer", key="one"), 0, 11.0)
 
 
 def test_a_lease_lives_on_any_message_and_dies_of_silence(roster):
