@@ -76,8 +76,20 @@ class Shard:
             else:
                 self.replay.update(table, sample.ids, np.arange(count) + 0.5)
 
-    def cut(self, choose):
-        """Lose the power, start again, and look whether all is there; then send what was not acknowledged."""
+    def cut(self, choose, times=1):
+        """Lose the power, start again, and look whether all is there; then send what was not acknowledged.
+
+        More `times` before that has been forced to the disk.
+        """
+        for _ in range(times):
+            self._lose_power(choose)
+            resent = dict(self.waiting)
+            self._send_again(resent)
+            check_everything(self.replay)
+        self.sync()
+        self.check_all_of(resent)
+
+    def _lose_power(self, choose):
         present = {table: set(first_steps(self.replay, table)) for table in self.replay.tables}
         self.replay.close()
         self.disk.cut(choose)
@@ -93,8 +105,10 @@ class Shard:
             steps = (steps for name, steps in self.acknowledged.values() if name == table)
             there = present[table] & set(itertools.chain(*steps))
             assert there <= now, f"acknowledged items of {table} are lost: {sorted(there - now)}"
-        resent = dict(self.waiting)
-        for sequence, (table, steps) in resent.items():  # as its producer does
+
+    def _send_again(self, resent):
+        """As its producer does."""
+        for sequence, (table, steps) in resent.items():
             again = make_insert(
                 sequence,
                 steps[0],
@@ -112,9 +126,6 @@ class Shard:
                 self.start = steps[0]
                 self.waiting = {n: each for n, each in self.waiting.items() if n < sequence}
                 break
-        check_everything(self.replay)
-        self.sync()
-        self.check_all_of(resent)
 
     def check_all_of(self, sequences):
         """All items of these inserts, the newest that were acknowledged, are there, and each once."""
@@ -132,7 +143,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("insert"), st.integers(1, 12), st.sampled_from(["default", "queue"])),
         st.tuples(st.just("sample"), st.sampled_from(["default", "queue"]), st.integers(1, 8)),
         st.tuples(st.just("sync")),
-        st.tuples(st.just("cut")),
+        st.tuples(st.just("cut"), st.integers(1, 2)),
     ),
     max_size=40,
 )
@@ -151,11 +162,11 @@ ACTIONS = st.lists(
 def test_acknowledged_items_survive_a_power_cut(actions, data, tmp_path_factory):
     shard = Shard(tmp_path_factory.mktemp("power"))
     try:
-        for action, *arguments in [*actions, ("cut",)]:
+        for action, *arguments in [*actions, ("cut", 1)]:
             if action == "cut":
                 seed = data.draw(st.integers(0, 2**32), label="which states the pages are left in")
                 rng = np.random.default_rng(seed)
-                shard.cut(lambda count: int(rng.integers(count)))  # noqa: B023 (called at once)
+                shard.cut(lambda count: int(rng.integers(count)), *arguments)  # noqa: B023 (called at once)
             else:
                 getattr(shard, action)(*arguments)
     finally:
