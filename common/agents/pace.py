@@ -46,9 +46,14 @@ class Pace:
         unrolls = math.ceil(max(fresh, default=0) * slots / config.total_slots)
         return Pace(max(slots, unrolls), config.agent.unroll_steps, limit)
 
+    @property
+    def between_batches(self) -> bool:
+        """Whether the next step begins a batch: only there may parameters change."""
+        return not (self._steps or self._lacks)
+
     def holds(self, version: int) -> bool:
         """Whether a round is complete and another one must not begin with `version`."""
-        if self._steps or self._lacks or self._learner is None:
+        if self._learner is None or not self.between_batches:
             return False
         return self._learner + 1 - version > self._max_staleness
 

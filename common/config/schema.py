@@ -218,7 +218,7 @@ class ActorConfig(Section):
     torch_threads: Threads = tunable(
         1,
         "Threads of the forward pass, up to 1024; auto: all cores, shared by this machine's actors, if "
-        "acting and learning take turns (agent.max_staleness = 0), otherwise 1.",
+        "acting and learning wait for each other (agent.max_staleness is a number), otherwise 1.",
     )
     groups: int = tunable(
         2,
@@ -283,8 +283,8 @@ class LearnerConfig(Section):
     )
     torch_threads: Threads = tunable(
         1,
-        "Threads of an update on the CPU, up to 1024; auto: all cores if acting and learning take turns "
-        "(agent.max_staleness = 0), otherwise 1.",
+        "Threads of an update on the CPU, up to 1024; auto: all cores if acting and learning wait for each "
+        "other (agent.max_staleness is a number), otherwise 1.",
     )
     device: Device = tunable("cpu", "Where updates run: `cpu`, `cuda` or `cuda:N`.")
 
@@ -506,13 +506,13 @@ class Config(Section):
     def torch_threads(self, role: Literal["actor", "learner"], cores: int) -> int:
         """Return the threads of torch in a process of this role on a machine with `cores` cores.
 
-        `auto` goes by who is at work: strictly on policy, acting waits while the learner works, and the other
-        way round, so each may have every core. Otherwise both work all the time, and so do environments.
+        `auto` goes by who is at work: with limited staleness the faster of acting and learning waits for the
+        other, so each may have every core. Otherwise both work all the time, and so do environments.
         """
         wanted = self.actor.torch_threads if role == "actor" else self.learner.torch_threads
         if wanted != "auto":
             return wanted
-        if self.agent.allowed_staleness != 0:
+        if self.agent.allowed_staleness is None:
             return 1
         return max(1, cores // max(1, self.actor.processes)) if role == "actor" else cores
 

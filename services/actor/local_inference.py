@@ -181,10 +181,12 @@ class LocalActing:
         chunks = self.rollout.step(self.version)
         self._control.report_steps(self.timing.steps)
         self.timing.chunks += len(chunks)
+        # Before the chunks leave: what the learner makes of them must not be what the next round acts with,
+        # now and then, where `max_staleness` has acting one version behind.
+        self._refresh_params()
         self._outbox.put(chunks)
         if chunks:
             self.timing.packed(self._replay.counters)
-        self._refresh_params()
 
     def _held(self) -> bool:
         """Whether acting has to wait for newer parameters."""
@@ -218,6 +220,10 @@ class LocalActing:
     def _refresh_params(self) -> None:
         """Take newer parameters, at most once in `params_period_steps`; the fetch runs in the background."""
         self._steps_with_params += 1
+        if self._pace is not None and not self._pace.between_batches:
+            # They change between batches only, so that every row is of one version; here by then, at best.
+            self._control.want_params()
+            return
         if self._steps_with_params >= self._config.actor.params_period_steps:
             params = self._control.params_if_newer(self.version)
             if params is not None:

@@ -84,16 +84,17 @@ def test_shards_processes_and_what_is_off(tmp_path):
     assert f"ipc://{tmp_path}/sockets/replay-1" in found["replay-1"].command(0)
 
 
-def test_who_takes_turns_gets_every_core(tmp_path, monkeypatch):
+def test_who_waits_for_the_other_gets_every_core(tmp_path, monkeypatch):
     monkeypatch.setattr("troupe.services.launcher.processes.usable_cores", lambda: 8)
     turns = {"preset": "cartpole-ppo", "learner__torch_threads": "auto", "actor__torch_threads": "auto"}
     threads = {}
-    for staleness in ("0", "1"):
+    for staleness in ("0", "1", "none"):
         found = specs(tmp_path, **turns, actor__processes="2", agent__max_staleness=staleness)
         threads[staleness] = [
             found[name].environment["OMP_NUM_THREADS"] for name in ("learner", "actor-0", "actor-1", "replay")
         ]
-    assert threads == {"0": ["8", "4", "4", "1"], "1": ["1", "1", "1", "1"]}
+    every = ["8", "4", "4", "1"]
+    assert threads == {"0": every, "1": every, "none": ["1", "1", "1", "1"]}
 
 
 def test_every_service_has_a_status_port_of_its_own(tmp_path):

@@ -57,7 +57,7 @@ class PassesConfig(LearningRateConfig, RecurrentAgentConfig):
     max_staleness: int | None = tunable(
         0,
         "How many versions old the acting policy may be; actors wait for a newer one. 0 = strictly on "
-        "policy, none = no limit.",
+        "policy, 1 = acting and learning overlap by one batch, none = no limit.",
         ge=0,
     )
     gamma: float = tunable(0.99, "Discount per step.", ge=0, le=1)

@@ -246,6 +246,8 @@ class ControlClient:
     def want_params(self) -> None:
         """Start fetching the newest parameters, unless they are here already."""
         with self._changed:
+            if self._member.has_newest():
+                return
             self._member.want_params = True
         self._membership.waker.wake()
 
@@ -261,8 +263,6 @@ class ControlClient:
             # weights still newer.
             if params is not None and (params.session != self._delivered_session or params.version > version):
                 return self._deliver(params)
-            if self._member.has_newest():
-                return None
         self.want_params()
         return None
 
