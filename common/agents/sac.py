@@ -38,6 +38,7 @@ from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.errors import ConfigError
 from troupe.common.nets.soft_actor_critic import SoftActorCritic
 from troupe.common.rl import policy
+from troupe.common.rl.categorical import projected
 from troupe.common.rl.distributions import Categorical, MultiCategorical, TanhNormal
 from troupe.common.rl.normalizers import ReturnScale, in_rewards
 from troupe.common.rl.policy_losses import Multiplier
@@ -70,7 +71,23 @@ class SacConfig(SequenceAgentConfig):
     )
     normalize_rewards: bool = structural(False, NORMALIZE_REWARDS)
     policy_gain: float = structural(0.01, POLICY_GAIN, ge=0, le=100)
-    critics: int = structural(2, "Number of Q functions; the smallest value counts.", ge=1, le=64)
+    layer_norm: bool = structural(False, "Layer normalisation in policy and critics, before each ReLU.")
+    critics: int = structural(2, "Number of Q functions.", ge=1, le=64)
+    critics_count: Literal["least", "mean"] = tunable(
+        "least", "Which of their values counts: the smallest, against overestimation, or the mean."
+    )
+    atoms: int = structural(
+        0,
+        "Distributional critics (C51): number of evenly spaced values from value_min to value_max of which "
+        "they give the probabilities (FastTD3: 101). For continuous actions, without memory. 0 = they give "
+        "the mean.",
+        ge=0,
+        le=1024,
+    )
+    value_min: float = structural(
+        -10.0, "Smallest value with atoms, in units of the reward that is learned from; less counts as this."
+    )
+    value_max: float = structural(10.0, "Largest value with atoms.")
     bootstrap: Literal["q", "v"] = structural(
         "q",
         "Targets come from target critics (q), or from a target value function (v, Haarnoja et al. 2018).",
@@ -128,6 +145,16 @@ class SacConfig(SequenceAgentConfig):
             raise ValueError(f"{changed[0]} means nothing without memory: set lstm_units too")
         return self
 
+    @model_validator(mode="after")
+    def _atoms_are_for_transitions(self) -> SacConfig:
+        if not self.atoms:
+            return self
+        if self.atoms < 2 or self.value_min >= self.value_max:
+            raise ValueError("atoms should be at least 2, and value_min less than value_max")
+        if self.lstm_units or self.bootstrap == "v":
+            raise ValueError('atoms are for critics without memory, with bootstrap = "q"')
+        return self
+
 
 class SacAgent(NetworkAgent):
     """Acts, stores and learns as SAC. See `troupe.common.agents.base.Agent` for the methods' contracts."""
@@ -149,7 +176,7 @@ class SacAgent(NetworkAgent):
         action = drawn(self.policy, params.cpu().numpy(), epsilon, rng)
         # The least of the critics, as in the targets (Fujimoto et al. 2018): initial priorities are errors
         # against these.
-        taken = self._q_taken(features, self._to_device(action)).amin(0)
+        taken = self.net.agreed(self._q_taken(features, self._to_device(action)))
         both = torch.stack([taken, self._value(features, params, taken)])
         taken_there, best = in_rewards(both, self.net.scale).cpu().numpy()
         return self._acted(action, {"value_taken": taken_there, "value_max": best}, inputs, memory)
@@ -166,7 +193,7 @@ class SacAgent(NetworkAgent):
         features, _ = self._seen(inputs)
         params = self.net.policy(features)
         best = self._to_device(self.policy.mode(params.cpu().numpy()))
-        value = self._value(features, params, self._q_taken(features, best).amin(0))
+        value = self._value(features, params, self.net.agreed(self._q_taken(features, best)))
         return in_rewards(value, self.net.scale).cpu().numpy()
 
     def _seen(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -202,11 +229,26 @@ class SacAgent(NetworkAgent):
 
     @torch.no_grad()
     def _targets(self, transitions: Transitions, noise: Tensor) -> Tensor:
-        """`r + discount V(s')` `[B]`."""
+        """`r + discount V(s')` `[B]`; with atoms the chances of that, `[B, atoms]`."""
         following, target = transitions.next_obs, self.learner.target
         seen = self.net.encode(following) if target.values is None else None
+        if self.net.categorical:
+            assert seen is not None
+            return self._target_chances(transitions, seen, target.encode(following), noise)
         value = self._value_after(target, target.encode(following), seen, noise)
         return transitions.reward + transitions.discount * value
+
+    def _target_chances(
+        self, transitions: Transitions, seen: Tensor, seen_by_target: Tensor, noise: Tensor
+    ) -> Tensor:
+        """Chances `[B, atoms]` of reward and soft return after an action that is drawn."""
+        config, target = self.config, self.learner.target
+        assert isinstance(self.policy, TanhNormal)
+        action, log_prob = self.policy.reparametrized(self.net.policy(seen), noise)
+        after = target.places - self._cost * log_prob[:, None]
+        values = transitions.reward[:, None] + transitions.discount[:, None] * after
+        chances = target.agreed_chances(seen_by_target, action)
+        return projected(values, chances, config.value_min, config.value_max)
 
     def _update_on_sequences(self, sequences: Sequences, batch: Batch) -> Update:
         """One step on `[B]` sequences; their new priorities mix maximum and mean of the critics' errors.
@@ -260,7 +302,7 @@ class SacAgent(NetworkAgent):
         Args:
             features: `[M, F]`, what the network makes of the observations.
             action: `[M, ...]`, what was done at them.
-            targets: `[M]`, what its Q should be.
+            targets: `[M]`, what its Q should be, or `[M, atoms]`.
             weights: `[M]`, importance.
             noise: `[M, draws]`, of a standard normal, for the policy's own actions.
         """
@@ -273,9 +315,9 @@ class SacAgent(NetworkAgent):
         with net.critics_fixed():
             value, entropy = self._soft_value(net, features.detach(), params, noise)
         policy_loss = -(weights * value).mean()
-        errors = targets - self._q_taken(features, action)
+        losses, targets, errors = self._critic_losses(features, action, targets)
         # The sum over critics, not the mean: each learns at the same speed, however many there are.
-        critic_loss = 0.5 * (weights * errors.square()).mean(1).sum()
+        critic_loss = (weights * losses).mean(1).sum()
         # One backward pass for all: neither policy, critics nor cost get a gradient from another's term.
         loss = policy_loss + critic_loss + net.entropy_cost.adjustment(entropy.mean())
         if net.values is not None:
@@ -291,6 +333,18 @@ class SacAgent(NetworkAgent):
             "td_error_mean": errors.abs().mean(),
         }
         return loss, measured, errors.detach()
+
+    def _critic_losses(
+        self, features: Tensor, action: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses `[n, M]` of critics, means of targets `[M]`, and errors `[n, M]` of the critics' means."""
+        net = self.net
+        if not net.categorical:
+            errors = targets - self._q_taken(features, action)
+            return 0.5 * errors.square(), targets, errors
+        said, means = net.said(features, action), targets @ net.places
+        losses = -(targets * said.log_softmax(-1)).sum(-1)
+        return losses, means, means - said.detach().softmax(-1) @ net.places
 
     def _descend(
         self, loss: Tensor, measured: dict[str, Tensor], measure: bool, weight: float | None = None
@@ -336,7 +390,7 @@ class SacAgent(NetworkAgent):
             entropy = self.policy.entropy(params)
             return _mean_q_of_several(critics, features, self.policy, params, noise) + cost * entropy, entropy
         action, log_prob = self.policy.reparametrized(params, noise)
-        return critics.q(features, action).amin(0) - cost * log_prob, -log_prob
+        return critics.agreed(critics.q(features, action)) - cost * log_prob, -log_prob
 
     def _noise(self, *shape: int) -> Tensor:
         """Draws of a standard normal, which a resumed run repeats."""
@@ -357,6 +411,9 @@ class SacAgent(NetworkAgent):
 
     def _network(self) -> SoftActorCritic:
         config, spec = self.config, self.spec
+        if config.atoms and not spec.actions.reals:
+            raise ConfigError(f"agent.atoms are for actions of real numbers; that of {spec.id} is a choice")
+        places = (config.value_min, config.value_max, config.atoms) if config.atoms else None
 
         def make(torso: str) -> SoftActorCritic:
             return SoftActorCritic(
@@ -374,6 +431,9 @@ class SacAgent(NetworkAgent):
                 inputs=network_inputs(config, spec, vectors=config.normalize_vectors),
                 entropy_cost=_entropy_cost(config, spec),
                 scale=ReturnScale() if config.normalize_rewards else None,
+                places=places,
+                mean_counts=config.critics_count == "mean",
+                layer_norm=config.layer_norm,
             )
 
         return suited(config, spec, make)
@@ -416,7 +476,7 @@ class SacAgent(NetworkAgent):
 
 def _mean_q(critics: SoftActorCritic, features: Tensor, params: Tensor) -> Tensor:
     """The mean Q `[B]` of one choice of several, each the least that a critic says, drawn from a policy."""
-    return (params.softmax(1) * critics.q(features).amin(0)).sum(1)
+    return (params.softmax(1) * critics.agreed(critics.q(features))).sum(1)
 
 
 def _mean_q_of_several(
@@ -435,7 +495,7 @@ def _mean_q_of_several(
         tried[:, number] = torch.arange(count, device=tried.device).repeat(len(actions))
         # Only the chances need a gradient: the critics of up to thousands of tried actions do not.
         with torch.no_grad():
-            q = critics.q(features.repeat_interleave(count, dim=0), tried).amin(0)
+            q = critics.agreed(critics.q(features.repeat_interleave(count, dim=0), tried))
         means.append((chances * q.unflatten(0, chances.shape)).sum(1))
     each = torch.stack(means)
     # The value of one part, the gradient of the other: `each - each.detach()` is 0 with a gradient.

@@ -48,7 +48,13 @@ class SoftActorCritic(nn.Module):
           as they are.
         entropy_cost: what a nat of the policy's entropy is worth; kept here because valuing needs it.
         scale: what rewards are divided by, and values are in units of; None: nothing.
+        places: least value, greatest value, and how many evenly spaced ones the critics give chances of, each
+          of the one action that it is asked about; None: they give the mean.
+        mean_counts: of several critics the mean value counts, not the least.
+        layer_norm: normalise what hidden layers bring forth, before ReLU.
     """
+
+    places: Tensor
 
     def __init__(
         self,
@@ -67,6 +73,9 @@ class SoftActorCritic(nn.Module):
         inputs: NormalizedPixels | PackedPixels | Normalizer | PartInputs | None,
         entropy_cost: Multiplier,
         scale: ReturnScale | None = None,
+        places: tuple[float, float, int] | None = None,
+        mean_counts: bool = False,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self.scale = scale
@@ -91,13 +100,19 @@ class SoftActorCritic(nn.Module):
             self.core = LstmCore(width + told, lstm_units, lstm_layers)
             self.state_size = self.core.state_size
             width += lstm_units
-        self.policy = Perceptron(width, mlp_units, policy_size, of="policy")
+        self.categorical = places is not None
+        self.mean_counts = mean_counts
+        # No part of what is published or saved: the configuration says it.
+        self.register_buffer("places", torch.linspace(*(places or (0.0, 0.0, 1))), persistent=False)
+        style = Style(activation="relu", layer_norm=layer_norm)
+        self.policy = Perceptron(width, mlp_units, policy_size, "policy", style)
         # For one choice a critic gives a Q for every action; else it is asked about one, which it is fed.
         with_action = width if actions.count else width + actions.encoded_size
+        outputs = len(self.places) * (actions.count or 1)
         self.critics = nn.ModuleList(
-            Perceptron(with_action, mlp_units, actions.count or 1) for _ in range(critics)
+            Perceptron(with_action, mlp_units, outputs, "values", style) for _ in range(critics)
         )
-        self.values = Perceptron(width, mlp_units, 1) if values else None
+        self.values = Perceptron(width, mlp_units, 1, "values", style) if values else None
 
     def encode(self, obs: Tensor) -> Tensor:
         """Map observations `[B, *obs_shape]` to features `[B, F]`."""
@@ -123,9 +138,26 @@ class SoftActorCritic(nn.Module):
         if self.actions.count:
             return torch.stack([critic(features) for critic in self.critics])
         assert actions is not None
+        said = self.said(features, actions)
+        return said.softmax(-1) @ self.places if self.categorical else said.squeeze(-1)
+
+    def said(self, features: Tensor, actions: Tensor) -> Tensor:
+        """What each critic gives for `actions` `[B, numbers]`: `[n, B, places]`, logits, or `[n, B, 1]`."""
         told = [actions] if self.actions.reals else encoded(actions, self.actions)
         both = torch.cat([features, *told], dim=1)
-        return torch.stack([critic(both).squeeze(1) for critic in self.critics])
+        return torch.stack([critic(both) for critic in self.critics])
+
+    def agreed(self, q: Tensor) -> Tensor:
+        """Of what each critic says, `[n, ...]`, what counts: the least, or the mean."""
+        return q.mean(0) if self.mean_counts else q.amin(0)
+
+    def agreed_chances(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Chances `[B, places]`: those of the critic with the least mean, or the mean of all."""
+        chances = self.said(features, actions).softmax(-1)
+        if self.mean_counts:
+            return chances.mean(0)
+        rows = torch.arange(chances.shape[1], device=chances.device)
+        return chances[(chances @ self.places).argmin(0), rows]
 
     def value(self, features: Tensor) -> Tensor:
         """What the value function says, `[B]`."""
@@ -149,8 +181,8 @@ class SoftActorCritic(nn.Module):
 
 
 class Perceptron(nn.Sequential):
-    """Hidden layers of `units` with ReLU, and a linear one of `outputs`."""
+    """Hidden layers of `units`, and a linear one of `outputs`."""
 
-    def __init__(self, features: int, units: tuple[int, ...], outputs: int, of: Output = "values") -> None:
-        torso = VectorTorso((features,), units, Style(activation="relu"))
+    def __init__(self, features: int, units: tuple[int, ...], outputs: int, of: Output, style: Style) -> None:
+        torso = VectorTorso((features,), units, style)
         super().__init__(torso, output_layer(nn.Linear(torso.features, outputs), of))

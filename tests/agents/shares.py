@@ -38,6 +38,7 @@ CASES = {
         "vectors",
     ),
     "sac": ({"algorithm": "sac", "normalize_vectors": True, "normalize_rewards": True}, "reals"),
+    "sac, atoms": ({"algorithm": "sac", "atoms": 11, "layer_norm": True, "critics_count": "mean"}, "reals"),
     "sac, with memory": (
         {
             "algorithm": "sac",

@@ -50,6 +50,7 @@ FAMILIES = {
         EnvConfig(id="tests.envs.matching:Read-v0", reward_clip="none"),
     ),
     "sac-reals": (SacConfig(mlp_units=(8,), normalize_vectors=True), match("box")),
+    "sac-atoms": (SacConfig(mlp_units=(8,), atoms=5, layer_norm=True), match("box")),
     "sac-choice": (SacConfig(mlp_units=(8,)), VECTORS),
     "sac-memory": (
         SacConfig(mlp_units=(8,), lstm_units=5, sequence_steps=4, sequence_period_steps=2),

@@ -43,7 +43,7 @@ PASSES = {**UNROLLS, "agent.minibatch_steps": "16"}
 CASES = {
     "cartpole-apex": REPLAYED,
     "cartpole-sac": REPLAYED,
-    "pendulum-sac": REPLAYED,
+    "pendulum-sac": REPLAYED | {"agent.atoms": "21", "agent.layer_norm": "true"},
     "memory-r2d2": SEQUENCES | {"replay.capacity_items": "24", "agent.normalize_rewards": "true"},
     "memory-sac": SEQUENCES | {"replay.capacity_items": "24", "agent.normalize_rewards": "true"},
     "bitflip-apex": REPLAYED
