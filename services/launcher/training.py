@@ -170,14 +170,22 @@ def check_unused(run_dir: Path) -> None:
     with readable(run_dir):
         has_run = (run_dir / CONFIG_FILE).exists()
         has_files = run_dir.is_dir() and any(
-            path.is_file()
-            and not (path.name in (".lock", "launcher.log") or path.parent.name == SOURCE_FOLDER)
-            for path in run_dir.rglob("*")
+            path.is_file() and not _is_of_a_start(path, run_dir) for path in run_dir.rglob("*")
         )
     if has_run:
         raise ConfigError(in_the_way(run_dir))
     if has_files:
         raise ConfigError(f"run directory {run_dir} is not empty and holds no run; choose another --run-dir")
+
+
+def _is_of_a_start(path: Path, run_dir: Path) -> bool:
+    """Whether a file comes before a run: lock, log, a notebook's module, and what Python makes of that."""
+    source = run_dir / SOURCE_FOLDER
+    return (
+        path.name in (".lock", "launcher.log")
+        or (path.parent == source and path.name.startswith("notebook_"))
+        or path.parent == source / "__pycache__"
+    )
 
 
 def _check_device(loaded: Loaded) -> None:

@@ -18,6 +18,7 @@ from troupe.common.config.schema import EnvConfig
 from troupe.common.envs import make_spec, make_vector
 from troupe.common.errors import ConfigError
 from troupe.environments import Brought, bring
+from troupe.services.launcher.training import check_unused
 
 FIRST_CELL = """\
 from __future__ import annotations
@@ -169,6 +170,19 @@ def test_a_folder_that_is_no_run_or_holds_something_stays_as_it_is(notebook, tmp
     with pytest.raises(ConfigError, match="is not empty and holds no run"):
         troupe.train("cartpole-ppo", tmp_path, env=notebook.Walk)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_directory_is_unused_after_the_module_in_it_was_imported(notebook, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    run = tmp_path / "run"
+    here = bring(notebook.Walk).reachable_from(run)
+    command = [sys.executable, "-c", f"import {here.id.partition(':')[0]}"]
+    subprocess.run(command, env={**os.environ, **here.variables()}, check=True)
+    assert list((run / "source" / "__pycache__").iterdir())
+    check_unused(run)
+    (run / "source" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty"):
+        check_unused(run)
 
 
 @pytest.mark.parametrize("begin", [troupe.train, troupe.start])
