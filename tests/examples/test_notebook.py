@@ -35,6 +35,7 @@ def printed(path):
 def test_it_runs_and_prints_what_is_stored_in_it(tmp_path):
     pytest.importorskip("nbclient", reason="`make setup` installs it")
     variables = {"TROUPE_NET__TENSORBOARD_PORT": "0", "OMP_NUM_THREADS": "1", "IPYTHONDIR": str(tmp_path)}
+    variables["PYTHONDONTWRITEBYTECODE"] = ""  # by default Python writes beside what it imports
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, NOTEBOOK, tmp_path / "done.ipynb"],
         cwd=tmp_path,
