@@ -163,7 +163,6 @@ class Team:
             # Others have completed the update in which this learner lost one of them.
             self._tried = False
             return Learned(taken=True)
-        self._tried = False
         try:
             if self._rules.owner:
                 self._told = progress, beta
@@ -187,6 +186,7 @@ class Team:
         if share is None:
             return Learned()
         update = self._inspection.update(share.batch(*self._told))
+        self._tried = False
         self._counters.updates += 1
         self._counters.learned_steps += share.learned_steps
         return Learned(True, True, update)
