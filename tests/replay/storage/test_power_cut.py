@@ -208,6 +208,40 @@ def leave_all_but(shard, *names):
     shard.open()
 
 
+def test_what_is_left_of_an_insert_goes_when_it_comes_again_and_a_full_queue_drops_it(tmp_path):
+    queue = TableConfig(
+        "queue", capacity=8, sampler="fifo", limiter="queue", max_times_sampled=1, when_full="keep_oldest"
+    )
+    disk = Disk()
+
+    def start(boot):
+        return Replay(tmp_path, [queue], budget_bytes=BUDGET, durable="power", boot=boot, pager=disk.pager)
+
+    def insert(sequence, first, count, incarnation):
+        numbers = range(count), [1] * count, [1.0] * count
+        return replay.insert(
+            make_insert(sequence, first, count, *numbers, table="queue", incarnation=incarnation)
+        )
+
+    replay = start("one")
+    assert insert(1, 0, 5, 9)  # nobody is told
+    replay.close()
+    disk.cut(lambda count: count - 1)  # and all of it has reached the disk
+    replay = start("two")
+    assert replay.sample({"queue": 3}).arrays["action"][:, 0].tolist() == [0, 1, 2]
+    assert insert(1, 100, 6, 11)  # another producer, for whose items there is room beside the other two
+    assert sorted(first_steps(replay, "queue")) == [3, 4, *range(100, 106)]
+    assert insert(1, 0, 5, 9)  # taken, for it may not be whole; and dropped, for the queue is full
+    assert sorted(first_steps(replay, "queue")) == [*range(100, 106)]
+    assert replay.tables["queue"].dropped_items == 5
+    assert replay.store.chunks == 1
+    check_everything(replay)
+    assert not insert(1, 0, 5, 9), "it is settled now"
+    assert insert(2, 5, 2, 9)
+    assert sorted(first_steps(replay, "queue")) == [5, 6, *range(100, 106)]
+    replay.close()
+
+
 def numbered(start):
     """Of each step its number, and a hundred bytes that follow from it."""
     numbers = np.arange(start, start + STEPS)
