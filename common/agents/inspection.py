@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from troupe.common import system
 from troupe.common.agents.base import Agent, Batch, Update
 from troupe.common.agents.tensors import shared_tensor
 from troupe.common.data.accumulators.unrolls import TERMINATED, TRUNCATED
@@ -55,9 +55,9 @@ class Inspection:
 
     def update(self, batch: Batch) -> Update:
         """`agent.update`, looked at if metrics are wanted and it is time."""
-        if not batch.measure or time.monotonic() < self._next_s:
+        if not batch.measure or system.monotonic() < self._next_s:
             return self._agent.update(batch)
-        self._next_s = time.monotonic() + self._period_s
+        self._next_s = system.monotonic() + self._period_s
         network = getattr(self._agent, "net", None)
         # Before the hooks: made with the learner, a target network would be a copy that has them too.
         optimizer = getattr(getattr(self._agent, "learner", None), "optimizer", None)

@@ -19,13 +19,13 @@ import logging
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from troupe.common import system
 from troupe.common.errors import CheckpointError, ConfigError, MisfitError
 from troupe.common.runtime.files import MAX_JSON_BYTES, atomic_write, check_regular, fsync_path, readable
 
@@ -71,7 +71,7 @@ def save_checkpoint(
     from safetensors.numpy import save_file
 
     directory = Path(directory)
-    temporary = directory / f"{_TEMPORARY}{os.getpid()}"
+    temporary = directory / f"{_TEMPORARY}{system.pid()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _remove_temporaries(directory)
@@ -118,7 +118,7 @@ class CheckpointWriter:
         """Take `directory` and `keep` as `save_checkpoint` does."""
         self._directory = Path(directory)
         self._keep = keep
-        self._thread: threading.Thread | None = None
+        self._thread: system.Thread | None = None
         self._failure: BaseException | None = None
 
     def begin(
@@ -147,7 +147,7 @@ class CheckpointWriter:
                 self._failure = error  # for the caller: a thread that dies silently would save nothing more
 
         # A daemon, so that a disk that hangs cannot keep the process; what is half written is never taken.
-        self._thread = threading.Thread(target=body, name="checkpoint", daemon=True)
+        self._thread = system.Thread(target=body, name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
@@ -292,7 +292,7 @@ def keep_checkpoint(path: Path, directory: Path) -> None:
 
     Raises OSError where that fails; a name that is there already is left as it is.
     """
-    final, temporary = directory / path.name, directory / f"{_TEMPORARY}{os.getpid()}"
+    final, temporary = directory / path.name, directory / f"{_TEMPORARY}{system.pid()}"
     directory.mkdir(parents=True, exist_ok=True)
     _remove_temporaries(directory)
     if final.exists():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from troupe.common import system
 
 _BARS, _MAX_BARS = 30, 256
 """Of a histogram of real numbers, and of one that has a bar for each whole number."""
@@ -36,16 +36,16 @@ class EventFile:
         self._renewing = threading.Lock()
         self._file = self._open()
         self._failed = False
-        self._flushed_at = time.monotonic()
+        self._flushed_at = system.monotonic()
         if resumed_steps is not None:
-            start = Event(wall_time=time.time(), step=resumed_steps)
+            start = Event(wall_time=system.time(), step=resumed_steps)
             # TensorBoard then hides what an earlier session wrote at this step or later.
             start.session_log.status = SessionLog.SessionStatus.START
             self._file.write_event(start)
 
     def _open(self) -> Any:
         # The suffix keeps a quick restart, within the second, from writing over what was there.
-        suffix = f".{os.getpid()}.{time.time_ns() % 10**9:09d}"
+        suffix = f".{system.pid()}.{int(system.time() * 1e9) % 10**9:09d}"
         return self._writer(str(self._directory / "events"), suffix)
 
     def _renew(self) -> None:
@@ -88,11 +88,11 @@ class EventFile:
         if self._failed:
             self._renew()
         try:
-            self._file.write_event(self._event(wall_time=time.time() - ago_s, step=step, summary=summary))
+            self._file.write_event(self._event(wall_time=system.time() - ago_s, step=step, summary=summary))
         except OSError:
             self._failed = True
             raise
-        if time.monotonic() - self._flushed_at > self._FLUSH_PERIOD_S:
+        if system.monotonic() - self._flushed_at > self._FLUSH_PERIOD_S:
             self.flush()
 
     def flush(self) -> None:
@@ -102,7 +102,7 @@ class EventFile:
         except OSError:
             self._failed = True
             raise
-        self._flushed_at = time.monotonic()
+        self._flushed_at = system.monotonic()
 
     def close(self) -> None:
         """Flush and close the file."""

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from troupe.common import system
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.events import EventFile
 from troupe.common.runtime.files import check_regular
@@ -133,7 +133,7 @@ class MetricsWriter:
             self._events = EventFile(self._run_dir / "tensorboard", resumed_steps)
         except OSError as error:
             raise ConfigError(f"cannot write metrics into {run_dir}: {error.strerror or error}") from error
-        self._started = time.monotonic() - wall_before_s
+        self._started = system.monotonic() - wall_before_s
 
     @property
     def wall_s(self) -> float:
@@ -141,7 +141,7 @@ class MetricsWriter:
         return self._wall_s(0.0)
 
     def _wall_s(self, ago_s: float) -> float:
-        return max(0.0, time.monotonic() - self._started - ago_s)
+        return max(0.0, system.monotonic() - self._started - ago_s)
 
     def add(
         self,
@@ -323,7 +323,7 @@ class ClosedRecord(MetricsWriter):
         self.last: dict[str, float] = {}
         self.failed_writes_total = 0
         self._throttle = Throttle(60.0)
-        self._started = time.monotonic() - _repair_and_last_wall_s(self._run_dir / CSV_FILE)
+        self._started = system.monotonic() - _repair_and_last_wall_s(self._run_dir / CSV_FILE)
 
     def add(self, source: str, metrics: Mapping[str, float], **moment: Any) -> None:
         """Nothing, as with all methods below."""

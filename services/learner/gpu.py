@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 import torch
 
+from troupe.common import system
 from troupe.common.installation import install_command
 
 _log = logging.getLogger(__name__)
@@ -44,9 +44,9 @@ class GpuMeter:
 
         Empty between two measurements; what a GPU does not tell, such as a part of one (MIG), is left out.
         """
-        if self._handle is None or time.monotonic() < self._next_s:
+        if self._handle is None or system.monotonic() < self._next_s:
             return {}
-        self._next_s = time.monotonic() + PERIOD_S
+        self._next_s = system.monotonic() + PERIOD_S
         nvml, handle = self._nvml, self._handle
         asked = {
             "gpu/busy_share": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import secrets
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import numpy as np
 import torch
 import zmq
 
+from troupe.common import system
 from troupe.common.agents import make_agent
 from troupe.common.agents.tensors import check_device
 from troupe.common.config import Config, structural_hash, to_toml
@@ -158,7 +157,7 @@ class Learner:
         self.reporter.writer.add_text("config", f"```toml\n{to_toml(config)}\n```")
         self._throttle = Throttle(10.0)
         self._complete_before = self._complete()  # nobody waits for what an earlier session has ended with
-        self._measured_s = time.monotonic()
+        self._measured_s = system.monotonic()
         self._spent = Spent()
         self._learned = False
 
@@ -203,7 +202,7 @@ class Learner:
             shares={},  # none before it has a seat
             kept=self._mixture.kept,
             depth=config.learner.prefetch,
-            incarnation=secrets.randbits(63),
+            incarnation=system.random.getrandbits(63),
             fields=self.agent.fields,
             pinned=config.learner.device != "cpu",
             security=security,
@@ -339,7 +338,7 @@ class Learner:
         if lesson is None:
             return False
         if wish.measure and lesson.update is not None and lesson.sample is not None:
-            self._measured_s = time.monotonic()
+            self._measured_s = system.monotonic()
             metrics = lesson.update.metrics
             self._check_finite(metrics)
             lag = self._mixture.staleness(lesson.sample, counters.version)
@@ -357,7 +356,7 @@ class Learner:
             counters.updates,
             replay.importance_anneal_updates,
         )
-        late = time.monotonic() - self._measured_s > METRICS_PERIOD_S
+        late = system.monotonic() - self._measured_s > METRICS_PERIOD_S
         measure = (counters.updates + 1) % METRICS_PERIOD_UPDATES == 0 or late
         return Wish(counters.progress(learned=self._mixture.once is not None), beta, measure)
 

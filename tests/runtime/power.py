@@ -1,9 +1,9 @@
 """A disk whose power is cut under programs that write files: what fsync has made certain, and no more.
 
 `Disk.watch` notes every fsync, rename, removal and new directory. `Disk.cut` makes a folder as the disk may
-have it after any number of these: the contents of a file are certain from its fsync on, before that they are
-anything; names in a directory are certain from the directory's own fsync on, before that any number of its
-last changes is missing.
+have it after any number of these, in which programs may `go_on`: the contents of a file are certain from its
+fsync on, before that they are anything; names in a directory are certain from the directory's own fsync on,
+before that any number of its last changes is missing.
 """
 
 import os
@@ -31,9 +31,21 @@ class Directory:
 
 
 class Disk:
-    def __init__(self, root: Path):
+    def __init__(self, root: Path, pause=lambda: None):
+        """`pause` is called after everything that is noted."""
         self.root, self.top = root, Directory()
-        self.events = []
+        self.events, self._pause = [], pause
+        self._before = {}  # what is there for certain, by name: bytes, or the like of a directory
+
+    def go_on(self, root: Path):
+        """Begin anew in `root`, which `cut` has made, or nobody: what is there is on the disk."""
+        self.root, self.events = root, []
+        self._before = _contents(root) if root.exists() else {}
+
+    def _note(self, kind, path, more):
+        if Path(path).is_relative_to(self.root):
+            self.events.append((kind, Path(path), more))
+            self._pause()
 
     def watch(self, monkeypatch):
         real = {
@@ -44,18 +56,18 @@ class Disk:
             real["fsync"](descriptor)
             path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
             if path.is_relative_to(self.root):
-                self.events.append(("fsync", path, None if path.is_dir() else path.read_bytes()))
+                self._note("fsync", path, None if path.is_dir() else path.read_bytes())
 
         def moved(name):
             def move(source, target, **more):
                 real[name](source, target, **more)
-                self.events.append(("move", Path(source), Path(target)))
+                self._note("move", source, Path(target))
 
             return move
 
         def mkdir(path, *rest, **more):
             real["mkdir"](path, *rest, **more)
-            self.events.append(("mkdir", Path(path), None))
+            self._note("mkdir", path, None)
 
         monkeypatch.setattr(os, "fsync", fsync)
         monkeypatch.setattr(os, "rename", moved("rename"))
@@ -67,7 +79,7 @@ class Disk:
             there = Path(path).exists()
             removed(path, *rest, **more)
             if there:
-                self.events.append(("remove", Path(path), None))
+                self._note("remove", path, None)
 
         monkeypatch.setattr(shutil, "rmtree", rmtree)
 
@@ -79,7 +91,7 @@ class Disk:
 
     def cut(self, count: int, place: Path, choose) -> None:
         """Make `place` as the disk is after `count` events; `choose(n)` gives a number below n."""
-        self.top = Directory()
+        self.top = _certain(self._before)
         for kind, path, more in self.events[:count]:
             if path == self.root:
                 if kind == "fsync":
@@ -111,3 +123,22 @@ class Disk:
             else:
                 content = node.content if node.content is not None else os.urandom(choose(5000))
                 (place / name).write_bytes(content)
+
+
+def _contents(folder):
+    return {
+        path.name: _contents(path) if path.is_dir() else path.read_bytes()
+        for path in sorted(folder.iterdir())
+    }
+
+
+def _certain(contents):
+    """A directory of which all is on the disk."""
+    directory = Directory()
+    for name, found in contents.items():
+        if isinstance(found, dict):
+            directory.certain[name] = _certain(found)
+        else:
+            directory.certain[name] = node = File()
+            node.content = found
+    return directory

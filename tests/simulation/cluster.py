@@ -1,8 +1,7 @@
 """The services of a run as simulated processes, restarted where they end before the run does.
 
-Shards and actors are the real services, from joining to leaving; an actor's network and environment are a
-sleep and a counter. The learner is the real control server, budget and prefetcher, around a loop that learns
-nothing, but publishes, saves what a checkpoint saves of these, and ends as the learner does.
+All are the real services, from joining to leaving. Networks and environments are a sleep and a counter, and
+what learns is a chain of hashes.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,17 @@ import zmq
 from greenlet import GreenletExit
 
 from tests.replay.storage.power import Disk
+from tests.runtime import power
 from tests.simulation import threads
 from tests.simulation.actors import SimulatedActor, SimulatedEvaluator
-from tests.simulation.learner import CONTROL, INFERENCE, OPEN, Learner
-from tests.simulation.learners import Owner, run_joined
-from tests.simulation.ledger import EPISODES, Ledger
+from tests.simulation.configuration import make_config
+from tests.simulation.learner import Learner
+from tests.simulation.learners import CONTROL, OPEN, run_joined
+from tests.simulation.ledger import Ledger
 from tests.simulation.network import Network
-from tests.simulation.plan import IN_SYNC, Fault, Plan
+from tests.simulation.plan import COMMIT, IN_SYNC, Fault, Plan
 from tests.simulation.sockets import Context
-from tests.simulation.stores import NETWORK
 from tests.simulation.world import Node, World
-from troupe.common.config import Config, load_config
 from troupe.common.data.table_config import TableConfig
 from troupe.common.errors import PeerError
 from troupe.common.wire.codec import PROTOCOL_VERSION
@@ -38,26 +38,14 @@ from troupe.services.learner.control.server import ControlServer
 from troupe.services.replay import shard
 from troupe.services.replay.options import ShardOptions
 from troupe.services.replay.storage.replay import Replay
+from troupe.services.replay.storage.store import ChunkStore
 
-BATCH = 4
 RESTART_S = 0.3
 SYNC_S, SLOW_SYNC_S = 0.004, 0.5
 """What a sync takes on average, and one of twenty."""
 
 SETTLE_S = 150.0
 """After the last fault the run has to be complete within this."""
-
-TABLES: dict[str, dict[str, Any]] = {
-    "plenty": {"capacity_items": 4000, "min_items": 4, "samples_per_insert": 0.0},
-    "small": {"capacity_items": 24, "min_items": 4, "samples_per_insert": 0.0},
-    "ratio": {
-        "capacity_items": 4000,
-        "min_items": 8,
-        "samples_per_insert": 4.0,
-        "samples_per_insert_error": 32.0,
-    },
-    "queue": {"tables": [{"name": "default", "limiter": "queue", "capacity": 16}]},
-}
 
 
 class Cluster:
@@ -67,7 +55,7 @@ class Cluster:
         self.world, self.network, self.folder, self.plan = world, network, folder, plan
         self.ledger = Ledger(world, plan)
         network.observer = self.ledger
-        self.config = _config(plan)
+        self.config = make_config(plan)
         self.nodes: dict[str, Node] = {}
         self.stops: dict[Node, threads.StopSignal] = {}
         self.complete = False
@@ -82,8 +70,8 @@ class Cluster:
         """How long one that is killed now is away, where others go on without it."""
         self.called: dict[str, str] = {}
         """Names of those that have taken the place of others."""
-        self.checkpoint: str | None = None
-        self.agent_checkpoint: Any = None
+        self.run_dir = folder / "run"
+        self.run_disk = power.Disk(self.run_dir / "checkpoints", self._at_disk)
         self.control: ControlServer | None = None
         self._bodies = {
             "learner": self._learner,
@@ -144,6 +132,7 @@ class Cluster:
     def opened(self, name: str, node: Node, replay: Any) -> Any:
         """A shard has opened its folder: note it, and have it die where a fault says so."""
         self.replays[name] = replay
+        self.ledger.opened(name, replay)
         for method in ("insert", "take", "count_sampled", "put_back", "update"):
             setattr(replay, method, self._mortal(name, node, getattr(replay, method)))
         return replay
@@ -169,14 +158,15 @@ class Cluster:
             fault = self.doomed.get(name)
             if fault is None or fault.amount == IN_SYNC or node.dead:
                 return call(*args, **options)
-            lines = 0
+            lines, begun = 0, fault.other != COMMIT
 
             def trace(frame: Any, event: str, _: Any) -> Any:
-                nonlocal lines
+                nonlocal lines, begun
                 where = frame.f_code.co_filename
                 if "/tests/" in where or not ("/replay/storage/" in where or "/common/data/" in where):
                     return None
-                if event == "line":
+                begun |= frame.f_code is ChunkStore.commit.__code__
+                if event == "line" and begun:
                     lines += 1
                     if lines == fault.amount:
                         self._tear(name, node, fault)
@@ -215,12 +205,34 @@ class Cluster:
             if node.host == host and not node.dead:
                 self.kills[name] += 1
                 node.kill(leave=False)
-        for name, disk in self.disks.items():
-            if self.host(name) == host:
-                self._move(name)
-                disk.cut(self.world.rng.randrange, self.data_dirs[name])
+        shards = [name for name in self.disks if self.host(name) == host]
+        for name in shards:
+            self._move(name)
+            self.disks[name].cut(self.world.rng.randrange, self.data_dirs[name])
+        if self.host("learner") == host:
+            self._cut_run()
         self.world.reboot(host)
-        self.ledger.power_cuts += 1
+        self.ledger.power_cuts += bool(shards)
+
+    def _cut_run(self) -> None:
+        """Leave of the checkpoints what their disk may have of them, and all else of the run."""
+        self.moves += 1
+        disk, old = self.run_disk, self.run_dir
+        self.run_dir = self.folder / f"run.{self.moves}"
+        if old.exists():
+            shutil.copytree(old, self.run_dir, ignore=shutil.ignore_patterns("checkpoints"))
+            disk.cut(len(disk.events), self.run_dir / "checkpoints", self.world.rng.randrange)
+        disk.go_on(self.run_dir / "checkpoints")
+
+    def _at_disk(self) -> None:
+        """The learner's disk has done something: a name, or a sync; it may be the last."""
+        world, fault = self.world, self.doomed.get("learner")
+        if fault is not None:
+            self.doomed["learner"] = replace(fault, amount=fault.amount - 1)
+            if fault.amount <= 1:
+                del self.doomed["learner"]
+                world.after(0.0, self._cut_power, self.host("learner"))
+        world.sleep(world.rng.expovariate(1 / SYNC_S))
 
     def _shard(self, node: Node, name: str) -> None:
         index = int(name.rpartition("-")[2])
@@ -275,8 +287,6 @@ class Cluster:
     def _learner(self, node: Node, name: str) -> None:
         if name != "learner":
             run_joined(self, node, name)
-        elif self.plan.learners > 1:
-            Owner(self, node).run()
         else:
             Learner(self, node).run()
 
@@ -358,44 +368,3 @@ class Cluster:
             socket.close(0)
 
         node.start(body)
-
-
-_CONFIGS: dict[Any, Config] = {}
-
-
-def _config(plan: Plan) -> Config:
-    key = (
-        *(plan.table, plan.slots, plan.shards, plan.total_steps, plan.evaluators, plan.central),
-        *(plan.durable, plan.learners),
-    )
-    if key not in _CONFIGS:
-        replay = {f"replay.{name}": value for name, value in TABLES[plan.table].items()}
-        _CONFIGS[key] = load_config(
-            "cartpole-impala" if plan.table == "queue" else "cartpole-apex",
-            None,
-            {
-                "run.total_steps": plan.total_steps,
-                "run.seed": 1,
-                "replay.batch_size": BATCH,
-                "replay.max_bytes": 1 << 20,
-                "replay.durable": plan.durable,
-                "replay.shards": plan.shards,
-                "actor.slots": plan.slots,
-                "actor.params_period_steps": 1,
-                "net.heartbeat_s": 1.0,
-                "net.liveness_s": 4.0,
-                "inference.mode": "central" if plan.central else "local",
-                "net.inference": INFERENCE,
-                "evaluator.enabled": plan.evaluators > 0,
-                "evaluator.episodes": EPISODES,
-                "evaluator.slots": 2,
-                "evaluator.period_s": 2.0,
-                "evaluator.timeout_s": 20.0,
-                "evaluator.video": False,
-                "learner.processes": plan.learners,
-                "net.learner_network": NETWORK if plan.learners > 1 else "",
-                **replay,
-            },
-            {},
-        )
-    return _CONFIGS[key]

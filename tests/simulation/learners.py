@@ -1,12 +1,12 @@
-"""Learners that share batches: the real joined learner, the real team around the loop of `learner.py`."""
+"""What learners are given in the place of networks, and of what they take from torch and from the machine."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -14,40 +14,39 @@ import numpy as np
 import torch
 
 from tests.simulation import threads
-from tests.simulation.actors import CHUNK_STEPS, SPECS
-from tests.simulation.central import SPEC
+from tests.simulation.central import SPEC, SameAgent
 from tests.simulation.groups import simulated_groups
-from tests.simulation.learner import CONTROL, OPEN, Learner
 from tests.simulation.sockets import Context
 from tests.simulation.world import Node
 from troupe.common import system
 from troupe.common.agents import Batch, Update
 from troupe.common.agents.learners.reduction import ALONE, Reduction
-from troupe.services.learner.batches.mixture import Mixture
-from troupe.services.learner.control.epochs import Epochs
+from troupe.common.runtime import checkpoint, metrics
+from troupe.common.runtime.checkpoint import save_checkpoint
+from troupe.common.wire.sockets import Security
+from troupe.services.learner import service
 from troupe.services.learner.peers import member
 from troupe.services.learner.peers import team as teams
-from troupe.services.learner.peers.seats import OwnSeats
-from troupe.services.learner.peers.shares import Shares, Wish
-from troupe.services.learner.peers.team import Learned, Rules, Share, Team
+from troupe.services.learner.peers.team import Learned, Share, Team
+from troupe.services.learner.record.gathered import Evaluation, Gathered
 from troupe.services.learner.saving.counters import RunCounters
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
+    from tests.simulation.ledger import Ledger
 
-START_S = 60.0
-"""How long a run waits for the learners that it begins with; see `troupe.services.learner.service`."""
-TOGETHER_S = 200.0
-"""How long after the last fault all learners may take to share batches again."""
+CONTROL, ANNOUNCE, INFERENCE = (f"tcp://10.0.0.1:500{i}" for i in range(3))
+OPEN = Security(insecure=True)
 
 
-class ChainAgent:
+class ChainAgent(SameAgent):
     """Its state tells of every update, and of every share in it, that has led to it.
 
     An update changes it in two steps, with several reductions before, between and after them.
     """
 
-    spec, fields, item_steps = SPEC, SPECS, (1, CHUNK_STEPS)
+    publishes = 0
+    """The version that its parameters go out as."""
 
     def __init__(self, cluster: Cluster, node: Node) -> None:
         self.node = node
@@ -60,6 +59,9 @@ class ChainAgent:
 
     def learn_with(self, reduction: Reduction) -> None:
         self._reduction = reduction
+
+    def params(self) -> dict[str, np.ndarray]:
+        return {"version": np.array([self.publishes], np.float32)}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         weights = torch.cat([each.detach() for each in self._weights]).numpy()
@@ -143,113 +145,87 @@ def watched_equalize(group: Any, agent: Any, counters: RunCounters) -> bool:
 _equalize = teams.equalize
 
 
-class Owner(Learner):
-    """The learner that has the run."""
-
-    def __init__(self, cluster: Cluster, node: Node) -> None:
-        self.agent = ChainAgent(cluster, node)
-        self._is_first = True
-        super().__init__(cluster, node)
-        config, stop = cluster.config, threads.StopSignal()
-        if cluster.checkpoint is not None:
-            self.agent.load_state(*cluster.agent_checkpoint)
-        seats = OwnSeats(self.control, config.net.learner_network, stop)
-        self.team = WatchedTeam(self.agent, self.counters, seats, Rules.of(config, owner=True))  # type: ignore[arg-type]
-        self.shares = Shares(config, self.agent, self.prefetch, Mixture(config), self.team)  # type: ignore[arg-type]
-
-    @functools.cached_property
-    def counters(self) -> RunCounters:
-        return RunCounters(1, self.budget)
-
-    @property
-    def updates(self) -> int:
-        return self.counters.updates
-
-    @updates.setter
-    def updates(self, count: int) -> None:
-        self.counters.updates = count
-
-    @property
-    def version(self) -> int:
-        return self.counters.version
-
-    @version.setter
-    def version(self, version: int) -> None:
-        self.counters.version = version
-
-    def _epochs(self) -> Epochs:
-        return Epochs(expected=self.cluster.plan.learners, start_s=START_S)
-
-    def _first_shares(self) -> dict[str, int]:
-        return {}
-
-    def _learn(self, timeout_s: float) -> bool:
-        lesson = self.shares.learn(timeout_s, Wish)
-        self._collect()
-        if self.inference is not None:
-            self.inference.check()
-            self.inference.metrics()
-        if self.team.moved:
-            self.team.moved = False
-            self._publish()
-        if lesson is None:
-            return False
-        if self.updates % 5 == 0:
-            self._publish()
-        self.control.set_state(updates=self.updates)
-        return True
-
-    def _publish(self) -> None:
-        if self.team.learners:
-            self.ledger.lineage.published(self.agent.digest())
-        super()._publish()
-
-    def _come_together(self) -> None:
-        plan, lineage = self.cluster.plan, self.ledger.lineage
-        while system.monotonic() - self.agent.node.boot_s < plan.end_s + TOGETHER_S:
-            together = self.team.learners == plan.learners and self.ledger.now_s > plan.end_s
-            # Once all steps are made, a queue and a ratio of samples to inserts may give no more.
-            if lineage.together_after or (together and plan.table in ("queue", "ratio")):
-                return
-            self._learn(0.25)
-        here = f"{self.team.learners} of {plan.learners} learners share batches"
-        self.ledger.wrong(f"{here} {TOGETHER_S:.0f} s after the last fault")
-
-    def _part(self) -> None:
-        self.ledger.lineage.check_end(self.agent.digest(), self.cluster.config.replay.batch_size)
-        self.team.close()
-
-    def _save(self) -> None:
-        self.cluster.agent_checkpoint = self.agent.state()
-        super()._save()
-
-
 def run_joined(cluster: Cluster, node: Node, name: str) -> None:
     """A process of `troupe learner --join`."""
     stop = cluster.stops[node] = threads.StopSignal()
     member.JoinedLearner(CONTROL, name, stop, join_timeout_s=30.0, security=OPEN).run()  # type: ignore[arg-type]
 
 
+class WatchedGathered(Gathered):
+    """Tells the ledger of every evaluation."""
+
+    ledger: Ledger
+    evaluated_version = -1
+    told: Evaluation | None = None
+
+    def add(self, report: Any, part: int, *, complete: bool = False) -> list[Evaluation]:
+        return self._told(super().add(report, part, complete=complete))
+
+    def expired(self) -> list[Evaluation]:
+        return self._told(super().expired())
+
+    def end(self) -> list[Evaluation]:
+        return self._told(super().end())
+
+    def _told(self, evaluations: list[Evaluation]) -> list[Evaluation]:
+        for each in evaluations:
+            if each is not self.told:  # one of these calls makes another
+                self.ledger.evaluated(each, self.evaluated_version)
+                self.told, self.evaluated_version = each, each.version
+        return evaluations
+
+
+class NoEvents:
+    """TensorBoard's file, which another library writes, with its own clock."""
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    def nothing(self, *args: Any, **options: Any) -> None:
+        pass
+
+    scalar = image = text = histogram = flush = close = nothing
+
+
 @contextlib.contextmanager
-def several_learners(cluster: Cluster) -> Iterator[None]:
+def simulated_learners(cluster: Cluster) -> Iterator[None]:
     """Put what is simulated in the place of what learners take from torch and from the machine."""
-    if cluster.plan.learners == 1:
-        yield
-        return
     world = cluster.world
-    changes = (
-        (member, "zmq", types.SimpleNamespace(Context=lambda: Context(world.here().node, cluster.network))),
-        (member, "make_agent", lambda *args, **options: ChainAgent(cluster, world.here().node)),
-        (member, "make_spec", lambda config: SPEC),
-        (member, "secrets", types.SimpleNamespace(randbits=lambda bits: system.random.getrandbits(bits))),
-        (member, "torch", types.SimpleNamespace(set_num_threads=lambda count: None)),
-        (member, "check_device", lambda device: None),
-        (member, "usable_cores", lambda: 1),
-        (member, "Team", WatchedTeam),
-        (teams, "equalize", watched_equalize),
-    )
+    common = {
+        "zmq": types.SimpleNamespace(Context=lambda: Context(world.here().node, cluster.network)),
+        "make_agent": lambda *args, **options: ChainAgent(cluster, world.here().node),
+        "make_spec": lambda config: SPEC,
+        "torch": types.SimpleNamespace(set_num_threads=lambda count: None),
+        "check_device": lambda device: None,
+        "usable_cores": lambda: 1,
+        "Team": WatchedTeam,
+    }
+
+    def gathered(*args: Any) -> WatchedGathered:
+        made = WatchedGathered(*args)
+        made.ledger = cluster.ledger
+        return made
+
+    def saved(directory: Path, *args: Any, **options: Any) -> Path:
+        path = save_checkpoint(directory, *args, **options)
+        if directory.name == "checkpoints":  # not the best one, which only acts
+            cluster.ledger.checkpoints.saved(args[1])
+        return path
+
     with contextlib.ExitStack() as undo:
-        undo.enter_context(simulated_groups(cluster.network)).wrong = cluster.ledger.wrong
-        for module, name, value in changes:
+
+        def put(module: Any, name: str, value: Any) -> None:
             undo.enter_context(mock.patch.object(module, name, value))
+
+        for module in (service, member):
+            for name, value in common.items():
+                put(module, name, value)
+        put(service, "Gathered", gathered)
+        put(service, "make_security", lambda *args, **options: OPEN)
+        put(checkpoint, "save_checkpoint", saved)
+        put(metrics, "EventFile", NoEvents)
+        put(teams, "equalize", watched_equalize)
+        cluster.run_disk.watch(types.SimpleNamespace(setattr=put))
+        if cluster.plan.learners > 1:
+            undo.enter_context(simulated_groups(cluster.network)).wrong = cluster.ledger.wrong
         yield

@@ -10,6 +10,7 @@ import msgpack
 import numpy as np
 import zmq
 
+from tests.simulation.checkpoints import Checkpoints
 from tests.simulation.conversations import Conversations, Header
 from tests.simulation.lineage import Lineage
 from tests.simulation.plan import Plan
@@ -64,6 +65,7 @@ class Ledger:
         calm_until_s = plan.faults[0].at_s if plan.faults else float("inf")
         self.lineage = Lineage(self, plan)
         self.talk = Conversations(self, calm_until_s)
+        self.checkpoints = Checkpoints(self)
         self._before: dict[int, int] = {}  # by step: the one before, where it has to be in the same insert
         self._steps_of: dict[tuple[int, int], list[int]] = defaultdict(list)  # by incarnation and slot
 
@@ -252,7 +254,7 @@ class Ledger:
 
     def not_evaluated(self, version: int, waited_s: float) -> None:
         """The last version was not evaluated within this time."""
-        if self._world.now - waited_s > self.plan.end_s:
+        if self._world.now - waited_s > self.plan.end_s + GONE_S:
             self.wrong(f"version {version}, the last, was not evaluated within {waited_s:.0f} s")
 
     def not_told(self, name: str) -> None:
@@ -281,6 +283,12 @@ class Ledger:
             if when_s < self._finished_s - GONE_S:
                 untold += max(0, made - told)
         return untold
+
+    def opened(self, name: str, replay: Any) -> None:
+        """A shard has opened its folder: a kill leaves nothing of it damaged, at whatever line."""
+        damaged = replay.counters.damaged_chunks, replay.damaged_items, replay._producers.damaged
+        if any(damaged) and not self.power_cuts:
+            self.wrong(f"{name} finds chunks, items or producers damaged: {damaged}")
 
     # -- at the end --
 
@@ -347,7 +355,7 @@ class Ledger:
 
     def _check_queue(self, missing: set[Key], kills: int) -> None:
         lost = sum(1 for key in missing for number in self.sent[key] if not self.given[number])
-        from tests.simulation.cluster import BATCH
+        from tests.simulation.configuration import BATCH
 
         if lost > kills * BATCH:
             self.wrong(f"{lost} acknowledged items have left a queue, and nobody got them")
@@ -368,7 +376,7 @@ class Ledger:
 
     def check_ratio(self, limiter: Any, kills: int) -> None:
         """Compare samples per insert with the band."""
-        from tests.simulation.cluster import BATCH
+        from tests.simulation.configuration import BATCH
 
         surplus = limiter.samples_per_insert * (limiter.inserted - limiter.min_items) - limiter.sampled
         if limiter.sampled and surplus < -limiter.error - kills * BATCH - 1e-6:

@@ -123,7 +123,7 @@ class Lineage:
     def _check_new(self, node: Node, parent: str, updates: int, ids: list[int], learners: int) -> None:
         if len({self._shares[each][0] for each in ids}) != len(ids) or len(ids) > learners or not ids:
             self._wrong(f"update {updates} of {learners} learners is of shares {ids}")
-        from tests.simulation.cluster import BATCH
+        from tests.simulation.configuration import BATCH
 
         rows = sum(self._rows_of[each] for each in ids)
         # Those at the beginning may be of what was asked for in an epoch of fewer.
@@ -171,11 +171,20 @@ class Lineage:
         """A learner's loop turns."""
         self._turned_s[node] = self._ledger.now_s
 
+    def rests(self, node: Node) -> None:
+        """It waits for others only, from now on."""
+        self._turned_s.pop(node, None)
+
     def look(self) -> None:
         """Whether a learner stands still."""
         for node, turned_s in self._turned_s.items():
             if not node.dead and self._ledger.now_s > max(turned_s, node.stalled_until) + STILL_S:
                 self._wrong(f"{node.name} stands still for {STILL_S:.0f} s")
+
+    def updates_of(self, digest: str) -> int | None:
+        """How many updates have led to a state; None where no learner has ever had it."""
+        state = self._states.get(digest)
+        return None if state is None else state.updates
 
     # -- questions --
 

@@ -44,6 +44,7 @@ _PATHS = {
     *("open", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.scandir"),
     *("os.listdir", "os.chmod", "os.link", "os.symlink", "shutil.rmtree"),
 }
+_WITHIN = {"os.remove", "os.rmdir"}
 _LOOKS = {"open", "os.listdir", "os.scandir"}
 _NEVER = (
     "socket.",
@@ -67,6 +68,8 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         path = arguments[0]
         if isinstance(path, (str, bytes, os.PathLike)):
             place = os.fsdecode(path)
+            if event in _WITHIN and arguments[-1] >= 0:  # the open folder that a name is in
+                place = os.path.join(os.readlink(f"/proc/self/fd/{arguments[-1]}"), place)
             if not place.startswith(_folder) and not (event in _LOOKS and place.startswith(_READ_ONLY)):
                 world.violations.append(f"{event} {place}")
     elif event.startswith(_NEVER):
@@ -168,6 +171,7 @@ def simulated_machine(seed: int, *, keep_log: bool = False) -> Iterator[tuple[Wo
         put(rates, "PERIOD_S", 3.0)
         put(evaluator, "play", actors.play)
         put(installation, "version", lambda: "0")
+        put(installation, "commit", lambda: "")
         put(memory_plan, "memory_limit_bytes", lambda: 1 << 30)
         put(memory_plan, "disk_limit_bytes", lambda folder: 1 << 30)
         put(watchdog, "_hold_off", lambda limit_s: None)  # a timer in C, which would end this process

@@ -201,6 +201,18 @@ class Network:
             if self.world.rng.random() < chance:
                 each.forget()
 
+    def clung_to(self, seconds: float) -> list[str]:
+        """Clients that asked something so long ago over connections that nothing passes, and keep to them."""
+        now_s, found = self.world.now, []
+        for each in self.connections:
+            client = each.client.socket
+            node, gone = client.node, client.closed or client.node.dead or not client.asks
+            if not each.forgotten or gone or now_s < node.stalled_until + seconds:
+                continue
+            if any(flight.due_s < now_s - seconds for flight in each.client.under_way):
+                found.append(client.label)
+        return found
+
     def break_all(self, chance: float) -> None:
         """End connections, each with some chance."""
         for each in list(self.connections):

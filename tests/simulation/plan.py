@@ -11,10 +11,15 @@ USUAL = (
 )
 KINDS = (*USUAL, "power_cut")
 POWER = 0.15
-"""The share of runs whose shards survive power cuts, and have some."""
+"""The share of runs whose shards survive power cuts, and have some; likewise of the learner."""
 
 IN_SYNC = -1
 """The amount of a power cut that waits for the next sync."""
+
+COMMIT = "commit"
+"""The other of a tear that comes so many lines after a chunk begins to exist."""
+COMMIT_LINES = 74
+"""So many lines an insert has from there on; before that are nearly 400."""
 
 PARTING = ("stall", "slow_reader", "partition", "one_way", "isolate", "reset", "forget", "slow")
 """After these a process that is alive may be taken for one that is not."""
@@ -30,7 +35,7 @@ class Fault:
         at_s: when.
         kind: one of `KINDS`.
         target: the process, or empty.
-        other: another one, where two are concerned.
+        other: another one, where two are concerned, or `COMMIT`.
         amount: seconds, or a share, as the kind says.
     """
 
@@ -129,7 +134,33 @@ def make_plan(seed: int) -> Plan:
     if power.random() < POWER:
         plan = replace(plan, durable="power")
         faults += [_power_cut(power, plan) for _ in range(power.choice((1, 1, 2, 3)))]
-    return _with_learners(replace(plan, faults=tuple(sorted(faults, key=lambda each: each.at_s))))
+    plan = replace(plan, faults=tuple(sorted(faults, key=lambda each: each.at_s)))
+    return _with_cut_learner(_with_learners(_with_late_tears(plan)))
+
+
+def _with_cut_learner(plan: Plan) -> Plan:
+    """Cut the power of the learner in some plans; not beside shards that do not survive it."""
+    rng = random.Random(f"learner's power {plan.seed}")
+    if rng.random() >= POWER or (plan.shared_host and plan.durable != "power"):
+        return plan
+    faults = [*plan.faults]
+    for _ in range(rng.choice((1, 1, 2))):
+        # At once, or after so much that its disk has done: a checkpoint takes a dozen.
+        at_s, amount = QUIET_S + 17.0 * rng.random(), float(rng.choice((0, *(rng.randrange(1, 40),) * 3)))
+        faults.append(Fault(at_s, "power_cut", "learner", amount=amount))
+    return replace(plan, faults=tuple(sorted(faults, key=lambda each: each.at_s)))
+
+
+def _with_late_tears(plan: Plan) -> Plan:
+    """Have half of the tears come when a chunk is nearly stored: by chance one of ten would."""
+    rng = random.Random(f"tears {plan.seed}")
+
+    def late(fault: Fault) -> Fault:
+        if fault.kind != "torn" or rng.random() < 0.5:
+            return fault
+        return replace(fault, other=COMMIT, amount=float(rng.randrange(1, COMMIT_LINES)))
+
+    return replace(plan, faults=tuple(map(late, plan.faults)))
 
 
 def _power_cut(rng: random.Random, plan: Plan) -> Fault:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.simulation import planted_learners, planted_power
+from tests.simulation import planted_learner, planted_learners, planted_power
 from tests.simulation.plants import BUGS, Change, around, bug, near, planted, seeds_for
 from troupe.common import system
 from troupe.common.data.inserts import GapError
 from troupe.common.wire import messages
 from troupe.common.wire.control import membership
 from troupe.common.wire.control.client import ControlClient
-from troupe.common.wire.control.member import Member
 from troupe.common.wire.link import Link
 from troupe.common.wire.replay.client import ReplayClient
 from troupe.common.wire.replay.outbox import Outbox
@@ -26,7 +25,7 @@ from troupe.services.replay.storage.producers import Producers
 from troupe.services.replay.storage.replay import Replay
 from troupe.services.replay.storage.store import ChunkStore
 
-__all__ = ["BUGS", "planted", "planted_learners", "planted_power", "seeds_for"]
+__all__ = ["BUGS", "planted", "planted_learner", "planted_learners", "planted_power", "seeds_for"]
 
 
 # -- replay --
@@ -108,6 +107,7 @@ def a_restart_reuses_commits() -> Change:
     def restore(real: Any, self: Any, path: Any) -> Any:
         damaged = real(self, path)
         self._last_commit -= 2
+        self.raise_commit = lambda commit: None
         return damaged
 
     return around(ChunkStore, "_restore", restore)
@@ -261,13 +261,17 @@ def a_farewell_keeps_the_lease() -> Change:
     return around(Roster, "leave", lambda real, self, identity: None)
 
 
-@near(actors=3, step_s=1.5)
-def a_lower_limit_is_obeyed_at_once() -> Change:
-    def permit(real: Any, self: Any, limit: int) -> None:
-        real(self, limit)
-        self.steps_obeyed = limit
+@near(actors=3)
+def a_limit_counts_as_obeyed_when_it_is_told() -> Change:
+    def extend(real: Any, self: Any, incarnation: int, made: int, obeyed: int) -> int:
+        told: int = real(self, incarnation, made, obeyed)
+        if limits := self._limits.get(incarnation):
+            del limits[:-1]
+            self._told[incarnation] = told
+            self._reckon(incarnation)
+        return told
 
-    return around(Member, "permit", permit)
+    return around(StepBudget, "extend", extend)
 
 
 @bug

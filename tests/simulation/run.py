@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from unittest import mock
 
 from tests.simulation.cluster import SETTLE_S, Cluster
-from tests.simulation.learners import TOGETHER_S, several_learners
+from tests.simulation.learner import TOGETHER_S
+from tests.simulation.learners import simulated_learners
 from tests.simulation.machine import simulated_machine
 from tests.simulation.plan import Plan, make_plan
 from tests.simulation.world import Deadlock
 from troupe.services.replay import shard
 
 LOOK_S = 0.5
+CLINGS_S = 25.0
+"""So long after a connection has died in silence nobody who asks something keeps to it."""
 CALM_S = 10.0
 """So long after the last fault there are updates."""
 
@@ -73,12 +76,14 @@ def _run(plan: Plan, keep_log: bool) -> Outcome:
                 if plan.table == "ratio" and not cluster.nodes[name].dead:
                     ledger.check_ratio(replay.tables["default"].limiter, cluster.kills[name])
             ledger.lineage.look()
+            for label in network.clung_to(CLINGS_S):
+                ledger.wrong(f"{label} has kept to a dead connection for {CLINGS_S:.0f} s")
             world.after(LOOK_S, look)
 
         with (
             mock.patch.object(shard, "open_replay", open_replay),
             mock.patch.object(shard, "Replay", cluster.make_replay),
-            several_learners(cluster),
+            simulated_learners(cluster),
         ):
             look()
             try:

@@ -275,6 +275,11 @@ class Socket:
         return self.send_multipart([data], flags, copy, track)
 
     @property
+    def asks(self) -> bool:
+        """Whether it is of a client that waits for answers."""
+        return self.kind == DEALER and self.node.name != "stranger"
+
+    @property
     def address(self) -> str:
         """What it has connected to."""
         return self._to

@@ -84,7 +84,7 @@ class Waits:
 class End:
     """What a `Pipe` takes for its socket."""
 
-    closed = False
+    closed = asks = False
 
     def __init__(
         self, node: Node, label: str, arrived: Callable[..., None], lost: Callable[..., None]

@@ -145,7 +145,7 @@ class Queue:
     def full(self) -> bool:
         return 0 < self._most <= len(self._items)
 
-    def put(self, item: Any) -> None:
+    def put(self, item: Any, timeout: float | None = None) -> None:
         if self.full():
             raise queue.Full
         self._items.append(item)

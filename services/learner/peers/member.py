@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Sequence
 
 import torch
 import zmq
 
+from troupe.common import system
 from troupe.common.agents import make_agent
 from troupe.common.agents.tensors import check_device
 from troupe.common.envs import make_spec
@@ -99,7 +99,7 @@ class JoinedLearner:
             shares={},  # none, until it has a seat
             kept=mixture.kept,
             depth=config.learner.prefetch,
-            incarnation=secrets.randbits(63),
+            incarnation=system.random.getrandbits(63),
             name=self._name,
             fields=agent.fields,
             pinned=device != "cpu",

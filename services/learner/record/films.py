@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 
 import numpy as np
 
+from troupe.common import system
 from troupe.common.runtime.metrics import MetricsWriter
 
 _log = logging.getLogger(__name__)
@@ -28,8 +28,8 @@ class FilmWriter:
         self.dropped = 0
         self._writer = writer
         # Bounded: a film is megabytes, and a disk that hangs would let them pile up.
-        self._films: queue.Queue[_Film | None] = queue.Queue(MAX_WAITING)
-        self._thread = threading.Thread(target=self._run, name="films", daemon=True)
+        self._films: system.Queue[_Film | None] = system.Queue(MAX_WAITING)
+        self._thread = system.Thread(target=self._run, name="films", daemon=True)
         self._thread.start()
 
     def put(self, source: str, video: np.ndarray, mp4: np.ndarray | None, steps: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, TypedDict
 import numpy as np
 from msgspec import UNSET
 
+from troupe.common import system
 from troupe.common.runtime import health
 from troupe.common.runtime.files import write_status
 from troupe.common.runtime.metrics import (
@@ -129,7 +129,7 @@ class Reporter:
                 if row.name in LAST_EVALUATION:
                     self.writer.last[row.name] = row.value
         self._history: deque[tuple[float, int, int, float]] = deque()
-        self._next_rows = time.monotonic() + log_every_s
+        self._next_rows = system.monotonic() + log_every_s
         self._next_status = 0.0
         self.evaluated_version = -1
         self.evaluations: deque[tuple[int, float]] = deque(maxlen=16)
@@ -213,7 +213,7 @@ class Reporter:
 
     def tick(self, control: ControlServer, waited_s: float, note: str = "", force: bool = False) -> None:
         """Write what is due. `waited_s` is how long the learner has waited for batches in all."""
-        now = time.monotonic()
+        now = system.monotonic()
         status_due, rows_due = force or now >= self._next_status, force or now >= self._next_rows
         if status_due:
             self._next_status = now + STATUS_PERIOD_S
@@ -298,7 +298,7 @@ class Reporter:
                 "ago_s": 0.0,
             }
         frames = played.steps * counters.frames_per_step
-        ago_s = time.monotonic() - played.at_s
+        ago_s = system.monotonic() - played.at_s
         return {"steps": played.steps, "frames": frames, "updates": played.updates, "ago_s": ago_s}
 
     def _write_status(self, control: ControlServer, note: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -13,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from troupe.common import installation
+from troupe.common import installation, system
 from troupe.common.agents import Agent
 from troupe.common.config import Config, changed_structure
 from troupe.common.envs import EnvSpec
@@ -57,7 +55,7 @@ class RunCheckpoints:
             counters: how far the run is.
             check: is given the arrays of every checkpoint, and raises where they must not be saved.
         """
-        self.run_id = secrets.token_hex(8)
+        self.run_id = f"{system.random.getrandbits(64):016x}"
         self.lockstep: dict[str, Any] = {}
         self._config, self._directory = config, directory
         self._agent, self._spec, self._counters = agent, spec, counters
@@ -67,7 +65,7 @@ class RunCheckpoints:
         self._saved: tuple[int, int] | None = None
         self._agent_meta: dict[str, Any] = {}
         self._code = {"version": installation.version(), "commit": installation.commit()}
-        self._next_s = time.monotonic() + config.learner.checkpoint_period_s
+        self._next_s = system.monotonic() + config.learner.checkpoint_period_s
 
     def begin_run(self, *, resume: bool) -> None:
         """Take the run up where its newest checkpoint is, or give a new one the network to begin with.
@@ -94,7 +92,7 @@ class RunCheckpoints:
 
     def save_if_due(self) -> None:
         """Begin to save the run every `learner.checkpoint_period_s`, once the one before is on the disk."""
-        if time.monotonic() >= self._next_s and self._writer.wait(0.0):
+        if system.monotonic() >= self._next_s and self._writer.wait(0.0):
             self._begin()
 
     def wait(self) -> None:
@@ -118,7 +116,7 @@ class RunCheckpoints:
 
         Here only the copy is made; the disk is left to the writer, which must have nothing to do.
         """
-        self._next_s = time.monotonic() + self._config.learner.checkpoint_period_s
+        self._next_s = system.monotonic() + self._config.learner.checkpoint_period_s
         reached = (self._counters.steps, self._counters.updates)
         if reached == self._saved:
             return

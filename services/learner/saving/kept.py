@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from troupe.common import system
 from troupe.common.errors import CheckpointError
 from troupe.common.runtime.checkpoint import (
     ARCHIVE,
@@ -36,19 +36,19 @@ class Archive:
         self._period_s = period_s
         last = next(newest_first(self._directory), None)
         # The wall clock and the file's own time: a resumed run goes on with the period of the session before.
-        self._since_s = time.time() if last is None else last.stat().st_mtime
+        self._since_s = system.time() if last is None else last.stat().st_mtime
 
     def take(self, path: Path) -> None:
         """Keep what has just been written, if it is time to."""
         # Negative where the clock was put back, which must not put off the next one by as much.
-        if not self._period_s or 0 <= time.time() - self._since_s < self._period_s:
+        if not self._period_s or 0 <= system.time() - self._since_s < self._period_s:
             return
         try:
             keep_checkpoint(path, self._directory)
         except OSError as error:  # training goes on, and the next one is tried
             _log.error("cannot keep %s in %s: %s", path.name, self._directory, error)
             return
-        self._since_s = time.time()
+        self._since_s = system.time()
 
 
 class Best:
