@@ -22,6 +22,7 @@ def test_planted_bugs_are_found():
         "batches_of_a_queue_are_sent_before_they_are_taken",
         "inserts_are_acknowledged_before_the_sync",
         "records_are_left_out_of_a_sync",
+        "a_restart_goes_on_from_the_oldest_checkpoint",
     )
     code, said = simulate("--seeds", 30, "--tries", 3, "--find", *bugs)
     assert code == 0, said
