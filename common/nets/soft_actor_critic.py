@@ -174,6 +174,12 @@ class SoftActorCritic(nn.Module):
         finally:
             self.critics.requires_grad_(True)
 
+    def compute_in_bfloat16(self) -> None:
+        """From now on the perceptrons' products are short, see `Perceptron`."""
+        for module in self.modules():
+            if isinstance(module, Perceptron):
+                module.short = True
+
     def observe(self, obs: Tensor) -> None:
         """Take observations `[B, *obs_shape]` into the inputs' statistics."""
         if self.inputs is not None:
@@ -181,8 +187,35 @@ class SoftActorCritic(nn.Module):
 
 
 class Perceptron(nn.Sequential):
-    """Hidden layers of `units`, and a linear one of `outputs`."""
+    """Hidden layers of `units`, and a linear one of `outputs`.
+
+    Attributes:
+        short: products between two hidden layers are made in bfloat16, most of the arithmetic. The first
+          layer is not, since observations have no spare digits, nor the last, since values have none.
+    """
+
+    short = False
 
     def __init__(self, features: int, units: tuple[int, ...], outputs: int, of: Output, style: Style) -> None:
         torso = VectorTorso((features,), units, style)
         super().__init__(torso, output_layer(nn.Linear(torso.features, outputs), of))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `[..., features]` to `[..., outputs]` float32."""
+        if not self.short:
+            given: Tensor = super().forward(x)
+            return given
+        torso, last = self
+        first = True
+        for layer in torso.layers:  # type: ignore[union-attr]
+            product = isinstance(layer, nn.Linear)
+            x = _in_bfloat16(layer, x) if product and not first else layer(x)
+            first = first and not product
+        values: Tensor = last(x)
+        return values
+
+
+def _in_bfloat16(layer: nn.Linear, x: Tensor) -> Tensor:
+    """What the layer makes of `x`, float32."""
+    inputs = (each.to(torch.bfloat16) for each in (x, layer.weight, layer.bias))
+    return nn.functional.linear(*inputs).float()

@@ -120,3 +120,30 @@ def test_where_there_are_no_chances():
     for wrong in ({"lstm_units": 4}, {"bootstrap": "v"}, {"value_min": 10.0}):
         with pytest.raises(ValueError, match="atoms"):
             SacConfig(atoms=5, **wrong)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_products_between_hidden_layers_are_short_in_the_learner_alone(layer_norm):
+    fields = {"mlp_units": (32, 32), "layer_norm": layer_norm}
+    exact, batch, *_ = moved(SacConfig(**fields), CONTINUOUS)
+    short, *_ = moved(SacConfig(**fields, compute_dtype="bfloat16"), CONTINUOUS)
+    one, two = (agent.update(Batch(batch, np.ones(SIZE, np.float32))) for agent in (exact, short))
+    np.testing.assert_allclose(two.priorities, one.priorities, rtol=0.05, atol=0.02)
+    assert (one.priorities != two.priorities).all()
+    assert all(array.dtype == np.float32 for name, array in short.params().items() if "weight" in name)
+    policy, x = short.net.policy, torch.randn(5, 3)
+    with torch.no_grad():
+        seen = x.numpy()
+        for layer in policy[0].layers[1:]:
+            if isinstance(layer, torch.nn.Linear):
+                weight = layer.weight if layer.in_features == 3 else layer.weight.bfloat16().float()
+                given = seen if layer.in_features == 3 else torch.from_numpy(seen).bfloat16().float().numpy()
+                seen = given @ weight.numpy().T + layer.bias.numpy()
+            else:
+                seen = layer(torch.from_numpy(seen)).numpy()
+        wanted = seen @ policy[1].weight.numpy().T + policy[1].bias.numpy()
+        np.testing.assert_allclose(policy(x), wanted, rtol=0.02, atol=0.02 * np.abs(wanted).max())
+    actor = make_agent(SacConfig(**fields, compute_dtype="bfloat16"), CONTINUOUS, seed=1)
+    actor.load_params(short.params())
+    assert not actor.net.policy.short
+    assert short.learner.target.policy.short

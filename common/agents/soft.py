@@ -1,0 +1,78 @@
+"""What SAC makes of an environment's actions: the policy over them, its entropy's weight, and expected Q."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from troupe.common.errors import ConfigError
+from troupe.common.nets.soft_actor_critic import SoftActorCritic
+from troupe.common.rl.distributions import Categorical, MultiCategorical, TanhNormal
+from troupe.common.rl.policy_losses import Multiplier
+
+if TYPE_CHECKING:
+    from troupe.common.agents.sac import SacConfig
+    from troupe.common.envs import EnvSpec
+
+DISCRETE_SHARE = 0.98
+"""Of the largest entropy over several actions: the target (Christodoulou 2019, section 5)."""
+
+
+def mean_q(critics: SoftActorCritic, features: Tensor, params: Tensor) -> Tensor:
+    """The mean Q `[B]` of one choice of several, each the least that a critic says, drawn from a policy."""
+    return (params.softmax(1) * critics.agreed(critics.q(features))).sum(1)
+
+
+def mean_q_of_several(
+    critics: SoftActorCritic, features: Tensor, policy: MultiCategorical, params: Tensor, noise: Tensor
+) -> Tensor:
+    """An unbiased estimate of the mean Q `[B]` of several choices, and of its gradient by `params`.
+
+    An action is drawn. Of each number all values are tried beside the others as they were drawn, so that its
+    expectation is exact (Titsias & Lazaro-Gredilla 2015). Each of these is the mean Q; the gradients add up.
+    """
+    actions = policy.drawn(params.detach(), noise)
+    means = []
+    for number, chances in enumerate(policy.chances(params)):
+        count = chances.shape[1]
+        tried = actions.repeat_interleave(count, dim=0)
+        tried[:, number] = torch.arange(count, device=tried.device).repeat(len(actions))
+        # Only the chances need a gradient: the critics of up to thousands of tried actions do not.
+        with torch.no_grad():
+            q = critics.agreed(critics.q(features.repeat_interleave(count, dim=0), tried))
+        means.append((chances * q.unflatten(0, chances.shape)).sum(1))
+    each = torch.stack(means)
+    # The value of one part, the gradient of the other: `each - each.detach()` is 0 with a gradient.
+    return each.detach().mean(0) + (each - each.detach()).sum(0)
+
+
+def distribution_of_actions(config: SacConfig, spec: EnvSpec) -> Categorical | MultiCategorical | TanhNormal:
+    """Of the policy; ConfigError where actions are neither choices nor real numbers with bounds."""
+    actions = spec.actions
+    if actions.count:
+        return Categorical(actions.count)
+    if not actions.reals:
+        return MultiCategorical(actions.choices)
+    # Tanh needs two bounds; beside choices the reparametrised gradient reaches only a part of the action.
+    if actions.choices or not all(actions.bounded):
+        raise ConfigError(
+            "sac needs an action of choices, or of real numbers with two bounds each; that "
+            f"of {spec.id} is {actions}: take --agent.algorithm policy_gradient"
+        )
+    return TanhNormal(actions.reals, "softplus", config.deviation_floor, config.deviation_start)
+
+
+def entropy_cost(config: SacConfig, spec: EnvSpec) -> Multiplier:
+    """The weight of the entropy: fixed, or adjusted to the target that is configured or published."""
+    target: float | None = None
+    if config.adjust_entropy_cost:
+        target = config.target_entropy
+        if target is None:
+            choices = spec.actions.choices
+            # Minus the number of reals is the paper's target for continuous actions.
+            target = DISCRETE_SHARE * sum(map(math.log, choices)) if choices else -float(spec.actions.reals)
+    speed = config.entropy_cost_adjustment_speed
+    return Multiplier(config.entropy_cost, target, at_most=False, speed=speed)
