@@ -34,7 +34,7 @@ def a_restart_counts_updates_anew() -> Change:
     return around(RunCounters, "load_meta", load)
 
 
-@near("", "kill learn", "power_cut learn")
+@near("", "kill learn", "power_cut learn", early_s=4.5)
 def a_run_is_told_before_it_is_saved() -> Change:
     def save(real: Any, self: Any) -> None:
         if self._counters.updates:

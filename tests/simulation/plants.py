@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
@@ -21,14 +22,15 @@ def bug(function: Callable[[], Change]) -> Callable[[], Change]:
 
 
 def near(
-    table: str = "", *kinds: str, calm_s: float = 0.0, actors: int = 1, step_s: float = 0.0
+    table: str = "", *kinds: str, calm_s: float = 0.0, early_s: float = math.inf, actors: int = 1
 ) -> Callable[..., Callable[[], Change]]:
-    """A bug that plans come near with such a table and actors, one of these faults, or none for so long."""
+    """A bug that plans come near with such tables and actors, and one of these faults early, or none long."""
 
     def plan_is_near(plan: Plan) -> bool:
         first_s = plan.faults[0].at_s if plan.faults else 1e9
-        faults = {fault.kind for fault in plan.faults} | {f"{f.kind} {f.target[:5]}" for f in plan.faults}
-        acting = plan.actors >= actors and plan.step_s >= step_s and (actors == 1 or not plan.central)
+        early = [fault for fault in plan.faults if fault.at_s < early_s]
+        faults = {fault.kind for fault in early} | {f"{f.kind} {f.target[:5]}" for f in early}
+        acting = plan.actors >= actors and (actors == 1 or not plan.central)
         likely = acting and (not kinds or bool(faults & {*kinds}))
         return plan.table.startswith(table) and first_s >= calm_s and likely
 
