@@ -14,6 +14,7 @@
 #   TROUPE_LOGS      folder of log files; without it the log goes to stderr
 #   TROUPE_LINGER_S  how long the learner of a run that is complete already tells so to whoever comes; default: 120
 #   TROUPE_PRESET    the learner begins a run from this preset where TROUPE_RUN_DIR holds none, and else goes on
+#   TROUPE_RUN_FILE  the same from a TOML file
 #   TROUPE_LOGDIR    what TensorBoard shows; default: the events of this run
 #   TROUPE_YIELD_TO  host of another learner; where there is one, this learner has nothing to do
 #   TROUPE_RELAY     folder in which this machine's actors find each other: one fetches the parameters for all
@@ -77,8 +78,9 @@ case $role in
       exit 0
     fi
     mapfile -t words < <(common learner)
-    if [ -n "${TROUPE_PRESET:-}" ]; then
-      words+=("$TROUPE_PRESET" --resume)
+    preset=${TROUPE_RUN_FILE:-${TROUPE_PRESET:-}}
+    if [ -n "$preset" ]; then
+      words+=("$preset" --resume)
     # A machine that replaces a lost one has fetched the checkpoints of that one.
     elif compgen -G "$TROUPE_RUN_DIR/checkpoints/step-*" >/dev/null; then
       words+=(--resume)

@@ -35,6 +35,8 @@ locals {
   cpu_image     = var.cpu_image_id != "" ? var.cpu_image_id : local.built.cpu
   learner_image = var.learner_device == "cpu" ? local.cpu_image : var.gpu_image_id != "" ? var.gpu_image_id : local.built.gpu
 
+  run_file = var.run_file == "" ? "" : filebase64(var.run_file) # the parameter store takes no two braces in a row
+
   # What the preset says, but for what the machines decide.
   overrides = merge(
     {
@@ -194,6 +196,21 @@ module "observability" {
   tags                 = local.tags
 }
 
+# The end of all machines at a given time, whoever watches. The groups stay as large as they may be: a later `apply`
+# starts them again. The learner's waits for its last copy, as it always does.
+resource "aws_autoscaling_schedule" "stop" {
+  for_each = toset(var.stop_at == "" ? [] : local.groups)
+
+  scheduled_action_name  = "${each.value}-stop"
+  autoscaling_group_name = each.value
+  start_time             = var.stop_at
+  min_size               = 0
+  max_size               = -1
+  desired_capacity       = 0
+
+  depends_on = [module.learner, module.replay, module.actors, module.evaluator]
+}
+
 # What machines read at boot: everything but what makes a machine different from the others.
 resource "aws_ssm_parameter" "config" {
   #checkov:skip=CKV2_AWS_34:nothing in it is secret, and every machine reads it
@@ -201,10 +218,12 @@ resource "aws_ssm_parameter" "config" {
   name        = "${local.parameters}/config"
   description = "Description of the run ${var.run}"
   type        = "String"
+  tier        = "Intelligent-Tiering" # a run file may take more than the 4 KB that are free
   tags        = local.tags
 
   value = jsonencode({
     preset     = var.preset
+    run_file   = local.run_file
     overrides  = local.overrides
     modules    = var.modules
     bucket     = module.artifacts.bucket

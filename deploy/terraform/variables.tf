@@ -22,6 +22,17 @@ variable "preset" {
   }
 }
 
+variable "run_file" {
+  description = "TOML file of the run, such as my.toml, in the place of preset; it may begin from a preset (`preset = \"pong-apex\"`)."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = var.run_file == "" || try(length(file(var.run_file)) <= 4096, false)
+    error_message = "run_file should be a file of at most 4096 letters: machines read it from the parameter store."
+  }
+}
+
 variable "overrides" {
   description = "Fields of the configuration that differ from the preset, such as { \"env.id\" = \"atari:seaquest\" }."
   type        = map(string)
@@ -48,6 +59,17 @@ variable "running" {
   description = "Whether machines run. false keeps network, bucket and volumes, and stops paying for machines."
   type        = bool
   default     = true
+}
+
+variable "stop_at" {
+  description = "Time at which AWS itself ends all machines, such as 2027-01-31T18:00:00Z; empty: never. Nothing on any computer has to run for that."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = var.stop_at == "" || can(regex("^\\d{4}-\\d{2}-\\d{2}T\\d{2}:\\d{2}:\\d{2}Z$", var.stop_at))
+    error_message = "stop_at should be a time in UTC such as 2027-01-31T18:00:00Z."
+  }
 }
 
 variable "keys_dir" {

@@ -90,6 +90,22 @@ def test_shards_and_what_a_mistake_does(services: dict[str, Any]) -> None:
     assert scaled["learner"]["environment"]["TROUPE_REPLAY__SHARDS"] == "3"
 
 
+def test_a_run_file_is_mounted_where_the_learner_looks_for_it(services: dict[str, Any]) -> None:
+    mounted = [one for one in services["learner"]["volumes"] if one["target"] == "/etc/troupe/run.toml"]
+    assert [(one["type"], one["source"], one["read_only"]) for one in mounted] == [
+        ("bind", "/dev/null", True)
+    ]
+    assert not services["learner"]["environment"]["TROUPE_RUN_FILE"]
+    file = "deploy/kubernetes/base/my.toml"
+    env = {"TROUPE_RUN": "my", "TROUPE_RUN_FILE": file}
+    text = Project("troupe-test-file", env).compose("config", "--format", "json")
+    learner = json.loads(text[text.index("{") :])["services"]["learner"]
+    assert learner["environment"]["TROUPE_RUN_FILE"] == "/etc/troupe/run.toml"
+    assert learner["environment"]["TROUPE_RUN_DIR"] == "/var/lib/troupe/runs/my"
+    [mounted] = [one for one in learner["volumes"] if one["target"] == "/etc/troupe/run.toml"]
+    assert mounted["source"] == str(ROOT / file)
+
+
 def test_every_variable_of_a_field_reaches_the_learner(monkeypatch: pytest.MonkeyPatch) -> None:
     need_compose()
     fields = re.findall(r"TROUPE_\w+__\w+", (ROOT / "deploy" / "docker" / "fields.yml").read_text())
@@ -108,6 +124,28 @@ def test_scripts_of_the_images_are_sound(script: Path) -> None:
     run("bash", "-n", script, cwd=ROOT, env=dict(os.environ))
     if shutil.which("shellcheck"):
         run("shellcheck", "--severity=warning", script, cwd=ROOT, env=dict(os.environ))
+
+
+@pytest.mark.parametrize(
+    ("variables", "beginning"),
+    [
+        ({"TROUPE_PRESET": "pong-apex"}, "pong-apex --resume"),
+        ({"TROUPE_PRESET": "pong-apex", "TROUPE_RUN_FILE": "/a/run.toml"}, "/a/run.toml --resume"),
+        ({"TROUPE_PRESET": "pong-apex", "TROUPE_RUN_FILE": ""}, "pong-apex --resume"),
+        ({}, "--inference tcp://0.0.0.0:5552"),
+    ],
+)
+def test_a_learner_begins_from_its_file_or_preset(
+    variables: dict[str, str], beginning: str, tmp_path: Path
+) -> None:
+    program = tmp_path / "troupe"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    own = {name: text for name, text in os.environ.items() if not name.startswith("TROUPE_")}
+    folders = {"TROUPE_BIN": str(tmp_path), "TROUPE_RUN_DIR": str(tmp_path / "run"), "TROUPE_KEYS": "keys"}
+    script = ROOT / "deploy" / "scripts" / "start.sh"
+    said = run("bash", script, "learner", cwd=tmp_path, env={**own, **folders, **variables})
+    assert said.strip().endswith(beginning)
 
 
 # ---------------------------------------------------------------- the images

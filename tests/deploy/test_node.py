@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import stat
@@ -166,6 +167,23 @@ def test_a_new_learner_has_what_the_old_one_copied(machine: Any) -> None:
     assert (new.run_dir / step / "arrays.safetensors").read_bytes() == b"weights of step-000000000200"
     metrics = ask(new, "boto3.client('cloudwatch').list_metrics(Namespace='Troupe')['Metrics']")
     assert {one["MetricName"] for one in metrics} == {"Steps", "Updates"}
+
+
+def test_a_learner_takes_the_run_file_of_the_run(machine: Any) -> None:
+    learner, text = machine("learner"), 'preset = "cartpole-apex"\n[env]\nkwargs = {a = {b = 1}}\n'
+    encoded = base64.b64encode(text.encode()).decode()
+    change = f"""
+import boto3, json
+ssm = boto3.client("ssm", region_name="us-east-1")
+name = "{PREFIX}/config"
+config = json.loads(ssm.get_parameter(Name=name)["Parameter"]["Value"]) | dict(run_file="{encoded}")
+ssm.put_parameter(Name=name, Type="String", Value=json.dumps(config), Overwrite=True)
+"""
+    run(learner.python, "-c", change, cwd=learner.root, env=learner.env)
+    learner.node("prepare", "--no-start")
+    file = learner.root / "etc" / "run.toml"
+    assert file.read_text() == text
+    assert f"config show {file} --run.seed 7" in learner.calls
 
 
 def test_a_reboot_keeps_what_the_learner_wrote_since(machine: Any) -> None:

@@ -144,9 +144,14 @@ def mount_volume(node: Node) -> None:
 
 
 def write_run_config(node: Node) -> None:
-    """Write the run's configuration: the preset and what the run changes in it."""
+    """Write the run's configuration: its file or preset, and what the machines change in it."""
     words = [os.environ.get("TROUPE_BIN", "/opt/troupe/venv/bin") + "/troupe", "config", "show"]
-    words.append(str(node.config["preset"]))
+    if text := node.config.get("run_file"):
+        # Beside the keys: it stays there, since the configuration names it as the run's preset.
+        write_own(ETC / "run.toml", base64.b64decode(text).decode(), 0o644)
+        words.append(str(ETC / "run.toml"))
+    else:
+        words.append(str(node.config["preset"]))
     for field, value in sorted(node.config["overrides"].items()):
         words += [f"--{field}", str(value)]
     done = subprocess.run(words, check=False, timeout=120, capture_output=True, text=True)

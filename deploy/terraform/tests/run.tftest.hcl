@@ -243,3 +243,59 @@ run "ipv6_block" {
     tensorboard_cidrs = ["2001:db8::/32"]
   }
 }
+
+run "a_run_file_takes_the_place_of_the_preset" {
+  command = plan
+
+  variables {
+    run_file = "tests/my.toml"
+  }
+
+  assert {
+    condition     = strcontains(base64decode(local.run_file), "cartpole-apex")
+    error_message = "machines should get the file itself"
+  }
+}
+
+run "a_run_file_that_is_not_there" {
+  command         = plan
+  expect_failures = [var.run_file]
+
+  variables {
+    run_file = "tests/nowhere.toml"
+  }
+}
+
+run "every_group_ends_at_the_time_that_is_set" {
+  command = plan
+
+  variables {
+    stop_at       = "2099-01-31T18:00:00Z"
+    replay_shards = 2
+  }
+
+  assert {
+    condition = toset(keys(aws_autoscaling_schedule.stop)) == toset(local.groups) && alltrue([
+      for each in aws_autoscaling_schedule.stop : each.desired_capacity == 0 && each.start_time == "2099-01-31T18:00:00Z"
+    ])
+    error_message = "AWS should end the machines of all groups"
+  }
+}
+
+run "no_time_no_end" {
+  command = plan
+
+  assert {
+    condition     = length(aws_autoscaling_schedule.stop) == 0
+    error_message = "without stop_at nothing ends the machines"
+  }
+}
+
+run "a_time_elsewhere" {
+  command         = plan
+  expect_failures = [var.stop_at]
+
+  variables {
+    stop_at = "2099-01-31T18:00:00+01:00"
+  }
+}
