@@ -95,18 +95,18 @@ def _heading(family: str) -> str:
 
 _PRESETS_TAIL = """\
 
-## Your own
+## Your own configuration
 
 Without a preset, `troupe train --algo ppo --env gym:Acrobot-v1` chooses values that suit the algorithm
 (`ppo`, `dqn`, `impala`, `pqn`, `r2d2`, `sac`) and the environment's observations and actions. `troupe
-config show --algo ppo --env gym:Acrobot-v1` prints them. They are a place to start from; nobody has
-tuned them for that environment.
+config show --algo ppo --env gym:Acrobot-v1` prints them. They are a starting point, not tuned for that
+environment.
 
-A preset is a TOML file in [configs/](../configs/). `troupe train my.toml` takes one of yours. Begin it
-with `preset = "cartpole-ppo"`, and it needs only what differs from that preset.
+A preset is a TOML file in [configs/](../configs/). `troupe train my.toml` takes your own. If it begins
+with `preset = "cartpole-ppo"`, it needs only the values that differ from that preset.
 
 To train the same algorithm on another game, change `env.id`: `troupe train pong-apex --env.id
-atari:breakout`. Where observations are vectors, start from a CartPole preset: `troupe train
+atari:breakout`. For vector observations, start from a CartPole preset: `troupe train
 cartpole-apex --env.id gym:Acrobot-v1`, or `--env.id your.module:YourEnv-v0` for an environment that your
 module registers with Gymnasium. Python must find the module: `PYTHONPATH=. troupe ...` does for one in
 the current folder.

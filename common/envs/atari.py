@@ -246,7 +246,7 @@ class AtariVector(VectorEnv):
         full size, plays the same game: seed and actions determine it. It follows when it is asked.
         """
         if not self._evaluation:
-            raise NoPictureError(f"{self.spec.id} is filmed in evaluations only")
+            raise NoPictureError(f"{self.spec.id} is recorded as a video in evaluations only")
         if self._twin is None or self._twin.slot != slot:
             self._twin = _Twin(self._build(1, picture=_screen_size(self._config.id)), slot)
         return self._twin.follow(self._played)

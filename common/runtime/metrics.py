@@ -281,7 +281,7 @@ class MetricsWriter:
         path = directory / f"{_csv_word(name).replace('/', '-')}-{steps:012d}.{kind}"
         with self.tolerant():
             self._events.image(tensorboard_tag(source, name), gif, height, width, steps)
-        with self.tolerant("write a film into"):
+        with self.tolerant("write a video into"):
             directory.mkdir(exist_ok=True)
             try:
                 path.write_bytes(film)

@@ -133,7 +133,7 @@ class Board:
             entry = self._entry(request.path_params["run"])
             film, kind = films.opened(entry.path, request.path_params["film"])
         except (_NotFoundError, OSError):
-            return PlainTextResponse("there is no such film\n", 404)
+            return PlainTextResponse("there is no such video\n", 404)
         size = os.fstat(film.fileno()).st_size
         headers = {"accept-ranges": "bytes", "content-encoding": "identity"}
         asked = _RANGE.fullmatch(request.headers.get("range", ""))

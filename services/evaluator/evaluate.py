@@ -92,7 +92,7 @@ def _check_outputs(options: argparse.Namespace, paths: Sequence[Path]) -> None:
     if options.video:
         # A film of each would need a name for each.
         if len(paths) > 1:
-            raise ConfigError(f"--video films the first game of one checkpoint: there are {len(paths)}")
+            raise ConfigError(f"--video records the first episode of one checkpoint: there are {len(paths)}")
         check_film_path(options.video)
     for path in options.output:
         check_output(path)
@@ -111,8 +111,8 @@ def _played(
     epsilon = _epsilon(config, agent, options)
     if not options.json:
         fields = [f"{name} {value}" for name, value in env_fields(config, checkpoint).items()]
-        seed = f"seed {options.seed}, {options.slots} side by side"
-        how = ", ".join([config.env.id, *fields, "full games", _manner(config, epsilon), seed])
+        seed = f"seed {options.seed}, {options.slots} at a time"
+        how = ", ".join([config.env.id, *fields, "full episodes", _manner(config, epsilon), seed])
         print(f"checkpoint  {checkpoint.path}\nenvironment {how}")
     played: list[Episode] = []
 
@@ -120,7 +120,7 @@ def _played(
         played.append(game)
         if not options.json:
             counted = f"{len(played):3d} of {options.episodes}"
-            print(f"  game {counted}: return {game.return_raw:g}, {game.steps} steps", flush=True)
+            print(f"  episode {counted}: return {game.return_raw:g}, {game.steps} steps", flush=True)
 
     try:
         return evaluate(
@@ -137,7 +137,7 @@ def _played(
         )
     except KeyboardInterrupt:
         # No mean: the games that end first are the short ones.
-        of = f"{len(played)} of {options.episodes} games"
+        of = f"{len(played)} of {options.episodes} episodes"
         print(f"{checkpoint.path.name}: stopped after {of}: no result", file=sys.stderr)
         raise
 
@@ -235,9 +235,9 @@ def _write_video(path: Path, recorder: Recorder) -> bool:
     try:
         path.write_bytes(ENCODERS[path.suffix.lower()](recorder, recorder.frames_per_s))
     except ImportError as error:
-        raise ConfigError(f"films need the package {error.name}: {install_command('evaluator')}") from error
+        raise ConfigError(f"videos need the package {error.name}: {install_command('evaluator')}") from error
     except OSError as error:
-        raise ConfigError(f"cannot write the film {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot write the video {path}: {error.strerror}") from error
     return True
 
 

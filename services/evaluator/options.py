@@ -39,7 +39,7 @@ def eval_parser() -> Parser:
     add = parser.add_argument
     add("path", type=Path, nargs="+", metavar="PATH", help="run directory, or checkpoint")
     add("--all", action="store_true", help="every whole checkpoint of the run, oldest first: a curve")
-    add("--episodes", type=integer(1), default=20, metavar="N", help="games (default: 20)")
+    add("--episodes", type=integer(1), default=20, metavar="N", help="number of episodes (default: 20)")
     add(
         "--seed",
         type=integer(0),

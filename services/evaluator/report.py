@@ -124,7 +124,7 @@ def markdown(reports: Sequence[Report]) -> str:
     several = len({_folder(report) for report in reports}) > 1
     scored = any(report["human_normalized"] is not None for report in reports)
     lines = ["| steps | mean return | 95 % interval |", "|--:|--:|--:|"]
-    for title in (["human-normalised"] if scored else []) + ["games"]:
+    for title in (["human-normalised"] if scored else []) + ["episodes"]:
         lines = [lines[0] + f" {title} |", lines[1] + "--:|"]
     if several:
         lines = ["| checkpoint " + lines[0], "|:--" + lines[1]]

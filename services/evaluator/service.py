@@ -113,7 +113,7 @@ class Evaluator:
             return
         if recorder is not None:
             self._next_video_s = system.monotonic() + VIDEO_PERIOD_S
-            with self._loop.long("the making of a film"):
+            with self._loop.long("the making of a video"):
                 self._send_video(recorder)
         seconds = system.monotonic() - started
         games = [Game(*game) for game in zip(result.returns, result.steps, strict=True)]
@@ -122,7 +122,7 @@ class Evaluator:
         self._client.send_telemetry(numbers, fields=TelemetryFields(games, result.tasks, part))
         health.report(result.metrics(self._config.env.id, version, seconds))
         _log.info(
-            "version %d, part %d: mean return %.2f over %d games of %.0f steps, %.1f s",
+            "version %d, part %d: mean return %.2f over %d episodes of %.0f steps, %.1f s",
             version,
             part,
             result.mean_return,
@@ -135,7 +135,7 @@ class Evaluator:
         """Send the film ahead of the scores: the learner may end the run as soon as it has those."""
         if not recorder:
             if recorder.missing:
-                _log.warning("no film: %s", recorder.missing)
+                _log.warning("no video: %s", recorder.missing)
             return
         try:
             film: dict[str, np.ndarray | bytes] = {
@@ -143,7 +143,7 @@ class Evaluator:
                 "mp4": encode_mp4(recorder, recorder.frames_per_s),
             }
         except ImportError as error:
-            _log.warning("no film: it needs %s (%s)", error.name, install_command("evaluator"))
+            _log.warning("no video: it needs %s (%s)", error.name, install_command("evaluator"))
             return
         # Both travel in one message. The GIF stays, which TensorBoard plays.
         if len(film["mp4"]) > MAX_VIDEO_BYTES - MAX_GIF_BYTES:

@@ -160,14 +160,14 @@ def check_film_path(path: Path) -> None:
         ConfigError: says what to give instead.
     """
     if path.suffix.lower() not in ENCODERS:
-        raise ConfigError(f"cannot write the film {path}: its name should end in {' or '.join(ENCODERS)}")
+        raise ConfigError(f"cannot write the video {path}: its name should end in {' or '.join(ENCODERS)}")
     try:
         with path.open("ab"):
             pass
         if not path.stat().st_size:
             path.unlink()
     except OSError as error:
-        raise ConfigError(f"cannot write the film {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot write the video {path}: {error.strerror}") from error
 
 
 def _check(frames: Sequence[np.ndarray]) -> None:

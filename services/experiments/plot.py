@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 KINDS = (".png", ".svg", ".pdf")
 AXES = {"steps": "environment steps", "minutes": "wall clock, minutes"}
-_LABELS = {EVALUATION_RETURN: "return per game, evaluation", TRAINING_RETURN: "return per game, training"}
+_LABELS = {
+    EVALUATION_RETURN: "return per episode, evaluation",
+    TRAINING_RETURN: "return per episode, training",
+}
 NORMALISED = "normalised score"
 _COLUMNS = 5
 # Places of a performance profile.

@@ -168,8 +168,8 @@ def notes(comparison: Comparison) -> list[str]:
     if comparison.dated_late:
         runs = "1 run" if comparison.dated_late == 1 else f"{comparison.dated_late} runs"
         found.append(
-            f"{runs} of an older version of Troupe: evaluations are dated there by the end of their games, "
-            "which is later than the parameters that were played"
+            f"{runs} of an older version of Troupe: evaluations are dated there by the end of "
+            "their episodes, which is later than the parameters that were played"
         )
     for task, metric in {group.task: group.metric for group in comparison.groups}.items():
         if metric != comparison.metric:

@@ -62,7 +62,7 @@ def test_table(run_dir, capsys):
     for part in (
         "step-000000000200",
         "gym:CartPole-v1",
-        "game   2 of 2",
+        "episode   2 of 2",
         "200 steps, 50 updates",
         "95 % interval",
     ):
@@ -103,7 +103,7 @@ def test_wrong_paths_and_words_are_one_line(tmp_path):
 
 @pytest.mark.parametrize("name", ["no/a.gif", "a.avi", "a"])
 def test_a_film_that_cannot_be_written_is_found_before_the_games(run_dir, tmp_path, capsys, name):
-    with pytest.raises(ConfigError, match="cannot write the film"):
+    with pytest.raises(ConfigError, match="cannot write the video"):
         evaluate.main([str(run_dir), "--episodes", "1", "--json", "--video", str(tmp_path / name)])
     assert not capsys.readouterr().out
 
@@ -196,7 +196,7 @@ def test_a_report_says_where_and_how_it_was_played(run_dir, tmp_path, capsys):
     assert report["returns"][0] <= 50
     assert evaluate.main([*words, "--output", str(tmp_path / "report.csv")]) == 0
     said = capsys.readouterr().out
-    assert "max_episode_frames 50, full games, epsilon 0.001, seed 3, 2 side by side" in said
+    assert "max_episode_frames 50, full episodes, epsilon 0.001, seed 3, 2 at a time" in said
     assert said.splitlines()[-1] == str(tmp_path / "report.csv")
     (line,) = csv.DictReader((tmp_path / "report.csv").read_text().splitlines())
     assert json.loads(line["env_fields"]) == report["env_fields"]
@@ -273,7 +273,7 @@ def test_an_evaluation_that_is_ended_keeps_what_whole_checkpoints_have_shown(
             evaluate.main(words)
         assert [each["steps"] for each in json.loads(report.read_text())] == [100]
         printed = capsys.readouterr()
-        stopped = "step-000000000200: stopped after 1 of 2 games: no result"
+        stopped = "step-000000000200: stopped after 1 of 2 episodes: no result"
         assert (stopped in printed.err) == isinstance(error, KeyboardInterrupt)
         assert "| 100" in printed.out
         report.unlink()
@@ -290,7 +290,7 @@ def test_what_an_environment_told_is_reported_and_no_score_that_is_unknown():
         **{"env": "gym:X", "checkpoint": "runs/x/checkpoints/step-10"},
     }
     assert "is_success        0.25" in table(report).splitlines()
-    assert markdown([report]).splitlines()[0] == "| steps | mean return | 95 % interval | games |"
+    assert markdown([report]).splitlines()[0] == "| steps | mean return | 95 % interval | episodes |"
     scored = markdown([report, {**report, "human_normalized": 0.5}]).splitlines()
-    assert scored[0] == "| steps | mean return | 95 % interval | human-normalised | games |"
+    assert scored[0] == "| steps | mean return | 95 % interval | human-normalised | episodes |"
     assert [line.count("|") for line in scored] == [6, 6, 6, 6]

@@ -49,6 +49,6 @@ def test_it_runs_and_prints_what_is_stored_in_it(tmp_path):
     # How training went depends on when which service was asked for what; what was learned does not.
     assert now[:3] + now[4:] == stored[:3] + stored[4:]
     assert now[3].startswith("return in training: at first ")
-    assert now[-1] == "mean return of 5 games: 0.95\n"
+    assert now[-1] == "mean return of 5 episodes: 0.95\n"
     (source,) = tmp_path.glob("runs/*/source/notebook_*.py")
     assert "class Corridor" in source.read_text()

@@ -110,7 +110,7 @@ def test_a_trial_without_an_evaluation_has_failed(tmp_path):
     study = search.Study(sweep(), tmp_path)
     job = study.ask()
     end(study, job, None)
-    assert (job.state, job.error) == ("failed", "no game of it was counted")
+    assert (job.state, job.error) == ("failed", "no episode of it was counted")
     assert [job.state for job in study.jobs()] == ["failed"]
     assert study.best() is None
 

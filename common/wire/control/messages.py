@@ -279,7 +279,7 @@ class Telemetry(Body, kw_only=True):
     Attributes:
         metrics: numbers by name
         fields: everything that is not a number
-        blobs: by name: video, a film as GIF; mp4, the same as MP4; uint8 [bytes]
+        blobs: by name: video, a video as GIF; mp4, the same as MP4; uint8 [bytes]
     """
 
     TYPE: ClassVar[str] = "TELEMETRY"

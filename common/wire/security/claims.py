@@ -257,10 +257,10 @@ def check_telemetry(role: str, body: messages.Telemetry) -> None:
     for name, blob in blobs.items():
         if name not in ("video", "mp4"):
             raise _refusal(f"an array {name[:_MAX_NAME]!r} in a report")
-        _check(role, "TELEMETRY video", "a film")
+        _check(role, "TELEMETRY video", "a video")
         (_check_video if name == "video" else _check_mp4)(blob)
     if "mp4" in blobs and "video" not in blobs:
-        raise _refusal("an MP4 without the GIF of the same film")
+        raise _refusal("an MP4 without the GIF of the same video")
 
 
 class MetricNames:
@@ -363,21 +363,21 @@ def check_evaluation(body: messages.Telemetry) -> None:
 
 def check_games(role: str) -> None:
     """Refuse games of an evaluation from anything but an evaluator."""
-    _check(role, "PARAMS_GET games", "a wish for games of an evaluation")
+    _check(role, "PARAMS_GET games", "a request for episodes of an evaluation")
 
 
 def _check_film(blob: np.ndarray, kind: str) -> None:
     if blob.dtype != np.uint8 or blob.ndim != 1:
-        raise _refusal(f"a film of {blob.dtype} {list(blob.shape)[:8]}; it should be {kind}, uint8 [bytes]")
+        raise _refusal(f"a video of {blob.dtype} {list(blob.shape)[:8]}; it should be {kind}, uint8 [bytes]")
     if blob.nbytes > MAX_VIDEO_BYTES:
-        raise _refusal(f"a film of {blob.nbytes} bytes; at most {MAX_VIDEO_BYTES}")
+        raise _refusal(f"a video of {blob.nbytes} bytes; at most {MAX_VIDEO_BYTES}")
 
 
 def _check_mp4(blob: np.ndarray) -> None:
     _check_film(blob, "an MP4")
     # Only what a browser looks at first: the file is stored and shown, never decoded here.
     if blob[4:8].tobytes() != b"ftyp":
-        raise _refusal("a film that is no MP4")
+        raise _refusal("a video that is no MP4")
 
 
 def _check_video(blob: np.ndarray) -> None:
@@ -389,7 +389,7 @@ def _check_video(blob: np.ndarray) -> None:
         or head[:6] not in (b"GIF87a", b"GIF89a")
         or not all(0 < side <= MAX_VIDEO_SIDE for side in sides)
     ):
-        raise _refusal(f"a film that is no GIF of at most {MAX_VIDEO_SIDE} pixels a side")
+        raise _refusal(f"a video that is no GIF of at most {MAX_VIDEO_SIDE} pixels a side")
 
 
 def _check(role: str, claim: str, what: str) -> None:

@@ -82,7 +82,7 @@ class Evaluations:
         if games != self.games(part):
             raise RefusedError(
                 messages.REFUSED_CLAIM,
-                f"{games} games in part {part} of an evaluation, which has {self.games(part)}",
+                f"{games} episodes in part {part} of an evaluation, which has {self.games(part)}",
             )
         del self._holders[part]
         self._done.add(part)

@@ -99,7 +99,7 @@ class Reports:
         claims.check_telemetry(peer.role, body)
         fields = self._credible_games(peer, body.fields, made) if peer.role == "actor" else body.fields
         if body.blobs and not self._videos.take():
-            raise RefusedError(messages.TOO_MANY, "more films than a run may make")
+            raise RefusedError(messages.TOO_MANY, "more videos than a run may make")
         metrics = self._metric_names.known(peer.role, peer.key, body.metrics)
         left_out = []
         if more := len(body.metrics) - len(metrics):
@@ -107,7 +107,7 @@ class Reports:
             detail = f"{more} metrics dropped: more than {most} names of the role {peer.role} and its key"
             left_out.append((messages.TOO_MANY, detail))
         if fields is not body.fields:
-            detail = f"games left out: {peer.name} does not hold their slots, or has not made their steps"
+            detail = f"episodes left out: {peer.name} does not hold their slots, or has not made their steps"
             left_out.append((messages.REFUSED_CLAIM, detail))
         metrics |= self._hand_in(peer, body)
         played = played if peer.role == "evaluator" else None

@@ -38,7 +38,7 @@ class FilmWriter:
             self._films.put_nowait((source, video, mp4, steps))
         except queue.Full:
             self.dropped += 1
-            _log.warning("dropped a film of %s: others wait to be written (%d so far)", source, self.dropped)
+            _log.warning("dropped a video of %s: others wait to be written (%d so far)", source, self.dropped)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write what waits, for at most `timeout_s`, and end."""
@@ -49,7 +49,7 @@ class FilmWriter:
         else:
             self._thread.join(timeout_s)
         if self._thread.is_alive():
-            _log.warning("the last films were not written within %.0f s", timeout_s)
+            _log.warning("the last videos were not written within %.0f s", timeout_s)
 
     def _run(self) -> None:
         while (film := self._films.get()) is not None:
@@ -57,4 +57,4 @@ class FilmWriter:
             try:
                 self._writer.add_video(source, "eval/video", video, mp4, steps=steps)
             except Exception:  # a film is never worth a run
-                _log.exception("could not write a film of %s", source)
+                _log.exception("could not write a video of %s", source)

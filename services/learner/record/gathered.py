@@ -86,7 +86,7 @@ class Gathered:
             tasks = []
         if len(games) < self.episodes:
             _log.warning(
-                "the evaluation of version %d has %d of %d games: the others did not come",
+                "the evaluation of version %d has %d of %d episodes: the others did not arrive",
                 self._version,
                 len(games),
                 self.episodes,

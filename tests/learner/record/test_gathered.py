@@ -70,7 +70,7 @@ def test_what_is_missing_is_told(caplog):
     (ended,) = gathered.end()
     assert ended.metrics["eval/version"] == 4
     assert ended.games == [Game(7.0, 107)] * 2
-    assert "version 4 has 2 of 5 games" in caplog.text
+    assert "version 4 has 2 of 5 episodes" in caplog.text
     assert gathered.end() == []
     assert add(gathered, part(1, 4, 1.0, 2.0)) == []
 
