@@ -68,6 +68,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, arrays: dict[str, np.ndarra
             # Fused optimisers go through memory as it lies: a moment has to lie as its parameter does
             # (convolutions are channels-last), or elements get the moments of others.
             value = torch.empty_like(like, dtype=value.dtype).copy_(value)
+        elif value.numel() != 1:
+            raise ValueError(f"`{name}` of parameter {index} has the shape {tuple(value.shape)}")
         state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 

@@ -4,6 +4,7 @@ import multiprocessing
 
 import numpy as np
 import pytest
+import torch
 
 from tests.agents.shares import (
     CASES,
@@ -15,6 +16,7 @@ from tests.agents.shares import (
     learned,
     write_batches,
 )
+from troupe.common.agents.learners.buckets import parts_of
 from troupe.common.agents.learners.reduction import Reduction
 from troupe.common.config.algorithms import ALGORITHMS, agent_model
 from troupe.common.config.fields import AgentConfig
@@ -96,6 +98,12 @@ def test_they_learn_what_one_learns_from_the_whole_batch(name, shared, alone):
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_a_state_holds_nothing_that_others_would_refuse(name, alone):
+    for key, array in alone[name].items():
+        assert array.dtype.kind != "f" or np.isfinite(array).all(), key
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_all_have_the_same_bits_afterwards(name, shared):
     first, *others = shared[name]
     for other in others:
@@ -126,3 +134,11 @@ def test_an_algorithm_that_cannot_share_a_batch_says_why():
     with pytest.raises(ConfigError, match="vmpo weighs each step against all others"):
         agent.learn_with(Reduction(Two()))
     assert "does not say how the shares" in AgentConfig(algorithm="someones").one_learner_because
+
+
+def test_gradients_are_sent_in_few_parts_of_which_the_last_is_small():
+    layers = [torch.nn.Parameter(torch.zeros(size)) for size in (3, 90_000, 2_000_000, *[125_000] * 14)]
+    parts = parts_of(layers)
+    assert [each for part in parts for each in part] == layers[::-1]
+    sizes = [sum(each.nbytes for each in part) for part in parts]
+    assert sizes == [4_000_000, 3_000_000, 8_000_000, 360_012]

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from troupe.common.agents.learners.buckets import Buckets
+from troupe.common.agents.learners.hearsay import (
+    MOST_ROWS,
+    check_moments,
+    check_shares,
+    check_weights,
+)
 
 
 class Group(Protocol):
@@ -28,17 +35,13 @@ class Group(Protocol):
         """The tensors `[...]` of all learners, by rank; all have one shape and dtype."""
 
 
-BUCKET_BYTES = 1 << 20
-"""Gradients are reduced in parts of this size, or of one parameter: a message for each tensor would cost a
-round trip each, and one for all would leave the network idle while the backward pass runs."""
-
-
 class Reduction:
     """Makes one update of the shares of several learners; with no `group` it changes nothing.
 
     `exchange` begins each update. What follows must be called in the same order by all: each method waits
     for the others. Everything is weighed by rows, so that shares may differ. A learner without rows goes
-    through the same motions with others that count for nothing.
+    through the same motions with others that count for nothing. Where what another says cannot be, all raise
+    MisledError.
 
     Attributes:
         alone: whether this learner is the only one.
@@ -47,14 +50,30 @@ class Reduction:
         all_rows: of the whole batch.
     """
 
-    def __init__(self, group: Group | None = None, *, bfloat16: bool = False) -> None:
-        """Of the learners of `group`; with `bfloat16` gradients travel, and are summed, in half the bytes."""
+    def __init__(
+        self,
+        group: Group | None = None,
+        *,
+        bfloat16: bool = False,
+        most_rows: int = MOST_ROWS,
+        most_window: int = MOST_ROWS,
+    ) -> None:
+        """Of the learners of `group`.
+
+        Args:
+            group: None: this learner is the only one.
+            bfloat16: gradients travel, and are summed, in half the bytes.
+            most_rows: of a share.
+            most_window: entries of an item.
+        """
         self.alone = group is None
         self._dtype = torch.bfloat16 if bfloat16 else torch.float32
         self.rows = self.all_rows = 0
         self._group = group
         self.rows_of: list[int] = []
         self._window = self._longest = 0
+        self._most = most_rows, most_window
+        self._buckets: dict[tuple[int, ...], Buckets] = {}  # one for each optimiser
 
     def exchange(self, rows: int, window: int = 0, said: Sequence[float] = ()) -> np.ndarray:
         """Tell the others of this learner's share; wait for theirs.
@@ -70,7 +89,9 @@ class Reduction:
         told = [torch.tensor([rows, window, *said], dtype=torch.float64)]
         if self._group is not None:
             told = self._group.gather(told[0])
-        table = torch.stack(told).numpy()
+        whole = torch.stack(told)
+        check_shares(whole, *self._most)
+        table = whole.numpy()
         self.rows_of = [int(each) for each in table[:, 0]]
         self.rows, self.all_rows = rows, sum(self.rows_of)
         self._window, self._longest = window, int(table[:, 1].max())
@@ -90,8 +111,11 @@ class Reduction:
         if self._group is None:
             yield
             return
-        weight = float(self.rows if weight is None or not self.rows else weight)
-        buckets = Buckets(self._group, parameters, weight, self._dtype)
+        key = tuple(map(id, parameters))  # which the buckets keep alive
+        buckets = self._buckets.get(key)
+        if buckets is None:
+            buckets = self._buckets[key] = Buckets(self._group, parameters, self._dtype)
+        buckets.begin(float(self.rows if weight is None or not self.rows else weight))
         try:
             yield
         finally:
@@ -113,6 +137,9 @@ class Reduction:
         counts, means, variances = torch.stack(self._group.gather(own)).split(
             (1, *(mean.numel(),) * 2), dim=1
         )
+        check_moments(counts.squeeze(1), means, variances)
+        # Those of no samples may be NaN, which no weight makes 0.
+        means, variances = (torch.where(counts > 0, each, 0.0) for each in (means, variances))
         total = counts.sum()
         shares = counts / total.clamp(min=1.0)
         whole = (shares * means).sum(0)
@@ -124,9 +151,11 @@ class Reduction:
         means, weights = torch.tensor(parts, dtype=torch.float64).T
         if self._group is None:
             return means.numpy()
-        sums = torch.stack([means * weights, weights]) * bool(self.rows)
-        self._group.sum(sums)
-        return (sums[0] / sums[1]).numpy()
+        told = self._group.gather(torch.stack([means, weights * bool(self.rows)]))
+        means, weights = torch.stack(told).unbind(1)
+        check_weights(weights)
+        weighed = torch.where(weights > 0, means * weights, 0.0)
+        return (weighed.sum(0) / weights.sum(0).clamp(min=1.0)).numpy()
 
     # What follows needs no message: all know the rows of all.
 
@@ -172,86 +201,6 @@ class Reduction:
     @property
     def _rank(self) -> int:
         return 0 if self._group is None else self._group.rank
-
-
-class Buckets:
-    """Gradients of one backward pass on their way to the other learners, in flat parts."""
-
-    def __init__(
-        self, group: Group, parameters: Sequence[nn.Parameter], weight: float, dtype: torch.dtype
-    ) -> None:
-        """Watch the backward pass that comes; see `Reduction.averaging`."""
-        self._group, self._parameters, self._weight, self._dtype = group, parameters, weight, dtype
-        self._parts: list[list[nn.Parameter]] = [[]]
-        size = 0
-        # The backward pass comes to the last layers first.
-        for parameter in reversed(parameters):
-            if self._parts[-1] and size + parameter.nbytes > BUCKET_BYTES:
-                self._parts.append([])
-                size = 0
-            self._parts[-1].append(parameter)
-            size += parameter.nbytes
-        self._missing = [len(part) for part in self._parts]
-        self._sent: list[tuple[Tensor, Callable[[], None]]] = []
-        self._failure: Exception | None = None
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._came, number))
-            for number, part in enumerate(self._parts)
-            for parameter in part
-            if weight
-        ]
-
-    def close(self) -> None:
-        """Watch no longer."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def finish(self) -> None:
-        """Send what is left, wait for all, and set the gradients. Raises what the group does."""
-        if self._failure is not None:
-            raise self._failure
-        while len(self._sent) < len(self._parts):  # of parameters that the loss does not depend on, or all
-            self._send()
-        used = [float(bool(self._weight) and parameter.grad is not None) for parameter in self._parameters]
-        # Which parameters have a gradient at all (an optimiser may let the others rest), and all weights.
-        told = torch.tensor([*used, self._weight])
-        self._group.sum(told)
-        *used, total = told.tolist()
-        wanted = dict(zip(self._parameters, used, strict=True))
-        for part, (flat, wait) in zip(self._parts, self._sent, strict=True):
-            wait()
-            sums = flat.float()
-            if total:
-                sums /= total
-            pieces = sums.split([parameter.numel() for parameter in part])
-            for parameter, piece in zip(part, pieces, strict=True):
-                if not wanted[parameter]:
-                    parameter.grad = None
-                elif parameter.grad is None:
-                    parameter.grad = piece.view_as(parameter).clone()
-                else:
-                    parameter.grad.copy_(piece.view_as(parameter))
-
-    def _came(self, number: int, parameter: Tensor) -> None:
-        """A gradient is complete. In order: the others do not know which part would be ready first here."""
-        self._missing[number] -= 1
-        try:
-            while len(self._sent) < len(self._parts) and not self._missing[len(self._sent)]:
-                self._send()
-        except Exception as error:  # in autograd's hands, which would wrap it
-            self._failure = self._failure or error
-            self.close()
-
-    def _send(self) -> None:
-        flat = torch.cat(
-            [
-                parameter.new_zeros(parameter.numel())
-                if parameter.grad is None or not self._weight
-                else parameter.grad.reshape(-1) * self._weight
-                for parameter in self._parts[len(self._sent)]
-            ]
-        ).to(self._dtype)
-        self._sent.append((flat, self._group.sum_later(flat)))
 
 
 ALONE = Reduction()

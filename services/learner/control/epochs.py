@@ -20,7 +20,8 @@ OWN = -1
 MOST_EPOCHS = 1 << 53
 """More than there ever are: a number beyond would leave none for the next."""
 PAUSE_S, MOST_PAUSES = 30.0, 6
-"""How long a learner is left out that twice got a seat and did not come; doubled so many times at most."""
+"""How long a learner is left out that twice got a seat and did not come, or that said what cannot be; doubled
+so many times at most."""
 
 
 class Epochs:
@@ -50,6 +51,7 @@ class Epochs:
         self._seats: dict[int, Seat] = {}
         self._left_s: float | None = None
         self._failures: Counter[int] = Counter()
+        self._lies: Counter[int] = Counter()
         self._paused_until_s: dict[int, float] = {}
 
     def asked(self, incarnation: int, ended: int) -> Seat | None:
@@ -73,9 +75,9 @@ class Epochs:
 
     def _ready(self, live: Collection[int], now_s: float) -> list[int]:
         self._waiting.intersection_update(live)
-        for gone in self._failures.keys() - set(live):
-            self._paused_until_s.pop(gone, None)
-            del self._failures[gone]
+        for gone in (self._failures.keys() | self._lies.keys()) - set(live):
+            for known in (self._paused_until_s, self._failures, self._lies):
+                known.pop(gone, None)
         if self.closed_because:
             return []
         ready = (one for one in sorted(self._waiting) if self._paused_until_s.get(one, now_s) <= now_s)
@@ -96,13 +98,32 @@ class Epochs:
             if incarnation == OWN or (absent and seat.rank not in absent):
                 continue
             self._failures[incarnation] += 1
-            again = self._failures[incarnation] - 2
             # Once may be because another has died: going on without costs what it has learned meanwhile.
-            if again >= 0:
-                pause_s = PAUSE_S * 2 ** min(again, MOST_PAUSES)
-                self._paused_until_s[incarnation] = now_s + pause_s
-                line = "a learner had a seat in epoch %d and did not come: left out for %.0f s"
-                _log.warning(line, seat.epoch, pause_s)
+            self._pause(incarnation, self._failures[incarnation] - 2, now_s, "did not come")
+
+    def misled(self, ranks: Collection[int], now_s: float) -> None:
+        """One of the ranks `ranks` has said in the newest epoch what cannot be, or it is not known who.
+
+        The update is made again without it. Where it is not known who, all but the owner are left out the
+        second time. What they have said is not forgotten as long as they live: an epoch begins well with
+        one that lies later.
+        """
+        for incarnation, seat in self._seats.items():
+            if incarnation == OWN or (ranks and seat.rank not in ranks):
+                continue
+            self._lies[incarnation] += 1
+            again = self._lies[incarnation] - (1 if ranks else 2)
+            why = "said what cannot be" if ranks else "it or another said what cannot be"
+            self._pause(incarnation, again, now_s, why)
+
+    def _pause(self, incarnation: int, again: int, now_s: float, why: str) -> None:
+        """Leave a learner out, for the time `again`, from 0; below 0: not yet."""
+        if again < 0:
+            return
+        pause_s = PAUSE_S * 2 ** min(again, MOST_PAUSES)
+        self._paused_until_s[incarnation] = now_s + pause_s
+        epoch = self._seats[incarnation].epoch
+        _log.warning("a learner had a seat in epoch %d and %s: left out for %.0f s", epoch, why, pause_s)
 
     def formed(
         self, live: Collection[int], now_s: float, meeting: Callable[[], tuple[str, int]]

@@ -293,6 +293,11 @@ class ControlServer:
         with self._changed:
             self._epochs.failed(absent, system.monotonic())
 
+    def epoch_misled(self, ranks: Collection[int]) -> None:
+        """Note that one of these has said in it what cannot be; see `Epochs.misled`."""
+        with self._changed:
+            self._epochs.misled(ranks, system.monotonic())
+
     def has(self, *roles: str) -> bool:
         """Whether a peer of one of these roles is in the run."""
         with self._changed:

@@ -61,7 +61,7 @@ def joined_store(host: str, port: int, timeout_s: float) -> dist.Store:
 
 
 def within(timeout_s: float, ask: Callable[[], T]) -> T:
-    """What a store answers. Raises RuntimeError where it does not within `timeout_s`, and what `ask` raises.
+    """What a store answers. Raises RuntimeError where it does not within `timeout_s`, or answers nonsense.
 
     Torch has no timeout of its own for a store that accepts a connection and is silent, as that of a process
     that is stopped: only for keys that are missing. The thread that waits is left to its connection's end.
@@ -79,8 +79,10 @@ def within(timeout_s: float, ask: Callable[[], T]) -> T:
         answer, error = answers.get(timeout=timeout_s)
     except queue.Empty:
         raise RuntimeError(f"no answer within {timeout_s:.0f} s") from None
-    if error is not None:
+    if isinstance(error, RuntimeError):
         raise error
+    if error is not None:  # such as MemoryError, for an answer of many gigabytes
+        raise RuntimeError(f"no answer that could be: {type(error).__name__}: {first_line(error)}") from error
     return answer  # type: ignore[return-value]  # there is one where there is no error
 
 

@@ -50,7 +50,10 @@ def check_machine(endpoint: str, network: str) -> None:
 
 def check_meeting(host: str, network: str) -> None:
     """Refuse an address to meet at that is neither loopback nor in the network said to be private."""
-    address = ipaddress.ip_address(host)
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        raise ConfigError(f"learners cannot meet at {host!r}, which is no address") from None
     if network:
         if address in ipaddress.ip_network(network):
             return

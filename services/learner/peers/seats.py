@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 import torch.distributed as dist
 
@@ -50,13 +51,17 @@ class OwnSeats:
 
     def begun(self, group: ProcessGroup, seat: Seat) -> None:
         """See `Seats`."""
-        exchange_places(group, "")
+        exchange_places(group, "", self._network)
         self._control.epoch_begun()
 
     def failed(self, seat: Seat) -> None:
         """See `Seats`."""
         met = self._meeting
         self._control.epoch_failed([] if met is None else absent(met.store, seat.epoch, seat.learners))
+
+    def misled(self, ranks: Collection[int]) -> None:
+        """See `Seats`."""
+        self._control.epoch_misled(ranks)
 
     def store(self, seat: Seat) -> dist.Store:
         """See `Seats`."""
@@ -115,6 +120,9 @@ class GivenSeats:
 
     def failed(self, seat: Seat) -> None:
         """See `Seats`: it is for the owner to say who gets the next ones."""
+
+    def misled(self, ranks: Collection[int]) -> None:
+        """See `Seats`, and `failed`."""
 
     def store(self, seat: Seat) -> dist.Store:
         """See `Seats`."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,15 @@ import torch
 from torch import Tensor
 
 from troupe.common.agents import Agent
-from troupe.common.errors import TroupeError
+from troupe.common.agents.learners.hearsay import MisledError, check_all, is_count
+from troupe.common.errors import CheckpointError, TroupeError
 from troupe.services.learner.peers.group import GroupLostError, ProcessGroup
 from troupe.services.learner.saving.counters import RunCounters
 
 MOST_TIMES_OWN = 16
 """A state is at most so many times as large as that of a learner that has not learned yet."""
+MOST_COUNTED = 1 << 53
+"""Updates, versions and steps of a run."""
 
 
 class StateDiffersError(TroupeError):
@@ -27,31 +32,32 @@ def equalize(group: ProcessGroup, agent: Agent, counters: RunCounters) -> bool:
     """Give all learners the state of the furthest, of several the lowest rank; whether ours changed.
 
     Raises:
-        StateDiffersError: where hashes differ afterwards.
+        StateDiffersError: where this learner cannot have the state of rank 0.
+        MisledError: where another rank tells of a state that cannot be; ours is as before.
         GroupLostError: where a learner is lost.
     """
     own = packed(agent, counters)
-    table = group.gather(torch.tensor([counters.updates, counters.version, len(own)]))
-    updates = [int(row[0]) for row in table]
-    source = updates.index(max(updates))
+    table = torch.stack(group.gather(torch.tensor([counters.updates, counters.version, len(own)])))
+    check_all(is_count(table[:, :2], MOST_COUNTED).all(1), "a number of updates that cannot be")
+    source = int(table[:, 0].argmax())  # the first of them
     # Versions are the owner's to count, and never go back: services would take newer weights for old ones.
-    counters.version = max(int(row[1]) for row in table)
+    counters.version = int(table[:, 1].max())
     hashes = _hashes(group, own)
     if len(set(hashes)) == 1:
         return False
-    size = int(table[source][2])
-    if size > MOST_TIMES_OWN * (len(own) + (1 << 20)):
-        raise StateDiffersError(
-            f"the state of another learner has {size:,} bytes, and this one's {len(own):,}"
-        )
+    size = int(table[source, 2])
+    most = MOST_TIMES_OWN * (len(own) + (1 << 20))
+    if not 0 < size <= most:
+        raise _refused(source, f"that its state has {size:,} bytes, and this one's has {len(own):,}")
     buffer = own if group.rank == source else torch.empty(size, dtype=torch.uint8)
     group.broadcast(buffer, source)
     changed = hashes[group.rank] != hashes[source]
     if changed:
-        unpack(buffer, agent, counters)
+        _take_over(buffer, hashes[source], source, own, agent, counters)
     hashes = _hashes(group, packed(agent, counters))
     if hashes[group.rank] != hashes[source]:
-        raise StateDiffersError("this learner has copied the state of another and has a different one")
+        _restore(own, agent, counters)
+        raise _refused(source, "that its state has another hash than when this learner has copied it")
     if len(set(hashes)) > 1:  # whoever has it ends: the others must not
         raise GroupLostError("a learner has copied a state and has a different one")
     return changed
@@ -73,19 +79,77 @@ def packed(agent: Agent, counters: RunCounters) -> Tensor:
 
 
 def unpack(buffer: Tensor, agent: Agent, counters: RunCounters) -> None:
-    """Take over what `packed` gave. Raises CheckpointError where it is of another agent."""
-    data = buffer.numpy()
+    """Take over what `packed` gave.
+
+    Raises CheckpointError where it is of another agent, or cannot be: the agent may have part of it then.
+    """
+    try:
+        head, arrays = _parsed(buffer.numpy())
+        updates, learned_steps = _count(head["updates"]), _count(head["learned_steps"])
+        _count(head["agent"].get("updates", 0))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise CheckpointError(f"a state that cannot be: {error!r:.200}") from None
+    own, _ = agent.state()
+    for name, array in arrays.items():
+        if name in own and own[name].shape != array.shape:
+            raise CheckpointError(f"the array {name:.100} has the shape {array.shape}, not {own[name].shape}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise CheckpointError(f"the array {name:.100} is not finite")
+    agent.load_state(arrays, head["agent"])
+    counters.updates, counters.learned_steps = int(updates), learned_steps
+
+
+def _parsed(data: np.ndarray) -> tuple[Mapping[str, Any], dict[str, np.ndarray]]:
+    """Header and arrays. Raises ValueError, among others, for what `packed` cannot have given."""
     begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
-    head: dict[str, Any] = json.loads(data[8:begin].tobytes())
+    head = json.loads(data[8:begin].tobytes())
     arrays = {}
     for name, dtype, shape in head["arrays"]:
-        array = np.empty(shape, np.dtype(dtype))
-        array.reshape(-1).view(np.uint8)[:] = data[begin : begin + array.nbytes]
-        arrays[name] = array
-        begin += array.nbytes
+        kind = np.dtype(dtype)
+        size = math.prod(shape) * kind.itemsize
+        # Before memory is asked for.
+        if kind.kind not in "biuf" or min(shape, default=0) < 0 or not 0 <= size <= len(data) - begin:
+            raise ValueError(f"array {name!r:.100}")
+        arrays[str(name)] = data[begin : begin + size].copy().view(kind).reshape(shape)
+        begin += size
+    return head, arrays
+
+
+def _count(number: Any) -> float:
+    if not isinstance(number, int | float) or not 0 <= number <= MOST_COUNTED:
+        raise ValueError(f"the number {number!r:.100}")
+    return number
+
+
+def _take_over(
+    buffer: Tensor, digest: bytes, source: int, own: Tensor, agent: Agent, counters: RunCounters
+) -> None:
+    """Unpack what rank `source` has sent, which said that its hash is `digest`; or stay as before."""
+    if hashlib.sha256(buffer.numpy().data).digest() != digest:
+        raise _refused(source, "that its state has another hash than what it sends")
+    try:
+        unpack(buffer, agent, counters)
+    except CheckpointError as error:
+        _restore(own, agent, counters)
+        raise _refused(source, f"that it has a state that no learner has: {error}") from None
+
+
+def _restore(own: Tensor, agent: Agent, counters: RunCounters) -> None:
+    head, arrays = _parsed(own.numpy())
     agent.load_state(arrays, head["agent"])
-    counters.updates = int(head["updates"])
-    counters.learned_steps = float(head["learned_steps"])
+    counters.updates, counters.learned_steps = head["updates"], head["learned_steps"]
+
+
+def _refused(source: int, what: str) -> TroupeError:
+    """The error of a learner that cannot take over the state of another.
+
+    Who shares the batches of rank 0 ends, since it would be in everybody's way; rank 0 goes on without
+    whoever else has it.
+    """
+    if source == 0:
+        line = "this learner cannot share batches with the one that has the run, which says "
+        return StateDiffersError(line + what)
+    return MisledError(what, [source])
 
 
 def state_hash(agent: Agent, counters: RunCounters) -> str:

@@ -8,6 +8,8 @@ import socket
 import torch
 import torch.distributed as dist
 
+from troupe.common.agents.learners.hearsay import MisledError
+from troupe.common.errors import ConfigError
 from troupe.common.runtime import Deadline
 from troupe.common.wire.control.messages import Seat
 from troupe.services.learner.peers.group import Meeting, ProcessGroup, joined_store, within
@@ -40,11 +42,11 @@ class Survivors:
         self._deadline: Deadline | None = None
 
     def exchange(self, group: ProcessGroup, seat: Seat) -> None:
-        """Take part in `exchange_places`, and remember them. Raises GroupLostError."""
+        """Take part in `exchange_places`, and remember them. Raises GroupLostError, MisledError."""
         address = own_address(self._network)
         if self._meeting is None:
             self._meeting = Meeting(address)
-        self._places = exchange_places(group, f"{address} {self._meeting.port}")
+        self._places = exchange_places(group, f"{address} {self._meeting.port}", self._network)
         self._epoch, self._rank = seat.epoch, seat.rank
 
     def seat(self, ended: int) -> Seat | None:
@@ -94,14 +96,46 @@ class Survivors:
             met.set("settled", json.dumps([self._rank, *came]))
         elif not within(REACH_S, lambda: met.check(["settled"])):
             return []
-        return [int(rank) for rank in json.loads(within(REACH_S, lambda: met.get("settled")))]
+        return settled(within(REACH_S, lambda: met.get("settled")), len(self._places))
 
 
-def exchange_places(group: ProcessGroup, own: str) -> list[str]:
-    """Tell the others a place, `ADDRESS PORT` or empty; those of all, by rank. Raises GroupLostError."""
+def exchange_places(group: ProcessGroup, own: str, network: str) -> list[str]:
+    """Tell the others a place, `ADDRESS PORT` or empty; those of all, by rank.
+
+    Raises:
+        GroupLostError: where a learner is lost.
+        MisledError: where what one tells is no place in `network`, see `net.learner_network`.
+    """
     padded = own.encode().ljust(PLACE_BYTES, b"\0")
     told = group.gather(torch.frombuffer(bytearray(padded), dtype=torch.uint8))
-    return [each.numpy().tobytes().rstrip(b"\0").decode("ascii", "replace") for each in told]
+    places = [each.numpy().tobytes().rstrip(b"\0").decode("ascii", "replace") for each in told]
+    if wrong := [rank for rank, place in enumerate(places) if place and not _is_place(place, network)]:
+        raise MisledError("that it can be reached where no learner may be", wrong)
+    return places
+
+
+def settled(text: bytes, learners: int) -> list[int]:
+    """Who goes on, as the one that was met says: former ranks. Raises RuntimeError for what cannot be."""
+    try:
+        ranks = json.loads(text)
+    except (ValueError, RecursionError):
+        ranks = None
+    if (
+        not isinstance(ranks, list)
+        or not all(type(rank) is int and 0 <= rank < learners for rank in ranks)
+        or ranks != sorted(set(ranks))
+    ):
+        raise RuntimeError("whoever was met says nonsense of who goes on")
+    return ranks
+
+
+def _is_place(text: str, network: str) -> bool:
+    host, _, port = text.partition(" ")
+    try:
+        check_meeting(host, network)
+    except ConfigError:
+        return False
+    return port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16
 
 
 def _answers(host: str, port: int) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from troupe.common.agents import Agent, Batch, Update
 from troupe.common.agents.inspection import Inspection
+from troupe.common.agents.learners.hearsay import MisledError, check_all, is_count
 from troupe.common.agents.learners.reduction import ALONE, Reduction
 from troupe.common.config import Config
 from troupe.common.errors import ConfigError
@@ -23,6 +26,11 @@ from troupe.services.learner.saving.counters import RunCounters
 
 _log = logging.getLogger(__name__)
 
+MOST_UPDATES = 1 << 53
+"""Of a run, and of its versions."""
+MOST_BETA = 100.0
+MOST_TIMES_BATCH = 16
+"""A share is at most so many times a batch: the owner may have begun again with a larger one."""
 ASK_S = 0.1
 """How long one call waits for a seat."""
 
@@ -71,6 +79,9 @@ class Seats(Protocol):
 
     def failed(self, seat: Seat) -> None:
         """Take note that this epoch did not begin."""
+
+    def misled(self, ranks: Collection[int]) -> None:
+        """Take note that one of these in this epoch, or of all, has said what cannot be."""
 
     def store(self, seat: Seat) -> dist.Store:
         """Where those with a seat in this epoch find each other. Raises GroupLostError where it is gone."""
@@ -130,6 +141,8 @@ class Team:
         self._behind = 0  # that update's number
         self._nothing: Batch | None = None
         self._told = 0.0, 0.0  # progress and beta, as the owner said last
+        self._most_rows = MOST_TIMES_BATCH * rules.batch_rows
+        self._most_steps = self._most_rows * agent.item_steps[1]
         # Before anybody waits for it: the first optimiser of a process imports much of torch.
         if not rules.owner:
             agent.state()
@@ -167,9 +180,11 @@ class Team:
             if self._rules.owner:
                 self._told = progress, beta
             return self._learn_alone(share) if self._group is None else self._learn_together(share)
-        except GroupLostError as error:
+        except (GroupLostError, MisledError) as error:
             self.lost += 1
             _log.warning("%s: going on without, after update %d", error, self._counters.updates)
+            if isinstance(error, MisledError):
+                self._seats.misled(error.ranks)
             self._leave()
             return Learned()
 
@@ -201,8 +216,7 @@ class Team:
             0.0 if share is None else share.learned_steps,
         ]
         table = self._reduction.exchange(rows, 0 if share is None else share.window, said)
-        if len(set(table[:, 0])) > 1:
-            raise GroupLostError("learners are at different updates")
+        self._check(torch.from_numpy(table))
         _, leaves, progress, beta, version, _ = table[0]
         if leaves:  # another learner has come, or the owner is back
             self._leave()
@@ -219,6 +233,23 @@ class Team:
         counters.learned_steps += float(table[:, -1].sum())
         return Learned(share is not None, True, None if share is None else update)
 
+    def _check(self, table: Tensor) -> None:
+        """Raise MisledError where what the others say `[learners, said]` cannot be."""
+        updates, leaves, progress, beta, version, steps = table.T
+        check_all(updates == self._counters.updates, "that it is at another update")
+        check_all((steps >= 0) & (steps <= self._most_steps), "that it learns from more steps than there are")
+        told = (
+            is_count(leaves, 1)
+            & (progress >= 0)
+            & (progress <= 1)
+            & (beta >= 0)
+            & (beta <= MOST_BETA)
+            & is_count(version, MOST_UPDATES)
+            & (version >= self._counters.version)
+        )
+        if not told[0]:
+            raise MisledError("a progress of the run that cannot be", [0])
+
     def _whole_or_not(self, share: Share | None) -> Update:
         """The update; the agent is as before where a learner is lost within."""
         self._tried, self._behind = share is not None, self._counters.updates
@@ -226,7 +257,7 @@ class Team:
         try:
             batch = self._no_rows() if share is None else share.batch(*self._told)
             update = self._inspection.update(batch)
-        except GroupLostError:
+        except (GroupLostError, MisledError):
             # An update takes several messages, and the others may have had fewer of them: half of it is in
             # no state that all could go on from.
             self._agent.load_state(arrays, meta)
@@ -261,12 +292,22 @@ class Team:
         try:
             self._group = self._connected(seat)
             self._seat = seat
-            self._with(Reduction(self._group, bfloat16=self._rules.bfloat16))
+            self._with(
+                Reduction(
+                    self._group,
+                    bfloat16=self._rules.bfloat16,
+                    most_rows=self._most_rows,
+                    most_window=self._agent.item_steps[1],
+                )
+            )
             self._seats.begun(self._group, seat)
             changed = equalize(self._group, self._agent, self._counters)
-        except GroupLostError as error:
+        except (GroupLostError, MisledError) as error:
             _log.warning("%s", error)
-            self._seats.failed(seat)
+            if isinstance(error, MisledError):
+                self._seats.misled(error.ranks)
+            else:
+                self._seats.failed(seat)
             self._seat = seat
             self._leave()
             return False

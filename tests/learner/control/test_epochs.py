@@ -120,3 +120,36 @@ def test_one_that_does_not_come_twice_is_left_out_for_longer_each_time_until_it_
     epochs.begun()
     epochs.failed([], 200.0)
     assert formed(5, 200.0).learners == 3, "it came the last time"
+
+
+def test_one_that_lies_is_left_out_at_once_and_longer_each_time_as_long_as_it_lives():
+    epochs = Epochs()
+
+    def formed(ended, now_s, live=(7, 8)):
+        for each in live:
+            epochs.asked(each, ended)
+        return epochs.formed(live, now_s, meeting)
+
+    formed(-1, 0.0)
+    epochs.begun()
+    epochs.misled([2], 1.0)
+    assert formed(0, 1.0).learners == 2
+    assert formed(1, 1.0 + PAUSE_S).learners == 3
+    epochs.begun()  # which it had come to the first time as well
+    epochs.misled([2], 50.0)
+    assert formed(2, 49.9 + 2 * PAUSE_S).learners == 2
+    assert formed(3, 50.0 + 2 * PAUSE_S).learners == 3
+    # Another process has its place.
+    formed(4, 200.0, live=(7, 9))
+    epochs.misled([2], 200.0)
+    assert formed(5, 200.1, live=(7, 9)).learners == 2
+    assert epochs.waits([7, 9], 200.0 + PAUSE_S)
+
+
+def test_where_it_is_not_known_who_lies_all_others_are_left_out_the_second_time():
+    epochs = Epochs()
+    for number, learners in enumerate([3, 3, 1]):
+        for each in (7, 8):
+            epochs.asked(each, number - 1)
+        assert epochs.formed([7, 8], float(number), meeting).learners == learners
+        epochs.misled([], float(number))

@@ -1,0 +1,66 @@
+"""What learners that share a batch hear of each other, looked at before it is used: one may be broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from troupe.common.errors import TroupeError
+
+MOST_ROWS = 1 << 20
+"""Items in a share, and entries in a window."""
+MOST_COUNT = 1 << 40
+"""Samples of which one learner tells mean and variance, or the weight of a mean."""
+MOST_MEAN, MOST_VARIANCE = 1e15, 1e30
+"""Their squares and sums are numbers of float32. Stored numbers are within 10^9."""
+
+
+class MisledError(TroupeError):
+    """Another learner has said what cannot be: nothing of it has been used.
+
+    Attributes:
+        ranks: of those who said it; empty where that cannot be told.
+    """
+
+    def __init__(self, what: str, ranks: Iterable[int] = ()) -> None:
+        """Say what is wrong, in words that follow `learner 3 says`."""
+        self.ranks = tuple(ranks)
+        who = ", ".join(str(rank) for rank in self.ranks)
+        super().__init__(f"{f'learner {who}' if self.ranks else 'one of the learners'} says {what}")
+
+
+def check_all(sound: Tensor, what: str) -> None:
+    """Raise MisledError for the ranks where `sound` (bool `[learners]`) is False."""
+    if not bool(sound.all()):
+        raise MisledError(what, (~sound).nonzero().flatten().tolist())
+
+
+def is_count(numbers: Tensor, most: float) -> Tensor:
+    """Which of these are whole numbers from 0 to `most`; NaN is none."""
+    return (numbers >= 0) & (numbers <= most) & (numbers == numbers.floor())
+
+
+def check_shares(table: Tensor, most_rows: int, most_window: int) -> None:
+    """Look at rows and window of each share, the first columns of float64 `[learners, n]`."""
+    check_all(table.isfinite().all(1), "numbers that are not finite")
+    check_all(is_count(table[:, 0], most_rows), f"that its share has other than 0 to {most_rows:,} rows")
+    check_all(is_count(table[:, 1], most_window), f"that an item has other than 0 to {most_window:,} entries")
+
+
+def check_moments(counts: Tensor, means: Tensor, variances: Tensor) -> None:
+    """Look at counts `[learners]`, means and variances `[learners, n]`; those of no samples are not used.
+
+    NaN from rank 0 is let through: training has diverged there, and it says so itself.
+    """
+    check_all(is_count(counts, MOST_COUNT), f"that it has other than 0 to {MOST_COUNT:,} samples")
+    diverged = torch.arange(len(counts)) == 0
+    diverged &= ~(means.isfinite().all(1) & variances.isfinite().all(1))
+    right = (means.abs() <= MOST_MEAN).all(1) & ((variances >= 0) & (variances <= MOST_VARIANCE)).all(1)
+    check_all(right | diverged | (counts == 0), "statistics of samples that there cannot be")
+
+
+def check_weights(weights: Tensor) -> None:
+    """Look at what means weigh, `[learners, n]`."""
+    check_all(is_count(weights, MOST_COUNT).all(1), "a weight that there cannot be")
