@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Become one service of a run. Systemd units and containers call it; so may anything else that sets the same variables.
 #
-#   troupe-start learner | replay | evaluator | tensorboard | actor NUMBER
+#   troupe-start learner | learner-peer | replay | evaluator | tensorboard | actor NUMBER
 #
 # Environment:
 #   TROUPE_RUN_DIR   directory of the run (learner, tensorboard) or of the stored items (replay)
@@ -16,13 +16,15 @@
 #   TROUPE_PRESET    the learner begins a run from this preset where TROUPE_RUN_DIR holds none, and else goes on
 #   TROUPE_RUN_FILE  the same from a TOML file
 #   TROUPE_LOGDIR    what TensorBoard shows; default: the events of this run
+#   TROUPE_NET__LEARNER_NETWORK  network in which learners exchange gradients, unencrypted; `own`: that of this container,
+#                    whose only network is the run's
 #   TROUPE_YIELD_TO  host of another learner; where there is one, this learner has nothing to do
 #   TROUPE_RELAY     folder in which this machine's actors find each other: one fetches the parameters for all
 #   TROUPE_HOLD      set where whoever restarts services does so after every status but 0: a service that ends with one
 #                    that no restart would mend stays, as this script, until it is told to stop
 #   TROUPE_METRICS_PORT, TROUPE_METRICS_HOST  where /metrics, /healthz and /readyz are; default: nowhere, loopback
 set -euo pipefail
-role=${1:?usage: troupe-start learner|replay|evaluator|tensorboard|actor [NUMBER]}
+role=${1:?usage: troupe-start learner|learner-peer|replay|evaluator|tensorboard|actor [NUMBER]}
 troupe=${TROUPE_BIN:-/opt/troupe/venv/bin}
 # Machines come in any order; systemd starts a service again that gave up.
 patience_s=600
@@ -71,8 +73,28 @@ free_index() {
   exit 2
 }
 
+# Print the network of this container's first interface: 172.18.0.0/16.
+own_network() {
+  local to via mask bits=0 number
+  while read -r _ to via _ _ _ _ mask _; do
+    # The route to the network itself has no gateway.
+    if [ "$via" = 00000000 ] && [ "$mask" != 00000000 ]; then
+      for ((number = 0x$mask; number; number >>= 1)); do bits=$((bits + (number & 1))); done
+      # The kernel writes addresses from their last byte on.
+      printf '%d.%d.%d.%d/%d\n' "0x${to:6:2}" "0x${to:4:2}" "0x${to:2:2}" "0x${to:0:2}" "$bits"
+      return
+    fi
+  done < <(tail -n +2 /proc/net/route)
+  echo "troupe-start: error: this container has no network of its own: set TROUPE_NET__LEARNER_NETWORK" >&2
+  return 2
+}
+
 case $role in
   learner)
+    if [ "${TROUPE_NET__LEARNER_NETWORK:-}" = own ]; then
+      TROUPE_NET__LEARNER_NETWORK=$(own_network)
+      export TROUPE_NET__LEARNER_NETWORK
+    fi
     if [ -n "${TROUPE_YIELD_TO:-}" ] && getent hosts "$TROUPE_YIELD_TO" >/dev/null; then
       echo "troupe-start: $TROUPE_YIELD_TO is the learner of this run"
       exit 0
@@ -89,6 +111,10 @@ case $role in
     become "$troupe/troupe" learner --linger-s "${TROUPE_LINGER_S:-120}" --run-dir "$TROUPE_RUN_DIR" --keys "$TROUPE_KEYS" \
       --control tcp://0.0.0.0:5550 --announce tcp://0.0.0.0:5551 \
       --inference tcp://0.0.0.0:5552 "${words[@]}" ;;
+  learner-peer)
+    mapfile -t words < <(common "learner-$(hostname)")
+    become "$troupe/troupe" learner --join "$TROUPE_LEARNER" --keys "$TROUPE_KEYS" \
+      --name "learner-${TROUPE_HOST:-$(hostname)}" --join-timeout-s "$patience_s" "${words[@]}" ;;
   replay)
     index=${TROUPE_INDEX:-0}
     if [ "$index" = free ]; then
@@ -118,6 +144,6 @@ case $role in
     become "$troupe/python" -m tensorboard.main --logdir "${TROUPE_LOGDIR:-$TROUPE_RUN_DIR/tensorboard}" \
       --bind_all --port 6006 --reload_multifile=true --reload_interval=10 ;;
   *)
-    echo "troupe-start: error: unknown service '$role'; one of learner, replay, actor, evaluator, tensorboard" >&2
+    echo "troupe-start: error: unknown service '$role'; one of learner, learner-peer, replay, actor, evaluator, tensorboard" >&2
     exit 2 ;;
 esac

@@ -54,7 +54,7 @@ def test_nothing_has_more_rights_than_it_needs(services: dict[str, Any]) -> None
 def test_every_service_gets_its_own_keys_and_no_others(services: dict[str, Any]) -> None:
     for name, service in services.items():
         mounted = {one["source"]: one for one in service.get("volumes", []) if "keys" in one["source"]}
-        role = name.removesuffix("-gpu")
+        role = name.removesuffix("-gpu").removesuffix("-peer")
         if name == "keys":
             assert service["network_mode"] == "none"
         elif role in ("learner", "replay", "actor", "evaluator"):
@@ -73,13 +73,13 @@ def test_nobody_logs_in_to_grafana(services: dict[str, Any]) -> None:
 
 
 def test_what_trains_has_no_way_out(services: dict[str, Any]) -> None:
-    for name in ("learner", "learner-gpu", "replay", "actor", "evaluator"):
+    for name in ("learner", "learner-gpu", "learner-peer", "replay", "actor", "evaluator"):
         assert list(services[name]["networks"]) == ["run"], name
         assert not services[name].get("ports"), name
 
 
 def test_shards_and_what_a_mistake_does(services: dict[str, Any]) -> None:
-    for name in ("learner", "learner-gpu", "replay", "actor", "evaluator", "tensorboard"):
+    for name in ("learner", "learner-gpu", "learner-peer", "replay", "actor", "evaluator", "tensorboard"):
         assert services[name]["environment"]["TROUPE_HOLD"] == "1", name
     # Each replica has an address and a number of its own; one name for all would be anybody's.
     assert "TROUPE_ADVERTISE" not in services["replay"]["environment"]
@@ -104,6 +104,18 @@ def test_a_run_file_is_mounted_where_the_learner_looks_for_it(services: dict[str
     assert learner["environment"]["TROUPE_RUN_DIR"] == "/var/lib/troupe/runs/my"
     [mounted] = [one for one in learner["volumes"] if one["target"] == "/etc/troupe/run.toml"]
     assert mounted["source"] == str(ROOT / file)
+
+
+def test_more_learners_meet_in_the_network_of_the_run(services: dict[str, Any]) -> None:
+    peer = services["learner-peer"]
+    assert (peer["command"], peer["deploy"]["replicas"]) == (["learner-peer"], 0)
+    assert peer["image"] == services["learner"]["image"]
+    # An internal network that nobody else is in, whatever addresses Docker gives it.
+    assert services["learner"]["environment"]["TROUPE_NET__LEARNER_NETWORK"] == "own"
+    text = Project("troupe-test-file", {"TROUPE_LEARNER_PEERS": "3"}).compose("config", "--format", "json")
+    file = json.loads(text[text.index("{") :])
+    assert file["services"]["learner-peer"]["deploy"]["replicas"] == 3
+    assert file["networks"]["run"]["internal"] is True
 
 
 def test_every_variable_of_a_field_reaches_the_learner(monkeypatch: pytest.MonkeyPatch) -> None:

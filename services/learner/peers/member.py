@@ -14,7 +14,7 @@ from troupe.common.agents.tensors import check_device
 from troupe.common.envs import make_spec
 from troupe.common.machine import usable_cores
 from troupe.common.permits import permitted_config
-from troupe.common.runtime import StopSignal
+from troupe.common.runtime import StopSignal, health
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
 from troupe.common.wire.sockets import Security
@@ -113,6 +113,8 @@ class JoinedLearner:
             while not (self._stop or control.state.stopping):
                 control.check()
                 shares.learn(POLL_S, Wish)
+                if team.learners or health.ready()[0]:
+                    health.report({"learner/updates": counters.updates, "learner/learners": team.learners})
         finally:
             team.close()
             prefetch.stop()
