@@ -32,6 +32,10 @@ COMMANDS = {
     "sweep": Command("train many runs: grids, seeds, suites, searches", f"{_EXPERIMENTS}:sweep"),
     "slurm": Command("train on several nodes of a Slurm cluster", "troupe.services.slurm.command:slurm"),
     "cloud estimate": Command("estimate what a run in AWS costs", f"{_CLOUD}.command:estimate"),
+    "cloud train": Command(
+        "train in AWS until a goal is reached or a budget is used up", f"{_CLOUD}.train:train"
+    ),
+    "cloud stop": Command("end a run in AWS, fetch it and destroy the rest", f"{_CLOUD}.train:stop"),
     "runs": Command("list run directories: state, steps, last evaluation", f"{_EXPERIMENTS}:runs"),
     "compare": Command("compare runs: a table with intervals over seeds", f"{_EXPERIMENTS}:compare"),
     "plot": Command("draw the learning curves of runs", f"{_EXPERIMENTS}:plot"),

@@ -20,9 +20,9 @@ A value comes from the first of: command line, --sweep file, environment (TROUPE
 run, preset, defaults. `troupe config show PRESET` says which."""
 
 EXIT_CODES = """\
-exit codes: 0 done, 1 `troupe verify` found a difference, 2 usage or configuration, 3 cannot reach a peer,
-4 authentication, 5 checkpoint, 6 runs of a sweep failed, 7 `troupe doctor` found something wrong,
-70 internal, 130 interrupted"""
+exit codes: 0 done, 1 `troupe verify` found a difference or `troupe cloud train` missed its goal,
+2 usage or configuration, 3 cannot reach a peer, 4 authentication, 5 checkpoint, 6 runs of a sweep failed,
+7 `troupe doctor` found something wrong, 70 internal, 130 interrupted"""
 
 
 def field_parser(command: str, usage: str, description: str) -> Parser:

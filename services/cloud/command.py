@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from troupe.common.config import Config, load_config
 from troupe.common.config.field_options import field_parser, parse_with_fields
@@ -53,13 +54,15 @@ def add_machines(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def machines(options: argparse.Namespace, config: Config) -> tuple[Layout, Prices, list[Line]]:
-    """The machines, the prices and the lines for what `add_machines` was given.
+def machines(
+    options: argparse.Namespace, config: Config, variables: Mapping[str, Any]
+) -> tuple[Layout, Prices, list[Line]]:
+    """The machines, the prices and the lines for what `add_machines` was given, and these variables.
 
     Raises:
         ConfigError: a variable is wrong, a price is unknown, or nothing says how much goes between zones.
     """
-    layout = layout_of(config, parse_variables(options.var))
+    layout = layout_of(config, variables)
     if len(layout.availability_zones) > 1 and options.zone_gb_per_hour is None:
         raise ConfigError(
             "machines in several zones pay for what they send each other: --zone-gb-per-hour says how much"
@@ -100,7 +103,7 @@ def estimate(words: Sequence[str]) -> int:
     """Print what a run costs."""
     options, overrides = parse_with_fields(estimate_parser(), words)
     config = load_config(options.preset, options.sweep, overrides, os.environ)
-    _, prices, lines = machines(options, config)
+    _, prices, lines = machines(options, config, parse_variables(options.var))
     rate = rate_of(options.like) if options.like else options.steps_per_second
     if options.hours is None and rate is None:
         raise ConfigError("say how long it runs: --hours, or --steps-per-second for all of run.total_steps")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from troupe.services.cloud.layout import Layout
@@ -34,6 +34,7 @@ def estimate(
     *,
     bucket_gb: float,
     zone_gb_per_hour: float = 0.0,
+    counts: Mapping[str, int] | None = None,
 ) -> list[Line]:
     """Return the lines of a run. Logs, and what passes through the NAT gateway, are not counted.
 
@@ -42,11 +43,17 @@ def estimate(
         prices: dollars.
         bucket_gb: of checkpoints and record, kept in the bucket while it runs and fetched at the end.
         zone_gb_per_hour: that the machines send each other from zone to zone, where they are in several.
+        counts: how many machines each role has; by default those of the layout.
 
     Raises:
         ConfigError: the price of a machine is not known.
     """
-    lines = [*_machines(layout, prices), _disks(layout, prices), _network(layout, prices)]
+    counts = layout.counts if counts is None else counts
+    lines = [
+        *_machines(layout, prices, counts),
+        _disks(layout, prices, counts),
+        _network(layout, prices, sum(counts.values())),
+    ]
     bucket_usd = bucket_gb * prices.of_month("s3_gb")
     lines.append(Line("bucket", f"{bucket_gb:g} GB", bucket_usd, bucket_usd))
     zones = len(layout.availability_zones) or 1
@@ -74,15 +81,16 @@ def million_steps_usd(lines: Sequence[Line], steps_per_s: float) -> float:
     return hourly_usd(lines) / (steps_per_s * 3600.0) * 1e6
 
 
-def _machines(layout: Layout, prices: Prices) -> list[Line]:
-    rows = [
-        ("learner", 1, [layout.learner_instance_type], False),
-        ("replay", layout.replay_shards, [layout.replay_instance_type], False),
-        ("actors", layout.actor_machines, layout.actor_instance_types, layout.actor_spot),
-        ("evaluator", int(layout.evaluator), layout.evaluator_instance_types, layout.evaluator_spot),
+def _machines(layout: Layout, prices: Prices, counts: Mapping[str, int]) -> list[Line]:
+    kinds = [
+        ("learner", "learner", [layout.learner_instance_type], False),
+        ("replay", "replay", [layout.replay_instance_type], False),
+        ("actor", "actors", layout.actor_instance_types, layout.actor_spot),
+        ("evaluator", "evaluator", layout.evaluator_instance_types, layout.evaluator_spot),
     ]
     lines = []
-    for part, count, types, spot in rows:
+    for role, part, types, spot in kinds:
+        count = counts.get(role, 0)
         if not count:
             continue
         dearest = max(types, key=prices.of)  # AWS chooses: at most this
@@ -93,20 +101,17 @@ def _machines(layout: Layout, prices: Prices) -> list[Line]:
     return lines
 
 
-def _disks(layout: Layout, prices: Prices) -> Line:
-    gb = (
-        layout.learner_disk_gb
-        + layout.replay_shards * (layout.replay_disk_gb + layout.replay_volume_gb)
-        + (layout.actor_machines + layout.evaluator) * layout.actor_disk_gb
-    )
+def _disks(layout: Layout, prices: Prices, counts: Mapping[str, int]) -> Line:
+    disk_gb = {"learner": layout.learner_disk_gb, "replay": layout.replay_disk_gb}
+    gb = sum(count * disk_gb.get(role, layout.actor_disk_gb) for role, count in counts.items())
+    gb += layout.replay_shards * layout.replay_volume_gb  # which stay when machines go
     usd = gb * prices.of_month("gp3_gb")
     return Line("disks", f"{gb} GB", usd, usd)
 
 
-def _network(layout: Layout, prices: Prices) -> Line:
-    machines = 1 + layout.replay_shards + layout.actor_machines + layout.evaluator
+def _network(layout: Layout, prices: Prices, machines: int) -> Line:
     addresses = (1 if layout.nat_gateway else machines) + bool(layout.tensorboard_cidrs)
     gateway_usd = prices.of("nat_gateway") if layout.nat_gateway else 0.0
     usd = gateway_usd + addresses * prices.of("public_ip")
-    named = f"{addresses} public address{'es' if addresses > 1 else ''}"
+    named = f"{addresses} public address{'es' if addresses != 1 else ''}"
     return Line("network", f"NAT gateway, {named}" if layout.nat_gateway else named, usd, usd)

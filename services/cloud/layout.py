@@ -16,7 +16,10 @@ from troupe.services.cloud.prices import TERRAFORM
 
 _LARGE = ["c7i.large", "c6i.large", "c6a.large", "m6i.large"]
 # The command says them itself.
-_ITS_OWN = ("run", "preset", "overrides", "modules", "running", "keys_dir", "stop_when_complete")
+_ITS_OWN = (
+    *("run", "preset", "run_file", "overrides", "modules", "keys_dir", "max_actor_machines"),
+    *("running", "stop_at", "stop_when_complete", "destroy_artifacts"),
+)
 _Names = Annotated[list[str], Field(min_length=1)]
 
 
@@ -35,7 +38,6 @@ class Layout(BaseModel):
     actors: int = Field(12, ge=0, le=4000)
     actors_per_machine: int = Field(4, ge=1, le=128)
     slots_per_actor: int = Field(30, ge=1, le=1024)
-    max_actor_machines: int = Field(0, ge=0, le=2000)
     actor_instance_types: _Names = [
         "c7i.xlarge",
         "c6i.xlarge",
@@ -59,6 +61,16 @@ class Layout(BaseModel):
     def actor_machines(self) -> int:
         """Machines that the actors take."""
         return -(-self.actors // self.actors_per_machine)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Machines of each role."""
+        return {
+            "learner": 1,
+            "replay": self.replay_shards,
+            "actor": self.actor_machines,
+            "evaluator": int(self.evaluator),
+        }
 
 
 def layout_of(config: Config, variables: Mapping[str, Any]) -> Layout:

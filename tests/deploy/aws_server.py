@@ -7,7 +7,7 @@ import json
 import sys
 
 from moto.autoscaling.exceptions import ValidationError
-from moto.autoscaling.models import AutoScalingBackend, LifecycleHook
+from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup, LifecycleHook
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.budgets.models import BudgetsBackend
 from moto.budgets.responses import BudgetsResponse
@@ -74,6 +74,17 @@ def set_desired_capacity(self: AutoScalingBackend, group_name: str, desired_capa
     SET_DESIRED_CAPACITY(self, group_name, desired_capacity)
 
 
+UPDATE = FakeAutoScalingGroup.update
+
+
+def update(self: FakeAutoScalingGroup, **changes: object) -> None:
+    """Keep the types of a group's machines where nothing is said of them; moto forgets them."""
+    before = self.mixed_instances_policy
+    UPDATE(self, **changes)
+    if not changes.get("launch_template") and not changes.get("launch_config_name"):
+        self.mixed_instances_policy = changes.get("mixed_instances_policy") or before
+
+
 CREATE_LIFECYCLE_HOOK = AutoScalingBackend.create_lifecycle_hook
 
 
@@ -101,6 +112,7 @@ def _same(one: dict[str, object], other: dict[str, object]) -> bool:
 
 if __name__ == "__main__":
     AutoScalingBackend.set_desired_capacity = set_desired_capacity
+    FakeAutoScalingGroup.update = update
     AutoScalingBackend.create_lifecycle_hook = create_lifecycle_hook
     AutoScalingResponse.complete_lifecycle_action = complete_lifecycle_action
     BudgetsResponse.describe_subscribers_for_notification = describe_subscribers_for_notification

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
-import subprocess
-import threading
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.deploy.client import Client
 from tests.deploy.conftest import Cloud
 from tests.deploy.machines import Image, Machine, Vpc, is_dead, is_own, remove
 from tests.deploy.vpc_services import Relay, Resolver, bound_in, instance_metadata
@@ -25,6 +23,7 @@ class Fleet:
 
     Attributes:
         machines: the running ones, by instance.
+        ask: see `Client`.
         vpc: the network between them.
     """
 
@@ -32,11 +31,8 @@ class Fleet:
         remove(is_dead)
         self.machines: dict[str, Machine] = {}
         self._image, self._folder, self._run = image, folder, run
-        self._lock = threading.Lock()
-        words = [deploy_python, str(Path(__file__).with_name("aws_client.py"))]
-        self._client = subprocess.Popen(
-            words, env=cloud.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._client = Client(cloud, deploy_python)
+        self.ask = self._client.ask
         self._names: dict[str, str] = {}
         self._names_until_s = 0.0
         [network] = self.ask("ec2", "describe_vpcs", Filters=self._tag())["Vpcs"]
@@ -57,21 +53,7 @@ class Fleet:
         self._relay.close()
         self._resolver.close()
         remove(is_own)
-        self._client.kill()
-        self._client.wait(30)
-
-    def ask(self, service: str, method: str, **arguments: Any) -> Any:
-        """Call AWS; what boto3 returns, as JSON. Any thread may."""
-        assert self._client.stdin is not None
-        assert self._client.stdout is not None
-        with self._lock:
-            self._client.stdin.write(json.dumps([service, method, arguments]) + "\n")
-            self._client.stdin.flush()
-            line = self._client.stdout.readline()
-        answer = json.loads(line or '{"error": "the client has ended"}')
-        if "error" in answer:
-            raise RuntimeError(f"{service} {method}: {answer['error']}")
-        return answer["reply"]
+        self._client.close()
 
     def follow(self) -> None:
         """Boot the machines that AWS has started since, and end those that it has terminated."""
