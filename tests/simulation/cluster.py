@@ -26,7 +26,7 @@ from tests.simulation.learner import Learner
 from tests.simulation.learners import CONTROL, OPEN, run_joined
 from tests.simulation.ledger import Ledger
 from tests.simulation.network import Network
-from tests.simulation.plan import COMMIT, IN_SYNC, Fault, Plan
+from tests.simulation.plan import COMMIT, IN_SYNC, UPDATE, Fault, Plan
 from tests.simulation.sockets import Context
 from tests.simulation.world import Node, World
 from troupe.common.data.table_config import TableConfig
@@ -43,6 +43,9 @@ from troupe.services.replay.storage.store import ChunkStore
 RESTART_S = 0.3
 SYNC_S, SLOW_SYNC_S = 0.004, 0.5
 """What a sync takes on average, and one of twenty."""
+
+LAST_S = 2e-3
+"""Within this the last messages of an update have come."""
 
 SETTLE_S = 150.0
 """After the last fault the run has to be complete within this."""
@@ -224,10 +227,17 @@ class Cluster:
             disk.cut(len(disk.events), self.run_dir / "checkpoints", self.world.rng.randrange)
         disk.go_on(self.run_dir / "checkpoints")
 
+    def sends_last(self, node: Node) -> None:
+        """A learner is about to send the last of an update; some of that may be under way when it dies."""
+        fault = self.doomed.get(node.name)
+        if fault is not None and fault.other == UPDATE:
+            del self.doomed[node.name]
+            self.world.after(LAST_S * self.world.rng.random(), self.strike, replace(fault, other=""))
+
     def _at_disk(self) -> None:
         """The learner's disk has done something: a name, or a sync; it may be the last."""
         world, fault = self.world, self.doomed.get("learner")
-        if fault is not None:
+        if fault is not None and fault.kind == "power_cut":
             self.doomed["learner"] = replace(fault, amount=fault.amount - 1)
             if fault.amount <= 1:
                 del self.doomed["learner"]
@@ -307,7 +317,7 @@ class Cluster:
             elif fault.kind == "stop":
                 if node in self.stops:
                     self.stops[node].set()
-            elif fault.kind == "torn":
+            elif fault.kind == "torn" or fault.other == UPDATE:
                 self.doomed[fault.target] = fault
             else:
                 self.kills[fault.target] += 1

@@ -101,6 +101,7 @@ class ChainAgent(SameAgent):
             parameter.grad = None
         self._work()
         moments = reduction.moments(count, torch.tensor([mean]), torch.tensor([1.0]))
+        self._cluster.sends_last(self.node)
         means = reduction.means([(mean, count)])
         words = [self._chain.tobytes(), str(self.ids), str(moments[0]), str(means.tolist())]
         text = b" ".join(word if isinstance(word, bytes) else word.encode() for word in words)

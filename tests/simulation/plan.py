@@ -21,6 +21,9 @@ COMMIT = "commit"
 COMMIT_LINES = 74
 """So many lines an insert has from there on; before that are nearly 400."""
 
+UPDATE = "update"
+"""The other of a kill of a learner that waits for its next update, and for the last message of that."""
+
 PARTING = ("stall", "slow_reader", "partition", "one_way", "isolate", "reset", "forget", "slow")
 """After these a process that is alive may be taken for one that is not."""
 QUIET_S = 3.0
@@ -35,7 +38,7 @@ class Fault:
         at_s: when.
         kind: one of `KINDS`.
         target: the process, or empty.
-        other: another one, where two are concerned, or `COMMIT`.
+        other: another one, where two are concerned, or `COMMIT` or `UPDATE`.
         amount: seconds, or a share, as the kind says.
     """
 
@@ -135,7 +138,19 @@ def make_plan(seed: int) -> Plan:
         plan = replace(plan, durable="power")
         faults += [_power_cut(power, plan) for _ in range(power.choice((1, 1, 2, 3)))]
     plan = replace(plan, faults=tuple(sorted(faults, key=lambda each: each.at_s)))
-    return _with_cut_learner(_with_learners(_with_late_tears(plan)))
+    return _with_cut_learner(_with_deaths_in_updates(_with_learners(_with_late_tears(plan))))
+
+
+def _with_deaths_in_updates(plan: Plan) -> Plan:
+    """Have half of three learners' kills come where one of the others may have the last message already."""
+    rng = random.Random(f"updates {plan.seed}")
+
+    def within(fault: Fault) -> Fault:
+        if plan.learners < 3 or fault.kind != "kill" or not fault.target.startswith("learner"):
+            return fault
+        return fault if rng.random() < 0.5 else replace(fault, other=UPDATE)
+
+    return replace(plan, faults=tuple(map(within, plan.faults)))
 
 
 def _with_cut_learner(plan: Plan) -> Plan:

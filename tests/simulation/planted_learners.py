@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from tests.simulation import learners
-from tests.simulation.plan import PARTING, Plan
+from tests.simulation.plan import PARTING, UPDATE, Plan
 from tests.simulation.plants import NEAR, Change, around, bug
 from troupe.services.learner.control.epochs import Epochs
 from troupe.services.learner.peers import group, shares
@@ -24,12 +24,14 @@ def of_learners(
     long_s: float = 0.0,
     still_s: float = 0.0,
     parts: bool = True,
+    within: bool = False,
 ) -> Callable[[Callable[[], Change]], Callable[[], Change]]:
     """A bug that plans come near with so many learners, of which the owner, or any, dies for so long."""
 
     def plan_is_near(plan: Plan) -> bool:
         targets = {"": (), "owner": ("learner",), "any": plan.learner_names()}[dies]
         deaths = [f for f in plan.faults if f.kind == "kill" and f.target in targets]
+        deaths = [f for f in deaths if f.other == UPDATE] if within else deaths
         died = not dies or any(death.amount >= long_s for death in deaths)
         still = not still_s or any(f.kind == "stall" and f.amount >= still_s for f in plan.faults)
         parted = any(fault.kind in PARTING for fault in plan.faults)
@@ -128,7 +130,7 @@ def _alone(real: Any, survivors: Any, name: str) -> Any:
         survivors._places = places
 
 
-@of_learners("queue", dies="any")
+@of_learners("queue", least=3, dies="any", within=True)
 def a_share_is_brought_again_that_others_have_learned_from() -> Change:
     def learn(real: Any, self: Any, share: Any, **told: float) -> Any:
         self._tried = False
