@@ -1,6 +1,7 @@
 """A learner among several, in a process of its own, with rows at random instead of replay."""
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ UNTIL = 100_000
 
 
 def main(name, endpoint, expected, directory, network=""):
-    """Learn with the others, and write a line `UPDATE HASH LEARNERS` for each update, until killed.
+    """Learn with the others, and write a line `UPDATE HASH LEARNERS SECOND` for each update, until killed.
 
     The learner that has the run listens at `endpoint`, for others of the machine or of `network`.
     """
@@ -69,7 +70,8 @@ def main(name, endpoint, expected, directory, network=""):
             learned = team.learn(share)
             share = None if learned.taken else share
             if learned.moved:
-                log.write(f"{counters.updates} {state_hash(agent, counters)} {team.learners}\n")
+                digest, second = state_hash(agent, counters), time.monotonic()
+                log.write(f"{counters.updates} {digest} {team.learners} {second:.3f}\n")
 
 
 if __name__ == "__main__":

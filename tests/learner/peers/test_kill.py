@@ -1,9 +1,12 @@
 """Learners that share each batch, in real processes, some of which are killed."""
 
 import contextlib
+import itertools
 import os
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -46,11 +49,13 @@ class Learners:
         process.wait()
 
     def lines(self, name):
-        """`(update, hash, learners)` of each update that this process was in; whole lines only."""
+        """`(update, hash, learners, second)` of each update that this process was in; whole lines only."""
         file = self.directory / f"{name}.log"
         text = file.read_text() if file.exists() else ""
         found = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        return [(int(update), digest, int(learners)) for update, digest, learners in found]
+        return [
+            (int(update), digest, int(learners), float(second)) for update, digest, learners, second in found
+        ]
 
     def newest(self, name):
         return max((line[0] for line in self.lines(name)), default=0)
@@ -68,12 +73,20 @@ class Learners:
 
         until(there, PATIENCE_S)
 
+    def tell_pause(self, what, name, began):
+        """Print how long this learner stood still since `began`: a test never depends on it."""
+        seconds = [line[3] for line in self.lines(name)]
+        gaps = [(after - before, after) for before, after in itertools.pairwise(seconds)]
+        longest = max(gap for gap, after in gaps if after >= began)
+        typical = statistics.median(gap for gap, _ in gaps)
+        print(f"{what}: {longest:.2f} s without an update, of which one takes {typical:.2f} s")
+
     def check(self):
         """All have had the same weights after every update, and no update is missing or made twice."""
         hashes = {}
         for file in self.directory.glob("*.log"):
             lines = self.lines(file.stem)
-            for update, digest, _ in lines:
+            for update, digest, *_ in lines:
                 hashes.setdefault(update, set()).add(digest)
             updates = [line[0] for line in lines]
             assert updates == sorted(set(updates)), file.stem
@@ -85,27 +98,32 @@ class Learners:
 def run(tmp_path):
     with contextlib.ExitStack() as ends:
 
-        def run(network=None):
+        def run(kill, count, network=None):
             if network:
                 ends.callback(network.close)
-            learners = Learners(tmp_path, COUNT, network)
+            learners = Learners(tmp_path, count, network)
             ends.callback(lambda: [learners.kill(name) for name in list(learners.processes)])
-            kill_each(learners)
+            kill(learners)
 
         yield run
 
 
 def test_any_learner_that_is_killed_costs_no_update_and_a_new_one_takes_its_place(run):
-    run()
+    run(kill_one_and_the_owner, COUNT)
+
+
+@only_in_chaos
+def test_each_of_four_is_killed_and_comes_back(run):
+    run(kill_each, 4)
 
 
 @only_in_chaos
 @pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
 def test_it_is_the_same_between_machines(run):
-    run(machines.Network(MACHINES))
+    run(kill_each, 4, machines.Network(MACHINES))
 
 
-def kill_each(learners):
+def kill_one_and_the_owner(learners):
     names = ["learner", *(f"learner-{number}" for number in range(1, COUNT))]
     for name in names:
         learners.start(name)
@@ -126,4 +144,26 @@ def kill_each(learners):
     learners.start("learner")
     names.append("learner")
     learners.wait(names, learners.newest(names[0]) + 3, COUNT)
+    learners.check()
+
+
+def kill_each(learners):
+    """Kill one after the other, the one that has the run last; each has a successor before the next dies."""
+    count = learners.count
+    names = ["learner", *(f"learner-{number}" for number in range(1, count))]
+    for name in names:
+        learners.start(name)
+    learners.wait(names, 3, count)
+    for number, victim in enumerate(names[::-1], 1):
+        others = [name for name in learners.processes if name != victim]
+        began = time.monotonic()
+        learners.kill(victim)
+        learners.wait(others, max(map(learners.newest, others)) + 3, count - 1)
+        learners.tell_pause(f"without {victim}", others[0], began)
+
+        successor = "learner" if victim == "learner" else f"learner-{10 + number}"
+        began = time.monotonic()
+        learners.start(successor)
+        learners.wait([*others, successor], max(map(learners.newest, others)) + 3, count)
+        learners.tell_pause(f"{successor} joins", others[0], began)
     learners.check()
