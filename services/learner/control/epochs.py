@@ -29,7 +29,7 @@ class Epochs:
 
     A learner that loses another, or is told to, leaves its epoch and asks for the next. It begins when all
     who are alive have asked, or after PATIENCE_S without those that have not; these get a seat in the one
-    after.
+    after that they ask for, and are not waited for before.
 
     Attributes:
         closed_because: why no other learner may join; empty where they may.
@@ -48,6 +48,7 @@ class Epochs:
         self._start_s = start_s
         self._newest = -1
         self._waiting: set[int] = set()
+        self._given_up: set[int] = set()  # waited for in vain, though their leases have not ended
         self._seats: dict[int, Seat] = {}
         self._left_s: float | None = None
         self._failures: Counter[int] = Counter()
@@ -67,6 +68,7 @@ class Epochs:
         # A restarted owner numbers on from what the others know.
         self._newest = max(self._newest, ended)
         self._waiting.add(incarnation)
+        self._given_up.discard(incarnation)
         return None
 
     def waits(self, live: Collection[int], now_s: float) -> bool:
@@ -140,10 +142,13 @@ class Epochs:
         if self._left_s is None:
             self._left_s = now_s
         here = 1 + len(ready)
-        missing = bool(set(live) - self._waiting) or (not self._seats and here < self._expected)
+        self._given_up.intersection_update(live)
+        late = set(live) - self._waiting - self._given_up
+        missing = bool(late) or (not self._seats and here < self._expected)
         patience_s = PATIENCE_S if self._seats else max(PATIENCE_S, self._start_s)
         if missing and now_s - self._left_s < patience_s:
             return None
+        self._given_up |= late
         host, port = "", 0
         try:
             if ready:

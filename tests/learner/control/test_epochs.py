@@ -51,6 +51,28 @@ def test_one_that_comes_later_waits_until_the_others_leave():
     assert not epochs.waits([7], 6.0)
 
 
+def test_one_that_was_waited_for_in_vain_is_not_waited_for_again_before_it_asks():
+    epochs = Epochs()
+    for each in (7, 8):
+        epochs.asked(each, -1)
+    epochs.formed([7, 8], 0.0, meeting)
+    # 8 has died, and its lease has not ended.
+    epochs.asked(7, 0)
+    assert epochs.formed([7, 8], 10.0, meeting) is None
+    assert epochs.formed([7, 8], 10.0 + PATIENCE_S, meeting).learners == 2
+    # Another comes.
+    for each in (7, 9):
+        epochs.asked(each, 1)
+    assert epochs.formed([7, 8, 9], 13.0, meeting).learners == 3
+    # It had only hung.
+    for each, ended in ((7, 2), (8, 0), (9, 2)):
+        epochs.asked(each, ended)
+    assert epochs.formed([7, 8, 9], 14.0, meeting).learners == 4
+    for each in (7, 9):
+        epochs.asked(each, 3)
+    assert epochs.formed([7, 8, 9], 15.0, meeting) is None
+
+
 def test_one_that_has_died_while_it_waited_gets_no_seat():
     epochs = Epochs()
     epochs.asked(7, -1)
