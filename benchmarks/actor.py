@@ -190,6 +190,7 @@ def config_of(arguments: argparse.Namespace) -> Config:
         "actor.processes": str(arguments.processes),
         "actor.slots": str(arguments.slots),
         "actor.env_threads": str(arguments.env_threads),
+        "actor.compute_dtype": arguments.compute_dtype,
         "replay.capacity_items": "100000",
         "replay.min_items": "1000",
     }
@@ -202,6 +203,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="actor processes")
     parser.add_argument("--slots", type=int, default=32, help="environment copies per process")
     parser.add_argument("--env-threads", type=int, default=1, help="emulator threads per process")
+    parser.add_argument("--compute-dtype", default="float32", help="actor.compute_dtype")
     arguments = parser.parse_args()
     config = config_of(arguments)
     shape = (arguments.processes, arguments.slots, arguments.env_threads)

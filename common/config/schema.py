@@ -220,6 +220,11 @@ class ActorConfig(Section):
         "Threads of the forward pass, up to 1024; auto: all cores, shared by this machine's actors, if "
         "acting and learning wait for each other (agent.max_staleness is a number), otherwise 1.",
     )
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = tunable(
+        "float32",
+        "Local inference: number format for the convolutions of the acting network; weights are float32. "
+        "auto: bfloat16 on processors with units for it, if a trial at the start finds it faster.",
+    )
     groups: int = tunable(
         2,
         "Central inference: groups of a process's slots; while the learner chooses actions for one, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +46,31 @@ class Style:
 PLAIN = Style()
 
 
-class PixelTorso(nn.Module):
+class PictureTorso(nn.Module, ABC):
+    """What torsos over images share.
+
+    Attributes:
+        features: F, width of what it gives.
+        short: compute in bfloat16, whatever autocast says; see `compute_in`.
+    """
+
+    features: int
+    short = False
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map `float [B, C, H, W]` to `float [B, features]`."""
+        if not self.short:
+            return _features(self._layers(images))
+        with torch.autocast(images.device.type, torch.bfloat16):
+            # What is on top stays exact: Q values of two actions differ by less than bfloat16 can tell apart.
+            return _features(self._layers(images)).float()
+
+    @abstractmethod
+    def _layers(self, images: Tensor) -> Tensor:
+        """Map `[B, C, H, W]` to `[B, C', H', W']`."""
+
+
+class PixelTorso(PictureTorso):
     """Convolutions over images `float [B, C, H, W]`; gives `float [B, F]`.
 
     `nature`: 32 of 8x8/4, 64 of 4x4/2, 64 of 3x3/1 (Mnih et al. 2015).
@@ -76,9 +101,8 @@ class PixelTorso(nn.Module):
         self.convolutions = nn.Sequential(*layers)
         self.features = channels * height * width
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Map `[B, C, H, W]` to `[B, features]`."""
-        return _features(self.convolutions(images))
+    def _layers(self, images: Tensor) -> Tensor:
+        return self.convolutions(images)
 
 
 class ResidualBlock(nn.Module):
@@ -119,7 +143,7 @@ class PooledTo(nn.AdaptiveMaxPool2d):
         return images
 
 
-class ResidualTorso(nn.Module):
+class ResidualTorso(PictureTorso):
     """Over images: sections of a 3x3 convolution, a 3x3/2 max-pooling and two residual blocks; then a ReLU.
 
     `deep`: 16, 32 and 32 channels, 15 convolutions (Espeholt et al. 2018, figure 3, right).
@@ -155,10 +179,9 @@ class ResidualTorso(nn.Module):
             height = width = self.POOLED[kind]
         self.features = channels * height * width
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Map `[B, C, H, W]` to `[B, features]`."""
+    def _layers(self, images: Tensor) -> Tensor:
         seen = torch.relu(self.sections(images))
-        return _features(seen if self.pooled is None else self.pooled(seen))
+        return seen if self.pooled is None else self.pooled(seen)
 
 
 class HadamaxBlock(nn.Module):
@@ -211,7 +234,7 @@ class HadamaxBlock(nn.Module):
         return pooled
 
 
-class HadamaxTorso(nn.Module):
+class HadamaxTorso(PictureTorso):
     """Over images: the three layers of `nature` as `HadamaxBlock`s (Kooi et al. 2025, "Hadamax Encoding").
 
     32 of 8x8 pooled 4x4/4, 64 of 4x4 pooled 2x2/2, 64 of 3x3 pooled 3x3/1. Its layers see every place of the
@@ -231,9 +254,8 @@ class HadamaxTorso(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.features = channels * math.prod(sides)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Map `[B, C, H, W]` to `[B, features]`."""
-        return _features(self.blocks(images))
+    def _layers(self, images: Tensor) -> Tensor:
+        return self.blocks(images)
 
 
 def _same(side: int, window: int, stride: int) -> tuple[int, int]:
@@ -313,6 +335,14 @@ def pixel_torso(
         return HadamaxTorso(kind, obs_shape, style)
     kind = "small" if kind == "shallow" else kind
     return PixelTorso(kind, obs_shape, style) if kind in PixelTorso.LAYERS else ResidualTorso(kind, obs_shape)
+
+
+def compute_in(net: nn.Module, dtype: torch.dtype) -> bool:
+    """Have a network that only acts compute its torsos over images in `dtype`; whether it has any."""
+    torsos = [module for module in net.modules() if isinstance(module, PictureTorso)]
+    for torso in torsos:
+        torso.short = dtype is torch.bfloat16
+    return bool(torsos)
 
 
 def _features(images: Tensor) -> Tensor:

@@ -9,13 +9,16 @@ import torch
 
 from troupe.common import system
 from troupe.common.agents import Agent, make_agent
+from troupe.common.agents.formats import faster_dtype
 from troupe.common.agents.hindsight import Hindsight, hindsight_of
+from troupe.common.agents.network import NetworkAgent
 from troupe.common.agents.pace import HELD_LIMIT_S, Pace
 from troupe.common.agents.slots import Slots
 from troupe.common.config import Config, config_from_dict
 from troupe.common.data.schema import Chunk, compressed_if
 from troupe.common.envs import Episode, VectorEnv, make_vector
 from troupe.common.machine import usable_cores
+from troupe.common.nets.torsos import compute_in
 from troupe.common.wire.control.client import ControlClient, Params, Welcome
 from troupe.common.wire.replay.outbox import Outbox
 from troupe.common.wire.replay.sharded import ShardedReplayClient
@@ -84,6 +87,20 @@ class Rollout:
         timing.accumulate_s += system.perf_counter() - stepped
         return chunks
 
+    def choose_dtype(self, wanted: str) -> None:
+        """Compute as `wanted`, a value of `actor.compute_dtype`, where the network has convolutions."""
+        agent = self._agent
+        if not isinstance(agent, NetworkAgent) or not compute_in(agent.net, torch.float32):
+            return
+        rng = system.generator(0)  # its own: what is played does not depend on how often is tried
+
+        def step(dtype: torch.dtype) -> None:
+            compute_in(agent.net, dtype)
+            agent.act(self._slots.inputs, self._slots.epsilons, rng)
+
+        chosen = faster_dtype(wanted, agent.device, step, of="acting", what="a step of all slots")
+        compute_in(agent.net, chosen)
+
     def flush(self) -> list[Chunk]:
         """What can be inserted of the running episodes."""
         return self._slots.flush()
@@ -149,6 +166,7 @@ class LocalActing:
         self._pace = Pace.of(self._config, len(welcome.slots))
         self.rollout = Rollout(self._agent, self._env, chunk_steps, seed, self.timing, hindsight, self._pace)
         self.rollout.explore(welcome.slots, welcome.total_slots)
+        self.rollout.choose_dtype(self._config.actor.compute_dtype)
 
     def ready(self) -> bool:
         """Whether there are parameters; a fetch goes on in the background."""

@@ -12,9 +12,9 @@ from tests.harness import CHAOS
 from tests.rl import oracles
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
+from troupe.common.agents.formats import faster_dtype, has_bfloat16_units
 from troupe.common.agents.impala import ImpalaConfig
 from troupe.common.agents.learners.learning_rate import LearningRate
-from troupe.common.agents.learners.passes import faster_dtype, has_bfloat16_units
 from troupe.common.agents.policy_gradient import PolicyGradientConfig
 from troupe.common.agents.pqn import PqnConfig
 from troupe.common.config import load_config
@@ -304,6 +304,9 @@ def test_every_loss_gets_far_better_than_chance(name):
     assert cartpole(50_000 if CHAOS else 25_000, **LOSSES[name]) >= 100
 
 
+OF = {"of": "learning", "what": "a minibatch"}
+
+
 class Clock:
     """Moves with trial steps only: each takes the next time of its dtype, in the end the last one."""
 
@@ -331,13 +334,13 @@ class Clock:
 )
 def test_bfloat16_is_chosen_where_a_trial_is_faster(exact, short, chosen):
     clock = Clock(exact, short)
-    found = faster_dtype("auto", torch.device("cpu"), clock.step, has_units=lambda: True, clock=clock)
+    found = faster_dtype("auto", torch.device("cpu"), clock.step, **OF, has_units=lambda: True, clock=clock)
     assert found == chosen
 
 
 def test_a_trial_goes_by_turns_so_that_other_work_disturbs_both():
     tried = []
-    faster_dtype("auto", torch.device("cpu"), tried.append, has_units=lambda: True)
+    faster_dtype("auto", torch.device("cpu"), tried.append, **OF, has_units=lambda: True)
     turns = tried[2:]  # the first of each does not count
     assert turns == [torch.float32, torch.bfloat16] * (len(turns) // 2)
     assert len(turns) >= 4
@@ -348,7 +351,7 @@ def test_no_trial_is_made_where_bfloat16_would_be_emulated(caplog):
     tried = []
     # Whoever asks for it gets it.
     for wanted, dtype in (("auto", torch.float32), ("bfloat16", torch.bfloat16)):
-        assert faster_dtype(wanted, torch.device("cpu"), tried.append, has_units=lambda: False) == dtype
+        assert faster_dtype(wanted, torch.device("cpu"), tried.append, **OF, has_units=lambda: False) == dtype
     assert not tried
     assert "the processor has no units for bfloat16" in caplog.text
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from troupe.common.agents.formats import faster_dtype
 from troupe.common.agents.learners.learning_rate import LearningRate, LearningRateConfig
 from troupe.common.agents.learners.reduction import ALONE, Reduction
 from troupe.common.agents.network import Learner, body_options, network_inputs
@@ -26,16 +24,6 @@ from troupe.common.rl.returns import explained_variance
 
 if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
-
-_log = logging.getLogger(__name__)
-
-# Few, since a minibatch of pixels may take long; the fastest counts, for noise only ever adds time.
-_TRIALS = 3
-# bfloat16 has to take at most this share of float32's time: it is less exact, so a draw is no gain.
-_WORTH = 0.9
-
-# What /proc/cpuinfo says of processors with units for bfloat16: of Intel's and AMD's the first two.
-_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 
 
 class PassesConfig(LearningRateConfig, RecurrentAgentConfig):
@@ -193,63 +181,6 @@ class Minibatches:
         yield from self._order.tensor_split(max(1, round(columns / size)))
 
 
-def has_bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor says that it multiplies bfloat16 itself; False where it says nothing."""
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return False
-    said = (line.partition(":") for line in lines)
-    return any(
-        key.strip() in ("flags", "Features") and not _BFLOAT16_FLAGS.isdisjoint(flags.split())
-        for key, _, flags in said
-    )
-
-
-def faster_dtype(
-    wanted: str,
-    device: torch.device,
-    step: Callable[[torch.dtype], object],
-    *,
-    has_units: Callable[[], bool] = has_bfloat16_units,
-    clock: Callable[[], float] = time.perf_counter,
-) -> torch.dtype:
-    """The number format to compute in: what was `wanted`, or for `auto` what a trial of `step` finds faster.
-
-    A processor without units for bfloat16 emulates it, so slowly that a trial costs seconds: none is made.
-    With units it is not always faster, so that is measured.
-
-    Args:
-        wanted: a value of `agent.compute_dtype`.
-        device: where it is computed. On a GPU `auto` is float32, which there may use the units for TF32.
-        step: a minibatch forward and backward, with arithmetic in this format; it must change nothing.
-        has_units: whether the processor has units for bfloat16.
-        clock: seconds since anything.
-    """
-    if wanted != "auto" or device.type != "cpu":
-        return torch.bfloat16 if wanted == "bfloat16" else torch.float32
-    if not has_units():
-        _log.info("learning computes in float32: the processor has no units for bfloat16")
-        return torch.float32
-    seconds: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
-    for dtype in seconds:
-        step(dtype)  # the first time is slower: kernels are chosen, memory is taken
-    for _ in range(_TRIALS):
-        for dtype, times in seconds.items():  # in alternation, so that another program disturbs both
-            began_s = clock()
-            step(dtype)
-            times.append(clock() - began_s)
-    exact, short = (min(times) for times in seconds.values())
-    chosen = torch.bfloat16 if short < _WORTH * exact else torch.float32
-    _log.info(
-        "learning computes in %s: a minibatch takes %.1f ms in float32 and %.1f ms in bfloat16",
-        str(chosen).removeprefix("torch."),
-        1000 * exact,
-        1000 * short,
-    )
-    return chosen
-
-
 OwnSteps = TypeVar("OwnSteps", bound=Steps)
 
 
@@ -405,4 +336,6 @@ class PassesLearner(Learner):
             torch.stack([each.square().mean() for each in said]).sum().backward()
             self.optimizer.zero_grad(set_to_none=True)
 
-        return faster_dtype(self._config.compute_dtype, unrolls.obs.device, step)
+        return faster_dtype(
+            self._config.compute_dtype, unrolls.obs.device, step, of="learning", what="a minibatch"
+        )
