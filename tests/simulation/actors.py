@@ -11,8 +11,10 @@ import numpy as np
 from troupe.common import system
 from troupe.common.config import Config
 from troupe.common.data.schema import Chunk, FieldSpec
+from troupe.common.envs import EnvSpec
 from troupe.common.runtime import watchdog
 from troupe.common.runtime.usage import OwnUsage
+from troupe.common.spaces import ActionSpec
 from troupe.common.stats.played import Result
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.member import Params
@@ -37,6 +39,8 @@ def contents(numbers: np.ndarray) -> np.ndarray:
 
 class _Env:
     """Copies of nothing."""
+
+    spec = EnvSpec("simulated", (2,), "float32", ActionSpec.discrete(2), 0, 1, False)
 
     def __init__(self, slots: int) -> None:
         self.num_slots = slots
