@@ -170,7 +170,7 @@ def fresh_features(agent: ImpalaAgent, batch: dict[str, np.ndarray]) -> np.ndarr
     inputs = (unrolls.obs, unrolls.last_action, unrolls.last_reward, unrolls.ended != 0, unrolls.memory)
     with torch.inference_mode():
         features = agent.net.described(*inputs)[3]
-    return agent._distances(batch["features"], features)
+    return agent.distances(batch["features"], features[:-1].transpose(0, 1).numpy())
 
 
 def scoring(seconds: float) -> dict[str, float]:

@@ -163,7 +163,7 @@ def central(config: Config, actors: int, seconds: float) -> dict[str, float]:
     """The service in this process, `actors` in another."""
     spec, slots = make_spec(config.env), config.actor.slots
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    agent = make_agent(config.agent, spec)
+    agent = make_agent(config.agent, spec, device=config.learner.device)
     leases = {a + 1: set(range(a * slots, (a + 1) * slots)) for a in range(actors)}
     with tempfile.TemporaryDirectory(prefix="troupe-bench-") as directory:
         service = CentralInference(

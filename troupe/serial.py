@@ -183,7 +183,7 @@ class SerialTraining:
                 progress=counters.progress(learned=self.mixture.once is not None),
                 measure=counters.updates % METRICS_PERIOD_UPDATES == 1,
             )
-        )
+        ).settled()
         counters.learned_steps += self.mixture.learned_steps(batch, usable)
         priorities = usable.priorities(update.priorities)
         for table, rows in batch.rows().items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from troupe.common.agents.base import Accumulator, Act, Agent, Batch, Inputs, Update
+from troupe.common.agents.base import Accumulator, Act, Agent, Batch, Inputs, Pending, Update
 from troupe.common.config.algorithms import ALGORITHMS, agent_model
 from troupe.common.config.fields import AgentConfig
 from troupe.common.errors import ConfigError
@@ -16,7 +16,7 @@ from troupe.common.errors import ConfigError
 if TYPE_CHECKING:
     from troupe.common.envs import EnvSpec
 
-__all__ = ["Accumulator", "Act", "Agent", "Batch", "Inputs", "Update", "make_agent"]
+__all__ = ["Accumulator", "Act", "Agent", "Batch", "Inputs", "Pending", "Update", "make_agent"]
 
 
 def make_agent(agent_config: AgentConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> Agent:

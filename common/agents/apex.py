@@ -10,7 +10,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from troupe.common.agents.base import Act, Batch, Inputs, Update
+from troupe.common.agents.base import Act, Batch, Inputs
 from troupe.common.agents.learners.rmsprop import RMSProp
 from troupe.common.agents.learners.target import TargetLearner
 from troupe.common.agents.network import NetworkAgent, Step, network_inputs, suited
@@ -136,38 +136,46 @@ class ApexAgent(NetworkAgent):
 
     # -------------------------------------------------------------- learning
 
-    def update(self, batch: Batch) -> Update:
+    def told(self, batch: Batch) -> dict[str, Tensor | np.ndarray]:
+        """See the base class."""
+        config, learner = self.config, self.learner
+        told: dict[str, Tensor | np.ndarray] = {**batch.fields, "weights": batch.weights}
+        if config.noise:
+            # One draw for a whole batch, and for all learners that share it.
+            told["noise"] = torch.randn(3, 1, self.net.draws, generator=learner.generator)
+        if config.quantiles:
+            shape = 2, len(batch.weights), config.quantiles
+            drawn = learner.reduction.drawn(learner.generator, shape, normal=False)
+            # At 0 and 1 a quantile is an extreme of the return, which no finite sample teaches.
+            told["shares"] = drawn.clamp(1e-6, 1.0 - 1e-6)
+        return told
+
+    def learn(self, told: dict[str, Tensor], *, measure: bool) -> dict[str, Tensor]:
         """One step of the chosen actions' Q towards their targets; new priorities are `|TD error|`."""
         learner, scale = self.learner, self.net.scale
-        transitions = scaled(self.stored.read(batch.fields), scale)
-        judge = self._quantile_losses if self.config.quantiles else self._losses
-        losses, error, q = judge(transitions, self._noise())
+        transitions = scaled(self.stored.read(told), scale)
+        noise = Noise(*told["noise"]) if self.config.noise else Noise(None, None, None)
+        if self.config.quantiles:
+            losses, error, q = self._quantile_losses(transitions, noise, *told["shares"])
+        else:
+            losses, error, q = self._losses(transitions, noise)
         # Importance weights multiply the loss, after Huber: inside it they would move the point at which it
         # turns linear.
-        loss = (self._to_device(batch.weights) * losses).mean()
+        loss = (told["weights"] * losses).mean()
         norm = learner.step(loss)
         # After the step: the next update, and all actors, see pixels as the published network does.
         self.net.observe(transitions.obs)
-        metrics: dict[str, float] = {}
-        if batch.measure:
-            metrics = {
-                # Each `item` waits for the GPU, which is why this is not done in every update.
-                "learner/loss": loss.item(),
-                "learner/grad_norm": norm.item(),
-                "learner/q_mean": in_rewards(q.mean(), scale).item(),
-                "learner/td_error_mean": error.abs().mean().item(),
-                "learner/explained_variance": returns.explained_variance(error, q + error).item(),
-            }
         # Above 0: a priority of 0 would mean never again, also once the network has changed.
-        priorities = in_rewards(error.detach().abs(), scale).double().cpu().numpy() + PRIORITY_FLOOR
-        return Update(priorities=priorities, metrics=metrics)
-
-    def _noise(self) -> Noise:
-        """One draw for a whole batch, and for all learners that share it."""
-        if not self.config.noise:
-            return Noise(None, None, None)
-        drawn = torch.randn(3, 1, self.net.draws, generator=self.learner.generator)
-        return Noise(*drawn.to(self.device))
+        found = {"priorities": in_rewards(error.detach().abs(), scale).double() + PRIORITY_FLOOR}
+        if measure:
+            found |= {
+                "learner/loss": loss.detach(),
+                "learner/grad_norm": norm,
+                "learner/q_mean": in_rewards(q.detach().mean(), scale),
+                "learner/td_error_mean": error.detach().abs().mean(),
+                "learner/explained_variance": returns.explained_variance(error, q + error),
+            }
+        return found
 
     def _losses(self, transitions: Transitions, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, TD error and Q of each transition, `[B]`."""
@@ -209,15 +217,13 @@ class ApexAgent(NetworkAgent):
             next_values=next_values,
         )
 
-    def _quantile_losses(self, transitions: Transitions, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
+    def _quantile_losses(
+        self, transitions: Transitions, noise: Noise, shares: Tensor, next_shares: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The same of a network of quantiles; TD error and Q are those of their means."""
         net, learner = self.net, self.learner
         assert isinstance(net, QuantileNetwork)
         assert isinstance(learner.target, QuantileNetwork)
-        shape = 2, len(transitions.obs), self.config.quantiles
-        drawn = learner.reduction.drawn(learner.generator, shape, normal=False)
-        # At 0 and 1 a quantile is an extreme of the return, which no finite sample teaches.
-        shares, next_shares = drawn.clamp(1e-6, 1.0 - 1e-6).to(self.device)
         rows = torch.arange(len(transitions.obs), device=self.device)
         with torch.no_grad():
             following = learner.target.quantiles(transitions.next_obs, next_shares, noise.target)

@@ -15,6 +15,8 @@ from troupe.common.data.schema import Chunk, FieldSpec, SlotStep
 from troupe.common.spaces import ActionSpec
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from troupe.common.envs import EnvSpec
 
 
@@ -118,6 +120,9 @@ class Batch:
     or, where a table gives steps again or a queue drops some, by all that were made."""
     measure: bool = True
     """Whether metrics are wanted: reading one from a GPU waits for everything before it."""
+    placed: Mapping[str, Tensor] = field(default_factory=dict)
+    """Fields that are on the learner's device already, as a copy, or come there before what is computed
+    next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,17 @@ class Update:
     """`[B]` float64, finite and above 0; None where the algorithm gives no priorities."""
     metrics: dict[str, float]
     """Scalars for the log by name, `learner/...`; empty unless they were asked for."""
+
+    def settled(self) -> Update:
+        """See `Pending`: there is nothing to wait for."""
+        return self
+
+
+class Pending(Protocol):
+    """An `Update` that a GPU may be at. The state of the agent is that after it: whoever reads it waits."""
+
+    def settled(self) -> Update:
+        """Waits for it, with what it found."""
 
 
 class Accumulator(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -176,40 +177,52 @@ class ImpalaAgent(NetworkAgent):
 
     # -------------------------------------------------------------- learning
 
-    def update(self, batch: Batch) -> Update:
-        """One step on `[B]` unrolls. `weights` are not looked at: V-trace makes up for how old unrolls are.
+    def told(self, batch: Batch) -> dict[str, Tensor | np.ndarray]:
+        """See the base class. `weights` are not looked at: V-trace makes up for how old unrolls are."""
+        self.learner.rate.follow_progress(batch.progress)
+        told: dict[str, Tensor | np.ndarray] = {**batch.fields}
+        told.pop("features", None)  # distances to them are found on the CPU
+        if batch.replayed is not None:
+            told["replayed"] = batch.replayed
+        return told
 
-        Where features are stored, priorities are how near they are to what the network made of the same
-        observations before this step: 1 for the same.
-        """
-        learner = self.learner
-        learner.rate.follow_progress(batch.progress)
-        unrolls = self.stored.read(batch.fields)
-        rows = None if batch.replayed is None else self._to_device(batch.replayed)
-        stored = self._to_device(batch.fields["value"]).T if self.config.clear_value_cost else None
-        loss, measured, features = self._loss(unrolls, rows, stored)
-        norm = learner.step(loss)
+    def learn(self, told: dict[str, Tensor], *, measure: bool) -> dict[str, Tensor]:
+        """One step on `[B]` unrolls; `features` are what the network made of them before, where stored."""
+        unrolls = self.stored.read(told)
+        stored = told["value"].T if self.config.clear_value_cost else None
+        loss, measured, features = self._loss(unrolls, told.get("replayed"), stored)
+        norm = self.learner.step(loss)
         # After the step: the next update sees pixels as actors do with what is published now. Where they are
         # behind, V-trace corrects for statistics as for weights: it has the policy that they acted by.
         # The first observation of an unroll is the last of the one before it: each counts once.
         self.net.observe(unrolls.obs[1:])
-        metrics: dict[str, float] = {}
-        if batch.measure:
-            metrics = {f"learner/{name}": value.item() for name, value in measured.items()}
-            metrics["learner/grad_norm"] = norm.item()
-            metrics["learner/learning_rate"] = learner.rate.value
-        if self.config.behaviour_features == "none":
-            return Update(priorities=None, metrics=metrics)
-        distance = self._distances(batch.fields["features"], features)
+        found = {}
+        if measure:
+            found = {f"learner/{name}": value.detach() for name, value in measured.items()}
+            found["learner/grad_norm"] = norm
+        if self.config.behaviour_features != "none":
+            found["features"] = features[:-1].detach().transpose(0, 1)
+        return found
+
+    def made(self, batch: Batch, found: Mapping[str, Tensor]) -> Update:
+        """See the base class.
+
+        Where features are stored, priorities are how near they are to what the network made of the same
+        observations before this step: 1 for the same.
+        """
+        update = super().made(batch, found)
+        if "features" not in found:
+            return update
+        distance = self.distances(batch.fields["features"], found["features"].numpy())
+        metrics = update.metrics
         if batch.measure:
             # Fresh unrolls are near by nature; only replayed ones say whether features drift.
             old = distance if batch.replayed is None else distance[batch.replayed]
-            metrics["learner/feature_distance"] = float(old.mean()) if len(old) else 0.0
+            metrics = metrics | {"learner/feature_distance": float(old.mean()) if len(old) else 0.0}
         return Update(nearness(distance), metrics)
 
-    def _distances(self, stored: np.ndarray, features: Tensor) -> np.ndarray:
-        """How far `stored` `[B, T, F]` are from what the network makes of them now, `[T + 1, B, F]`."""
-        fresh = features[:-1].detach().transpose(0, 1).cpu().numpy()
+    def distances(self, stored: np.ndarray, fresh: np.ndarray) -> np.ndarray:
+        """How far `stored` features `[B, T, F]` are from those that the network has now."""
         return distances(self.config.feature_distance, fresh, stored, self.config.feature_power)
 
     def _loss(
@@ -360,6 +373,10 @@ class ImpalaLearner(Learner):
         parameters = [*net.parameters(), *self.entropy_cost.parameters()]
         super().__init__(net, _optimizer(config, parameters), config.max_grad_norm)
         self.rate = LearningRate(config, self.optimizer)
+
+    def metrics(self) -> dict[str, float]:
+        """See `Learner`: the learning rate."""
+        return {"learner/learning_rate": self.rate.value}
 
     def arrays(self) -> dict[str, np.ndarray]:
         """See `Learner`; a fixed cost is what the configuration says now."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common import system
-from troupe.common.agents.base import Agent, Batch, Update
+from troupe.common.agents.base import Agent, Batch, Pending, Update
 from troupe.common.agents.tensors import shared_tensor
 from troupe.common.data.accumulators.unrolls import TERMINATED, TRUNCATED
 from troupe.common.nets.parts import PartInputs
@@ -45,18 +45,26 @@ class Inspection:
         agent: learns. Of one without a `net` and a `learner`, which the protocol does not ask for, only
           what its batches hold is measured.
         period_s: seconds between two looks; the first update is looked at.
+        update: of the agent, where nobody looks: a CUDA graph shows nothing of what is within; None: the
+          agent's own.
     """
 
-    def __init__(self, agent: Agent, period_s: float = PERIOD_S) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        period_s: float = PERIOD_S,
+        update: Callable[[Batch], Update | Pending] | None = None,
+    ) -> None:
         self._agent = agent
+        self._update = update or agent.update
         self._period_s = period_s
         self._next_s = -math.inf
         self._ends = Ends()
 
-    def update(self, batch: Batch) -> Update:
+    def update(self, batch: Batch) -> Update | Pending:
         """`agent.update`, looked at if metrics are wanted and it is time."""
         if not batch.measure or system.monotonic() < self._next_s:
-            return self._agent.update(batch)
+            return self._update(batch)
         self._next_s = system.monotonic() + self._period_s
         network = getattr(self._agent, "net", None)
         # Before the hooks: made with the learner, a target network would be a copy that has them too.

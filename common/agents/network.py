@@ -6,14 +6,14 @@ import contextlib
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from troupe.common.agents.base import Accumulator, Act, Inputs
+from troupe.common.agents.base import Accumulator, Act, Batch, Inputs, Update
 from troupe.common.agents.learners.reduction import ALONE, Reduction
 from troupe.common.agents.tensors import (
     below,
@@ -81,13 +81,14 @@ class Learner:
 
     Attributes:
         updates: batches learned from so far.
+        taken_over: how often a saved state has taken the place of the optimiser's tensors.
         reduction: over the learners that share each batch.
     """
 
     def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
         self.net = net
         self.optimizer = optimizer
-        self.updates = 0
+        self.updates = self.taken_over = 0
         self.reduction = ALONE
         self._max_grad_norm = max_grad_norm
         self._spectral = spectral_layers(net)
@@ -120,6 +121,15 @@ class Learner:
         for layer in self._spectral:
             layer.settle()
         return norm
+
+    @property
+    def branch(self) -> Hashable:
+        """What of the next update is decided by a count, and not by tensors: see `GraphedUpdates`."""
+        return ()
+
+    def metrics(self) -> dict[str, float]:
+        """What of the last update is known without a look at a tensor, for the log."""
+        return {}
 
     def arrays(self) -> dict[str, np.ndarray]:
         """What a checkpoint needs beside the optimiser's moments and the number of updates."""
@@ -220,6 +230,53 @@ class NetworkAgent(ABC):
             return Act(action, extras)
         return Act(action, extras | {"memory": inputs.memory}, memory.cpu().numpy())
 
+    # -------------------------------------------------------------- learning
+
+    def update(self, batch: Batch) -> Update:
+        """See `Agent`. A subclass has this in three parts, the two below and `made`, or overrides it whole.
+
+        Only in parts can it be a CUDA graph: `troupe.common.agents.learners.graphed` repeats `learn`.
+        """
+        return self.updated(batch, self.told(batch))
+
+    def updated(self, batch: Batch, told: Mapping[str, Tensor | np.ndarray]) -> Update:
+        """`update` where `told` has been asked already."""
+        placed = {
+            name: batch.placed[name] if name in batch.placed else on_device(each, self.device)
+            for name, each in told.items()
+        }
+        found = self.learn(placed, measure=batch.measure)
+        return self.made(batch, {name: tensor.cpu() for name, tensor in found.items()})
+
+    def told(self, batch: Batch) -> dict[str, Tensor | np.ndarray]:
+        """What `learn` goes by, on the CPU: fields by their names, and what is drawn or counted here."""
+        raise NotImplementedError
+
+    def learn(self, told: dict[str, Tensor], *, measure: bool) -> dict[str, Tensor]:
+        """The update, from tensors on the agent's device to tensors there: nothing is read in between.
+
+        Shapes and branches follow from those of `told` and from `learner.branch` where shapes are fixed.
+
+        Returns:
+            `priorities` float64 `[B]`, where the algorithm gives them, what else `made` wants, and scalars
+            `learner/...` if `measure`.
+        """
+        raise NotImplementedError
+
+    @property
+    def no_graph_because(self) -> str:
+        """Why `learn` cannot be a CUDA graph with this configuration; empty: it can."""
+        return ""
+
+    def made(self, batch: Batch, found: Mapping[str, Tensor]) -> Update:
+        """What `learn` has found, on the CPU by now, as an `Update`."""
+        priorities = found["priorities"].numpy() if "priorities" in found else None
+        metrics: dict[str, float] = {}
+        if batch.measure:
+            metrics = {name: value.item() for name, value in found.items() if name.startswith("learner/")}
+            metrics |= self.learner.metrics()
+        return Update(priorities, metrics)
+
     # --------------------------------------------------- parameters, checkpoints
 
     def params(self) -> dict[str, np.ndarray]:
@@ -257,6 +314,7 @@ class NetworkAgent(ABC):
                 load_optimizer(learner.optimizer, below("optimizer/", arrays))
                 learner.load_arrays(arrays)
                 learner.updates = int(meta["updates"])
+                learner.taken_over += 1
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return on_device(array, self.device)

@@ -16,9 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from troupe.common.agents.base import Act, Batch, Inputs, Update
+from troupe.common.agents.base import Act, Batch, Inputs
 from troupe.common.agents.learners.learning_rate import AdaptiveRateConfig
-from troupe.common.agents.learners.passes import PassesConfig, PassesLearner, Steps, inputs_of, styled_body
+from troupe.common.agents.learners.passes import (
+    PassesConfig,
+    PassesLearner,
+    Steps,
+    inputs_of,
+    means,
+    styled_body,
+)
 from troupe.common.agents.network import NetworkAgent, Step, suited
 from troupe.common.agents.policies import drawn, policy_distribution, policy_options
 from troupe.common.agents.stored.unrolls import StoredUnrolls, Unrolls
@@ -210,16 +217,24 @@ class PolicyGradientAgent(NetworkAgent):
 
     # -------------------------------------------------------------- learning
 
-    def update(self, batch: Batch) -> Update:
-        """`agent.epochs` passes over `[B]` unrolls, fresh or `replayed`; `weights` are not looked at."""
-        learner, period = self.learner, self.config.target_period_updates
-        unrolls = learner.prepared(self.stored.read(batch.fields))
-        measured = learner.learn(
-            batch.progress, lambda previous: self._estimated(unrolls, previous), self._loss
-        )
-        if self.adjusted.target is not None and learner.updates % period == 0:
+    def told(self, batch: Batch) -> dict[str, Tensor | np.ndarray]:
+        """See the base class. Unrolls may be fresh or `replayed`; `weights` are not looked at."""
+        self.learner.rate.follow_progress(batch.progress)
+        return {**batch.fields, **self.learner.drawn(self.config.unroll_steps, len(batch.weights))}
+
+    def learn(self, told: dict[str, Tensor], *, measure: bool) -> dict[str, Tensor]:
+        """`agent.epochs` passes over `[B]` unrolls."""
+        learner, moves = self.learner, self.learner.branch
+        unrolls = learner.prepared(self.stored.read(told))
+        measured = learner.learn(told, lambda previous: self._estimated(unrolls, previous), self._loss)
+        if self.adjusted.target is not None and moves:
             self.adjusted.target.load_state_dict(self.net.state_dict())
-        return Update(priorities=None, metrics=learner.metrics(measured) if batch.measure else {})
+        return means(measured) if measure else {}
+
+    @property
+    def no_graph_because(self) -> str:
+        """See the base class."""
+        return "V-MPO picks the better half of the steps" if self.config.policy_loss == "vmpo" else ""
 
     def _loss(self, steps: JudgedSteps) -> tuple[Tensor, dict[str, Tensor]]:
         params, values = self.learner.forward(*steps.inputs)
@@ -305,12 +320,12 @@ class PolicyGradientAgent(NetworkAgent):
         said, values = values, self.net.in_returns(values)
         advantages, targets = self._advantages(unrolls, log_pi - log_mu, values)
         if (returns := self.net.returns) is not None:
-            first = not int(returns.count)
+            first = returns.count == 0
             # Statistics move once per batch: moved in each pass, targets would change their scale between
             # passes.
             if previous is None:
                 self.net.observe_returns(targets)
-            values, targets = said if first else returns(values), returns(targets)
+            values, targets = torch.where(first, said, returns(values)), returns(targets)
         if config.normalize_advantages:
             # Over the whole batch, not each minibatch as the reference does: a minibatch of few steps has a
             # noisy deviation.
@@ -394,7 +409,13 @@ class PolicyGradientAgent(NetworkAgent):
             fused=True,
         )
         return PassesLearner(
-            config, self.net, optimizer, self.adjusted, seed=self.seed, pixels=self.spec.pixels
+            config,
+            self.net,
+            optimizer,
+            self.adjusted,
+            seed=self.seed,
+            pixels=self.spec.pixels,
+            period_updates=config.target_period_updates,
         )
 
 

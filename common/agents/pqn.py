@@ -12,8 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from troupe.common.agents.base import Act, Batch, Inputs, Update
-from troupe.common.agents.learners.passes import PassesConfig, PassesLearner, Steps, inputs_of, styled_body
+from troupe.common.agents.base import Act, Batch, Inputs
+from troupe.common.agents.learners.passes import (
+    PassesConfig,
+    PassesLearner,
+    Steps,
+    inputs_of,
+    means,
+    styled_body,
+)
 from troupe.common.agents.network import NetworkAgent, Step, suited
 from troupe.common.agents.stored.unrolls import StoredUnrolls, Unrolls
 from troupe.common.config.fields import StepCount, Units, structural, tunable
@@ -92,20 +99,23 @@ class PqnAgent(NetworkAgent):
 
     # -------------------------------------------------------------- learning
 
-    def update(self, batch: Batch) -> Update:
-        """`agent.epochs` passes over `[B]` unrolls; `weights` are 1 and not looked at."""
+    def told(self, batch: Batch) -> dict[str, Tensor | np.ndarray]:
+        """See the base class; `weights` are 1 and not looked at."""
         config, learner = self.config, self.learner
-        unrolls = learner.prepared(self.stored.read(batch.fields))
-        measured = learner.learn(
-            batch.progress, lambda previous: self._targeted(unrolls, previous), self._loss
-        )
+        learner.rate.follow_progress(batch.progress)
         exploration = annealed(
             config.epsilon_start, config.epsilon_final, batch.progress, config.epsilon_share
         )
+        drawn = learner.drawn(config.unroll_steps, len(batch.weights))
+        return {**batch.fields, **drawn, "exploration": np.array([exploration])}
+
+    def learn(self, told: dict[str, Tensor], *, measure: bool) -> dict[str, Tensor]:
+        """`agent.epochs` passes over `[B]` unrolls."""
+        unrolls = self.learner.prepared(self.stored.read(told))
+        measured = self.learner.learn(told, lambda previous: self._targeted(unrolls, previous), self._loss)
         # In place: the buffer goes out with the next parameters, under the same name.
-        self.net.exploration.fill_(exploration)
-        metrics = learner.metrics(measured) | {"learner/epsilon": exploration} if batch.measure else {}
-        return Update(priorities=None, metrics=metrics)
+        self.net.exploration.copy_(told["exploration"])
+        return means(measured) | {"learner/epsilon": told["exploration"]} if measure else {}
 
     def _loss(self, steps: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         (q,) = self.learner.forward(*steps.inputs)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from troupe.common.agents.base import Act, Batch, Inputs, Update
+from troupe.common.agents.base import Act, Batch, Inputs
 from troupe.common.agents.learners.target import TargetLearner
 from troupe.common.agents.network import NetworkAgent, Step, body_options, suited
 from troupe.common.agents.stored.sequences import Sequences, StoredSequences
@@ -85,32 +85,35 @@ class R2d2Agent(NetworkAgent):
 
     # -------------------------------------------------------------- learning
 
-    def update(self, batch: Batch) -> Update:
+    def told(self, batch: Batch) -> dict[str, Tensor | np.ndarray]:
+        """See the base class."""
+        aligned = self.stored.aligned(batch.fields, batch.lengths)
+        return {**batch.fields, **aligned, "weights": batch.weights}
+
+    def learn(self, told: dict[str, Tensor], *, measure: bool) -> dict[str, Tensor]:
         """One step of double Q-learning on `[B]` sequences; their new priorities mix maximum and mean."""
-        learner = self.learner
-        sequences = self.stored.read(batch.fields, batch.lengths)
+        learner, sequences = self.learner, self.stored.read(told)
         sequences.observe_rewards(self.net.scale, self.config.burn_in_steps, self.config.gamma)
         q, errors = self._errors(sequences)
         errors = errors * sequences.counts
         # Summed over time, as in SEED: a shorter sequence weighs as much as it has steps.
-        loss = (self._to_device(batch.weights) * 0.5 * errors.square().sum(dim=0)).mean()
+        loss = (told["weights"] * 0.5 * errors.square().sum(dim=0)).mean()
         norm = learner.step(loss)
         # Without the burn-in, whose frames are learned from in the sequence before and would count twice.
         self.net.observe(sequences.obs[self.config.burn_in_steps : -1], sequences.counts)
         errors, counts = errors.detach(), sequences.counts.to(errors.dtype)
         priorities = mixed_priorities(errors, self.config.priority_eta, counts)
-        metrics: dict[str, float] = {}
-        if batch.measure:
+        found = {"priorities": priorities.double() + PRIORITY_FLOOR}
+        if measure:
             steps = counts.sum().clamp(min=1)
-            learned = errors[sequences.counts], (q + errors)[sequences.counts]
-            metrics = {
-                "learner/loss": loss.item(),
-                "learner/grad_norm": norm.item(),
-                "learner/q_mean": ((q.detach() * counts).sum() / steps).item(),
-                "learner/td_error_mean": (errors.abs().sum() / steps).item(),
-                "learner/explained_variance": explained_variance(*learned).item(),
+            found |= {
+                "learner/loss": loss.detach(),
+                "learner/grad_norm": norm,
+                "learner/q_mean": (q.detach() * counts).sum() / steps,
+                "learner/td_error_mean": errors.abs().sum() / steps,
+                "learner/explained_variance": explained_variance(errors, q + errors, sequences.counts),
             }
-        return Update(priorities=priorities.double().cpu().numpy() + PRIORITY_FLOOR, metrics=metrics)
+        return found
 
     def _errors(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """Q of the actions taken, and target minus that, `[N - burn_in - 1, B]`; padding has anything."""

@@ -17,7 +17,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from troupe.common.agents.base import Act, Batch, Inputs, Update
+from troupe.common.agents.base import Act, Batch, Inputs
 from troupe.common.agents.learners.target import TargetLearner
 from troupe.common.agents.network import NetworkAgent, Step, network_inputs, suited
 from troupe.common.agents.policies import drawn
@@ -211,22 +211,38 @@ class SacAgent(NetworkAgent):
 
     # -------------------------------------------------------------- learning
 
-    def update(self, batch: Batch) -> Update:
+    def told(self, batch: Batch) -> dict[str, Tensor | np.ndarray]:
+        """See the base class."""
+        stored, told = self.stored, {**batch.fields, "weights": batch.weights}
+        shape: tuple[int, ...] = (len(batch.weights),)
+        if isinstance(stored, StoredSequences):
+            told |= stored.aligned(batch.fields, batch.lengths)
+            shape = (len(told["entries"]) - self.config.burn_in_steps - 1, *shape)
+        return told | {"noise": self._noise(2, *shape, self.draws)}
+
+    def learn(self, told: dict[str, Tensor], *, measure: bool) -> dict[str, Tensor]:
         """One step on `[B]` items; new priorities are of the critics' mean `|TD error|`."""
         if isinstance(self.stored, StoredSequences):
-            return self._update_on_sequences(self.stored.read(batch.fields, batch.lengths), batch)
-        transitions = scaled(self.stored.read(batch.fields), self.net.scale)
-        loss, measured, errors = self._judged(transitions, self._to_device(batch.weights))
-        metrics = self._descend(loss, measured, batch.measure)
+            return self._learn_from_sequences(self.stored.read(told), told, measure)
+        transitions = scaled(self.stored.read(told), self.net.scale)
+        loss, measured, errors = self._judged(transitions, told["weights"], told["noise"])
+        measured["grad_norm"] = self.learner.step(loss)
         self.net.observe(transitions.obs)
         sizes = in_rewards(errors.abs().mean(0), self.net.scale)
-        return Update(sizes.double().cpu().numpy() + PRIORITY_FLOOR, metrics)
+        return _found(sizes, measured if measure else {})
 
-    def _judged(self, transitions: Transitions, weights: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """See `_loss`."""
-        noise, next_noise = self._noise(2, len(transitions.obs), self.draws).to(weights.device)
-        targets = self._targets(transitions, next_noise)
-        return self._loss(self.net.encode(transitions.obs), transitions.action, targets, weights, noise)
+    @property
+    def no_graph_because(self) -> str:
+        """See the base class."""
+        return "SAC with memory picks the steps that count" if self.memory_size else ""
+
+    def _judged(
+        self, transitions: Transitions, weights: Tensor, noise: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """See `_loss`; the noise `[2, B, draws]` is for the steps' own actions, and for those after."""
+        now, after = noise
+        targets = self._targets(transitions, after)
+        return self._loss(self.net.encode(transitions.obs), transitions.action, targets, weights, now)
 
     @torch.no_grad()
     def _targets(self, transitions: Transitions, noise: Tensor) -> Tensor:
@@ -251,7 +267,9 @@ class SacAgent(NetworkAgent):
         chances = target.agreed_chances(seen_by_target, action)
         return projected(values, chances, config.value_min, config.value_max)
 
-    def _update_on_sequences(self, sequences: Sequences, batch: Batch) -> Update:
+    def _learn_from_sequences(
+        self, sequences: Sequences, told: dict[str, Tensor], measure: bool
+    ) -> dict[str, Tensor]:
         """One step on `[B]` sequences; their new priorities mix maximum and mean of the critics' errors.
 
         All steps of a batch that are learned from count alike, so that losses are on the scale of those
@@ -260,24 +278,24 @@ class SacAgent(NetworkAgent):
         counts, burn_in, learner = sequences.counts, self.config.burn_in_steps, self.learner
         # What no accumulator makes; of several learners one alone must not stay away.
         if learner.reduction.alone and not counts.any():
-            return Update(np.full(len(batch.weights), PRIORITY_FLOOR), {})
+            return _found(torch.zeros(counts.shape[1]), {})
         sequences.observe_rewards(self.net.scale, burn_in, self.config.gamma)
-        noise, next_noise = self._noise(2, *counts.shape, self.draws).to(counts.device)
+        noise, next_noise = told["noise"]
         features, _ = self.net.remember(*sequences.burned_in(self.net, burn_in))
         targets = self._sequence_targets(sequences, features.detach(), next_noise, learner.target)
         actions = sequences.last_action[burn_in + 1 :]
-        importance = self._to_device(batch.weights).expand(counts.shape)
+        importance = told["weights"].expand(counts.shape)
         # Only the steps that count are judged: critics and policy are the expensive part.
         steps = features[:-1], actions, targets, importance, noise
         loss, measured, errors = self._loss(*(part[counts] for part in steps))
         # All steps count alike, and shares differ in them. Of none there is nothing to measure.
         steps_learned = int(counts.sum())
-        metrics = self._descend(loss, measured, batch.measure and steps_learned > 0, steps_learned)
+        measured["grad_norm"] = learner.step(loss, steps_learned)
         self.net.observe(sequences.obs[burn_in:-1][counts])
         sizes = torch.zeros_like(targets)
         sizes[counts] = in_rewards(errors.abs().mean(0), self.net.scale)
         priorities = mixed_priorities(sizes, self.config.priority_eta, counts)
-        return Update(priorities.double().cpu().numpy() + PRIORITY_FLOOR, metrics)
+        return _found(priorities, measured if measure and steps_learned else {})
 
     @torch.no_grad()
     def _sequence_targets(
@@ -346,15 +364,6 @@ class SacAgent(NetworkAgent):
         said, means = net.said(features, action), targets @ net.places
         losses = -(targets * said.log_softmax(-1)).sum(-1)
         return losses, means, means - said.detach().softmax(-1) @ net.places
-
-    def _descend(
-        self, loss: Tensor, measured: dict[str, Tensor], measure: bool, weight: float | None = None
-    ) -> dict[str, float]:
-        """One step down the gradient; what was measured, if it is wanted."""
-        norm = self.learner.step(loss, weight)
-        if not measure:
-            return {}
-        return {f"learner/{name}": value.item() for name, value in (measured | {"grad_norm": norm}).items()}
 
     def _value_after(
         self, target: SoftActorCritic, seen_by_target: Tensor, seen: Tensor | None, noise: Tensor
@@ -475,6 +484,12 @@ class SacAgent(NetworkAgent):
             draws="noise",
             seed=self.seed,
         )
+
+
+def _found(sizes: Tensor, measured: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What `SacAgent.learn` gives of errors `[B]`."""
+    found = {f"learner/{name}": value.detach() for name, value in measured.items()}
+    return {"priorities": sizes.double() + PRIORITY_FLOOR, **found}
 
 
 make = SacAgent

@@ -17,11 +17,17 @@ def shared_tensor(array: np.ndarray) -> Tensor:
     return torch.from_dlpack(array)
 
 
-def on_device(array: np.ndarray, device: torch.device | str) -> Tensor:
+def on_device(array: np.ndarray | Tensor, device: torch.device | str) -> Tensor:
     """The array as a tensor there: in its own memory on the CPU, else a copy that is under way."""
     # The copy is ordered before the kernels that read it, on the same stream, so nothing has to wait for it
     # here.
-    return shared_tensor(array).to(device, non_blocking=True)
+    tensor = array if isinstance(array, Tensor) else shared_tensor(array)
+    return tensor.to(device, non_blocking=True)
+
+
+def joined_memory(entries: np.ndarray | Tensor, size: int, device: torch.device | str) -> Tensor:
+    """Memory `[B, size]` on the device, of pieces `[B, T, width]`, as a field has one for each step."""
+    return on_device(entries, device).flatten(1)[:, :size]
 
 
 def module_arrays(module: nn.Module) -> dict[str, np.ndarray]:

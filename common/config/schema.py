@@ -292,6 +292,10 @@ class LearnerConfig(Section):
         "other (agent.max_staleness is a number), otherwise 1.",
     )
     device: Device = tunable("cpu", "Where updates run: `cpu`, `cuda` or `cuda:N`.")
+    cuda_graph: bool = tunable(
+        True,
+        "On a GPU each update is one CUDA graph, where the algorithm can be one; off: kernel by kernel.",
+    )
 
 
 class EvaluatorConfig(Section):

@@ -133,12 +133,11 @@ class ActorCritic(SequenceBody):
         """
         if self.returns is None:
             return
-        if not int(self.returns.count):
-            self.returns.update(returns)
-            return
+        first = self.returns.count == 0
         before, mean = self.returns.deviation.float(), self.returns.mean.float()
         self.returns.update(returns)
         now, weight, bias = self.returns.deviation.float(), *self.head.baseline.parameters()
         # The deviation goes down where the weights go up, so that `w x * deviation + mean` is what it was.
-        weight.mul_(before / now)
-        bias.copy_((before * bias + mean - self.returns.mean.float()) / now)
+        weight.copy_(torch.where(first, weight, weight * (before / now)))
+        moved = (before * bias + mean - self.returns.mean.float()) / now
+        bias.copy_(torch.where(first, bias, moved))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from troupe.common.data.instructions import HASH_BUCKETS
+from troupe.common.rl.fixed import shapes_are_fixed
 
 
 def split_instruction(obs: Tensor, words: int) -> tuple[Tensor, Tensor]:
@@ -33,7 +34,9 @@ class InstructionEncoder(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         """Map ids `[B, W]`, -1 behind the last word, to `[B, units]`; zeros where there are no words."""
         # Few instructions are in use at a time: each is read once, wherever it stands in the batch.
-        words, places = torch.unique(words, dim=0, return_inverse=True)
+        places: Tensor | slice = slice(None)
+        if not shapes_are_fixed():
+            words, places = torch.unique(words, dim=0, return_inverse=True)
         lengths = (words >= 0).sum(dim=1)
         outputs, _ = self.lstm(self.embedding(words.clamp(min=0).long()))
         last = (lengths - 1).clamp(min=0)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from troupe.common.nets.pixels import NormalizedPixels, ScaledPixels
 from troupe.common.nets.torsos import PLAIN, Projected, Style, VectorTorso, pixel_torso
+from troupe.common.rl.fixed import constant, one_hot, shapes_are_fixed
 from troupe.common.rl.normalizers import Normalizer
 from troupe.common.spaces import Leaf
 
@@ -59,10 +59,12 @@ class PartInputs(nn.Module):
         """Takes packed observations `[..., bytes]`, where `counts` `[...]`, into the statistics."""
         if not any(isinstance(scale, Normalizer) for scale in self.scales):
             return
-        rows = (obs if counts is None else obs[counts]).reshape(-1, obs.shape[-1])
-        for array, scale in zip(self._arrays(rows), self.scales, strict=True):
+        if counts is not None and not shapes_are_fixed():
+            obs, counts = obs[counts], None
+        counts = None if counts is None else counts.flatten()
+        for array, scale in zip(self._arrays(obs.reshape(-1, obs.shape[-1])), self.scales, strict=True):
             if isinstance(scale, Normalizer):
-                scale.observe(array)
+                scale.observe(array, counts)
 
     def _arrays(self, obs: Tensor) -> Iterator[Tensor]:
         """Each part of `[B, bytes]`: images `[B, C, H, W]`, rows `[B, size]` of the others, without NaN."""
@@ -80,7 +82,7 @@ class PartInputs(nn.Module):
         if not leaf.choices:
             numbers: Tensor = scale(array)
             return numbers.to(torch.float32).flatten(1)
-        places = array.long() - torch.tensor(leaf.start, device=array.device)
+        places = array.long() - constant(leaf.start, array.device, torch.int64)
         most = max(leaf.choices)
         hot = one_hot(places.clamp(0, most - 1), most).to(torch.float32)
         # All alike, as buttons are: one tensor for all, instead of a slice for each.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 
@@ -9,10 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from troupe.common.rl.fixed import shapes_are_fixed
 from troupe.common.rl.normalizers import Normalizer
-
-# uint8 `[256, 8]`: the pixels that a byte holds.
-_PIXELS = torch.from_numpy(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) * np.uint8(255))
 
 
 def stacked(frames: Tensor, real: Tensor, stack: int) -> Tensor:
@@ -30,6 +29,9 @@ def stacked(frames: Tensor, real: Tensor, stack: int) -> Tensor:
     steps, grey = len(real), frames.ndim == 4
     views = [frames[place : place + steps] for place in range(stack)]
     obs = interleaved(views) if grey and stack == 4 else torch.stack(views, dim=2)
+    if shapes_are_fixed():
+        foreign = torch.arange(stack, device=obs.device) < stack - real[..., None].long()
+        return obs.masked_fill_(foreign.reshape(*foreign.shape, *(1,) * (obs.ndim - 3)), 0)
     cut = (real < stack).nonzero(as_tuple=True)  # few: an episode's first steps
     foreign = torch.arange(stack, device=obs.device) < stack - real[cut][:, None].long()
     # The frames there are another episode's, which is stored next to this one; the agent saw zeros.
@@ -57,12 +59,20 @@ def unpacked(obs: Tensor) -> Tensor:
 
     `numpy.packbits` packs them, along the last axis.
     """
-    pixels = _PIXELS.to(obs.device)
+    pixels = _pixels(obs.device)
     if torch.jit.is_tracing():  # no other program takes bytes for other numbers
         return pixels[obs.long()].flatten(-2)
     # Eight bytes are looked up as one integer: ten times as fast as bit by bit.
     wide = pixels.view(torch.int64).squeeze(1).index_select(0, obs.flatten().int())
     return wide.view(torch.uint8).view(*obs.shape[:-1], 8 * obs.shape[-1])
+
+
+@functools.cache
+def _pixels(device: torch.device) -> Tensor:
+    """uint8 `[256, 8]`: the pixels that a byte holds. Made once for each device, as a graph needs it."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
+    with torch.inference_mode(False):
+        return torch.from_numpy(bits * np.uint8(255)).to(device)
 
 
 def as_images(obs: Tensor) -> Tensor:
@@ -152,7 +162,7 @@ class NormalizedPixels(Normalizer):
         if self.frozen:
             return
         frames = obs.select(-len(self.shape) - 1, -1) if self._stack else obs
-        self.update(frames if counts is None else frames[counts])
+        self.update(frames, counts)
 
     def _traceable(self, pixels: Tensor, scale: Tensor) -> Tensor:
         """The same in plain arithmetic, which every format of a network knows."""
@@ -179,6 +189,11 @@ class NormalizedPixels(Normalizer):
         if self._stack < 2:
             return
         frames = pixels.unflatten(1, (self._stack, -1))
+        padded = images.unflatten(1, (self._stack, -1))
+        if shapes_are_fixed():
+            padding = (frames[:, :-1].flatten(2).amax(2) == 0).cumprod(1).bool()
+            padded[:, :-1].masked_fill_(padding[..., None, None, None], 0.0)
+            return
         # One pixel in 64 of the oldest frame: most frames show something there, and only the rest are looked
         # at whole.
         probe = frames[:, 0, :, ::_PROBE, ::_PROBE].flatten(1)
@@ -188,7 +203,6 @@ class NormalizedPixels(Normalizer):
         blank = frames[rows, :-1].flatten(2).amax(2) == 0
         # From the oldest on and without a gap: a black frame in the middle of a stack was really seen.
         padding = blank.cumprod(1).bool()
-        padded = images.unflatten(1, (self._stack, -1))
         padded[rows, :-1] = padded[rows, :-1].masked_fill(padding[..., None, None, None], 0.0)
 
 

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from troupe.common.nets.language import InstructionEncoder, split_instruction
 from troupe.common.nets.parts import PartInputs, PartsTorso
 from troupe.common.nets.pixels import NormalizedPixels, PackedPixels, ScaledPixels
 from troupe.common.nets.torsos import PLAIN, Projected, Style, make_torso
+from troupe.common.rl.fixed import one_hot, shapes_are_fixed
 from troupe.common.rl.normalizers import Normalizer
 from troupe.common.spaces import ActionSpec, runs
 
@@ -42,6 +42,8 @@ class LstmCore(nn.Module):
             outputs `[T, B, units]`, and the state after the last step.
         """
         hidden, cell = self._unpacked(state)
+        if shapes_are_fixed():
+            return self._step_by_step(inputs, first, list(hidden), list(cell))
         outputs = []
         # Between two steps at which any sequence begins an episode, the LSTM runs undisturbed, in one call.
         # A whole segment is one call of cuDNN or MKL, where a loop would make one for each step.
@@ -52,6 +54,20 @@ class LstmCore(nn.Module):
             segment, (hidden, cell) = self.lstm(inputs[begin:end], (hidden * keep, cell * keep))
             outputs.append(segment)
         return torch.cat(outputs), self._packed(hidden, cell)
+
+    def _step_by_step(
+        self, inputs: Tensor, first: Tensor, hidden: list[Tensor], cell: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The same wherever episodes begin: each step is a call, of which a graph launches none."""
+        outputs = []
+        keep = (~first).to(inputs.dtype)[..., None]
+        for step, kept in zip(inputs.unbind(), keep.unbind(), strict=True):
+            for layer, weights in enumerate(self.lstm.all_weights):
+                before = hidden[layer] * kept, cell[layer] * kept
+                hidden[layer], cell[layer] = torch.lstm_cell(step, before, *weights)
+                step = hidden[layer]
+            outputs.append(step)
+        return torch.stack(outputs), self._packed(torch.stack(hidden), torch.stack(cell))
 
     def _unpacked(self, state: Tensor) -> tuple[Tensor, Tensor]:
         layers, units = self.lstm.num_layers, self.lstm.hidden_size

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from troupe.common.rl import policy
+from troupe.common.rl.fixed import constant
 from troupe.common.spaces import MAX_REAL, ActionSpec, runs
 
 RealKind = Literal["normal", "tanh_normal", "tanh"]
@@ -246,7 +247,7 @@ class TanhNormal(Reals):
     def entropy(self, params: Tensor) -> Tensor:
         """That of the normals, and the mean of `log(1 - tanh(u)^2)` by Gauss-Hermite quadrature."""
         mean, deviation = self.moments(params)
-        nodes, weights = (torch.as_tensor(each, dtype=mean.dtype, device=mean.device) for each in _QUADRATURE)
+        nodes, weights = (constant(each, mean.device, mean.dtype) for each in _QUADRATURE)
         drawn = mean[..., None] + deviation[..., None] * nodes
         return (deviation.log() + 0.5 + _HALF_LOG_TAU + (_log_slope(drawn) * weights).sum(-1)).sum(-1)
 
@@ -372,7 +373,7 @@ def distribution_of(
 
 
 # Nodes in deviations from the mean, and their weights, which add up to 1.
-_QUADRATURE = (_NODES * math.sqrt(2.0), _WEIGHTS / math.sqrt(math.pi))
+_QUADRATURE = tuple(_NODES * math.sqrt(2.0)), tuple(_WEIGHTS / math.sqrt(math.pi))
 
 
 def _normal_log_density(values: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:

@@ -12,12 +12,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from troupe.common.rl.fixed import shapes_are_fixed
+
 Merge = Callable[[int, Tensor, Tensor], tuple[int, Tensor, Tensor]]
 """Count, mean and variance of the samples of several learners, of those of this one."""
 
 # Samples that are summed at a time, and numbers of them, whichever is more: their float64 copies stay in the
 # processor's cache.
 _ROWS, _NUMBERS = 16, 1 << 12
+_ROWS_OF_GPU = 1 << 10
 
 
 class RunningMoments(nn.Module):
@@ -66,15 +69,23 @@ class RunningMoments(nn.Module):
 
     @property
     def frozen(self) -> bool:
-        """Whether the limit is reached."""
-        return self._limit is not None and int(self.count) >= self._limit
+        """Whether the limit is reached; with fixed shapes only if that is so from the beginning."""
+        if not self._limit:
+            return self._limit == 0
+        return not shapes_are_fixed() and int(self.count) >= self._limit
 
     @torch.no_grad()
-    def update(self, samples: Tensor) -> None:
-        """Take in samples `[..., *shape]` of any dtype, unless frozen."""
-        rows = samples.reshape(-1, self.mean.numel())
+    def update(self, samples: Tensor, counts: Tensor | None = None) -> None:
+        """Take in samples `[..., *shape]` of any dtype, of them those where `counts` bool `[...]`.
+
+        None, if frozen.
+        """
         if self.frozen:
             return
+        if shapes_are_fixed():
+            self._update_fixed(samples, counts)
+            return
+        rows = (samples if counts is None else samples[counts]).reshape(-1, self.mean.numel())
         samples_in, mean, variance = len(rows), *self._moments(rows)
         if self.together is not None:
             samples_in, mean, variance = self.together(samples_in, mean, variance)
@@ -90,19 +101,45 @@ class RunningMoments(nn.Module):
         self.mean += share * step
         self.count.fill_(total)
 
-    def _moments(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance float64 `[size]` of `rows` `[n, size]`; zeros of none."""
+    def _update_fixed(self, samples: Tensor, counts: Tensor | None) -> None:
+        """`update` by tensors alone: what does not count has weight 0, as everything has once frozen."""
+        rows = samples.reshape(-1, self.mean.numel())
+        weights = None if counts is None else counts.reshape(-1, 1).to(torch.float64)
+        samples_in = self.count.new_full((1,), len(rows)) if weights is None else weights.sum(0).long()
+        if self._limit is not None:
+            samples_in = samples_in * (self.count < self._limit)
+        mean, variance = self._moments(rows, weights)
+        total = self.count + samples_in
+        window = total if self._window is None else total.clamp(max=self._window)
+        share = samples_in / torch.maximum(samples_in, window).clamp(min=1).to(torch.float64)
+        step = mean - self.mean
+        self.variance += share * (variance - self.variance + (1.0 - share) * step.square())
+        self.mean += share * step
+        self.count.copy_(total)
+
+    def _moments(self, rows: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean and variance float64 `[size]` of `rows` `[n, size]`, counted by `weights` `[n, 1]`, 0 or 1.
+
+        Zeros of no rows.
+        """
         first, second = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
         if not len(rows):
             return first, second
         # Sums of differences from a sample, not of squares: those would cancel where the mean is large.
         near = rows[0].to(torch.float64)
-        for part in rows.split(max(_ROWS, _NUMBERS // self.mean.numel())):
+        # A GPU has no such cache, and a launch for each few rows would take longer than their sums.
+        size = max(_ROWS, _NUMBERS // self.mean.numel()) if rows.is_cpu else _ROWS_OF_GPU
+        parts = rows.split(size)
+        masks = [None] * len(parts) if weights is None else weights.split(size)
+        for part, mask in zip(parts, masks, strict=True):
             off = part.to(torch.float64) - near
+            if mask is not None:
+                off *= mask
             first += off.sum(0)
             second += off.square_().sum(0)
-        first /= len(rows)
-        return near + first, (second / len(rows) - first.square()).clamp_(min=0.0)
+        count = len(rows) if weights is None else weights.sum().clamp(min=1.0)
+        first /= count
+        return near + first, (second / count - first.square()).clamp_(min=0.0)
 
 
 class Normalizer(RunningMoments):
@@ -145,7 +182,7 @@ class Normalizer(RunningMoments):
 
     def observe(self, samples: Tensor, counts: Tensor | None = None) -> None:
         """Take in samples `[..., *shape]`, of them those where `counts` bool `[...]`."""
-        self.update(samples if counts is None else samples[counts])
+        self.update(samples, counts)
 
     def inverse(self, normalized: Tensor) -> Tensor:
         """What `[..., *shape]` was before, where it was not clipped; float32."""
@@ -180,15 +217,16 @@ class ReturnScale(RunningMoments):
         self.register_buffer("size", torch.ones(1, dtype=torch.float64))
 
     @torch.no_grad()
-    def observe(self, rewards: Tensor, discounts: Tensor) -> None:
-        """Take in items, `[...]` each.
+    def observe(self, rewards: Tensor, discounts: Tensor, counts: Tensor | None = None) -> None:
+        """Take in items, `[...]` each, of them those where `counts` bool `[...]`.
 
         Args:
             rewards: R, of one step, or the discounted sum of several.
             discounts: D, what the value after these steps counts: 0 where the episode terminated.
+            counts: None: all.
         """
         rewards, discounts = rewards.to(torch.float64), discounts.to(torch.float64)
-        self.update(torch.stack([rewards, discounts, rewards * discounts], dim=-1))
+        self.update(torch.stack([rewards, discounts, rewards * discounts], dim=-1), counts)
         reward, discount, both = self.mean
         reward_square, discount_square, _ = self.variance + self.mean.square()
         longest = 1.0 - 1.0 / LONGEST_HORIZON

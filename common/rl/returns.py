@@ -5,19 +5,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from troupe.common.rl.fixed import shapes_are_fixed
 
-def explained_variance(errors: Tensor, targets: Tensor) -> Tensor:
+
+def explained_variance(errors: Tensor, targets: Tensor, counts: Tensor | None = None) -> Tensor:
     """`1 - Var(error) / Var(target)`, a scalar without gradient; an error is a target minus its value.
 
     1: values say all that there is to say of the targets. 0: no more than their mean. Below: they mislead.
     At least -1, so that targets that are nearly all alike, and leave nothing to explain, are not loud; 0 of
-    none.
+    none. All are of one shape; only those count where `counts` is true.
     """
-    if not targets.numel():
-        return targets.new_zeros(())
     # One call for both: this is part of every update.
     both = torch.stack([errors.detach(), targets.detach()]).flatten(1)
-    error, spread = torch.var(both, 1, correction=0).unbind()
+    if counts is not None and not shapes_are_fixed():
+        both, counts = both[:, counts.flatten()], None
+    if not both.numel():
+        return targets.new_zeros(())
+    if counts is None:
+        error, spread = torch.var(both, 1, correction=0).unbind()
+    else:
+        weights = counts.flatten() / counts.sum().clamp(min=1)
+        means = (both * weights).sum(1, keepdim=True)
+        error, spread = ((both - means).square() * weights).sum(1).unbind()
     return (1.0 - error / spread.clamp(min=1e-12)).clamp(min=-1.0)
 
 

@@ -14,6 +14,7 @@ import zmq
 
 from troupe.common import system
 from troupe.common.agents import make_agent
+from troupe.common.agents.learners.graphed import GraphedUpdates
 from troupe.common.agents.tensors import check_device
 from troupe.common.config import Config, structural_hash, to_toml
 from troupe.common.data.schema import FieldSpec, compressed_if
@@ -31,6 +32,7 @@ from troupe.common.wire.security.key_options import make_security
 from troupe.common.wire.sockets import Security
 from troupe.services.learner.batches.mixture import Mixture
 from troupe.services.learner.batches.prefetch import Prefetcher
+from troupe.services.learner.batches.staging import staging_for
 from troupe.services.learner.batches.usable import Usable
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.epochs import Epochs
@@ -204,14 +206,17 @@ class Learner:
             depth=config.learner.prefetch,
             incarnation=system.random.getrandbits(63),
             fields=self.agent.fields,
-            pinned=config.learner.device != "cpu",
+            staging=staging_for(config.learner.device),
             security=security,
         )
 
     def _make_team(self) -> Team:
         """The learners that share each batch, of which this one has the run."""
         seats = OwnSeats(self.control, self.config.net.learner_network, self.stop)
-        return Team(self.agent, self.counters, seats, Rules.of(self.config, owner=True))
+        learner = self.config.learner
+        graphed = learner.cuda_graph and learner.device != "cpu"
+        update = GraphedUpdates(self.agent).update if graphed else None
+        return Team(self.agent, self.counters, seats, Rules.of(self.config, owner=True), update)
 
     def _bind(self) -> None:
         config = self.config

@@ -243,7 +243,7 @@ def test_a_learning_rate_follows_the_policy_only_where_there_is_one():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
     for config in (ImpalaConfig(), PqnConfig()):
         rate = LearningRate(config, optimizer)
-        rate.follow_kl(100.0)
+        rate.follow_kl(torch.tensor(100.0))
         assert not rate.follows_kl
         assert rate.value == 0.5
         assert not any(name.startswith("kl_target") for name in type(config).model_fields)

@@ -207,7 +207,7 @@ def test_learner_computes_the_very_values_that_acted(env_id, burn_in, across):
         assert len(set(lengths.tolist())) > 2
 
     def values(fields):
-        sequences = agent.stored.read(fields, lengths)
+        sequences = agent.stored.read(fields | agent.stored.aligned(fields, lengths))
         with torch.no_grad():
             q, _ = agent._errors(sequences)
         return [q[counts].numpy() for q, counts in zip(q.T, sequences.counts.T, strict=True)]
@@ -225,7 +225,7 @@ def test_a_state_from_another_step_would_show():
     agent = make_agent(R2d2Config(**SMALL), VECTOR, seed=0)
     (cut, length, _), begin = (part[3] for part in hand_made(rng, agent))
     batch = {name: array[None] for name, array in cut.items()}
-    sequences = agent.stored.read(batch, np.array([length]))
+    sequences = agent.stored.read(batch | agent.stored.aligned(batch, np.array([length])))
     _, late = agent.net.remember(
         sequences.obs[:begin], sequences.last_action[:begin], sequences.last_reward[:begin],
         sequences.first[:begin], sequences.memory,
@@ -239,7 +239,7 @@ def test_no_gradient_flows_through_the_burn_in():
     agent = make_agent(R2d2Config(**SMALL), VECTOR, seed=0)
     items, _ = hand_made(np.random.default_rng(0), agent)
     fields, lengths = batch_of(items)
-    sequences = agent.stored.read(fields, lengths)
+    sequences = agent.stored.read(fields | agent.stored.aligned(fields, lengths))
     obs, memory = sequences.obs.clone().requires_grad_(), sequences.memory.clone().requires_grad_()
     q = agent._unroll(agent.net, sequences._replace(obs=obs, memory=memory))
     q.square().sum().backward()

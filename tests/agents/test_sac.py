@@ -92,7 +92,7 @@ def test_no_part_is_taught_by_the_loss_of_another(spec):
     agent = make_agent(SacConfig(mlp_units=(8,), bootstrap="v"), spec, seed=1)
     rng, net = np.random.default_rng(1), agent.net
     transitions = agent.stored.read(replayed(spec, rng))
-    loss, measured, _ = agent._judged(transitions, torch.ones(SIZE))
+    loss, measured, _ = agent._judged(transitions, torch.ones(SIZE), agent._noise(2, SIZE, agent.draws))
     for part, name in ((net.policy, "policy_loss"), (net.critics, "critic_loss")):
         own = list(part.parameters())
         alone = torch.autograd.grad(measured[name], own, retain_graph=True)

@@ -159,7 +159,7 @@ def test_losses_and_priorities_by_hand(spec, bootstrap):
 def test_the_policy_teaches_neither_memory_nor_critics():
     agent = make_agent(SacConfig(**SMALL, bootstrap="v"), CONTINUOUS, seed=1)
     fields, lengths = batch_of(hand_made(agent, np.random.default_rng(1)))
-    sequences = agent.stored.read(fields, lengths)
+    sequences = agent.stored.read(fields | agent.stored.aligned(fields, lengths))
     features, _ = agent.net.remember(*sequences.burned_in(agent.net, 2))
     features = features[:-1][sequences.counts]
     count = len(features)
@@ -197,7 +197,7 @@ def test_learner_values_what_was_done_as_it_was_valued_then(env, across):
         check_chunk(chunk, agent.fields)
     fields, lengths = batch_of(windows(chunks, agent.fields))
     assert (fields["ended"][:, 1:-1] == BETWEEN).any() == across
-    sequences = agent.stored.read(fields, lengths)
+    sequences = agent.stored.read(fields | agent.stored.aligned(fields, lengths))
     with torch.no_grad():
         features, _ = agent.net.remember(*sequences.burned_in(agent.net, 2))
         features, done = features[:-1].flatten(0, 1), sequences.last_action[3:].flatten(0, 1)

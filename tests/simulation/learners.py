@@ -102,7 +102,7 @@ class ChainAgent(SameAgent):
         self._work()
         moments = reduction.moments(count, torch.tensor([mean]), torch.tensor([1.0]))
         self._cluster.sends_last(self.node)
-        means = reduction.means([(mean, count)])
+        means = reduction.means([(torch.tensor(mean), count)])
         words = [self._chain.tobytes(), str(self.ids), str(moments[0]), str(means.tolist())]
         text = b" ".join(word if isinstance(word, bytes) else word.encode() for word in words)
         self._chain = np.frombuffer(hashlib.blake2b(text, digest_size=32).digest(), np.uint8).copy()

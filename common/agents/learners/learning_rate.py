@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from troupe.common.config.fields import AgentConfig, tunable
 
@@ -55,7 +56,10 @@ class LearningRate:
     @value.setter
     def value(self, value: float) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = value
+            if isinstance(group["lr"], Tensor):  # a graph reads it where it lies
+                group["lr"].fill_(value)
+            else:
+                group["lr"] = value
 
     @property
     def follows_kl(self) -> bool:
@@ -73,14 +77,21 @@ class LearningRate:
                 config.learning_rate_final + (config.learning_rate - config.learning_rate_final) * share
             )
 
-    def follow_kl(self, kl: float) -> None:
+    def follow_kl(self, kl: Tensor) -> None:
         """Adapts it to how far a pass has moved the policy, in nats, if it depends on that."""
         config = self._adaptive
         if config is None or not self.follows_kl:
             return
-        if kl > 2.0 * config.kl_target:
+        for group in self._optimizer.param_groups:
+            rate = torch.as_tensor(group["lr"], dtype=torch.float64)
+            kl = kl.to(rate.device)
             # As in rl_games and RSL-RL. PPO's adaptive penalty has the two numbers the other way round
             # (Schulman et al. 2017, section 4).
-            self.value = max(self.value / 1.5, config.learning_rate_min)
-        elif kl < 0.5 * config.kl_target:
-            self.value = min(self.value * 1.5, config.learning_rate_max)
+            down = (rate / 1.5).clamp(min=config.learning_rate_min)
+            up = (rate * 1.5).clamp(max=config.learning_rate_max)
+            rate = torch.where(kl < 0.5 * config.kl_target, up, rate)
+            rate = torch.where(kl > 2.0 * config.kl_target, down, rate)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].copy_(rate)  # nothing is read: this may be part of a graph
+            else:
+                group["lr"] = float(rate)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -144,6 +145,11 @@ def _taken(part: Tensor, index: Tensor) -> Tensor:
     return part.movedim(2, -1).index_select(1, index).movedim(-1, 2)
 
 
+def means(measured: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+    """What `PassesLearner.learn` gave, as scalars for the log."""
+    return {f"learner/{name}": torch.stack(each).mean() for name, each in measured.items()}
+
+
 class Minibatches:
     """Which columns of a batch `[T, N]` each minibatch takes."""
 
@@ -194,6 +200,7 @@ class PassesLearner(Learner):
         own: what else an agent needs to learn; part of the checkpoint.
         seed: of the minibatches.
         pixels: observations are pixels, which are made to images once for all passes.
+        period_updates: after so many an update is another `branch`; 0: never.
     """
 
     def __init__(
@@ -205,6 +212,7 @@ class PassesLearner(Learner):
         *,
         seed: int,
         pixels: bool,
+        period_updates: int = 0,
     ) -> None:
         super().__init__(net, optimizer, config.max_grad_norm)
         self.rate = LearningRate(config, optimizer)
@@ -212,6 +220,7 @@ class PassesLearner(Learner):
         self._net = net
         self._own = own or nn.Module()
         self._pixels = pixels
+        self._period = period_updates
         self._minibatches = Minibatches(config, seed)
         self._dtype: torch.dtype | None = None  # found out at the first update
 
@@ -228,20 +237,33 @@ class PassesLearner(Learner):
         # Scaled once for all passes: with 3 passes the same bytes would otherwise become floats three times.
         return unrolls._replace(obs=self._net.seen(unrolls.obs, self._dtype))
 
+    def drawn(self, steps: int, rows: int) -> dict[str, Tensor]:
+        """Which columns each minibatch of the next update takes, for `learn`; `[n]` by name.
+
+        Args:
+            steps: T of the unrolls.
+            rows: B of them. Without memory each of their steps is a column of its own.
+        """
+        shape = (steps, rows) if self._net.state_size else (1, steps * rows)
+        return {
+            f"columns/{epoch}/{number}": index
+            for epoch in range(self._config.epochs)
+            for number, index in enumerate(self._minibatches.of_pass(epoch, *shape, self.reduction))
+        }
+
     def learn(
         self,
-        progress: float,
+        columns: Mapping[str, Tensor],
         estimate: Callable[[OwnSteps | None], OwnSteps],
         loss: Callable[[OwnSteps], tuple[Tensor, dict[str, Tensor]]],
     ) -> dict[str, list[Tensor]]:
         """Makes all passes; what was measured in each minibatch, by name.
 
         Args:
-            progress: the share of the run that is done.
+            columns: what `drawn` gave, among other things.
             estimate: the steps of a pass, given those of the pass before; of None for the first.
             loss: of a minibatch, and what was measured.
         """
-        self.rate.follow_progress(progress)
         measured: dict[str, list[Tensor]] = {}
         steps: OwnSteps | None = None
         for epoch in range(self._config.epochs):
@@ -250,20 +272,21 @@ class PassesLearner(Learner):
                 explained = explained_variance(steps.target - steps.value, steps.target)
                 measured["explained_variance"] = [explained]
             terms: list[dict[str, Tensor]] = []
-            moved: list[tuple[float, int]] = []  # of each minibatch: how far, and how many columns say so
-            unrolled, columns = steps.last_reward.shape
-            for index in self._minibatches.of_pass(epoch, unrolled, columns, self.reduction):
+            moved: list[tuple[Tensor, int]] = []  # of each minibatch: how far, and how many columns say so
+            for number in itertools.count():
+                if (index := columns.get(f"columns/{epoch}/{number}")) is None:
+                    break
                 if not len(index):  # all of this minibatch is in the shares of other learners
                     self.descend(None, 0)
-                    moved.append((0.0, 0))
+                    moved.append((torch.zeros(()), 0))
                     continue
                 terms.append(self._step(*loss(steps.columns(index)), len(index)))
                 if self.rate.follows_kl:
-                    moved.append((terms[-1]["behaviour_kl"].item(), len(index)))
+                    moved.append((terms[-1]["behaviour_kl"], len(index)))
             if self.rate.follows_kl:
                 # Once per pass: within one, the first minibatches have not moved the policy yet, and would
                 # raise the rate every time.
-                self.rate.follow_kl(float(np.mean(self.reduction.means(moved))))
+                self.rate.follow_kl(self.reduction.means(moved).mean())
             for each in terms:
                 for name, value in each.items():
                     measured.setdefault(name, []).append(value)
@@ -271,10 +294,14 @@ class PassesLearner(Learner):
         self.updates += 1
         return measured
 
-    def metrics(self, measured: dict[str, list[Tensor]]) -> dict[str, float]:
-        """Means of what `learn` gave, and the learning rate, for the log."""
-        means = {f"learner/{name}": torch.stack(each).mean().item() for name, each in measured.items()}
-        return means | {"learner/learning_rate": self.rate.value}
+    @property
+    def branch(self) -> bool:
+        """See `Learner`: whether the next update ends a period."""
+        return bool(self._period) and (self.updates + 1) % self._period == 0
+
+    def metrics(self) -> dict[str, float]:
+        """See `Learner`: the learning rate."""
+        return {"learner/learning_rate": self.rate.value}
 
     def forward(self, *inputs: Tensor, net: nn.Module | None = None) -> tuple[Tensor, ...]:
         """What the network, or `net`, says of its arguments, float32, without the memory after them."""

@@ -146,16 +146,17 @@ class Reduction:
         spread = (shares * (variances + (means - whole).square())).sum(0)
         return int(total), whole.view_as(mean).to(mean.dtype), spread.view_as(mean).to(mean.dtype)
 
-    def means(self, parts: Sequence[tuple[float, int]]) -> np.ndarray:
+    def means(self, parts: Sequence[tuple[Tensor, int]]) -> Tensor:
         """Means `[n]` float64 over all learners of the n means that each gives, every one with its weight."""
-        means, weights = torch.tensor(parts, dtype=torch.float64).T
+        means = torch.stack([mean.double() for mean, _ in parts])
         if self._group is None:
-            return means.numpy()
+            return means
+        weights = torch.tensor([weight for _, weight in parts], dtype=torch.float64, device=means.device)
         told = self._group.gather(torch.stack([means, weights * bool(self.rows)]))
         means, weights = torch.stack(told).unbind(1)
         check_weights(weights)
         weighed = torch.where(weights > 0, means * weights, 0.0)
-        return (weighed.sum(0) / weights.sum(0).clamp(min=1.0)).numpy()
+        return weighed.sum(0) / weights.sum(0).clamp(min=1.0)
 
     # What follows needs no message: all know the rows of all.
 

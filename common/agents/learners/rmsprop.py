@@ -36,7 +36,10 @@ class RMSProp(torch.optim.Optimizer):
         momentum: float = 0.0,
         centered: bool = False,
     ) -> None:
-        """Arguments as in the class' formulas; `lr` is read at every step, from the only parameter group."""
+        """Arguments as in the class' formulas; `lr` is read at every step, from the only parameter group.
+
+        There it may be a tensor, which a CUDA graph reads anew each time.
+        """
         if lr < 0 or epsilon <= 0 or not 0 <= decay < 1 or momentum < 0:
             raise ValueError("lr and momentum of 0 or more, epsilon above 0, and decay in [0, 1) are needed")
         super().__init__(parameters, {"lr": lr})
@@ -57,7 +60,7 @@ class RMSProp(torch.optim.Optimizer):
             if moved:
                 self._move(moved, group["lr"])
 
-    def _move(self, parameters: list[Tensor], lr: float) -> None:
+    def _move(self, parameters: list[Tensor], lr: float | Tensor) -> None:
         decay = self._decay
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         squares = self._averages(parameters, "square_avg", torch.ones_like)
@@ -75,11 +78,15 @@ class RMSProp(torch.optim.Optimizer):
         roots = torch._foreach_add(variances, self._epsilon)
         torch._foreach_sqrt_(roots)
         if not self._momentum:
+            if isinstance(lr, Tensor):
+                gradients, lr = list(torch._foreach_mul(gradients, -lr)), -1.0
             torch._foreach_addcdiv_(parameters, gradients, roots, value=-lr)
             return
         steps = self._averages(parameters, "momentum_buffer", torch.zeros_like)
         torch._foreach_mul_(steps, self._momentum)
         torch._foreach_addcdiv_(steps, gradients, roots)
+        if isinstance(lr, Tensor):  # rounded once more than in one call
+            steps, lr = list(torch._foreach_mul(steps, lr)), 1.0
         torch._foreach_add_(parameters, steps, alpha=-lr)
 
     def _averages(

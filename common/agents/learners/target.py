@@ -56,12 +56,18 @@ class TargetLearner(Learner, Generic[Network]):
 
     def step(self, loss: Tensor, weight: float | None = None) -> Tensor:
         """See `Learner`; moves the target when it is time to."""
+        moves = self.branch
         norm = super().step(loss, weight)
-        # By the count that a checkpoint holds, so that a resumed run moves the target at the same updates.
-        if self.updates % self._period == 0:
+        if moves:
             with torch.no_grad():
                 self._move()
         return norm
+
+    @property
+    def branch(self) -> bool:
+        """See `Learner`: whether the next update moves the target."""
+        # By the count that a checkpoint holds, so that a resumed run moves the target at the same updates.
+        return (self.updates + 1) % self._period == 0
 
     def _move(self) -> None:
         if self._tau == 1.0:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from troupe.common.agents.tensors import on_device
+from troupe.common.agents.tensors import joined_memory, on_device
 from troupe.common.data.accumulators.n_step import PRIORITY_FLOOR
 from troupe.common.data.accumulators.sequences import BETWEEN, Layout, SequenceAccumulator, sequence_fields
-from troupe.common.data.accumulators.unrolls import RUNNING, TERMINATED, join_memory
+from troupe.common.data.accumulators.unrolls import RUNNING, TERMINATED
 from troupe.common.data.schema import FieldSpec
 from troupe.common.nets.pixels import stacked
 from troupe.common.rl.normalizers import ReturnScale
@@ -65,7 +65,7 @@ class Sequences(NamedTuple):
     def observe_rewards(self, scale: ReturnScale | None, burn_in: int, gamma: float) -> None:
         """Take the steps that are learned from into `scale`, if there is one."""
         if scale is not None:
-            scale.observe(*(part[self.counts] for part in self.outcomes(burn_in, gamma)))
+            scale.observe(*self.outcomes(burn_in, gamma), self.counts)
 
     def burned_in(self, network: SequenceBody | SoftActorCritic, burn_in: int) -> tuple[Tensor, ...]:
         """Arguments of `remember` from entry `burn_in` on; no gradient flows through what is before."""
@@ -154,49 +154,62 @@ class StoredSequences:
         errors = self._value_targets(reward, discounts, following, ending == RUNNING) - value
         return float(mixed_priorities(errors * counts, self._config.priority_eta, counts)) + PRIORITY_FLOOR
 
-    def read(self, fields: dict[str, np.ndarray], lengths: np.ndarray | None = None) -> Sequences:
-        """The sequences of windows `[B, window, ...]` of items with `lengths` `[B]`, see `Batch`.
+    def aligned(
+        self, fields: Mapping[str, np.ndarray], lengths: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """How `read` aligns items with `lengths` `[B]`, see `Batch`; found on the CPU, as it says how many
+        entries there are.
+
+        Returns:
+            entries: int64 `[N, B]`, which entry of its window stands where in a row; before 0 there is none.
+            lengths: int64 `[B]`.
+        """
+        starts, window = fields["ended"][:, 0] != RUNNING, fields["action"].shape[1] - 1
+        lengths = np.full(len(starts), window) if lengths is None else lengths.astype(np.int64)
+        # A sequence that begins an episode has fewer steps in front: it is shifted, so that what is learned
+        # from begins at one index for the whole batch, and the burn-in is one call.
+        missing = self._layout.missing_burn_in(lengths, starts)
+        entries = np.arange(int((missing + lengths).max()) + 1)[:, None] - missing
+        return {"entries": entries, "lengths": lengths}
+
+    def read(self, fields: Mapping[str, np.ndarray | Tensor]) -> Sequences:
+        """The sequences of windows `[B, window, ...]`, with what `aligned` says of them among the fields.
 
         The rows are aligned: those that begin an episode have less burn-in, or none, in front.
         """
-        layout, starts = self._layout, fields["ended"][:, 0] != RUNNING
-        size, window = len(starts), fields["action"].shape[1] - 1
-        lengths = np.full(size, window) if lengths is None else lengths.astype(np.int64)
-        # A sequence that begins an episode has fewer steps in front: it is shifted, so that what is learned
-        # from begins at one index for the whole batch, and the burn-in is one call.
-        missing = layout.missing_burn_in(lengths, starts)
-        entries = np.arange(int((missing + lengths).max()) + 1)[:, None] - missing
+        layout, data = self._layout, {name: self._tensor(array) for name, array in fields.items()}
+        entries, lengths, window = data["entries"], data["lengths"], data["action"].shape[1] - 1
         times = entries[layout.burn_in : -1]
-        data = {name: self._tensor(array) for name, array in fields.items() if name != "memory"}
         # Indices before 0 and behind the end read something that exists; `first` and `counts` keep it from
         # mattering.
-        places = self._tensor(entries.clip(0, window))
-        rows = torch.arange(size, device=self._device)
+        places = entries.clamp(0, window)
+        rows = torch.arange(len(lengths), device=self._device)
         # The state is stored in pieces over a period's entries, since a field has one width for every step.
-        memory = self._tensor(join_memory(fields["memory"][:, : layout.period], self.memory_size))
+        memory = joined_memory(data["memory"][:, : layout.period], self.memory_size, self._device)
         action, ended = data["action"][rows, places], data["ended"][rows, places]
         learned = ended[layout.burn_in + 1 :]  # of the steps from these times on
+        starts = data["ended"][:, 0] != RUNNING
         return Sequences(
             self._observations(data["obs"], rows, entries),
             action if self._spec.actions.reals else action.long(),
             data["reward"][rows, places],
-            self._tensor((entries == 0) & starts) | (ended == BETWEEN) & self._tensor(entries > 0),
+            (entries == 0) & starts | (ended == BETWEEN) & (entries > 0),
             memory,
             ended == TERMINATED,
-            self._tensor(times < lengths - 1) & (learned == RUNNING),
-            self._tensor(times < lengths) & (learned != BETWEEN),
+            (times < lengths - 1) & (learned == RUNNING),
+            (times < lengths) & (learned != BETWEEN),
         )
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
+    def _tensor(self, array: np.ndarray | Tensor) -> Tensor:
         return on_device(array, self._device)
 
-    def _observations(self, obs: Tensor, rows: Tensor, entries: np.ndarray) -> Tensor:
+    def _observations(self, obs: Tensor, rows: Tensor, entries: Tensor) -> Tensor:
         """Observations `[N, B, *obs_shape]` at these entries `[N, B]`, stacked from single frames."""
         stack = self._spec.stack
         if not stack:
-            return obs[rows, self._tensor(entries.clip(0, obs.shape[1] - 1))]
-        times = np.arange(len(entries) + stack - 1)[:, None] + entries[0]
-        frames = obs[rows, self._tensor(times.clip(0, obs.shape[1] - 1))]
+            return obs[rows, entries.clamp(0, obs.shape[1] - 1)]
+        times = torch.arange(len(entries) + stack - 1, device=obs.device)[:, None] + entries[0]
+        frames = obs[rows, times.clamp(0, obs.shape[1] - 1)]
         # Nothing of another episode is among them: where one begins, its whole first stack is stored.
         whole = torch.full(entries.shape, stack, dtype=torch.uint8, device=obs.device)
         return stacked(frames, whole, stack)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -81,9 +82,9 @@ class StoredTransitions:
             self._n_steps, self._gamma, chunk_steps, spec.stack, spec.actions.stored_dtype
         )
 
-    def read(self, fields: dict[str, np.ndarray]) -> Transitions:
+    def read(self, fields: Mapping[str, np.ndarray | Tensor]) -> Transitions:
         """The transitions of windows `[B, stack - 1 + 1 + n, ...]` of items."""
-        data = {name: on_device(array, self._device) for name, array in fields.items()}
+        data = {spec.name: on_device(fields[spec.name], self._device) for spec in self.fields}
         obs, bootstrap = data["obs"], data["bootstrap_steps"][:, 0].long()
         action = data["action"][:, 0] if self._spec.actions.reals else data["action"][:, 0].long()
         outcome = action, data["reward"][:, 0], data["discount"][:, 0]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from troupe.common.agents.tensors import on_device
+from troupe.common.agents.tensors import joined_memory, on_device
 from troupe.common.data.accumulators.unrolls import (
     TERMINATED,
     TRUNCATED,
     UnrollAccumulator,
-    join_memory,
     unroll_fields,
 )
 from troupe.common.data.schema import FieldSpec
@@ -113,14 +113,13 @@ class StoredUnrolls:
         skipped = int(phase * steps) if self._staggered else 0
         return UnrollAccumulator(steps, self._spec.stack, self.memory_size, skipped, self._spec.actions)
 
-    def read(self, fields: dict[str, np.ndarray]) -> Unrolls:
+    def read(self, fields: Mapping[str, np.ndarray | Tensor]) -> Unrolls:
         """The unrolls of items `[B, T, ...]`, ready for the network."""
-        data = {
-            name: on_device(array, self._device) for name, array in fields.items() if name not in _NOT_READ
-        }
+        names = [spec.name for spec in self.fields if spec.name not in _NOT_READ]
+        data = {name: on_device(fields[name], self._device) for name in names}
         memory = torch.zeros(len(fields["action"]), 0, device=self._device)
         if self.memory_size:
-            memory = on_device(join_memory(fields["memory"], self.memory_size), self._device)
+            memory = joined_memory(fields["memory"], self.memory_size, self._device)
         # An empty tensor of the right shape and device, so that Q learners need no case of their own.
         behaviour = data["reward"].T[1:, :, None][..., :0]
         if self._behaviour_size:

@@ -7,8 +7,8 @@ import queue
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
-import torch
 import zmq
+from torch import Tensor
 
 from troupe.common import system
 from troupe.common.data.schema import FieldSpec
@@ -17,6 +17,7 @@ from troupe.common.wire.replay.batch_reader import ArrayPool
 from troupe.common.wire.replay.codec import SampleBatch
 from troupe.common.wire.replay.sharded import ShardedReplayClient
 from troupe.common.wire.sockets import Security
+from troupe.services.learner.batches.staging import Staging
 
 # Short, since priorities of the learner wait for this as well.
 IDLE_POLL_S = 0.01
@@ -46,19 +47,21 @@ class Prefetcher:
         incarnation: int,
         name: str = "learner",
         fields: Sequence[FieldSpec] | None = None,
-        pinned: bool = False,
+        staging: Staging | None = None,
         security: Security | None = None,
     ) -> None:
         """Prepare. `shares` are the rows of a batch, by table, `kept` the tables that are told priorities.
 
-        Where `fields` are given, a shard with others is left out; see `Learner` for the rest.
+        Where `fields` are given, a shard with others is left out; with `staging` batches go on to a GPU. See
+        `Learner` for the rest.
         """
+        self._staging = staging
         self._shards = shards
         self._wanted = shares
         self._kept = kept
         self._depth = depth
         self._replay = ShardedReplayClient(
-            pool=ArrayPool(_pinned if pinned else np.empty),
+            pool=ArrayPool(np.empty if staging is None else staging.allocate),
             ctx=context,
             name=name,
             incarnation=incarnation,
@@ -115,6 +118,10 @@ class Prefetcher:
         if self._allowed is not None:
             self._allowed += 1
 
+    def placed(self, batch: SampleBatch) -> dict[str, Tensor]:
+        """The fields of `batch` on the GPU, before whatever this thread computes next; none without one."""
+        return {} if self._staging is None else self._staging.take(batch)
+
     def put_priorities(self, batch: SampleBatch, priorities: np.ndarray | None) -> None:
         """Send new priorities `[B]` float64 of a batch's items, if any, back to its shard; never blocks.
 
@@ -144,6 +151,8 @@ class Prefetcher:
                     self.wait_reason = replay.wait_reason
                 else:
                     self._came += 1
+                    if self._staging is not None:
+                        self._staging.put(batch)
                     self._ready.put(batch)
                     # New objects, for the learner's thread looks at them.
                     self.links, self.unpacked_s = replay.links(), replay.counters["unpack_us"] / 1e6
@@ -160,12 +169,7 @@ class Prefetcher:
                 batch, priorities = self._done.get_nowait()
                 if priorities is not None:
                     self._replay.update(batch, priorities, self._kept)
+                if self._staging is not None:
+                    self._staging.drop(batch)
                 # Here and not by the learner: the pool belongs to this thread.
                 self._replay.recycle(batch)
-
-
-def _pinned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Page-locked memory, which a GPU reads by itself."""
-    # Copies from pageable memory cannot run beside the GPU's work. Pinning is slow, which is why the pool
-    # keeps arrays.
-    return torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=True).numpy()

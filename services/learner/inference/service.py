@@ -384,4 +384,9 @@ class CentralInference:
 
 def _stream_of(device: str) -> contextlib.AbstractContextManager[object]:
     """A stream of its own on a GPU, so that inference does not stand in line behind updates."""
-    return torch.cuda.stream(torch.cuda.Stream(device)) if device != "cpu" else contextlib.nullcontext()
+    if device == "cpu":
+        return contextlib.nullcontext()
+    # Before the rest of an update: actors wait for this, and nobody waits for one update.
+    stream = torch.cuda.Stream(device, priority=-1)
+    stream.wait_stream(torch.cuda.default_stream(device))  # on which the network was made
+    return torch.cuda.stream(stream)

@@ -20,6 +20,7 @@ from troupe.common.wire.link import new_incarnation
 from troupe.common.wire.sockets import Security
 from troupe.services.learner.batches.mixture import Mixture
 from troupe.services.learner.batches.prefetch import Prefetcher
+from troupe.services.learner.batches.staging import staging_for
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.peers.network import check_machine, own_address
 from troupe.services.learner.peers.seats import GivenSeats
@@ -102,7 +103,7 @@ class JoinedLearner:
             incarnation=system.random.getrandbits(63),
             name=self._name,
             fields=agent.fields,
-            pinned=device != "cpu",
+            staging=staging_for(device),
             security=self._security,
         )
         seats = GivenSeats(control, config.net.learner_network, config.net.liveness_s)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from troupe.common.agents import Agent, Batch, Update
+from troupe.common.agents import Agent, Batch, Pending, Update
 from troupe.common.config import Config
 from troupe.common.runtime import Deadline
 from troupe.common.wire.replay.codec import SampleBatch
@@ -35,7 +35,10 @@ class Wish(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """An update, and what this learner brought to it, if anything."""
+    """An update, and what this learner brought to it, if anything.
+
+    Without metrics, what a GPU finds may come later: it is None then.
+    """
 
     sample: SampleBatch | None = None
     update: Update | None = None
@@ -65,6 +68,7 @@ class Shares:
         # Else one learner might take the rows of two batches, another none, while acting waits for both.
         self._ahead = 1 if mixture.has_queue else config.learner.prefetch
         self._held: tuple[SampleBatch, Usable] | None = None
+        self._pending: tuple[SampleBatch, Usable, Update | Pending] | None = None
         self._permitted = False  # the one after that at hand
         self._divided: tuple[int, int] | None = None  # rank and learners
         self._idle: Deadline | None = None
@@ -80,7 +84,10 @@ class Shares:
             look: is given what was learned from before its arrays are given back.
         """
         self._divide()
-        held = self._held or self._next(timeout_s)
+        held = self._held or (self._next(0.0) if self._pending else None)
+        if held is None:
+            self._settle()
+            held = self._next(timeout_s)
         if held is None and not self._team.several:
             return None
         wanted = wish()
@@ -96,10 +103,28 @@ class Shares:
         sample, usable = held
         if look is not None and learned.update is not None:
             look(usable)
-        priorities = None if learned.update is None else learned.update.priorities
-        # Last: the arrays of the batch go back with it, and the next one may be unpacked into them at once.
-        self._prefetch.put_priorities(sample, usable.priorities(priorities))
-        return Lesson(sample, learned.update) if learned.moved else None
+        # The one before: a GPU has gone on from it to this one without a gap.
+        self._settle()
+        update = learned.update
+        if not (update is None or isinstance(update, Update) or wanted.measure):
+            self._pending, update = (sample, usable, update), None
+        else:
+            update = None if update is None else update.settled()
+            self._put(sample, usable, update)
+        return Lesson(sample, update) if learned.moved else None
+
+    def _settle(self) -> None:
+        """Wait for the update that is under way, if one is."""
+        if self._pending is not None:
+            (sample, usable, pending), self._pending = self._pending, None
+            self._put(sample, usable, pending.settled())
+
+    def _put(self, sample: SampleBatch, usable: Usable, update: Update | None) -> None:
+        """Send what an update says of its items; called last, as the arrays of the batch go back with it."""
+        # The next batch may be unpacked into them at once.
+        self._prefetch.put_priorities(
+            sample, usable.priorities(None if update is None else update.priorities)
+        )
 
     def _next(self, timeout_s: float) -> tuple[SampleBatch, Usable] | None:
         sample = self._prefetch.get(timeout_s)
@@ -128,6 +153,7 @@ class Shares:
                 None if replayed is None else usable.chosen(replayed),
                 progress=progress,
                 measure=measure,
+                placed=self._prefetch.placed(sample) if usable.rows is None else {},
             )
 
         steps = self.mixture.learned_steps(sample, usable)

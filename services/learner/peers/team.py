@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from troupe.common.agents import Agent, Batch, Update
+from troupe.common.agents import Agent, Batch, Pending, Update
 from troupe.common.agents.inspection import Inspection
 from troupe.common.agents.learners.hearsay import MisledError, check_all, is_count
 from troupe.common.agents.learners.reduction import ALONE, Reduction
@@ -62,7 +62,7 @@ class Learned(NamedTuple):
 
     taken: bool = False
     moved: bool = False
-    update: Update | None = None
+    update: Update | Pending | None = None
 
 
 class Seats(Protocol):
@@ -128,11 +128,19 @@ class Team:
         lost: epochs that ended because a learner was lost.
     """
 
-    def __init__(self, agent: Agent, counters: RunCounters, seats: Seats, rules: Rules) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        counters: RunCounters,
+        seats: Seats,
+        rules: Rules,
+        update: Callable[[Batch], Update | Pending] | None = None,
+    ) -> None:
+        """Take no seat yet. `update` is the agent's own, or one that does the same: see `Inspection`."""
         self.moved = False
         self.learners = self.lost = 0
         self._agent, self._counters, self._seats, self._rules = agent, counters, seats, rules
-        self._inspection = Inspection(agent)
+        self._inspection = Inspection(agent, update=update)
         self._group: ProcessGroup | None = None
         self._seat: Seat | None = None
         self._ended = -1
@@ -250,7 +258,7 @@ class Team:
         if not told[0]:
             raise MisledError("a progress of the run that cannot be", [0])
 
-    def _whole_or_not(self, share: Share | None) -> Update:
+    def _whole_or_not(self, share: Share | None) -> Update | Pending:
         """The update; the agent is as before where a learner is lost within."""
         self._tried, self._behind = share is not None, self._counters.updates
         arrays, meta = self._agent.state()

@@ -149,7 +149,7 @@ def test_a_weight_that_cannot_be(together, weight):
     def means(group):
         reduction = Reduction(group)
         reduction.exchange(3)
-        return reduction.means([(1.0, 3), (2.0, 3)])
+        return reduction.means([(torch.tensor(1.0), 3), (torch.tensor(2.0), 3)])
 
     def lies(group):
         says([3, 0])(group)
