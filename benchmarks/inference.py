@@ -76,6 +76,7 @@ class NullReplay:
     outstanding = 0
     blocked_reason = ""
     paused = False
+    counters = {"pack_us": 0}  # noqa: RUF012  it packs nothing
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.sockets = [context.socket(zmq.PAIR)]
