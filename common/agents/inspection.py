@@ -56,7 +56,7 @@ class Inspection:
         update: Callable[[Batch], Update | Pending] | None = None,
     ) -> None:
         self._agent = agent
-        self._update = update or agent.update
+        self._update = update
         self._period_s = period_s
         self._next_s = -math.inf
         self._ends = Ends()
@@ -64,7 +64,7 @@ class Inspection:
     def update(self, batch: Batch) -> Update | Pending:
         """`agent.update`, looked at if metrics are wanted and it is time."""
         if not batch.measure or system.monotonic() < self._next_s:
-            return self._update(batch)
+            return (self._update or self._agent.update)(batch)
         self._next_s = system.monotonic() + self._period_s
         network = getattr(self._agent, "net", None)
         # Before the hooks: made with the learner, a target network would be a copy that has them too.
