@@ -321,7 +321,7 @@ class _Launcher:
         if view.metrics:  # the learner was up
             self._say(f"last evaluation: {view.last_evaluation}")
         if first_fault(view):  # by the newest values: the whole record may name a likelier cause
-            self._say("something kept the run from learning well; what it was:")
+            self._say("something may have kept the run from learning well; what the whole record says:")
             self._say(f"  {own_command()} why {shell_path(self._run_dir)}")
         if view.updates and not view.evaluated and has_checkpoint(self._run_dir):
             self._say(f"to evaluate: {_how_to_evaluate(self._run_dir, self._config)}")
