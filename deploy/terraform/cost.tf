@@ -13,33 +13,40 @@ locals {
 
   # null where a price is not known: a wrong sum would be worse than none
   prices_of = {
-    learner   = try(local.prices_usd[var.learner_instance_type], null)
-    replay    = try(local.prices_usd[var.replay_instance_type], null)
-    actor     = try(max([for type in var.actor_instance_types : local.prices_usd[type]]...), null)
-    evaluator = try(max([for type in var.evaluator_instance_types : local.prices_usd[type]]...), null)
+    learner      = try(local.prices_usd[var.learner_instance_type], null)
+    learner-peer = try(local.prices_usd[var.learner_instance_type], null)
+    replay       = try(local.prices_usd[var.replay_instance_type], null)
+    actor        = try(max([for type in var.actor_instance_types : local.prices_usd[type]]...), null)
+    evaluator    = try(max([for type in var.evaluator_instance_types : local.prices_usd[type]]...), null)
   }
 
-  counts = {
-    learner   = var.running ? 1 : 0
-    replay    = var.running ? var.replay_shards : 0
-    actor     = var.running ? local.actor_machines : 0
-    evaluator = var.running && var.evaluator ? 1 : 0
-  }
+  counts = merge(
+    {
+      learner   = var.running ? 1 : 0
+      replay    = var.running ? var.replay_shards : 0
+      actor     = var.running ? local.actor_machines : 0
+      evaluator = var.running && var.evaluator ? 1 : 0
+    },
+    local.peers > 0 ? { learner-peer = var.running ? local.peers : 0 } : {},
+  )
+
+  spot_roles = concat(
+    var.actor_spot ? ["actor"] : [], var.evaluator_spot ? ["evaluator"] : [], var.learner_peer_spot ? ["learner-peer"] : [],
+  )
 
   disks_gb = {
-    learner   = var.learner_disk_gb
-    replay    = var.replay_disk_gb
-    actor     = var.actor_disk_gb
-    evaluator = var.actor_disk_gb
+    learner      = var.learner_disk_gb
+    learner-peer = var.learner_disk_gb
+    replay       = var.replay_disk_gb
+    actor        = var.actor_disk_gb
+    evaluator    = var.actor_disk_gb
   }
 
   public_machines = var.nat_gateway ? 1 : sum(values(local.counts)) # with the gateway: its own address
 
   cost_parts_usd = merge(
     { for role, count in local.counts : role => count == 0 ? 0 : try(
-      count * local.prices_of[role] * (
-        (role == "actor" && var.actor_spot) || (role == "evaluator" && var.evaluator_spot) ? var.spot_price_share : 1
-      ), null)
+      count * local.prices_of[role] * (contains(local.spot_roles, role) ? var.spot_price_share : 1), null)
     },
     {
       disks = local.prices_usd["gp3_gb"] * (

@@ -25,6 +25,10 @@ locals {
   public_tensorboard = length(var.tensorboard_cidrs) > 0
   actor_machines     = ceil(var.actors / var.actors_per_machine)
 
+  # Learners besides the one that has the run.
+  peers = var.learners - 1
+  roles = concat(["learner", "replay", "actor", "evaluator"], local.peers > 0 ? ["learner-peer"] : [])
+
   # Packer's manifest lists builds, the newest last; an artifact is "region:image,region:image".
   builds = var.packer_manifest == "" ? [] : jsondecode(file(var.packer_manifest)).builds
   built = { for kind in ["cpu", "gpu"] : kind => try(reverse(flatten([
@@ -48,6 +52,8 @@ locals {
       "learner.device"    = var.learner_device
       "evaluator.enabled" = tostring(var.evaluator)
     },
+    # Gradients are not encrypted: security groups let nobody but learners connect to them.
+    local.peers > 0 ? { "learner.processes" = tostring(var.learners), "net.learner_network" = var.vpc_cidr } : {},
     var.overrides,
   )
 
@@ -56,6 +62,7 @@ locals {
     ["${local.name}-actor"],
     var.evaluator ? ["${local.name}-evaluator"] : [],
     [for i in range(var.replay_shards) : "${local.name}-replay-${i}"],
+    local.peers > 0 ? ["${local.name}-learner-peer"] : [],
     ["${local.name}-learner"],
   )
 
@@ -71,12 +78,12 @@ locals {
     tags        = local.tags
   }
 
-  machines = { for role in ["learner", "replay", "actor", "evaluator"] : role => {
-    image_id          = role == "learner" ? local.learner_image : local.cpu_image
-    root_device       = role == "learner" && var.learner_device != "cpu" ? var.gpu_root_device : var.cpu_root_device
+  machines = { for role in local.roles : role => {
+    image_id          = startswith(role, "learner") ? local.learner_image : local.cpu_image
+    root_device       = startswith(role, "learner") && var.learner_device != "cpu" ? var.gpu_root_device : var.cpu_root_device
     security_group_id = module.security.group_ids[role]
     log_group         = module.observability.log_groups[role]
-    secret_arn        = module.secrets.secret_arns[role]
+    secret_arn        = module.secrets.secret_arns[trimsuffix(role, "-peer")] # a learner is known by the learners' key
     public_address    = module.network.public_addresses || (role == "learner" && local.public_tensorboard)
   } }
 }
@@ -121,6 +128,7 @@ module "security" {
   name              = local.name
   vpc_id            = module.network.vpc_id
   shards            = var.replay_shards
+  learner_peers     = local.peers > 0
   tensorboard_cidrs = var.tensorboard_cidrs
   tags              = local.tags
 }
@@ -137,6 +145,20 @@ module "learner" {
   public        = local.public_tensorboard
   running       = var.running
   may_stop      = var.stop_when_complete ? local.groups : []
+}
+
+module "learner_peers" {
+  source = "./modules/learner-peers"
+  count  = local.peers > 0 ? 1 : 0
+
+  run           = local.run
+  machine       = local.machines["learner-peer"]
+  subnet_ids    = module.network.machine_subnet_ids
+  instance_type = var.learner_instance_type
+  disk_gb       = var.learner_disk_gb
+  machines      = local.peers
+  spot          = var.learner_peer_spot
+  running       = var.running
 }
 
 module "replay" {
@@ -187,6 +209,7 @@ module "observability" {
   run                  = var.run
   parameters           = local.parameters
   kms_key_arn          = module.secrets.kms_key_arn
+  roles                = local.roles
   log_retention_days   = var.log_retention_days
   flow_logs            = var.flow_logs
   running              = var.running
@@ -208,7 +231,7 @@ resource "aws_autoscaling_schedule" "stop" {
   max_size               = -1
   desired_capacity       = 0
 
-  depends_on = [module.learner, module.replay, module.actors, module.evaluator]
+  depends_on = [module.learner, module.learner_peers, module.replay, module.actors, module.evaluator]
 }
 
 # What machines read at boot: everything but what makes a machine different from the others.

@@ -42,20 +42,26 @@ output "actor_machines" {
 
 output "groups" {
   description = "Auto-scaling groups by role."
-  value = {
-    learner   = module.learner.group_name
-    replay    = module.replay.group_names
-    actor     = module.actors.group_name
-    evaluator = var.evaluator ? module.evaluator[0].group_name : ""
-  }
+  value = merge(
+    {
+      learner   = module.learner.group_name
+      replay    = module.replay.group_names
+      actor     = module.actors.group_name
+      evaluator = var.evaluator ? module.evaluator[0].group_name : ""
+    },
+    { for peers in module.learner_peers : "learner-peer" => peers.group_name },
+  )
 }
 
 output "user_data" {
   description = "What machines read at their first boot, by role: no secrets."
-  value = {
-    learner   = module.learner.user_data
-    replay    = module.replay.user_data
-    actor     = module.actors.user_data
-    evaluator = var.evaluator ? module.evaluator[0].user_data : ""
-  }
+  value = merge(
+    {
+      learner   = module.learner.user_data
+      replay    = module.replay.user_data
+      actor     = module.actors.user_data
+      evaluator = var.evaluator ? module.evaluator[0].user_data : ""
+    },
+    { for peers in module.learner_peers : "learner-peer" => peers.user_data },
+  )
 }

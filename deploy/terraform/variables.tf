@@ -135,7 +135,7 @@ variable "gpu_root_device" {
 # ------------------------------------------------------------------ machines
 
 variable "learner_instance_type" {
-  description = "Type of the learner's machine."
+  description = "Type of a learner's machine."
   type        = string
   default     = "g6.2xlarge"
 }
@@ -165,6 +165,28 @@ variable "learner_disk_gb" {
     condition     = var.learner_device == "cpu" || var.learner_disk_gb >= 100
     error_message = "learner_disk_gb should be at least 100 with a GPU: no disk is smaller than its image."
   }
+}
+
+variable "learners" {
+  description = "Learners that share each batch, one machine each. With several zones their gradients pay for traffic between zones."
+  type        = number
+  default     = 1
+
+  validation {
+    condition     = var.learners >= 1 && var.learners <= 64 && floor(var.learners) == var.learners
+    error_message = "learners should be a whole number from 1 to 64."
+  }
+
+  validation {
+    condition     = var.learners == 1 || can(regex("^(10|192\\.168|172\\.(1[6-9]|2\\d|3[01])|100\\.(6[4-9]|[7-9]\\d|1[01]\\d|12[0-7]))\\.", var.vpc_cidr))
+    error_message = "several learners should have a vpc_cidr of private addresses, such as 10.20.0.0/16: gradients are not encrypted."
+  }
+}
+
+variable "learner_peer_spot" {
+  description = "Use spot machines for the learners besides the first, which has the run."
+  type        = bool
+  default     = true
 }
 
 variable "replay_shards" {

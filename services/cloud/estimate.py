@@ -84,6 +84,7 @@ def million_steps_usd(lines: Sequence[Line], steps_per_s: float) -> float:
 def _machines(layout: Layout, prices: Prices, counts: Mapping[str, int]) -> list[Line]:
     kinds = [
         ("learner", "learner", [layout.learner_instance_type], False),
+        ("learner-peer", "learner-peer", [layout.learner_instance_type], layout.learner_peer_spot),
         ("replay", "replay", [layout.replay_instance_type], False),
         ("actor", "actors", layout.actor_instance_types, layout.actor_spot),
         ("evaluator", "evaluator", layout.evaluator_instance_types, layout.evaluator_spot),
@@ -102,7 +103,8 @@ def _machines(layout: Layout, prices: Prices, counts: Mapping[str, int]) -> list
 
 
 def _disks(layout: Layout, prices: Prices, counts: Mapping[str, int]) -> Line:
-    disk_gb = {"learner": layout.learner_disk_gb, "replay": layout.replay_disk_gb}
+    disk_gb = dict.fromkeys(("learner", "learner-peer"), layout.learner_disk_gb)
+    disk_gb["replay"] = layout.replay_disk_gb
     gb = sum(count * disk_gb.get(role, layout.actor_disk_gb) for role, count in counts.items())
     gb += layout.replay_shards * layout.replay_volume_gb  # which stay when machines go
     usd = gb * prices.of_month("gp3_gb")

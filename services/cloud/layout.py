@@ -31,6 +31,8 @@ class Layout(BaseModel):
     learner_instance_type: str = "g6.2xlarge"
     learner_device: str = "cuda"
     learner_disk_gb: int = 100
+    learners: int = Field(1, ge=1, le=64)
+    learner_peer_spot: bool = True
     replay_instance_type: str = "r6i.xlarge"
     replay_shards: int = Field(1, ge=1, le=64)
     replay_disk_gb: int = 40
@@ -67,6 +69,7 @@ class Layout(BaseModel):
         """Machines of each role."""
         return {
             "learner": 1,
+            "learner-peer": self.learners - 1,
             "replay": self.replay_shards,
             "actor": self.actor_machines,
             "evaluator": int(self.evaluator),
@@ -84,6 +87,7 @@ def layout_of(config: Config, variables: Mapping[str, Any]) -> Layout:
         "actors": actors,
         "actors_per_machine": min(4, actors),
         "slots_per_actor": config.actor.slots,
+        "learners": config.learner.processes,
         "replay_shards": config.replay.shards,
         "evaluator": config.evaluator.enabled,
     }

@@ -61,6 +61,19 @@ def test_every_line_is_what_a_pencil_says() -> None:
     assert million_steps_usd(list(lines.values()), 1000.0) == pytest.approx(sum_usd / 3.6)
 
 
+def test_learners_that_join_are_a_line_of_their_own() -> None:
+    layout = LAYOUT.model_copy(update={"learners": 3})
+    lines = {line.part: line for line in estimate(layout, PRICES, bucket_gb=0.0)}
+    assert lines["learner"].hourly_usd == pytest.approx(1.0)
+    assert lines["learner-peer"].what == "2 x big, spot at 25%"
+    assert lines["learner-peer"].hourly_usd == pytest.approx(0.5)
+    assert lines["learner-peer"].on_demand_usd == pytest.approx(2.0)
+    assert lines["disks"].what == "544 GB"  # two more of 100
+    layout = layout.model_copy(update={"learner_peer_spot": False})
+    lines = {line.part: line for line in estimate(layout, PRICES, bucket_gb=0.0)}
+    assert lines["learner-peer"].hourly_usd == pytest.approx(2.0)
+
+
 def test_without_gateway_every_machine_has_an_address() -> None:
     layout = LAYOUT.model_copy(update={"nat_gateway": False, "tensorboard_cidrs": ["203.0.113.7/32"]})
     [line] = [each for each in estimate(layout, PRICES, bucket_gb=0.0) if each.part == "network"]
@@ -97,6 +110,7 @@ def test_machines_follow_from_the_configuration() -> None:
     paper = layout_of(load_config("pong-apex-paper"), {})
     assert (paper.actors, paper.actors_per_machine, paper.slots_per_actor) == (12, 4, 30)
     assert (paper.learner_device, paper.replay_instance_type) == ("cuda", "r6i.xlarge")
+    assert layout_of(load_config("cartpole-ppo", None, {"learner.processes": "2"}, {}), {}).learners == 2
     small = layout_of(load_config("cartpole-ppo"), {"actors": 3})
     assert (small.learner_device, small.replay_instance_type, small.actors) == ("cpu", "t3.medium", 3)
 

@@ -43,6 +43,7 @@ module "troupe" {
   actors             = 2
   actors_per_machine = 1
   max_actor_machines = 3
+  learners           = %d
   overrides = {
     "run.total_steps"           = "%d"
     "replay.samples_per_insert" = "16" # steps are cheaper than updates where cores are few
@@ -107,9 +108,9 @@ class Cluster:
         goal = self.status()["updates"] + more
         self.wait(lambda: self.status()["updates"] >= goal, PATIENCE_S, f"{more} updates more")
 
-    def apply(self, total_steps: int) -> None:
+    def apply(self, learners: int, total_steps: int) -> None:
         """Make apply."""
-        (self._folder / "box_override.tf").write_text(OVERRIDE % total_steps)
+        (self._folder / "box_override.tf").write_text(OVERRIDE % (learners, total_steps))
         words = ["apply", "-auto-approve", "-input=false", "-no-color"]
         run(self._terraform, *words, cwd=self._folder, env=self._env)
 
@@ -148,7 +149,7 @@ def cluster(
     example = box / "terraform" / "examples" / "minimal"
     env = cloud.env | {"TF_VAR_keys_dir": str(keys), "TF_VAR_cpu_image_id": "ami-0aaaaaaaaaaaaaaaa"}
     run(terraform, *init_words(), cwd=example, env=env)
-    (example / "box_override.tf").write_text(OVERRIDE % 1_000_000)
+    (example / "box_override.tf").write_text(OVERRIDE % (1, 1_000_000))
     run(terraform, "apply", "-auto-approve", "-input=false", "-no-color", cwd=example, env=env)
     outputs = json.loads(run(terraform, "output", "-json", cwd=example, env=env))["troupe"]["value"]
     try:
@@ -279,15 +280,42 @@ def test_a_new_learner_resumes(cluster: Cluster) -> None:
     )
 
 
+def test_another_learner_joins_and_is_replaced(cluster: Cluster) -> None:
+    together = "2 learners share each batch"
+    cluster.apply(2, 1_000_000)
+    cluster.wait(lambda: cluster.fleet.of("learner-peer"), PATIENCE_S, "a machine for it")
+    learner = cluster.learner
+    learner.execute("systemctl", "restart", "troupe-node", "troupe-learner")  # as docs/aws.md says
+    for there in range(2):
+        [peer] = cluster.fleet.of("learner-peer")
+        cluster.wait(lambda peer=peer: together in peer.log("learner-*.log"), PATIENCE_S, "it shares batches")
+        cluster.wait(
+            lambda there=there: learner.log("learner.log").count(together) > there, PATIENCE_S, "both"
+        )
+        cluster.wait_for_updates(200)
+        if not there:
+            cluster.fleet.terminate(peer)
+
+
+def test_a_learner_that_is_replaced_takes_over_the_state_of_the_other(cluster: Cluster) -> None:
+    before = cluster.status()["updates"]
+    cluster.fleet.terminate(cluster.learner)
+    new, found = cluster.learner, r"2 learners share each batch, at update (\d+); took over the state"
+    cluster.wait(lambda: re.search(found, new.log("learner.log")), PATIENCE_S, "it takes over the state")
+    [update] = re.findall(found, new.log("learner.log"))[:1]
+    assert int(update) >= before
+    cluster.wait_for_updates(200)
+
+
 def test_the_end_stops_all_machines(cluster: Cluster) -> None:
     learner = cluster.learner
     total = cluster.status()["steps"] + 10_000
-    cluster.apply(total)
+    cluster.apply(2, total)
     learner.execute("systemctl", "restart", "troupe-node", "troupe-learner")  # as docs/aws.md says
     cluster.wait(lambda: not cluster.fleet.machines, 3 * PATIENCE_S, "all machines are gone")
     final = cluster.status(learner)
     assert final["steps"] >= total
     groups = cluster.fleet.ask("autoscaling", "describe_auto_scaling_groups")["AutoScalingGroups"]
-    assert [group["DesiredCapacity"] for group in groups] == [0, 0, 0, 0]
+    assert [group["DesiredCapacity"] for group in groups] == [0, 0, 0, 0, 0]
     # What the learner wrote last is in the bucket.
     assert any(f"{final['steps']:012d}" in key for key in cluster.fleet.keys(cluster.bucket))

@@ -24,7 +24,7 @@ yaml = pytest.importorskip("yaml")
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("base", "gpu")
-ROLES = ("learner", "replay", "actor", "evaluator")
+ROLES = ("learner", "learner-peer", "replay", "actor", "evaluator")
 Resources = list[dict[str, Any]]
 
 
@@ -112,7 +112,8 @@ def test_each_service_gets_the_keys_that_containers_get(folder: Path, tmp_path: 
     for role, pod in pods(found):
         (name,) = (each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each)
         data = {file: base64.b64decode(text) for file, text in secrets[name]["data"].items()}
-        assert data == {file.name: file.read_bytes() for file in (tmp_path / role).iterdir()}
+        given = tmp_path / role.removesuffix("-peer")
+        assert data == {file.name: file.read_bytes() for file in given.iterdir()}
     for text in (file.read_text() for file in folder.rglob("*.yaml")):
         assert not any(secret.read_text().strip() in text for secret in keys.glob("*.secret"))
 
@@ -151,13 +152,45 @@ def test_who_owns_files_is_there_once(folder: Path) -> None:
         assert of_kind(found, "PodDisruptionBudget")[name]["spec"]["maxUnavailable"] == 0
 
 
-def test_a_gpu_is_the_learners(folder: Path) -> None:
+def test_learners_that_join_come_when_they_are_asked_for_and_meet_only_learners(folder: Path) -> None:
+    found = resources(folder, "base")
+    deployments = of_kind(found, "Deployment")
+    assert deployments["learner-peer"]["spec"]["replicas"] == 0
+    images = {}
+    for role in ("learner", "learner-peer"):
+        [container] = deployments[role]["spec"]["template"]["spec"]["containers"]
+        images[role] = container["image"]
+    assert container["args"] == ["learner-peer"]
+    assert images["learner"] == images["learner-peer"]
+    policies = {name: each["spec"] for name, each in of_kind(found, "NetworkPolicy").items()}
+    # Which ports a learner meets the others on, its system decides.
+    high = {
+        name
+        for name, policy in policies.items()
+        for rule in policy.get("ingress", ())
+        if any(port["port"] > 5600 or "endPort" in port for port in rule["ports"])
+    }
+    assert high == {"learners"}
+    meet = policies["learners"]
+    [expression] = meet["podSelector"]["matchExpressions"]
+    assert sorted(expression["values"]) == ["learner", "learner-peer"]
+    ports = [{"port": 32768, "endPort": 60999}]
+    assert meet["ingress"] == [{"from": [{"podSelector": meet["podSelector"]}], "ports": ports}]
+    assert meet["egress"] == [{"to": [{"podSelector": meet["podSelector"]}], "ports": ports}]
+    for name in ("learner", "replay"):
+        [rule] = policies[name]["ingress"]
+        assert "learner-peer" in rule["from"][0]["podSelector"]["matchExpressions"][0]["values"]
+    assert "learner-peer" in policies["members"]["podSelector"]["matchExpressions"][0]["values"]
+
+
+def test_gpus_are_the_learners(folder: Path) -> None:
     for role, pod in pods(resources(folder, "gpu")):
         (container,) = pod["containers"]
-        assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (role == "learner")
+        learns = role in ("learner", "learner-peer")
+        assert ("nvidia.com/gpu" in container["resources"]["limits"]) == learns
+        assert ("troupe-learner-cuda:" in container["image"]) == learns
         variables = {each["name"]: each["value"] for each in container["env"]}
         assert variables.get("TROUPE_LEARNER__DEVICE") == ("cuda" if role == "learner" else None)
-        assert ("troupe-learner-cuda:" in container["image"]) == (role == "learner")
 
 
 def test_the_run_file_is_one_that_can_begin() -> None:

@@ -123,6 +123,24 @@ def test_actor_boots(machine: Any) -> None:
     assert "TROUPE_MODULES=my.env,other\n" in text
 
 
+def test_a_learner_that_joins_has_the_key_of_the_learner_and_nothing_else_of_it(machine: Any) -> None:
+    peer = machine("learner-peer")
+    peer.node("prepare")
+    keys = {file.name: file.read_text() for file in (peer.root / "etc" / "keys").iterdir()}
+    assert keys.keys() == {"learner.secret", "learner.public", "replay.public", "allowed"}
+    assert keys["learner.secret"] == "learner{{}}"
+    started = peer.calls.split()
+    assert {"troupe-learner-peer.service", "troupe-notice.service"} <= set(started)
+    assert "troupe-learner.service" not in started
+    assert not (peer.run_dir / "config.toml").exists()  # the learner that has the run tells it
+    zone = "boto3.client('route53').list_hosted_zones()['HostedZones'][0]['Id']"
+    records = ask(peer, f"boto3.client('route53').list_resource_record_sets(HostedZoneId={zone})")
+    assert "A" not in {one["Type"] for one in records["ResourceRecordSets"]}
+    (peer.run_dir / "last").write_text("not of the run")
+    peer.node("sync", "--last")
+    assert ask(peer, "boto3.client('s3').list_objects_v2(Bucket='bucket')['KeyCount']") == 0
+
+
 def test_replay_takes_its_name(machine: Any, metadata: Metadata) -> None:
     shard = machine("replay")
     shard.node("prepare")

@@ -79,7 +79,7 @@ def test_units_start_what_the_scripts_install(unit: Path) -> None:
         assert directory == "/opt/troupe/bin"
         assert f"$home/bin/{name}" in installed
     if "troupe-start" in text:
-        role = re.search(r"^ExecStart=\S+ (\w+)", text, re.MULTILINE)
+        role = re.search(r"^ExecStart=\S+ ([\w-]+)", text, re.MULTILINE)
         assert role is not None
         assert f"\n  {role.group(1)})" in (SCRIPTS / "start.sh").read_text()
         assert "KillSignal=SIGTERM" in text
@@ -172,9 +172,10 @@ def test_scripts_are_sound(script: Path) -> None:
 def test_start_knows_its_options() -> None:
     """Every option that `start.sh` passes is one of the service's."""
     text = (SCRIPTS / "start.sh").read_text()
-    for role in ("learner", "replay", "actor", "evaluator"):
+    for role in ("learner", "learner-peer", "replay", "actor", "evaluator"):
         body = text.split(f"\n  {role})", 1)[1].split(";;", 1)[0]
-        source = "".join(file.read_text() for file in (ROOT / "services" / role).glob("*.py"))
+        folder = ROOT / "services" / role.removesuffix("-peer")
+        source = "".join(file.read_text() for file in folder.glob("*.py"))
         if role == "learner":
             body = body.replace("--resume", "")
         for option in set(re.findall(r"(--[a-z-]+)", body)) - {"--keys"}:
@@ -216,7 +217,7 @@ def start(tmp_path: Path, *words: str, **more: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_units_give_up_after_the_statuses_that_the_launcher_gives_up_after(unit: Path) -> None:
-    """Not an actor's: it is restarted after every status."""
+    """Not those of actors and of learners that join: they are restarted after every status."""
     found = re.search(r"^RestartPreventExitStatus=(.*)$", unit.read_text(), re.MULTILINE)
     if found is None:
         assert unit.name not in {

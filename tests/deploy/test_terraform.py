@@ -114,9 +114,54 @@ LAYOUTS = {
 }
 
 
-def _troupe_counts_the_same(example: str, parts: dict[str, float]) -> None:
+RIGHTS = """
+import boto3, json, sys
+ask = boto3.client("iam").get_role_policy
+def rights(role):
+    found = boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"]
+    policies = [ask(RoleName=role, PolicyName=name)["PolicyDocument"]["Statement"] for name in found]
+    return {each["Sid"]: each["Resource"] for policy in policies for each in policy}
+groups = boto3.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
+sizes = {each["AutoScalingGroupName"]: each["DesiredCapacity"] for each in groups}
+print(json.dumps([rights(sys.argv[1]), rights(sys.argv[2]), sizes]))
+"""
+
+
+def test_learners_that_join_have_the_learners_key_and_no_other_right_of_it(
+    terraform: str, workspace: Path, cloud: Cloud, deploy_python: str, keys_dir: Path
+) -> None:
+    state = shutil.ignore_patterns(".terraform*", "*.tfstate*")
+    folder = workspace / "examples" / "learners"
+    shutil.copytree(workspace / "examples" / "minimal", folder, ignore=state)
+    (folder / "more_override.tf").write_text('module "troupe" {\n  learners = 3\n}\n')
+    env = cloud.env | {"TF_VAR_keys_dir": str(keys_dir), "TF_VAR_cpu_image_id": "ami-0aaaaaaaaaaaaaaaa"}
+    run(terraform, *init_words(), cwd=folder, env=env)
+    run(terraform, "apply", "-auto-approve", "-input=false", "-no-color", cwd=folder, env=env)
+    outputs = json.loads(run(terraform, "output", "-json", cwd=folder, env=env))["troupe"]["value"]
+    groups = outputs["groups"]
+    words = ("-c", RIGHTS, groups["learner"], groups["learner-peer"])
+    learner, peer, sizes = json.loads(run(deploy_python, *words, cwd=folder, env=env))
+    assert sizes[groups["learner-peer"]] == 2
+    assert peer["OwnSecretKey"] == learner["OwnSecretKey"]
+    assert peer["Logs"] != learner["Logs"]
+    assert learner.keys() - peer.keys() == OF_THE_LEARNER_ALONE
+    assert peer.keys() <= learner.keys()
+    _counts_the_same(
+        LAYOUTS["minimal"].model_copy(update={"learners": 3}), outputs["hourly_cost_usd"]["parts"]
+    )
+    run(terraform, "plan", "-detailed-exitcode", "-input=false", "-no-color", cwd=folder, env=env)
+    run(terraform, "destroy", "-auto-approve", "-input=false", "-no-color", cwd=folder, env=env)
+
+
+OF_THE_LEARNER_ALONE = {
+    *("OwnName", "ListRun", "CopyRun", "EncryptCopies", "Progress"),
+    *("StopMachinesAtTheEnd", "LetGoOfItself"),
+}
+
+
+def _counts_the_same(layout: Layout, parts: dict[str, float]) -> None:
     """`troupe cloud estimate` and Terraform's own output."""
-    lines = estimate(LAYOUTS[example], read_prices({}), bucket_gb=0.0)
+    lines = estimate(layout, read_prices({}), bucket_gb=0.0)
     counted = {line.part.replace("actors", "actor"): line.hourly_usd for line in lines if line.hourly_usd}
     assert counted == pytest.approx(parts, abs=0.001)
 
@@ -170,7 +215,7 @@ def _outputs_are_right(example: str, outputs: dict[str, object]) -> None:
     cost = outputs["hourly_cost_usd"]
     assert isinstance(cost, dict)
     assert cost["total"] == pytest.approx(sum(cost["parts"].values()), abs=0.005)
-    _troupe_counts_the_same(example, cost["parts"])
+    _counts_the_same(LAYOUTS[example], cost["parts"])
     commands = outputs["session_manager_commands"]
     assert isinstance(commands, dict)
     assert all(command.startswith("aws ") for command in commands.values())

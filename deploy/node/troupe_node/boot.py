@@ -69,10 +69,10 @@ def fetch_keys(node: Node) -> None:
     """Write the own secret key, the servers' public keys and the allow-list."""
     ssm, folder = client("ssm"), ETC / "keys"
     make_own(folder, 0o700)
-    name = f"{node.parameters}/keys/secret/{node.role}"
+    name = f"{node.parameters}/keys/secret/{node.key}"
     values = {
-        f"{node.role}.secret": patiently(
-            f"secret key of the {node.role}",
+        f"{node.key}.secret": patiently(
+            f"secret key of the {node.key}",
             lambda: ssm.get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"],
         )
     }

@@ -21,7 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-ROLES = ("learner", "replay", "actor", "evaluator")
+ROLES = ("learner", "learner-peer", "replay", "actor", "evaluator")
 # The user's name inside the image, and where things lie there.
 USER = "troupe"
 ETC = Path(os.environ.get("TROUPE_ETC", "/etc/troupe"))
@@ -49,6 +49,11 @@ class Node:
     def run_dir(self) -> Path:
         """Directory of the run on this machine."""
         return STATE / "runs" / self.run
+
+    @property
+    def key(self) -> str:
+        """Whose secret key this machine has: that of all learners, if it is one."""
+        return self.role.removesuffix("-peer")
 
     @property
     def host(self) -> str:

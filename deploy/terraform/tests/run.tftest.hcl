@@ -299,3 +299,84 @@ run "a_time_elsewhere" {
     stop_at = "2099-01-31T18:00:00+01:00"
   }
 }
+
+run "one_learner_is_alone" {
+  command = plan
+
+  assert {
+    condition     = length(module.learner_peers) == 0 && !contains(keys(output.groups), "learner-peer") && !contains(keys(output.hourly_cost_usd.parts), "learner-peer")
+    error_message = "by default nobody shares the learner's batches"
+  }
+
+  assert {
+    condition     = !contains(keys(local.overrides), "net.learner_network") && !contains(keys(local.overrides), "learner.processes")
+    error_message = "one learner talks to no other"
+  }
+}
+
+run "several_learners_share_batches" {
+  command = plan
+
+  variables {
+    learners = 3
+  }
+
+  assert {
+    condition     = local.overrides["learner.processes"] == "3" && local.overrides["net.learner_network"] == "10.20.0.0/16"
+    error_message = "the learner should expect the others, in the VPC"
+  }
+
+  assert {
+    condition     = index(local.groups, output.groups["learner-peer"]) == index(local.groups, output.groups.learner) - 1 && index(local.groups, output.groups.learner) == length(local.groups) - 1
+    error_message = "all groups should end, and the learner's, which ends them, last"
+  }
+
+  assert {
+    condition     = strcontains(output.user_data["learner-peer"], "TROUPE_ROLE=learner-peer\n")
+    error_message = "machines should know what they are"
+  }
+
+  assert {
+    condition     = local.machines["learner-peer"].image_id == "ami-0bbbbbbbbbbbbbbbb" && local.machines["learner-peer"].root_device == "/dev/sda1"
+    error_message = "every learner has a GPU"
+  }
+
+  # Two more g6.2xlarge at 0.4 of their price, and two disks of 100 GB.
+  assert {
+    condition     = abs(output.hourly_cost_usd.parts["learner-peer"] - 2 * 0.9776 * 0.4) < 0.001 && abs(output.hourly_cost_usd.parts.disks - (3 * 100 + 40 + 16 * 4) * 0.08 / 730) < 0.001
+    error_message = "the estimate should count all learners"
+  }
+}
+
+run "learners_on_demand_cost_their_price" {
+  command = plan
+
+  variables {
+    learners          = 2
+    learner_peer_spot = false
+  }
+
+  assert {
+    condition     = output.hourly_cost_usd.parts["learner-peer"] == output.hourly_cost_usd.parts.learner
+    error_message = "two of a kind cost the same"
+  }
+}
+
+run "learners_need_private_addresses" {
+  command         = plan
+  expect_failures = [var.learners]
+
+  variables {
+    learners = 2
+    vpc_cidr = "203.0.0.0/16"
+  }
+}
+
+run "half_a_learner" {
+  command         = plan
+  expect_failures = [var.learners]
+
+  variables {
+    learners = 1.5
+  }
+}

@@ -18,8 +18,8 @@ variable "role" {
   type        = string
 
   validation {
-    condition     = contains(["learner", "replay", "actor", "evaluator"], var.role)
-    error_message = "role should be learner, replay, actor or evaluator."
+    condition     = contains(["learner", "learner-peer", "replay", "actor", "evaluator"], var.role)
+    error_message = "role should be learner, learner-peer, replay, actor or evaluator."
   }
 }
 
@@ -71,7 +71,7 @@ variable "log_group" {
 }
 
 variable "secret_arn" {
-  description = "Parameter with the role's secret key."
+  description = "Parameter with the secret key of the machine's services."
   type        = string
 }
 

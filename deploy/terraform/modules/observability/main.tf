@@ -3,13 +3,9 @@
 data "aws_caller_identity" "current" {}
 data "aws_partition" "current" {}
 
-locals {
-  roles = toset(["learner", "replay", "actor", "evaluator"])
-}
-
 resource "aws_cloudwatch_log_group" "role" {
   #checkov:skip=CKV_AWS_338:logs of a training run are read within days; log_retention_days decides
-  for_each = local.roles
+  for_each = var.roles
 
   name              = "${var.parameters}/${each.key}"
   retention_in_days = var.log_retention_days

@@ -18,6 +18,11 @@ variable "kms_key_arn" {
   type        = string
 }
 
+variable "roles" {
+  description = "Roles that have logs."
+  type        = set(string)
+}
+
 variable "log_retention_days" {
   description = "Days that logs are kept."
   type        = number

@@ -1,20 +1,30 @@
 # One security group per role. A role accepts only what the roles that talk to it send; nobody accepts SSH.
 
 locals {
-  roles = {
-    learner   = "Learner: rendezvous, parameters, TensorBoard"
-    replay    = "Replay: inserts, samples, priorities"
-    actor     = "Actor: nobody connects to it"
-    evaluator = "Evaluator: nobody connects to it"
-  }
+  roles = merge(
+    {
+      learner   = "Learner: rendezvous, parameters, TensorBoard"
+      replay    = "Replay: inserts, samples, priorities"
+      actor     = "Actor: nobody connects to it"
+      evaluator = "Evaluator: nobody connects to it"
+    },
+    var.learner_peers ? { learner-peer = "Learner that shares batches: gradients" } : {},
+  )
+  peers = var.learner_peers ? ["learner-peer"] : []
+
+  # Learners meet on ports that their systems choose: those of Linux.
+  meetings = var.learner_peers ? [["learner", "learner-peer"], ["learner-peer", "learner"], ["learner-peer", "learner-peer"]] : []
 
   # who may connect to whom, and why
   flows = merge(
-    { for role in ["replay", "actor", "evaluator"] : "${role}-learner" => {
+    { for role in concat(["replay", "actor", "evaluator"], local.peers) : "${role}-learner" => {
       from = role, to = "learner", first = 5550, last = 5552, why = "rendezvous, announcements, inference"
     } },
-    { for role in ["learner", "actor"] : "${role}-replay" => {
+    { for role in concat(["learner", "actor"], local.peers) : "${role}-replay" => {
       from = role, to = "replay", first = 5560, last = 5560 + var.shards - 1, why = "items"
+    } },
+    { for pair in local.meetings : "${join("-", pair)}-gradients" => {
+      from = pair[0], to = pair[1], first = 32768, last = 60999, why = "gradients"
     } },
   )
 }

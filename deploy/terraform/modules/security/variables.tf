@@ -13,6 +13,11 @@ variable "shards" {
   type        = number
 }
 
+variable "learner_peers" {
+  description = "Whether several learners share batches."
+  type        = bool
+}
+
 variable "tensorboard_cidrs" {
   description = "Blocks that may open TensorBoard."
   type        = list(string)
