@@ -14,23 +14,9 @@ from troupe.common.runtime import StopSignal
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
 from troupe.services.learner.control.budget import StepBudget
-from troupe.services.learner.control.epochs import Epochs
-from troupe.services.learner.control.roster import SlotRules
-from troupe.services.learner.control.server import ControlServer, Terms
 from troupe.services.learner.peers.seats import OwnSeats
 from troupe.services.learner.peers.team import Rules, Share, Team
 from troupe.services.learner.saving.counters import RunCounters
-
-
-@pytest.fixture
-def server(tmp_path):
-    context = Context()
-    endpoints = (f"ipc://{tmp_path}/control", f"ipc://{tmp_path}/announce")
-    server = ControlServer(context, *endpoints, Terms({}, run="a"), SlotRules(1), epochs=Epochs())
-    server.start()
-    yield server
-    server.stop()
-    context.destroy(linger=0)
 
 
 @pytest.fixture

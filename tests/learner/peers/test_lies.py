@@ -24,9 +24,6 @@ from troupe.common.runtime import StopSignal
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
 from troupe.services.learner.control.budget import StepBudget
-from troupe.services.learner.control.epochs import Epochs
-from troupe.services.learner.control.roster import SlotRules
-from troupe.services.learner.control.server import ControlServer, Terms
 from troupe.services.learner.peers.group import GroupLostError, Meeting, ProcessGroup, joined_store, within
 from troupe.services.learner.peers.seats import OwnSeats
 from troupe.services.learner.peers.state import StateDiffersError, equalize, packed
@@ -389,17 +386,6 @@ def test_a_meeting_that_answers_garbage_is_one_that_is_gone(garbling):
 
 
 # ----------------------------------------------------------------------------- the run
-
-
-@pytest.fixture
-def server(tmp_path):
-    context = Context()
-    endpoints = (f"ipc://{tmp_path}/control", f"ipc://{tmp_path}/announce")
-    server = ControlServer(context, *endpoints, Terms({}, run="a"), SlotRules(1), epochs=Epochs())
-    server.start()
-    yield server
-    server.stop()
-    context.destroy(linger=0)
 
 
 @pytest.fixture
