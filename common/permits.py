@@ -65,9 +65,10 @@ def check_modules(
             if not all(part.isidentifier() for part in module.split(".")):
                 raise ConfigError(f"{source} names something to import that is no module: {module[:100]!r}")
         words = ",".join(modules)
+        ways = f"--modules {words}, {VARIABLE}={words}, or modules={modules} in Python"
         raise ConfigError(
             f"{source} has {' and '.join(missing)}, which would run {' and '.join(modules)}: "
-            f"if you trust that, permit it with --modules {words} or {VARIABLE}={words}"
+            f"if you trust that, permit it with {ways}"
         )
 
 

@@ -36,7 +36,7 @@ def test_the_module_of_an_environment(env_id, module):
     check_modules(config, [module] if module else [], "the run")
     if module:
         for permitted in ((), ("my.modul",), ("thi",), ("x",)):
-            with pytest.raises(ConfigError, match=f"--modules {module} or TROUPE_MODULES={module}"):
+            with pytest.raises(ConfigError, match=f"--modules {module}, TROUPE_MODULES={module},"):
                 check_modules(config, permitted, "the run")
     check_modules(config, [], "the run", plays=False)
 
@@ -63,13 +63,15 @@ def test_all_that_is_missing_is_said_at_once():
     config = run_of("my.maze:Maze-v0", "my.learner", wrappers=["your.code:Wrap", "my.maze:Wrap"])
     with pytest.raises(ConfigError) as refused:
         check_modules(config, [], "the run")
-    advice = "--modules my.maze,your.code,my.learner or TROUPE_MODULES=my.maze,your.code,my.learner"
+    words = "my.maze,your.code,my.learner"
+    python = "modules=['my.maze', 'your.code', 'my.learner'] in Python"
+    advice = f"--modules {words}, TROUPE_MODULES={words}, or {python}"
     assert str(refused.value) == (
         "the run has the environment my.maze:Maze-v0 and the wrapper your.code:Wrap and the wrapper "
         "my.maze:Wrap and the algorithm my.learner, which would run my.maze and your.code and my.learner: "
         f"if you trust that, permit it with {advice}"
     )
-    with pytest.raises(ConfigError, match=r"--modules your.code or"):
+    with pytest.raises(ConfigError, match=r"--modules your.code, "):
         check_modules(config, ["my"], "the run")
 
 

@@ -43,7 +43,7 @@ def run_directory(folder: Path, config: Config) -> Iterator[Check]:
         yield Check("run", STATUS_FILE, "none: the learner has not begun, or cannot write", "note")
     else:
         said = "" if live else f", {age_s:,.0f} s ago"
-        note = f" ({status['note']})" if status.get("note") else ""
+        note = f" ({status['note']})" if live and status.get("note") else ""
         yield Check("run", "steps", f"{status.get('steps', 0):,} of {config.run.total_steps:,}{said}{note}")
     yield from _checkpoints(folder / "checkpoints")
     yield from _replay(folder / "replay", config)

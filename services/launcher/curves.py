@@ -39,6 +39,8 @@ def chart(points: Points, title: str, width: int = 60, height: int = 6) -> list[
         return []
     columns = _columns(points, width)
     labels = {height - 1: f"{max(columns):,.2f}", 0: f"{min(columns):,.2f}"}
+    if max(columns) == min(columns):
+        labels = {(height - 1) // 2: f"{columns[0]:,.2f}"}  # where `_shares` has all bars end
     margin = max(map(len, labels.values()))
     eighths = [max(1, round(8 * height * share)) for share in _shares(columns)]
     lines = [title]

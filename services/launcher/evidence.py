@@ -111,12 +111,12 @@ def of_view(view: RunView) -> Evidence:
     return Evidence(view.config, view.metrics, returns)
 
 
-def of_run(folder: Path) -> Evidence:
-    """What a run directory has recorded, of a run that goes on or has ended.
+def of_run(folder: Path, config: Config | None = None) -> Evidence:
+    """What a run directory has recorded, of a run that goes on or has ended; `config` if it is known.
 
     Raises ConfigError where it holds no run, or nothing is recorded yet.
     """
-    config = config_of(run_config(folder))
+    config = config or config_of(run_config(folder))
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     returns = []
     file = folder / CSV_FILE

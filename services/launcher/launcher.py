@@ -27,7 +27,8 @@ from troupe.common.runtime.lifecycle import INTERRUPTED
 from troupe.common.runtime.metrics import EVALUATION_RETURN, TRAINING_RETURN
 from troupe.common.runtime.usage import CoresUsed
 from troupe.services.launcher.curves import chart, drawable
-from troupe.services.launcher.learning import first_fault
+from troupe.services.launcher.evidence import of_run
+from troupe.services.launcher.learning import faults
 from troupe.services.launcher.panel import LivePanel, lost_terminal_tolerated
 from troupe.services.launcher.processes import child_specs
 from troupe.services.launcher.progress import (
@@ -320,8 +321,8 @@ class _Launcher:
             self._say(f"environments: {view.trouble}")
         if view.metrics:  # the learner was up
             self._say(f"last evaluation: {view.last_evaluation}")
-        if first_fault(view):  # by the newest values: the whole record may name a likelier cause
-            self._say("something may have kept the run from learning well; what the whole record says:")
+        if view.updates and _learned_badly(self._run_dir, self._config):
+            self._say("something may have kept the run from learning well:")
             self._say(f"  {own_command()} why {shell_path(self._run_dir)}")
         if view.updates and not view.evaluated and has_checkpoint(self._run_dir):
             self._say(f"to evaluate: {_how_to_evaluate(self._run_dir, self._config)}")
@@ -364,6 +365,13 @@ class _SayHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._say(f"{time.strftime('%H:%M:%S')} {record.getMessage()}")
+
+
+def _learned_badly(run_dir: Path, config: Config) -> bool:
+    """Whether the whole record says so: the newest values alone accuse runs that have solved their task."""
+    with contextlib.suppress(TroupeError, OSError):  # nothing is recorded of a short run
+        return bool(faults(of_run(run_dir, config)))
+    return False
 
 
 def _curve(view: RunView) -> list[str]:

@@ -91,6 +91,14 @@ def test_nobody_is_missed_where_nobody_has_to_join(folder, config, steps):
     assert not [check for check in checks if check.area == "members"]
 
 
+def test_what_an_ended_learner_said_last_is_no_state_of_the_run(folder, config):
+    write_status(folder, STATUS | {"note": "writing what is left"})
+    assert "(writing" in looked(run.run_directory(folder, config))["steps"].figure
+    an_hour_ago = time.time() - 3600
+    os.utime(folder / "status.json", (an_hour_ago, an_hour_ago))
+    assert "(writing" not in looked(run.run_directory(folder, config))["steps"].figure
+
+
 ODD = ["x", None, [], {}, -1, True, [1], [None], {"a": 1}, {"actor-0": 3}, float("inf"), [{"name": 5}]]
 
 

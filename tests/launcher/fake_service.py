@@ -16,13 +16,20 @@ def write_status(steps, note=""):
     metrics = {"speed/steps_per_s": 1000.0, "replay/items": float(steps), "learner/wait_share": 0.5}
     metrics["speed/updates_per_s"] = 10.0
     metrics |= {"eval/episode_return": 12.5, "eval/version": 4.0}
-    if behaviour == "high-rate":
-        metrics |= {"learner/step_size": 0.5, "learner/learning_rate": 0.1}
     status = {"steps": steps, "frames": steps, "updates": updates, "updates_since_start": updates}
     text = json.dumps({**status, "metrics": metrics, "note": note})
     temporary = run_dir / f".status.{os.getpid()}"
     temporary.write_text(text)
     temporary.replace(run_dir / "status.json")
+
+
+def record_high_rate():
+    from troupe.common.runtime.metrics import CSV_FILE, CSV_HEADER, Row
+
+    values = {"learner/step_size": 0.5, "learner/learning_rate": 0.1}
+    rows = [Row(1.0, 1000, 1000, 250, "learner", *item) for item in values.items()]
+    text = "\n".join([CSV_HEADER, *(",".join(map(str, row)) for row in rows), ""])
+    (run_dir / CSV_FILE).write_text(text)
 
 
 def stop(*_):
@@ -36,6 +43,8 @@ def stop(*_):
 
 
 def learner():
+    if behaviour == "high-rate":
+        record_high_rate()
     if behaviour == "bad-config":
         print("troupe: error: no such game: pongg; nearest: pong", file=sys.stderr)
         sys.exit(2)

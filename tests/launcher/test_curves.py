@@ -25,6 +25,17 @@ def test_a_chart_has_its_range_and_its_steps():
     ]
 
 
+def test_a_chart_of_one_value_names_it_once():
+    assert chart([(0, 500.0), (1000, 500.0)], "return", width=14, height=4) == [
+        "return",
+        "       |              ",
+        "       |              ",
+        "500.00 |██████████████",
+        "       |██████████████",
+        "        0  1,000 steps",
+    ]
+
+
 def test_a_chart_of_nothing_is_nothing():
     assert chart([], "return") == []
     assert chart([(1, 2.0)], "return") == []
