@@ -6,9 +6,10 @@ import time
 import numpy as np
 import pytest
 
-from tests.harness import PATIENCE_S
+from tests.harness import PATIENCE_S, until
 from tests.replay import processes
 from tests.replay.stepped import SteppedShard
+from troupe.common import system
 from troupe.common.errors import AuthError, ConfigError, TornStateError
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message
@@ -81,6 +82,23 @@ def test_what_came_while_the_caller_was_away_is_a_sign_of_life(tmp_path, shard, 
     reconnects = learner.counters["reconnects"]
     time.sleep(0.7)  # longer than it bears silence
     assert int(learner.receive(0).versions[0]) == 0
+    assert learner.counters["reconnects"] == reconnects
+
+
+def test_a_server_that_answers_no_ping_is_given_up_by_who_asks_nothing_else(tmp_path, shard, client):
+    """As the shard that a learner has tried again, or that others are asked instead of."""
+    learner = client(f"ipc://{tmp_path}/shard", name="learner", liveness_s=0.3)
+    shard.serve_until(learner, lambda: learner.credit)
+    reconnects = learner.counters["reconnects"]
+    until(lambda: learner.counters["reconnects"] > reconnects, step=lambda: learner.poll(5))
+    assert learner.silence
+    shard.serve_until(learner, lambda: not learner.silence)
+
+
+def test_a_ping_that_is_sent_after_a_pause_does_not_end_the_connection(shard, learner, monkeypatch):
+    reconnects = learner.counters["reconnects"]
+    monkeypatch.setattr(system, "monotonic", lambda: time.monotonic() + 2 * PATIENCE_S)
+    shard.take(learner, messages.Credit.TYPE)
     assert learner.counters["reconnects"] == reconnects
 
 

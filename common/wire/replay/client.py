@@ -421,6 +421,9 @@ class ReplayClient(Sampler):
         pending = len(self._inserts) + len(self._requests) + self._question
         # Without credit the server owes us the news that there is some, so silence means something then too.
         waiting = pending > 0 or self._session is None or not self._credit
+        # And pings are answered at once. The one that is sent now does not count: the caller may have been
+        # away for longer than silence is borne.
+        waiting = waiting or self._pings.unanswered(self._link)
         asking = not self._credit or self._inserts_put_off or self._requests.overdue(SAMPLE_PATIENCE_S)
         self._pings.send(self._link, asking=asking)
         if self._link.maintain(waiting=waiting):

@@ -68,6 +68,10 @@ class Pings:
         """Ask at the next opportunity."""
         self._tried_s = 0.0
 
+    def unanswered(self, link: Link) -> bool:
+        """Whether the server has not been heard since it was asked, or was to be asked."""
+        return link.silent or self._tried_s > link.heard_s  # a new connection is no answer
+
     def send(self, link: Link, *, asking: bool) -> None:
         """Ask a server that has not been heard for a while; with `asking` any other, too."""
         now_s = system.monotonic()
