@@ -147,18 +147,21 @@ module "learner" {
   may_stop      = var.stop_when_complete ? local.groups : []
 }
 
+# They share each batch with the first learner. One that is lost is missed for seconds, and its replacement copies its
+# state from the others. Of the learner's rights they have its key.
 module "learner_peers" {
-  source = "./modules/learner-peers"
+  source = "./modules/group"
   count  = local.peers > 0 ? 1 : 0
 
-  run           = local.run
-  machine       = local.machines["learner-peer"]
-  subnet_ids    = module.network.machine_subnet_ids
-  instance_type = var.learner_instance_type
-  disk_gb       = var.learner_disk_gb
-  machines      = local.peers
-  spot          = var.learner_peer_spot
-  running       = var.running
+  run            = local.run
+  machine        = local.machines["learner-peer"]
+  role           = "learner-peer"
+  subnet_ids     = module.network.machine_subnet_ids
+  instance_types = [var.learner_instance_type] # each update is as fast as the slowest of them
+  disk_gb        = var.learner_disk_gb
+  machines       = local.peers
+  spot           = var.learner_peer_spot
+  running        = var.running
 }
 
 module "replay" {
@@ -175,29 +178,35 @@ module "replay" {
   running            = var.running
 }
 
+# They come and go, and flush what they hold when a spot machine's notice comes.
 module "actors" {
-  source = "./modules/actors"
+  source = "./modules/group"
 
   run            = local.run
   machine        = local.machines.actor
+  role           = "actor"
   subnet_ids     = module.network.machine_subnet_ids
-  instance_types = var.actor_instance_types
+  instance_types = var.actor_instance_types # all with about the same number of cores
   disk_gb        = var.actor_disk_gb
   machines       = local.actor_machines
   max_machines   = var.max_actor_machines
   spot           = var.actor_spot
+  refresh        = true
   running        = var.running
 }
 
+# Nobody waits for it.
 module "evaluator" {
-  source = "./modules/evaluator"
+  source = "./modules/group"
   count  = var.evaluator ? 1 : 0
 
   run            = local.run
   machine        = local.machines.evaluator
+  role           = "evaluator"
   subnet_ids     = module.network.machine_subnet_ids
   instance_types = var.evaluator_instance_types
   disk_gb        = var.actor_disk_gb
+  machines       = 1
   spot           = var.evaluator_spot
   running        = var.running
 }

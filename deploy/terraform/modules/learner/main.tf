@@ -4,19 +4,14 @@
 module "node" {
   source = "../node"
 
-  run               = var.run
-  image_id          = var.machine.image_id
-  root_device       = var.machine.root_device
-  security_group_id = var.machine.security_group_id
-  log_group         = var.machine.log_group
-  secret_arn        = var.machine.secret_arn
-  public_address    = var.machine.public_address
-  role              = "learner"
-  host              = "learner"
-  instance_type     = var.instance_type
-  disk_gb           = var.disk_gb
-  has_policy        = true
-  policy            = data.aws_iam_policy_document.this.json
+  run           = var.run
+  machine       = var.machine
+  role          = "learner"
+  host          = "learner"
+  instance_type = var.instance_type
+  disk_gb       = var.disk_gb
+  has_policy    = true
+  policy        = data.aws_iam_policy_document.this.json
 }
 
 data "aws_caller_identity" "current" {}

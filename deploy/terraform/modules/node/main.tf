@@ -9,7 +9,7 @@ locals {
   arn      = "arn:${data.aws_partition.current.partition}"
   account  = data.aws_caller_identity.current.account_id
   ssm_arn  = "${local.arn}:ssm:${var.run.region}:${local.account}:parameter${var.run.parameters}"
-  log_arn  = "${local.arn}:logs:${var.run.region}:${local.account}:log-group:${var.log_group}"
+  log_arn  = "${local.arn}:logs:${var.run.region}:${local.account}:log-group:${var.machine.log_group}"
   dns_name = var.host == "" ? "" : "${var.host}.${var.run.domain}"
 
   user_data = templatefile("${path.module}/user_data.sh.tftpl", {
@@ -49,7 +49,7 @@ data "aws_iam_policy_document" "this" {
   statement {
     sid       = "OwnSecretKey"
     actions   = ["ssm:GetParameter"]
-    resources = [var.secret_arn]
+    resources = [var.machine.secret_arn]
   }
 
   statement {
@@ -60,7 +60,7 @@ data "aws_iam_policy_document" "this" {
     condition {
       test     = "StringEquals"
       variable = "kms:EncryptionContext:PARAMETER_ARN"
-      values   = [var.secret_arn]
+      values   = [var.machine.secret_arn]
     }
   }
 
@@ -152,7 +152,7 @@ resource "aws_launch_template" "this" {
   #checkov:skip=CKV_AWS_88:only in runs without a NAT gateway, or for TensorBoard; security groups admit nobody else
   name                   = local.name
   description            = "${var.role} of ${var.run.name}"
-  image_id               = var.image_id
+  image_id               = var.machine.image_id
   instance_type          = var.instance_type
   update_default_version = true
   ebs_optimized          = true
@@ -174,13 +174,13 @@ resource "aws_launch_template" "this" {
   }
 
   network_interfaces {
-    associate_public_ip_address = var.public_address
+    associate_public_ip_address = var.machine.public_address
     delete_on_termination       = true
-    security_groups             = [var.security_group_id]
+    security_groups             = [var.machine.security_group_id]
   }
 
   block_device_mappings {
-    device_name = var.root_device
+    device_name = var.machine.root_device
 
     ebs {
       volume_type           = "gp3"

@@ -13,6 +13,18 @@ variable "run" {
   })
 }
 
+variable "machine" {
+  description = "What machines of this role have in common with no other."
+  type = object({
+    image_id          = string # made by Packer
+    root_device       = string # of the image
+    security_group_id = string
+    log_group         = string
+    secret_arn        = string # parameter with the secret key of the machine's services
+    public_address    = bool
+  })
+}
+
 variable "role" {
   description = "What the machine does."
   type        = string
@@ -35,44 +47,14 @@ variable "host" {
   default     = ""
 }
 
-variable "image_id" {
-  description = "Machine image made by Packer."
-  type        = string
-}
-
 variable "instance_type" {
   description = "Instance type; an auto-scaling group may mix in others."
-  type        = string
-}
-
-variable "root_device" {
-  description = "Device name of the image's root volume."
   type        = string
 }
 
 variable "disk_gb" {
   description = "Size of the root volume in GB."
   type        = number
-}
-
-variable "security_group_id" {
-  description = "Security group of the machine."
-  type        = string
-}
-
-variable "public_address" {
-  description = "Give the machine a public address."
-  type        = bool
-}
-
-variable "log_group" {
-  description = "Log group of the role."
-  type        = string
-}
-
-variable "secret_arn" {
-  description = "Parameter with the secret key of the machine's services."
-  type        = string
 }
 
 variable "has_policy" {

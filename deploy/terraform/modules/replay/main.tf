@@ -53,20 +53,15 @@ module "node" {
   source   = "../node"
   for_each = local.shards
 
-  run               = var.run
-  image_id          = var.machine.image_id
-  root_device       = var.machine.root_device
-  security_group_id = var.machine.security_group_id
-  log_group         = var.machine.log_group
-  secret_arn        = var.machine.secret_arn
-  public_address    = var.machine.public_address
-  role              = "replay"
-  index             = each.value
-  host              = "replay-${each.key}"
-  instance_type     = var.instance_type
-  disk_gb           = var.disk_gb
-  has_policy        = var.volume_gb > 0
-  policy            = var.volume_gb > 0 ? data.aws_iam_policy_document.volume[each.key].json : ""
+  run           = var.run
+  machine       = var.machine
+  role          = "replay"
+  index         = each.value
+  host          = "replay-${each.key}"
+  instance_type = var.instance_type
+  disk_gb       = var.disk_gb
+  has_policy    = var.volume_gb > 0
+  policy        = var.volume_gb > 0 ? data.aws_iam_policy_document.volume[each.key].json : ""
 }
 
 resource "aws_autoscaling_group" "this" {

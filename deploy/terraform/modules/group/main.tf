@@ -1,31 +1,29 @@
-# Learners that join the one that has the run, and share each batch with it. They keep nothing: one that is lost is
-# missed for seconds, and its replacement copies its state from the others. Of the learner's rights they have its key.
+# Machines of a role that keep nothing, so that any of them may be lost: actors, the evaluator, learners that join. An
+# auto-scaling group, of spot machines where that is wished, replaces one that will be taken early (capacity rebalancing).
 
 module "node" {
   source = "../node"
 
-  run               = var.run
-  image_id          = var.machine.image_id
-  root_device       = var.machine.root_device
-  security_group_id = var.machine.security_group_id
-  log_group         = var.machine.log_group
-  secret_arn        = var.machine.secret_arn
-  public_address    = var.machine.public_address
-  role              = "learner-peer"
-  instance_type     = var.instance_type
-  disk_gb           = var.disk_gb
+  run           = var.run
+  machine       = var.machine
+  role          = var.role
+  instance_type = var.instance_types[0]
+  disk_gb       = var.disk_gb
 }
 
 resource "aws_autoscaling_group" "this" {
   name                      = module.node.name
   min_size                  = 0
-  max_size                  = var.machines
+  max_size                  = max(var.machines, var.max_machines)
   desired_capacity          = var.running ? var.machines : 0
   vpc_zone_identifier       = var.subnet_ids
   health_check_type         = "EC2"
   health_check_grace_period = 300
-  wait_for_capacity_timeout = "0" # the run goes on with the learners that there are
+  wait_for_capacity_timeout = "0" # the run goes on with the machines that there are
   capacity_rebalance        = var.spot
+
+  # For an alarm; they cost nothing.
+  enabled_metrics = ["GroupDesiredCapacity", "GroupInServiceInstances"]
 
   mixed_instances_policy {
     instances_distribution {
@@ -40,11 +38,31 @@ resource "aws_autoscaling_group" "this" {
         launch_template_id = module.node.launch_template.id
         version            = module.node.launch_template.version
       }
+
+      dynamic "override" {
+        for_each = var.instance_types
+
+        content {
+          instance_type = override.value
+        }
+      }
+    }
+  }
+
+  dynamic "instance_refresh" {
+    for_each = var.refresh ? [90] : []
+
+    content {
+      strategy = "Rolling"
+
+      preferences {
+        min_healthy_percentage = instance_refresh.value
+      }
     }
   }
 
   dynamic "tag" {
-    for_each = merge(var.run.tags, { Name = module.node.name, Role = "learner-peer" })
+    for_each = merge(var.run.tags, { Name = module.node.name, Role = var.role })
 
     content {
       key                 = tag.key

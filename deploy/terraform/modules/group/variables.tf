@@ -25,13 +25,18 @@ variable "machine" {
   })
 }
 
+variable "role" {
+  description = "What the machines do."
+  type        = string
+}
+
 variable "subnet_ids" {
-  description = "Subnets that the evaluator may be in."
+  description = "Subnets that they may be in."
   type        = list(string)
 }
 
 variable "instance_types" {
-  description = "Instance types."
+  description = "Instance types, all with about the same number of cores."
   type        = list(string)
 }
 
@@ -40,12 +45,29 @@ variable "disk_gb" {
   type        = number
 }
 
+variable "machines" {
+  description = "Machines."
+  type        = number
+}
+
+variable "max_machines" {
+  description = "Most machines that the group may be scaled to by hand, if more."
+  type        = number
+  default     = 0
+}
+
 variable "spot" {
-  description = "Use a spot machine."
+  description = "Use spot machines."
   type        = bool
 }
 
 variable "running" {
-  description = "Whether the evaluator runs."
+  description = "Whether they run."
   type        = bool
+}
+
+variable "refresh" {
+  description = "Have a new image reach running machines, a tenth of them at a time; else it comes with the next machine."
+  type        = bool
+  default     = false
 }
