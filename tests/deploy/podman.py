@@ -25,7 +25,7 @@ from tests.deploy.machines import shared_python
 
 Resource = dict[str, Any]
 USER = 10001
-NETWORK = "troupe"
+NETWORK, SUBNET = "troupe", "10.89.77.0/24"
 PROGRAMS = ("podman", "runc", "conmon")
 # Rootful, without systemd and without anything of the host's own podman.
 _CONTAINERS = """\
@@ -89,13 +89,21 @@ class Podman:
             "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
         }
         self.mounts = self._make_image()
-        self.run("network", "create", "--internal", NETWORK)
+        self.run("network", "create", "--internal", "--subnet", SUBNET, NETWORK)
 
     def run(self, *words: str | Path, ok: tuple[int, ...] = (0,)) -> str:
         """Run podman; its output."""
         done = subprocess.run(["podman", *words], env=self._env, capture_output=True, text=True, timeout=600)
         if done.returncode not in ok:
             pytest.fail(f"podman {' '.join(map(str, words))}: {done.stdout[-2000:]}{done.stderr[-3000:]}")
+        return done.stdout
+
+    def logs(self, pod: str, last: int = 0) -> str:
+        """What a pod's service has logged, whatever stream it took."""
+        words = ["podman", "logs", *(("--tail", str(last)) if last else ()), f"{pod}-troupe"]
+        done = subprocess.run(
+            words, env=self._env, text=True, timeout=600, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         return done.stdout
 
     def _make_image(self) -> dict[str, str]:

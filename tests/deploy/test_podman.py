@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.conftest import run
-from tests.deploy.podman import USER, Podman, need_podman
+from tests.deploy.podman import SUBNET, USER, Podman, need_podman
 from tests.deploy.test_kubernetes import KUBERNETES
 from troupe.common.runtime.files import read_status
 from troupe.common.wire.security.keys import make_keys
@@ -23,23 +24,29 @@ yaml = pytest.importorskip("yaml")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PATIENCE_S = 1200.0
-RUN_FILE = """\
+STEPS = 8000
+RUN_FILE = f"""\
 preset = "cartpole-apex"
 
 [run]
-total_steps = 4000
+total_steps = {STEPS}
 
 [actor]
 total_slots = 4096
+
+[net]
+learner_network = "{SUBNET}"
 """
-PODS = ["actor-0", "actor-1", "evaluator-0", "learner-0", "replay-0"]
+PODS = ["actor-0", "actor-1", "evaluator-0", "learner-0", "learner-peer-0", "replay-0"]
+PEER = ("Deployment", "learner-peer")
+TOGETHER = re.compile(r"epoch \d+: 2 learners share each batch")
 
 
 def until(condition: Callable[[], object], what: str, podman: Podman) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > deadline_s:
-            logs = [podman.run("logs", "--tail", "30", f"{name}-troupe", ok=(0, 125)) for name in PODS]
+            logs = [podman.logs(name, last=30) for name in PODS]
             pytest.fail(f"{what}: not within {PATIENCE_S:.0f} s\n{podman.run('ps', '-a')}" + "\n".join(logs))
         time.sleep(1.0)
 
@@ -59,9 +66,12 @@ def podman() -> Iterator[Podman]:
         make_keys(manifests / "base" / "keys")
         (manifests / "base" / "my.toml").write_text(RUN_FILE)
         rendered = run("kubectl", "kustomize", manifests / "base", cwd=folder, env=dict(os.environ))
+        resources = [each for each in yaml.safe_load_all(rendered) if each]
+        [peer] = (each for each in resources if (each["kind"], each["metadata"]["name"]) == PEER)
+        peer["spec"]["replicas"] = 1  # as `kubectl scale` would
         podman = Podman(folder)
         try:
-            podman.play([each for each in yaml.safe_load_all(rendered) if each])
+            podman.play(resources)
             yield podman
         finally:
             podman.close()
@@ -70,6 +80,11 @@ def podman() -> Iterator[Podman]:
 def inspect(podman: Podman, pod: str) -> dict[str, Any]:
     [found] = json.loads(podman.run("inspect", f"{pod}-troupe"))
     return dict(found)
+
+
+def together(podman: Podman) -> int:
+    """How often two learners have found each other, as the one that has the run says."""
+    return len(TOGETHER.findall(podman.logs("learner-0")))
 
 
 def run_dir(podman: Podman) -> Path:
@@ -97,17 +112,28 @@ def test_containers_are_as_closed_as_the_manifests_say(podman: Podman) -> None:
         assert "NoNewPrivs:\t1" in status
         assert "CapEff:\t0000000000000000" in status
         # A kubelet's secrets can be read by a group; the service has copies that nobody else reads.
+        own = pod[:-2].removesuffix("-peer")
         keys = podman.run(
-            "exec", f"{pod}-troupe", "stat", "-c", "%a %n", "/keys/own", f"/keys/own/{pod[:-2]}.secret"
+            "exec", f"{pod}-troupe", "stat", "-c", "%a %n", "/keys/own", f"/keys/own/{own}.secret"
         )
         assert keys.split()[::2] == ["700", "600"]
+
+
+def test_a_learner_that_is_asked_for_shares_each_batch_and_comes_back_when_it_is_killed(
+    podman: Podman,
+) -> None:
+    until(lambda: together(podman) > 0, "two learners", podman)
+    before, pid = together(podman), inspect(podman, "learner-peer-0")["State"]["Pid"]
+    os.kill(pid, 9)
+    until(lambda: together(podman) > before, "two learners again", podman)
+    assert inspect(podman, "learner-peer-0")["State"]["Pid"] not in (0, pid)
 
 
 def test_a_shard_that_is_killed_comes_back_and_the_run_ends(podman: Podman) -> None:
     pid = inspect(podman, "replay-0")["State"]["Pid"]
     os.kill(pid, 9)
     until(lambda: inspect(podman, "replay-0")["State"]["Pid"] not in (0, pid), "replay again", podman)
-    until(lambda: read_status(run_dir(podman)).get("steps", 0) >= 4000, "the end of the run", podman)
+    until(lambda: read_status(run_dir(podman)).get("steps", 0) >= STEPS, "the end of the run", podman)
     until(lambda: inspect(podman, "learner-0")["State"]["Status"] == "exited", "the learner's end", podman)
     assert inspect(podman, "learner-0")["State"]["ExitCode"] == 0
     assert list((run_dir(podman) / "checkpoints").glob("step-*"))
