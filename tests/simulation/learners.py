@@ -53,7 +53,10 @@ class ChainAgent(SameAgent):
         self._cluster, self._lineage = cluster, cluster.ledger.lineage
         self._reduction = ALONE
         self._chain = np.zeros(32, np.uint8)
-        self._weights = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3))]
+        self._flat = np.zeros(5, np.float32)
+        # Views of it.
+        pieces = torch.from_numpy(self._flat).split([2, 3])
+        self._weights = [torch.nn.Parameter(piece) for piece in pieces]
         self.parent, self.ids = "", [0]
         self._lineage.begins_with(self.digest(), 0)
 
@@ -64,19 +67,15 @@ class ChainAgent(SameAgent):
         return {"version": np.array([self.publishes], np.float32)}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        weights = torch.cat([each.detach() for each in self._weights]).numpy()
-        return {"chain": self._chain.copy(), "weights": weights}, {}
+        return {"chain": self._chain.copy(), "weights": self._flat.copy()}, {}
 
     def load_state(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         self._chain = np.array(arrays["chain"])
-        weights = torch.from_numpy(np.array(arrays["weights"])).split([2, 3])
-        for parameter, values in zip(self._weights, weights, strict=True):
-            parameter.data = values.clone()
+        self._flat[:] = arrays["weights"]
 
     def digest(self) -> str:
         """Of the whole state."""
-        arrays, _ = self.state()
-        data = b"".join(arrays[name].tobytes() for name in sorted(arrays))
+        data = self._chain.tobytes() + self._flat.tobytes()
         return hashlib.blake2b(data, digest_size=8).hexdigest()
 
     def update(self, batch: Batch) -> Update:
@@ -94,10 +93,11 @@ class ChainAgent(SameAgent):
             for parameter in self._weights:
                 parameter.grad = None
             self._work()
-            (mean * sum(parameter.sum() for parameter in self._weights)).backward()  # type: ignore[union-attr]
+            # The backward pass of `mean` times the sum of all weights, without a forward one.
+            torch.autograd.backward(self._weights, [torch.full((2,), mean), torch.full((3,), mean)])
+        gradients = [np.asarray(parameter.grad) for parameter in self._weights]
+        self._flat -= np.float32(0.01) * np.concatenate(gradients)
         for parameter in self._weights:
-            assert parameter.grad is not None
-            parameter.data -= 0.01 * parameter.grad
             parameter.grad = None
         self._work()
         moments = reduction.moments(count, torch.tensor([mean]), torch.tensor([1.0]))

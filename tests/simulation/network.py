@@ -98,11 +98,11 @@ class Connection:
             return
         if other.ended or other.socket.closed or other.socket.node.dead:
             return
-        words = (flight.parts[0], len(flight.parts)) if flight.parts else (b"", 0)
+        parts = flight.parts
         # Shards name their folders, which are under one of a random name.
-        header = bytes(words[0]).replace(network.folder.encode(), b"")
-        network.world.log("to", other.socket.label, zlib.crc32(header), words[1])
-        other.socket.arrived(other, flight.parts)
+        header = parts[0].replace(network.folder, b"") if parts else b""
+        network.world.note(f"to {other.socket.label} {zlib.crc32(header)} {len(parts)}")
+        other.socket.arrived(other, parts)
 
     def end(self, first: Pipe | None = None, *, deliver: float | None = None) -> None:
         """The connection is over. The process of `first` knows at once, or nobody does before the news come.
@@ -162,7 +162,7 @@ class Network:
     """Addresses, and how well hosts reach each other."""
 
     def __init__(self, world: World, folder: str) -> None:
-        self.world, self.folder = world, folder
+        self.world, self.folder = world, folder.encode()
         self.bound: dict[str, Socket] = {}
         self.connections: list[Connection] = []
         self.observer: Any = None

@@ -28,8 +28,8 @@ SLOW_READ_S = 0.5
 class _Again(zmq.Again):
     """Without asking libzmq for its words, which took a tenth of all the time."""
 
-    def __init__(self) -> None:
-        self.errno, self.strerror = errno.EAGAIN, "not now"
+    errno, strerror = errno.EAGAIN, "not now"
+    __init__ = Exception.__init__
 
 
 class Context:
@@ -192,7 +192,7 @@ class Socket:
         self.join(pipe)
         if not pipe.attached:
             return
-        if self.option(_CONFLATE):
+        if self._options.get(_CONFLATE):
             pipe.other.unread -= len(pipe.inbox)
             pipe.inbox.clear()
             parts = parts[-1:]
@@ -296,7 +296,7 @@ class Socket:
         theirs = pipe.other.socket._options[_RCVHWM]
         if not most:
             return True
-        if not theirs or pipe.other.socket.option(_CONFLATE):
+        if not theirs or pipe.other.socket._options.get(_CONFLATE):
             return len(pipe.under_way) < most + KERNEL_MESSAGES
         return pipe.unread < most + theirs + KERNEL_MESSAGES
 
@@ -328,7 +328,7 @@ class Socket:
         if copy:
             return list(parts)
         # A frame of libzmq's where something is asked of it: whom it is from.
-        return [zmq.Frame(parts[0], copy=True), *(memoryview(part) for part in parts[1:])]
+        return [zmq.Frame(parts[0], copy=True), *map(memoryview, parts[1:])]
 
     def _next(self) -> Pipe | None:
         """The pipe to read from: any, for their messages race each other."""
@@ -370,11 +370,13 @@ class Socket:
 
     def poll(self, timeout: float | None = None, flags: int = IN) -> int:
         flags = int(flags)
-        if timeout == 0:
-            found = self.ready(flags)
-            if not found:
-                self.world.spin()
+        if found := self.ready(flags):
+            if timeout != 0:
+                self.world.preempt(0.005)
             return found
+        if timeout == 0:
+            self.world.spin()
+            return 0
         poller = Poller()
         poller.register(self, flags)
         found_all = poller.poll(timeout)

@@ -8,9 +8,9 @@ second costs nothing.
 from __future__ import annotations
 
 import hashlib
-import heapq
 import random
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -20,6 +20,8 @@ SPINS = 400
 
 SPIN_S = 1e-3
 UNIX_S = 1.75e9
+NOTED_LINES = 1000
+"""So many lines are hashed at once."""
 PREEMPT_S = 2e-3
 """For at most so long a thread may stand where others may go on."""
 
@@ -62,10 +64,11 @@ class Task:
 
     def wake(self) -> None:
         """Have it go on where it waits, unless something else wakes it before."""
-        if self.token != self.woken_at:  # once is enough
-            self.woken_at = self.token
+        token = self.token
+        if token != self.woken_at:  # once is enough
+            self.woken_at = token
             world = self.node.world
-            world.at(world.now, self._resume, self.token, True)
+            world.at(world.now, self._resume, token, True)
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until woken; False where the time was over first. Called in the task itself."""
@@ -159,6 +162,7 @@ class World:
         self.boots_s: dict[str, float] = {}
         self._boots: dict[str, int] = {}
         self.lines: list[str] | None = [] if keep_log else None
+        self._noted: list[str] = []  # and not hashed yet
         self.news = False
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
@@ -170,8 +174,8 @@ class World:
 
     def at(self, time_s: float, call: Callable[..., None], *args: Any) -> None:
         """Have something happen then."""
-        self._count += 1
-        heapq.heappush(self._heap, (time_s if time_s > self.now else self.now, self._count, call, args))
+        self._count = count = self._count + 1
+        heappush(self._heap, (time_s if time_s > self.now else self.now, count, call, args))
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """Have something happen after a while."""
@@ -179,7 +183,7 @@ class World:
 
     def run(self, until_s: float, done: Callable[[], bool] | None = None) -> None:
         """Let things happen until then, or until `done`, which is asked where there are `news`."""
-        heap, pop, self.news = self._heap, heapq.heappop, True
+        heap, pop, self.news = self._heap, heappop, True
         while heap and heap[0][0] <= until_s:
             if self.news:
                 self.news = False
@@ -229,9 +233,10 @@ class World:
 
     def here(self) -> Task:
         """Who runs."""
-        if self.closing or self.current is None or self.current.node.dead:
+        task = self.current
+        if task is None or self.closing or task.node.dead:
             raise GreenletExit
-        return self.current
+        return task
 
     def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -246,7 +251,9 @@ class World:
 
     def preempt(self, chance: float = 0.02) -> None:
         """Let others go first, now and then, where threads may be interrupted."""
-        task = self.here()
+        task = self.current
+        if task is None or self.closing or task.node.dead:
+            raise GreenletExit
         self._until_preempted -= chance
         if self._until_preempted < 0.0:
             self._until_preempted = self.rng.expovariate(1.0)
@@ -275,11 +282,21 @@ class World:
 
     def log(self, *words: object) -> None:
         """Note what happens: two runs of a seed have to note the same."""
-        line = f"{self.now:.9f} " + " ".join(map(str, words))
-        self._hash.update(line.encode())
+        self.note(" ".join(map(str, words)))
+
+    def note(self, line: str) -> None:
+        """See `log`."""
+        self._noted.append(f"{self.now:.9f} {line}")
+        if len(self._noted) >= NOTED_LINES:
+            self._hash_noted()
+
+    def _hash_noted(self) -> None:
+        self._hash.update("".join(self._noted).encode())
         if self.lines is not None:
-            self.lines.append(line)
+            self.lines += self._noted
+        self._noted.clear()
 
     def digest(self) -> str:
         """Of everything noted."""
+        self._hash_noted()
         return self._hash.hexdigest()
