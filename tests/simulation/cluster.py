@@ -51,6 +51,11 @@ SETTLE_S = 150.0
 """After the last fault the run has to be complete within this."""
 
 
+def shard_address(name: str) -> str:
+    """Where the shard of this name listens."""
+    return f"tcp://10.0.1.{name.rpartition('-')[2]}:6000"
+
+
 class Cluster:
     """The processes of one plan."""
 
@@ -135,9 +140,19 @@ class Cluster:
     def opened(self, name: str, node: Node, replay: Any) -> Any:
         """A shard has opened its folder: note it, and have it die where a fault says so."""
         self.replays[name] = replay
-        self.ledger.opened(name, replay)
+        address = shard_address(name)
+        self.ledger.contents.opened(address, replay)
         for method in ("insert", "take", "count_sampled", "put_back", "update"):
             setattr(replay, method, self._mortal(name, node, getattr(replay, method)))
+        insert = replay.insert
+
+        def noted(each: Any) -> bool:
+            stored: bool = insert(each)
+            if stored:
+                self.ledger.contents.stored(address, each)
+            return stored
+
+        replay.insert = noted
         return replay
 
     def make_replay(self, *args: Any, **options: Any) -> Replay:
@@ -210,6 +225,8 @@ class Cluster:
                 node.kill(leave=False)
         shards = [name for name in self.disks if self.host(name) == host]
         for name in shards:
+            if name in self.replays:
+                self.ledger.contents.loses_power(shard_address(name), self.replays[name], self.kills[name])
             self._move(name)
             self.disks[name].cut(self.world.rng.randrange, self.data_dirs[name])
         if self.host("learner") == host:
@@ -245,9 +262,8 @@ class Cluster:
         world.sleep(world.rng.expovariate(1 / SYNC_S))
 
     def _shard(self, node: Node, name: str) -> None:
-        index = int(name.rpartition("-")[2])
         options = ShardOptions(
-            bind=f"tcp://10.0.1.{index}:6000",
+            bind=shard_address(name),
             data_dir=self.data_dirs[name],
             tables=(TableConfig(),),
             max_bytes=1 << 20,
@@ -256,7 +272,7 @@ class Cluster:
             seed=None,
             learner=CONTROL,
             advertise=None,
-            index=index,
+            index=int(name.rpartition("-")[2]),
             join_timeout_s=30.0,
             restore=None,
             adopt=False,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tests.simulation.learners import ANNOUNCE, CONTROL, INFERENCE
-from tests.simulation.ledger import EPISODES
 from tests.simulation.plan import Plan
 from tests.simulation.stores import NETWORK
 from troupe.common.config import Config, load_config
 
 BATCH = 4
+EPISODES = 3
+"""Games of an evaluation."""
 
 TABLES: dict[str, dict[str, Any]] = {
     "plenty": {"capacity_items": 4000, "min_items": 4, "samples_per_insert": 0.0},

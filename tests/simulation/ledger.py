@@ -11,6 +11,8 @@ import numpy as np
 import zmq
 
 from tests.simulation.checkpoints import Checkpoints
+from tests.simulation.configuration import BATCH, EPISODES
+from tests.simulation.contents import Contents
 from tests.simulation.conversations import Conversations, Header
 from tests.simulation.lineage import Lineage
 from tests.simulation.plan import Plan
@@ -19,10 +21,8 @@ from tests.simulation.world import World
 if TYPE_CHECKING:
     from tests.simulation.sockets import Socket
 
-EPISODES = 3
 GONE_S = 6.0
 """Who has said nothing for so long at the end of the run has left before."""
-"""Games of an evaluation."""
 ROUTER, DEALER = int(zmq.ROUTER), int(zmq.DEALER)
 
 Key = tuple[str, int, int]
@@ -66,6 +66,7 @@ class Ledger:
         self.lineage = Lineage(self, plan)
         self.talk = Conversations(self, calm_until_s)
         self.checkpoints = Checkpoints(self)
+        self.contents = Contents(self, plan)
         self._before: dict[int, int] = {}  # by step: the one before, where it has to be in the same insert
         self._steps_of: dict[tuple[int, int], list[int]] = defaultdict(list)  # by incarnation and slot
 
@@ -284,12 +285,6 @@ class Ledger:
                 untold += max(0, made - told)
         return untold
 
-    def opened(self, name: str, replay: Any) -> None:
-        """A shard has opened its folder: a kill leaves nothing of it damaged, at whatever line."""
-        damaged = replay.counters.damaged_chunks, replay.damaged_items, replay._producers.damaged
-        if any(damaged) and not self.power_cuts:
-            self.wrong(f"{name} finds chunks, items or producers damaged: {damaged}")
-
     # -- at the end --
 
     def check_steps(self, kills: dict[str, int]) -> None:
@@ -314,70 +309,8 @@ class Ledger:
             if sent != sorted(sent, reverse=True):
                 self.wrong(f"{incarnation} left out steps of slot {slot}: {numbers[sent.index(False)]}")
 
-    def check_shard(self, address: str, replay: Any, kills: int) -> None:
-        """Compare a shard's contents with what it has acknowledged."""
-        acked = {key for key in self.acked if key[0] == address}
-        if replay.store is None:
-            if acked:
-                self.wrong(f"{address} has nothing of {len(acked)} acknowledged inserts")
-            return
-        store, table = replay.store, replay.tables["default"]
-        live = store.live()
-        keys = [(address, int(row["incarnation"]), int(row["sequence"])) for row in live]
-        twice = [key for key, count in Counter(keys).items() if count > 1]
-        if twice:
-            self.wrong(f"inserts are stored twice: {twice[:3]}")
-        if len(np.unique(live["commit"])) < len(live):
-            self.wrong(f"chunks share a commit: {sorted(live['commit'].tolist())}")
-        present = set(keys)
-        strange = present - self.sent.keys()
-        if strange:
-            self.wrong(f"inserts are stored that nobody sent: {sorted(strange)[:3]}")
-        numbers = store.columns["number"]._data
-        for key, row in zip(keys, live, strict=True):
-            start = int(row["starts"][1])
-            found = tuple(numbers[start : start + int(row["steps"])].tolist())
-            if found != self.sent.get(key):
-                self.wrong(f"insert {key} holds {found}, sent was {self.sent.get(key)}")
-        missing = acked - present
-        if self.plan.table == "queue":
-            self._check_queue(missing, kills)
-        elif self.plan.table == "small":
-            self._check_removed(acked, missing, table)
-        else:
-            if missing:
-                self.wrong(f"acknowledged inserts are gone: {sorted(missing)[:3]} of {len(acked)}")
-            items = sum(len(self.sent[key]) for key in present & self.sent.keys())
-            if table.size != items:
-                self.wrong(f"{address} has {table.size} items of {items} in its chunks")
-            if not kills and table.limiter.inserted != items:
-                self.wrong(f"{address} counts {table.limiter.inserted} inserted items of {items}")
-
-    def _check_queue(self, missing: set[Key], kills: int) -> None:
-        lost = sum(1 for key in missing for number in self.sent[key] if not self.given[number])
-        from tests.simulation.configuration import BATCH
-
-        if lost > kills * BATCH:
-            self.wrong(f"{lost} acknowledged items have left a queue, and nobody got them")
-
-    def _check_removed(self, acked: set[Key], missing: set[Key], table: Any) -> None:
-        by_producer: dict[int, list[int]] = defaultdict(list)
-        for _, incarnation, sequence in acked:
-            by_producer[incarnation].append(sequence)
-        gone = {(incarnation, sequence) for _, incarnation, sequence in missing}
-        for incarnation, sequences in by_producer.items():
-            there = [(incarnation, sequence) not in gone for sequence in sorted(sequences)]
-            if there != sorted(there):
-                self.wrong(f"of producer {incarnation} others than the oldest inserts are gone: {there}")
-        if missing and table.size < table.config.capacity - 3:
-            self.wrong(
-                f"inserts are gone from a table of {table.size} items, {table.config.capacity} may be there"
-            )
-
     def check_ratio(self, limiter: Any, kills: int) -> None:
         """Compare samples per insert with the band."""
-        from tests.simulation.configuration import BATCH
-
         surplus = limiter.samples_per_insert * (limiter.inserted - limiter.min_items) - limiter.sampled
         if limiter.sampled and surplus < -limiter.error - kills * BATCH - 1e-6:
             self.wrong(f"{limiter.sampled} samples of {limiter.inserted} items are too many")

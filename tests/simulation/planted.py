@@ -24,6 +24,7 @@ from troupe.services.replay.storage.limiter import Limiter
 from troupe.services.replay.storage.producers import Producers
 from troupe.services.replay.storage.replay import Replay
 from troupe.services.replay.storage.store import ChunkStore
+from troupe.services.replay.storage.table import Table
 
 __all__ = ["BUGS", "planted", "planted_learner", "planted_learners", "planted_power", "seeds_for"]
 
@@ -76,6 +77,14 @@ def held_inserts_are_acknowledged() -> Change:
 @near("queue", calm_s=8.0)
 def held_inserts_are_forgotten_in_credit() -> Change:
     return around(HeldInserts, "first", lambda real, self, incarnation: None)
+
+
+@near("small")
+def a_full_table_drops_more_than_it_has_to() -> Change:
+    def remove_excess(real: Any, self: Any, count: int, rng: Any) -> None:
+        real(self, count + 3, rng)
+
+    return around(Table, "_remove_excess", remove_excess)
 
 
 @near("plenty", "torn")

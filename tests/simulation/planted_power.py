@@ -51,6 +51,19 @@ def a_power_cut_is_taken_for_a_restart() -> Change:
     return around(Opened, "__init__", init)
 
 
+@near("small", "power_cut")
+def the_oldest_chunk_leaves_after_a_power_cut() -> Change:
+    def restore(real: Any, self: Any, *args: Any) -> None:
+        real(self, *args)
+        row = self.store.space.oldest() if self._opened.lost_power else None
+        if row is not None:
+            commit = self.store.drop(row)
+            for table in self.tables.values():
+                table.drop_chunk(row, commit)
+
+    return around(Replay, "_restore", restore)
+
+
 def _not_synced(name: str) -> Change:
     """What waits for the disk does not wait for this file."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from unittest import mock
 
-from tests.simulation.cluster import SETTLE_S, Cluster
+from tests.simulation.cluster import SETTLE_S, Cluster, shard_address
 from tests.simulation.learner import TOGETHER_S
 from tests.simulation.learners import simulated_learners
 from tests.simulation.machine import simulated_machine
@@ -125,7 +125,7 @@ def _judge(cluster: Cluster) -> None:
     for name, replay in cluster.replays.items():
         if not cluster.nodes[name].finished:
             continue  # killed as the run ended, perhaps within a change that its successor would mend
-        ledger.check_shard(f"tcp://10.0.1.{name.rpartition('-')[2]}:6000", replay, cluster.kills[name])
+        ledger.contents.check(shard_address(name), replay, cluster.kills[name])
     # A cut within a change may come as late as the last insert of all, and several learners may still look
     # for each other when the last inserts come; whether those learn is for `lineage` to say.
     killed = not all(cluster.nodes[name].finished for name in cluster.replays)

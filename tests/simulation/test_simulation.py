@@ -22,9 +22,11 @@ def test_planted_bugs_are_found():
         "batches_of_a_queue_are_sent_before_they_are_taken",
         "inserts_are_acknowledged_before_the_sync",
         "records_are_left_out_of_a_sync",
+        "the_oldest_chunk_leaves_after_a_power_cut",
+        "a_full_table_drops_more_than_it_has_to",
         "a_restart_goes_on_from_the_oldest_checkpoint",
     )
-    code, said = simulate("--seeds", 30, "--tries", 3, "--find", *bugs)
+    code, said = simulate("--seeds", 40, "--tries", 3, "--find", *bugs)
     assert code == 0, said
 
 
