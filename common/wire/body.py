@@ -108,10 +108,13 @@ class Body(msgspec.Struct):
         layout = layout_of(type(self))
         if layout.rest:
             return Message(self.TYPE, getattr(self, layout.rest), {}, request_id)
-        values = ((name, getattr(self, attribute)) for name, attribute in layout.fields.items())
-        fields = {name: value for name, value in values if value is not msgspec.UNSET}
-        values = ((name, getattr(self, attribute)) for name, (attribute, _) in layout.arrays.items())
-        arrays = {name: array for name, array in values if array is not msgspec.UNSET}
+        fields, arrays = {}, {}
+        for name, attribute in layout.fields.items():
+            if (value := getattr(self, attribute)) is not msgspec.UNSET:
+                fields[name] = value
+        for name, (attribute, _) in layout.arrays.items():
+            if (array := getattr(self, attribute)) is not msgspec.UNSET:
+                arrays[name] = array
         for group, (attribute, _) in layout.groups.items():
             arrays |= {_prefix(group) + name: array for name, array in getattr(self, attribute).items()}
         return Message(self.TYPE, fields, arrays, request_id)

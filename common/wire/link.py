@@ -29,6 +29,9 @@ RETRY_AUTH_S = 10.0
 MESSAGES_PER_TURN = 256
 """Bounds the work of one poll, so that a flood of messages cannot starve the rest of the loop."""
 
+# As plain numbers: operations on zmq's enumerations take longer than a look at a socket.
+_IN, _IN_OR_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
+
 # Of the sockets of this process: no two of them may have one identity.
 _numbers = itertools.count(1)
 
@@ -151,8 +154,7 @@ class Link:
 
     def wait(self, timeout_ms: float, *, writable: bool = False) -> bool:
         """Whether there is something to receive, after at most `timeout_ms`; `writable` ends the wait too."""
-        events = self.socket.poll(int(timeout_ms), zmq.POLLIN | zmq.POLLOUT if writable else zmq.POLLIN)
-        return bool(events & zmq.POLLIN)
+        return bool(self.socket.poll(int(timeout_ms), _IN_OR_OUT if writable else _IN) & _IN)
 
     def next(self) -> Message | None:
         """The next message, if one has come. Raises `WireError` for what cannot be understood."""

@@ -176,7 +176,9 @@ class Server:
         return sent
 
     def _take(self, frames: list[zmq.Frame]) -> None:
-        envelope = Envelope(frames[0].bytes, 0, sockets.peer_key(frames[0]))
+        # Without keys there is none to ask for, and libzmq takes long to say so.
+        key = sockets.peer_key(frames[0]) if self._keyed else sockets.NO_KEY
+        envelope = Envelope(frames[0].bytes, 0, key)
         with self.guard(envelope, ""):
             if self._heard is not None:
                 self._heard(envelope, len(frames[1]) if len(frames) > 1 else 0)

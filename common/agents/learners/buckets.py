@@ -123,7 +123,7 @@ class Buckets:
         said = torch.cat(self._group.gather(torch.tensor([float(own)])))
         if said[0] != 1.0:
             return  # one learner would have such a gradient too: whoever has the run notices
-        check_all(said == 1.0, "that its gradient is not finite")
+        check_all(said.numpy() == 1.0, "that its gradient is not finite")
         if not all(each.isfinite().all() for each in (self._tail, *self._flats)):
             raise MisledError("that its gradient is finite, which it is not")
 

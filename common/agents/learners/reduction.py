@@ -89,9 +89,8 @@ class Reduction:
         told = [torch.tensor([rows, window, *said], dtype=torch.float64)]
         if self._group is not None:
             told = self._group.gather(told[0])
-        whole = torch.stack(told)
-        check_shares(whole, *self._most)
-        table = whole.numpy()
+        table = torch.stack(told).numpy()
+        check_shares(table, *self._most)
         self.rows_of = [int(each) for each in table[:, 0]]
         self.rows, self.all_rows = rows, sum(self.rows_of)
         self._window, self._longest = window, int(table[:, 1].max())

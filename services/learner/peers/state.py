@@ -38,7 +38,8 @@ def equalize(group: ProcessGroup, agent: Agent, counters: RunCounters) -> bool:
     """
     own = packed(agent, counters)
     table = torch.stack(group.gather(torch.tensor([counters.updates, counters.version, len(own)])))
-    check_all(is_count(table[:, :2], MOST_COUNTED).all(1), "a number of updates that cannot be")
+    counted = is_count(table[:, :2].numpy(), MOST_COUNTED)
+    check_all(np.all(counted, axis=1), "a number of updates that cannot be")
     source = int(table[:, 0].argmax())  # the first of them
     # Versions are the owner's to count, and never go back: services would take newer weights for old ones.
     counters.version = int(table[:, 1].max())

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from troupe.common.agents import Agent, Batch, Pending, Update
 from troupe.common.agents.inspection import Inspection
@@ -224,7 +222,7 @@ class Team:
             0.0 if share is None else share.learned_steps,
         ]
         table = self._reduction.exchange(rows, 0 if share is None else share.window, said)
-        self._check(torch.from_numpy(table))
+        self._check(table)
         _, leaves, progress, beta, version, _ = table[0]
         if leaves:  # another learner has come, or the owner is back
             self._leave()
@@ -241,7 +239,7 @@ class Team:
         counters.learned_steps += float(table[:, -1].sum())
         return Learned(share is not None, True, None if share is None else update)
 
-    def _check(self, table: Tensor) -> None:
+    def _check(self, table: np.ndarray) -> None:
         """Raise MisledError where what the others say `[learners, said]` cannot be."""
         updates, leaves, progress, beta, version, steps = table.T
         check_all(updates == self._counters.updates, "that it is at another update")
