@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import threading
 import time
@@ -87,6 +88,22 @@ def end_tree(process: subprocess.Popen[Any]) -> None:
             child.kill()
     _, alive = psutil.wait_procs(found, timeout=PATIENCE_S)
     assert not alive, alive
+
+
+def hung_up(client: socket.socket, sends: bytes) -> bool:
+    """Whether a server closes a connection over which `sends` is sent now and then, and nothing else."""
+    deadline_s = time.monotonic() + 60
+    client.settimeout(0.05)
+    while time.monotonic() < deadline_s:
+        try:
+            client.sendall(sends)
+            if not client.recv(1024):
+                return True
+        except TimeoutError:
+            pass
+        except ConnectionError:
+            return True
+    return False
 
 
 def games(*entries: list[Any], tasks: Sequence[str] = (), **more: Any) -> TelemetryFields:

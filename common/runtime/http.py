@@ -7,7 +7,6 @@ import errno
 import re
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -15,15 +14,16 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from troupe.common import system
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import health
 
 Probe = Callable[[], tuple[bool, str]]
 
 CLIENT_S = 10.0
-"""A client that connects and says nothing holds a thread for this long at most."""
+"""A connection holds a thread for this long at most, whatever its client sends or reads."""
 MOST_CLIENTS = 32
-"""Connections at a time. Beyond them the oldest is closed: it has been silent the longest."""
+"""Connections at a time. Beyond them the oldest is closed."""
 
 
 class StatusServer:
@@ -61,8 +61,6 @@ class StatusServer:
         probes = {"/healthz": healthy, "/readyz": ready}
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = CLIENT_S
-
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 if path == "/metrics":
@@ -109,23 +107,36 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128  # the default of 5 makes the kernel drop what comes while a thread starts
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._open: deque[socket.socket] = deque()
+        self._open: dict[socket.socket, float] = {}  # since when, oldest first
+        self._lock = threading.Lock()
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Make room for the connection, and serve it."""
-        self._open.append(request)
-        while len(self._open) > MOST_CLIENTS:
-            with contextlib.suppress(OSError, IndexError):  # its thread was faster
-                # `shutdown` and not `close`: it wakes the thread that reads, which then closes the socket
-                # itself.
-                self._open.popleft().shutdown(socket.SHUT_RDWR)
+        """Serve a connection."""
+        with self._lock:
+            self._open[request] = system.monotonic()
         super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Close connections that are too old, or too many: called after each new one, and twice a second."""
+        latest_s = system.monotonic() - CLIENT_S
+        with self._lock:
+            excess = len(self._open) - MOST_CLIENTS
+            old = [
+                request
+                for age, (request, since_s) in enumerate(self._open.items())
+                if age < excess or since_s < latest_s
+            ]
+            for request in old:
+                del self._open[request]
+                with contextlib.suppress(OSError):  # its client has gone
+                    # `shutdown` and not `close`: it wakes the thread, which then closes the socket itself.
+                    request.shutdown(socket.SHUT_RDWR)
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection that has been served."""
-        with contextlib.suppress(ValueError):
-            self._open.remove(request)
+        with self._lock:
+            self._open.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -79,25 +79,13 @@ def serve(library: Library, host: str, listener: socket.socket, *, is_logged: bo
         is_logged: what is printed goes into a log, so that a token must not be in it.
     """
     # At once: without the extra this is what says so.
-    import uvicorn
-
     from troupe.services.board.app import Board
     from troupe.services.board.watching import Watch
+    from troupe.services.board.web import web_server
 
     token = _token(host)
     watch = Watch(library)
-    config = uvicorn.Config(
-        Board(library, watch).app(token),
-        log_level="warning",
-        access_log=False,  # addresses may have the token in them
-        http="h11",
-        ws="none",
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=3,  # pages that watch go within a moment
-        limit_concurrency=512,
-    )
-    server = uvicorn.Server(config)
+    server = web_server(Board(library, watch).app(token))
     stop = StopSignal().install()
     # In a thread of its own: in the main one it would handle the signals, and end by them.
     thread = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)

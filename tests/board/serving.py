@@ -6,13 +6,12 @@ import json
 import threading
 import urllib.parse
 
-import uvicorn
-
 from tests.harness import until
 from troupe.services.board.app import Board
 from troupe.services.board.command import listen
 from troupe.services.board.library import Library
 from troupe.services.board.watching import Watch
+from troupe.services.board.web import web_server
 
 
 class Served:
@@ -28,10 +27,7 @@ class Served:
         self._listener = listen("127.0.0.1", 0)
         self.port = self._listener.getsockname()[1]
         self.address = f"http://localhost:{self.port}"
-        app = Board(self.library, self.watch).app(token)
-        self._server = uvicorn.Server(
-            uvicorn.Config(app, log_level="error", ws="none", lifespan="off", timeout_graceful_shutdown=3)
-        )
+        self._server = web_server(Board(self.library, self.watch).app(token))
         self._thread = threading.Thread(target=self._server.run, args=([self._listener],), daemon=True)
         self.watch.start()
         self._thread.start()

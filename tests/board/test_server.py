@@ -1,11 +1,12 @@
 import http.client
 import json
+import socket
 import tracemalloc
 
 import pytest
 
 from tests.experiments.folders import make_run
-from tests.harness import until
+from tests.harness import hung_up, until
 from troupe.services.board import notes
 from troupe.services.board.access import POLICY
 
@@ -122,6 +123,34 @@ def test_an_event_tells_of_a_change(serve, runs):
     assert next(line for line in lines if line.startswith(b"data:")) == b"data: %d\n" % board.library.version
     stream.close()
     connection.close()
+
+
+ASKED_SLOWLY = {
+    "nothing": (b"", b""),
+    "headers": (b"GET / HTTP/1.1\r\n", b"x"),
+    "body": (b"PUT /api/runs/x/note HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n", b"x"),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED_SLOWLY)
+def test_who_takes_too_long_to_ask_is_hung_up_on(serve, runs, monkeypatch, asked):
+    monkeypatch.setattr("troupe.services.board.web.REQUEST_S", 0.5)
+    board = serve(runs)
+    board.runs(5)
+    first, again = ASKED_SLOWLY[asked]
+    watching = http.client.HTTPConnection("127.0.0.1", board.port, timeout=60)
+    version = board.json("runs")["version"]
+    watching.request("GET", f"/api/events?after={version}", headers={"Host": "localhost"})
+    events = watching.getresponse()
+    with socket.create_connection(("127.0.0.1", board.port), 60) as slow:
+        slow.sendall(first)
+        assert hung_up(slow, again)
+    make_run(runs / "sixth")
+    board.look_again()
+    told = any(line.startswith(b"data:") for line in iter(events.readline, b""))
+    assert told, "a page that watches stays connected"
+    events.close()
+    watching.close()
 
 
 def test_a_note_is_all_that_is_written(serve, runs):

@@ -8,6 +8,7 @@ import urllib.request
 import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+from tests.harness import hung_up
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import health
 from troupe.common.runtime.http import MOST_CLIENTS, StatusServer
@@ -45,12 +46,13 @@ def test_probes_and_metrics():
     StatusServer("other", server.port).close()  # the port is free again
 
 
-def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch):
-    monkeypatch.setattr("troupe.common.runtime.http.CLIENT_S", 0.1)
+@pytest.mark.parametrize("sends", [b"", b"x"])
+def test_who_takes_too_long_to_ask_is_hung_up_on(monkeypatch, sends):
+    monkeypatch.setattr("troupe.common.runtime.http.CLIENT_S", 0.5)
     server = StatusServer("replay", 0)
     try:
-        with socket.create_connection(("127.0.0.1", server.port), 60) as silent:
-            assert silent.recv(1) == b""
+        with socket.create_connection(("127.0.0.1", server.port), 60) as slow:
+            assert hung_up(slow, sends)
     finally:
         server.close()
 
