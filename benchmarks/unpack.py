@@ -2,12 +2,12 @@
 
 `python -m benchmarks.unpack --json [--seconds S]`. A batch is 512 windows of 7 frames of 84x84, 25 MB. Each
 way packs the same frames one by one, as replay stores them, and unpacks them on one thread; medians of CPU
-time, taken in turns. A library that is not installed is left out: `pip install imagecodecs numcodecs blosc2
-zstandard`.
+time, taken in turns. A library that is not installed is left out: `pip install cramjam imagecodecs numcodecs
+blosc2 zstandard`.
 
-In one call for the batch: `cramjam`, as Troupe does; `lz4`, the package of that name, into memory of its own;
-`imagecodecs_frame`. With a call for each frame: `imagecodecs` and `numcodecs`, LZ4 blocks; `zstandard` at
-level 1; `blosc2`, LZ4 in its own form. `copy` is a plain copy of as many bytes.
+In one call for the batch: `blosc`, as Troupe does; `lz4`, the package of that name, into memory of its own;
+`cramjam`; `imagecodecs_frame`. With a call for each frame: `imagecodecs` and `numcodecs`, LZ4 blocks;
+`zstandard` at level 1; `blosc2`, LZ4 in its own form. `copy` is a plain copy of as many bytes.
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ def frame_ways(batch: NDArray[np.uint8], out: NDArray[np.uint8]) -> dict[str, Wa
     blocks, _ = pack_entries(batch)
     frame = join_frame([blocks.data], SIZE, batch.nbytes)
     ways: dict[str, Way] = {
-        "cramjam": (lambda: unpack_frame(frame, out.shape, "uint8", out), len(frame)),
+        "blosc": (lambda: unpack_frame(frame, out.shape, "uint8", out), len(frame)),
         "lz4": (lambda: lz4.frame.decompress(frame), len(frame)),
     }
+    flat = out.reshape(-1)
+    with suppress(ImportError):
+        cramjam: Any = importlib.import_module("cramjam")
+        ways["cramjam"] = (lambda: cramjam.lz4.decompress_into(frame, flat.data), len(frame))
     with suppress(ImportError):
         codecs: Any = importlib.import_module("imagecodecs")
-        flat = out.reshape(-1)
         ways["imagecodecs_frame"] = (lambda: codecs.lz4f_decode(frame, out=flat), len(frame))
     return ways
 

@@ -15,6 +15,7 @@ import random as _random
 import socket
 import threading
 import time as _time
+from concurrent import futures
 
 import numpy as np
 
@@ -35,6 +36,9 @@ Thread = threading.Thread
 Event = threading.Event
 Condition = threading.Condition
 Queue = queue.Queue
+Future = futures.Future
+# Not simulated: it is for batches that are larger than those of any simulation.
+ThreadPoolExecutor = futures.ThreadPoolExecutor
 
 
 def generator(seed: int | None = None) -> np.random.Generator:

@@ -133,4 +133,6 @@ class Arena:
         shape = (len(steps), int(entries.max()), *spec.shape)
         out = allocate(shape, spec.dtype)
         found = column.gather(starts, entries, plain=True, out=out)
-        return out if found is out else unpack_frame(found.data, shape, spec.dtype, out)
+        if found is out:
+            return out
+        return unpack_frame(found.data, shape, spec.dtype, out, entry_bytes=spec.entry_bytes)

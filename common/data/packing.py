@@ -5,15 +5,19 @@ block (the top bit set where the entry would not shrink and stands uncompressed)
 not refer to each other, so any selection of entries, end to end, between a frame header and an end mark, is a
 valid LZ4 frame: replay stores blocks, cuts windows out of them with plain copies, and a reader decompresses a
 batch of thousands of entries in one call that does not hold Python's interpreter lock.
+
+That call is Blosc's, whose chunks are the same blocks behind another header: bindings of LZ4 itself copy what
+they have unpacked.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TypeAlias
 
-import cramjam
+import blosc
 import lz4.block
 import lz4.frame
 import numpy as np
@@ -37,6 +41,17 @@ _BLOCK_SIZES = (
     (1 << 20, lz4.frame.BLOCKSIZE_MAX1MB),
     (4 << 20, lz4.frame.BLOCKSIZE_MAX4MB),
 )
+
+
+_size_at = struct.Struct("<I").unpack_from
+
+_BLOSC_HEADER = struct.Struct("<4B3i")
+_BLOSC_LZ4 = (2, 1, 0x30, 1)
+"""Versions of the format and of LZ4 in it, a stream of LZ4 for each block, and no filter."""
+_BLOSC_MAX_BYTES = (1 << 31) - 1
+
+blosc.set_nthreads(1)  # whoever wants more unpacks several batches at a time
+blosc.set_releasegil(True)
 
 
 class PackingError(ValueError):
@@ -136,8 +151,8 @@ def check_blocks(blocks: NDArray[np.uint8], lengths: NDArray[np.uint32], entry_b
     if np.any(sizes + np.uint32(4) != lengths) or np.any(stored & (sizes != entry_bytes)):
         raise PackingError("a block has another size than the lengths say")
     # Really unpacked: a block that lies about its contents would otherwise end a learner's batch, long after
-    # its sender has gone. Together they have to fill exactly the entries' bytes.
-    unpack([blocks], (len(lengths), entry_bytes), "uint8")
+    # its sender has gone.
+    _unpack_blocks(blocks.data, np.empty((len(lengths), entry_bytes), np.uint8))
 
 
 # The header depends on the two sizes alone, which are the same for every batch of a run.
@@ -174,19 +189,70 @@ def unpack(parts: Iterable[NDArray[np.uint8]], shape: tuple[int, ...], dtype: st
     return unpack_frame(join_frame(views, entry_bytes, entry_bytes * shape[0]), shape, dtype)
 
 
-def unpack_frame(frame: Buffer, shape: tuple[int, ...], dtype: str, out: NDArray | None = None) -> NDArray:
+def unpack_frame(
+    frame: Buffer,
+    shape: tuple[int, ...],
+    dtype: str,
+    out: NDArray | None = None,
+    *,
+    entry_bytes: int | None = None,
+) -> NDArray:
     """Unpack one whole frame; raises PackingError if it does not fill `shape` exactly.
 
-    `out` is the array to write to, contiguous and of that shape and type; by default a new one.
+    Args:
+        frame: as `join_frame` makes it.
+        shape: of the array.
+        dtype: of the array.
+        out: the array to write to, contiguous and of that shape and type; by default a new one.
+        entry_bytes: of each entry; by default `shape[0]` says how many entries there are.
     """
     array = np.empty(shape, dtype) if out is None else out
     if not array.nbytes:
         return array
-    try:
-        # Into the array itself, without Python's lock: `lz4` makes a copy first, half of the time of a batch.
-        written = cramjam.lz4.decompress_into(frame, array.reshape(-1).view(np.uint8).data)
-    except cramjam.DecompressionError as error:
-        raise PackingError(f"blocks that do not unpack to {array.nbytes} bytes: {error}") from None
-    if written != array.nbytes:
-        raise PackingError(f"blocks unpack to {written} bytes, expected {array.nbytes}")
+    entries = array.reshape(-1).view(np.uint8).reshape(-1, entry_bytes or array.nbytes // shape[0])
+    header = frame_header(entries.shape[1], array.nbytes)
+    blocks, given = memoryview(frame)[len(header) : -len(END_MARK)], bytes(frame[: len(header)])
+    # All but the largest block size, which anybody may choose, and the header's checksum, which covers it.
+    if given[:5] != header[:5] or given[6:-1] != header[6:-1] or frame[-len(END_MARK) :] != END_MARK:
+        raise PackingError(f"no LZ4 frame of independent blocks that unpack to {array.nbytes} bytes")
+    _unpack_blocks(blocks, entries)
     return array
+
+
+def _unpack_blocks(blocks: memoryview, entries: NDArray[np.uint8]) -> None:
+    """Unpack `blocks`, end to end, to `entries [N, bytes]`; raises PackingError if they do not fill them."""
+    count, entry_bytes = entries.shape
+    index_bytes = _BLOSC_HEADER.size + 4 * count
+    if index_bytes + len(blocks) > _BLOSC_MAX_BYTES:
+        raise PackingError(f"{len(blocks)} bytes are more than can be unpacked at once")
+    starts, stored = _find_blocks(blocks, count, entry_bytes)
+    header = _BLOSC_HEADER.pack(*_BLOSC_LZ4, entries.nbytes, entry_bytes, index_bytes + len(blocks))
+    index = np.array(starts, "<i4") + np.int32(index_bytes)
+    chunk = bytearray().join((header, index.data, blocks))
+    for start in stored:
+        chunk[index_bytes + start + 3] = 0  # Blosc knows such a block by its size, and has no bit for it
+    try:
+        blosc.decompress_ptr(chunk, entries.ctypes.data)
+    except blosc.blosc_extension.error as error:
+        raise PackingError(f"blocks that do not unpack to {entry_bytes} bytes each: {error}") from None
+
+
+def _find_blocks(blocks: memoryview, count: int, entry_bytes: int) -> tuple[list[int], list[int]]:
+    """Where each of `count` blocks begins, and where those that stand uncompressed do."""
+    starts, stored, at = [], [], 0
+    as_stored = entry_bytes | int(STORED)
+    try:
+        for _ in range(count):
+            starts.append(at)
+            (size,) = _size_at(blocks, at)
+            if size >= entry_bytes:
+                if size != as_stored:
+                    raise PackingError(f"a block that does not unpack to {entry_bytes} bytes")
+                stored.append(at)
+                size = entry_bytes
+            at += 4 + size
+    except struct.error:
+        raise PackingError(f"fewer than {count} blocks") from None
+    if at != len(blocks):
+        raise PackingError(f"{len(blocks)} bytes of blocks, expected {at}")
+    return starts, stored

@@ -76,7 +76,7 @@ def test_the_files_say_what_the_store_would_send(tmp_path, lengths):
     for spec in SPECS:
         sent = frames[spec.name]
         if spec.compress:
-            sent = unpack_frame(sent.data, found[spec.name].shape, spec.dtype)
+            sent = unpack_frame(sent.data, found[spec.name].shape, spec.dtype, entry_bytes=spec.entry_bytes)
         np.testing.assert_array_equal(found[spec.name], sent)
     # What does not compress need not be unpacked, where the windows are equally long.
     assert plain["pong"].ndim == 1

@@ -1,3 +1,4 @@
+import lz4.block
 import lz4.frame
 import numpy as np
 import pytest
@@ -58,6 +59,38 @@ def test_damage_is_an_error():
         unpack_frame(frame, (6, 84, 84), "uint8")
     with pytest.raises(PackingError):
         unpack_frame(frame, (4, 84, 84), "uint8")
+
+
+def test_every_block_holds_an_entry_and_no_other_frame_is_unpacked():
+    data = frames(4, np.random.default_rng(0), [1])
+    blocks, lengths = pack_entries(data)
+    ends = np.cumsum(lengths)
+    whole, size = data.nbytes, 84 * 84
+    frame = join_frame([blocks.data], size, whole)
+    # A header that names a larger size than any block has.
+    options = {"source_size": whole, "block_size": lz4.frame.BLOCKSIZE_MAX4MB, "block_linked": False}
+    header = lz4.frame.compress_begin(lz4.frame.create_compression_context(), **options)
+    assert header != frame[: len(header)]
+    larger = header + frame[len(header) :]
+    assert np.array_equal(unpack_frame(larger, data.shape, "uint8"), data)
+    # As many bytes in all, but not of one entry each.
+    halves, _ = pack_entries(data.reshape(8, -1))
+    double = lz4.block.compress(data[:2].tobytes(), store_size=False)
+    wrong = [
+        join_frame([halves.data], size, whole),
+        join_frame([len(double).to_bytes(4, "little"), double, blocks[ends[1] :].data], size, whole),
+        join_frame([blocks.data, blocks[: ends[0]].data], size, whole),  # one too many
+        join_frame([blocks[: ends[2]].data], size, whole),
+        lz4.frame.compress(data.tobytes(), block_linked=False),  # its blocks are larger than entries
+        lz4.frame.compress(data.tobytes(), block_linked=True),
+        lz4.frame.compress(data.tobytes(), block_linked=False, block_checksum=True),
+        lz4.frame.compress(data.tobytes(), block_linked=False, store_size=False),
+    ]
+    unmarked = bytearray(frame)
+    unmarked[15 + int(ends[0]) + 3] = 0  # the entry that stands uncompressed is said to be compressed
+    for bad in [*wrong, bytes(unmarked)]:
+        with pytest.raises(PackingError):
+            unpack_frame(bad, data.shape, "uint8")
 
 
 def test_blocks_are_checked():

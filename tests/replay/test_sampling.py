@@ -1,6 +1,7 @@
 """What a program of one's own does with a server: lists, weights, batches ahead of their use, mistakes."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from tests.harness import insert
 from tests.replay import processes
 from troupe.common.data.schema import Chunk, FieldSpec
 from troupe.common.errors import ConfigError, PeerError
+from troupe.common.wire.codec import WireError
+from troupe.common.wire.replay import batch_reader
 from troupe.common.wire.replay.sharded import ShardedReplayClient
 
 QUEUE = ("--table", "default:limiter=queue,capacity=1000")
@@ -147,3 +150,28 @@ def test_batches_come_ahead_of_their_use(server, client, context, several):
         next(ended)
     assert mine.outstanding_samples == 0
     mine.close(0)
+
+
+def test_large_batches_are_read_by_threads_and_come_in_order(server, client, monkeypatch):
+    mine = client(server(*QUEUE), specs=[FieldSpec("x", "uint8", (2048,), compress=True)])
+    readers, decode = [], batch_reader.decode_batch
+
+    def noted(*args, **options):
+        readers.append(threading.current_thread().name)
+        if len(readers) == 4:
+            raise WireError("bad_batch", "made up")
+        return decode(*args, **options)
+
+    monkeypatch.setattr(batch_reader, "decode_batch", noted)
+    monkeypatch.setattr(batch_reader, "LARGE_BYTES", 4096)
+    for number in range(7):
+        store(mine, listed(np.full((2, 2048), number, np.uint8), [1.0, 1.0]))
+    batches = mine.batches(2, prefetch=4, timeout_s=120)
+    found = [batch.fields["x"][:, 0, 0].tolist() for batch in itertools.islice(batches, 6)]
+    assert readers[0] == threading.current_thread().name, "nothing says yet how large they are"
+    assert all(name.startswith("unpack") for name in readers[1:])
+    # What the fourth of them had was not to be read, and has left its queue.
+    assert sorted(found) == found
+    assert len({first for first, _ in found}) == 6
+    assert all(first == second for first, second in found)
+    batches.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from troupe.common.wire.body import Body
 from troupe.common.wire.codec import Buffer, Message, WireError, encode
 from troupe.common.wire.link import Link, Question, new_incarnation
 from troupe.common.wire.rejections import GARBAGE_LOG_PERIOD_S
-from troupe.common.wire.replay.batch_reader import ArrayPool, BatchReader
+from troupe.common.wire.replay.batch_reader import AHEAD, ArrayPool, BatchReader, Reading
 from troupe.common.wire.replay.codec import SampleBatch, encode_insert, infer_specs
 from troupe.common.wire.replay.pending import (
     Inserts,
@@ -52,6 +54,15 @@ ASK_AGAIN_S = 1.0
 """What was asked too often for the server is asked again after this."""
 REFUSED_PAUSE_S = 0.5
 """What came as nonsense, or was too much for the server, is asked for again after this."""
+
+
+@dataclass
+class _Arrived:
+    """A BATCH, what it answers, and the reading of it, where a thread has begun with that."""
+
+    message: Message
+    request: SampleRequest
+    started: Reading | None = None
 
 
 class ReplayClient(Sampler):
@@ -126,7 +137,7 @@ class ReplayClient(Sampler):
         self._requests = SampleRequests(retry_samples=retry_samples)
         # Unpacked only in `receive`: `poll` may be called from within an insert, where decompression would be
         # a surprise.
-        self._batches: deque[tuple[Message, SampleRequest]] = deque()
+        self._batches: deque[_Arrived] = deque()
         self._tolerate_refusals = tolerate_refusals
         self._reader = BatchReader(pool, map_files=map_files, expected=expected)
         # Bounded: priorities age, and while a shard is away the newest are worth most.
@@ -228,10 +239,12 @@ class ReplayClient(Sampler):
         """The next batch that was requested, unpacked; None after `timeout_s` (see `wait_reason`)."""
         deadline_s = system.monotonic() + timeout_s
         while self._wait_until(lambda: bool(self._batches), deadline_s - system.monotonic()):
-            message, request = self._batches.popleft()
+            self._read_ahead()
+            arrived = self._batches.popleft()
+            message, request = arrived.message, arrived.request
             began_s = system.perf_counter()
             try:
-                batch = self._reader.read(message, request.shares)
+                batch = self._reader.read(message, request.shares, arrived.started)
             except DamagedChunksError as damaged:  # for the shard to look at, and to leave out
                 self.counters["damaged_batches"] += 1
                 self._requests.ask_for_windows(message.request_id, request.shares, damaged.rows)
@@ -262,6 +275,12 @@ class ReplayClient(Sampler):
             batch.request_id = message.request_id
             return batch
         return None
+
+    def _read_ahead(self) -> None:
+        """Have the next batches read, while the first of them is used."""
+        for arrived in itertools.islice(self._batches, AHEAD):
+            if arrived.started is None:
+                arrived.started = self._reader.start(arrived.message, arrived.request.shares)
 
     def recycle(self, batch: SampleBatch) -> None:
         """Let a later batch use the arrays of this one, which has no fields any more.
@@ -450,7 +469,7 @@ class ReplayClient(Sampler):
         if kind == messages.Batch.TYPE:
             request = self._requests.answered(number)
             if request is not None:
-                self._batches.append((message, request))
+                self._batches.append(_Arrived(message, request))
         elif kind == messages.Inserted.TYPE:
             self._inserts.answered(number)
             self._credit = messages.Inserted.of(message).credit

@@ -315,7 +315,10 @@ def _fields_in_message(
         if spec.compress and array.ndim == 1:
             Array("uint8", 1).check(body.TYPE, "field/" + spec.name, array)
             try:
-                fields[spec.name] = unpack_frame(array.data, shape, spec.dtype, allocate(shape, spec.dtype))
+                out = allocate(shape, spec.dtype)
+                fields[spec.name] = unpack_frame(
+                    array.data, shape, spec.dtype, out, entry_bytes=spec.entry_bytes
+                )
             except PackingError as error:
                 raise WireError("bad_batch", f"field {spec.name}: {error}") from None
         else:

@@ -32,7 +32,7 @@ class Prefetcher:
     Attributes:
         wait_reason: why there is no batch.
         waited_s: how long the learner has waited for batches in all.
-        unpacked_s: how long the thread has read and unpacked batches in all.
+        unpacked_s: how long the thread has read and unpacked batches, or waited for that, in all.
         links: what has come from each shard, by its address; see `ShardedReplayClient.links`.
     """
 

@@ -71,7 +71,9 @@ def check_windows(sample):
     """Every window of the sample is what its first step says."""
     longest = int(sample.lengths.max())
     count = len(sample.ids)
-    obs = unpack_frame(sample.arrays["obs"].data, (count, 3 + longest + 2, *FRAME), "uint8")
+    obs = unpack_frame(
+        sample.arrays["obs"].data, (count, 3 + longest + 2, *FRAME), "uint8", entry_bytes=6 * 5
+    )
     assert sample.arrays["raw"].shape == (count, 1 + longest, 2)
     steps = np.minimum(np.arange(longest), sample.lengths[:, None] - 1) + sample.arrays["action"][:, :1]
     assert np.array_equal(sample.arrays["features"], features(steps.ravel()).reshape(count, longest, 3))
