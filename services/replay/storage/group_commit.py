@@ -28,9 +28,9 @@ class GroupCommit:
         self.done = 0
         self._sync = sync
         self._begun = 0
+        self._asked = 0  # for the end of this one
         self._wanted = system.Event()
-        self._idle = system.Event()
-        self._idle.set()
+        self._over = system.Condition()
         self._closed = False
         self._failure: Exception | None = None
         self._signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -43,10 +43,9 @@ class GroupCommit:
 
     def begin(self) -> int:
         """Have everything that was written before this call forced to the disk; the number of that sync."""
-        number = self._begun + 1  # the one that runs, if one does, may have passed over it
-        self._idle.clear()
+        self._asked = self._begun + 1  # the one that runs, if one does, may have passed over it
         self._wanted.set()
-        return number
+        return self._asked
 
     def check(self) -> int:
         """The number of the last sync that is over. Raises SyncFailedError where one has failed."""
@@ -62,7 +61,8 @@ class GroupCommit:
 
     def finish(self, timeout_s: float = CLOSE_S) -> int:
         """Wait until nothing waits for a sync; returns what `check` does, and raises what it does."""
-        self._idle.wait(timeout_s)
+        with self._over:
+            self._over.wait_for(lambda: self.done >= self._asked or self._failure is not None, timeout_s)
         return self.check()
 
     def close(self) -> None:
@@ -80,14 +80,20 @@ class GroupCommit:
                 return
             self._wanted.clear()
             self._begun += 1
-            try:
-                self._sync()
-            except Exception as error:  # no thread for it, say: this one must not end and tell nobody
-                self._failure = error
-            else:
-                self.done = self._begun
-            if not self._wanted.is_set() or self._failure is not None:
-                self._idle.set()
+            failure = self._failed_sync()
+            with self._over:
+                if failure is None:
+                    self.done = self._begun
+                self._failure = failure
+                self._over.notify_all()
             os.eventfd_write(self._signal, 1)
             if self._failure is not None:
                 return
+
+    def _failed_sync(self) -> Exception | None:
+        """Sync; why that has failed, or None."""
+        try:
+            self._sync()
+        except Exception as error:  # no thread for it, say: this one must not end and tell nobody
+            return error
+        return None

@@ -1,6 +1,8 @@
 """A sync that fails in whatever way is told, and never taken for one that went well."""
 
+import itertools
 import select
+import threading
 
 import numpy as np
 import pytest
@@ -23,6 +25,34 @@ def test_a_sync_that_raises_is_told_of_at_once_and_acknowledges_nothing(error):
             commit.check()
         assert commit.done < number
     finally:
+        commit.close()
+
+
+@pytest.mark.parametrize("line", range(1, 25))
+def test_the_end_waits_for_a_sync_that_is_asked_for_at_any_line_of_the_one_before(line):
+    reached, go_on, lines = threading.Event(), threading.Event(), itertools.count(1)
+
+    def trace(frame, event, _):
+        if frame.f_code is not GroupCommit._run.__code__:
+            return None
+        if event == "line" and next(lines) == line:
+            reached.set()
+            go_on.wait(60)
+        return trace
+
+    threading.settrace(trace)
+    try:
+        commit = GroupCommit(lambda: None)
+    finally:
+        threading.settrace(None)
+    try:
+        while not reached.wait(0.001):
+            commit.begin()
+        number = commit.begin()
+        go_on.set()
+        assert commit.finish() >= number
+    finally:
+        go_on.set()
         commit.close()
 
 
