@@ -407,7 +407,10 @@ class NetConfig(Section):
         60.0, "Seconds to wait for a peer at start.", gt=0, le=timing.MAX_PATIENCE_S
     )
     heartbeat_s: float = operational(
-        1.0, "Seconds between two heartbeats.", ge=timing.HEARTBEAT_S[0], le=timing.HEARTBEAT_S[1]
+        1.0,
+        "Seconds between two heartbeats; beyond 32 actors, those that come later beat less often.",
+        ge=timing.HEARTBEAT_S[0],
+        le=timing.HEARTBEAT_S[1],
     )
     liveness_s: float = operational(
         15.0,

@@ -15,6 +15,10 @@ from troupe.common.wire.security.claims import Allowance
 from troupe.common.wire.types import MAX_SHARDS
 from troupe.services.learner.control.budget import StepBudget
 
+FREQUENT_ACTORS = 32
+"""Of more actors, those that come later beat less often, at last three times within a lease: messages, not
+steps, would be what a learner with hundreds of them is busy with."""
+
 _REMEMBERED_NAMES = 4096
 _REMEMBERED_INCARNATIONS = 64
 _REMEMBERED_REPLACED = 256
@@ -44,6 +48,7 @@ class Peer:
         reports: how many it may make now.
         headers: bytes of headers that it may send now.
         told_end: it has been answered that the run is done.
+        beat_s: how often it is to send HEARTBEAT.
     """
 
     identity: bytes
@@ -65,6 +70,7 @@ class Peer:
     reports: Allowance = field(default_factory=claims.reports)
     headers: Allowance = field(default_factory=claims.headers)
     told_end: bool = False
+    beat_s: float = 1.0
 
     def take_clock(self, says_s: float, now_s: float) -> None:
         """Take in what its clock said when it sent a message that comes at `now_s` of ours."""
@@ -134,7 +140,7 @@ class Roster:
 
         Args:
             total_slots: how many there are.
-            heartbeat_s: how often a peer is heard.
+            heartbeat_s: how often a peer is heard, while there are few actors.
             liveness_s: silence after which its lease ends.
             spread: see the class.
             most_per_key: slots that actors with one key hold together at most; 0 for any number.
@@ -144,8 +150,7 @@ class Roster:
         self._most_per_key = most_per_key
         self._budget = budget or StepBudget()
         self._spread = spread
-        # Two heartbeats missed, and a half for delays: silent, though its lease has not ended.
-        self._quiet_s = 2.5 * heartbeat_s
+        self._heartbeat_s = heartbeat_s
         self._liveness_s = liveness_s
         self._by_name: dict[str, Peer] = {}
         # Both in the order in which they were last heard, the one not heard for longest first.
@@ -199,6 +204,7 @@ class Roster:
         past.slots = peer.slots
         peer.seen_s = now_s
         self._add(peer)
+        peer.beat_s = self._beat_s(peer.role)
         return previous
 
     def seen(self, identity: bytes, now_s: float, key: str = "") -> Peer | None:
@@ -332,13 +338,21 @@ class Roster:
         # Fewer slots than wanted are better than none, but not while a silent holder may be about to lose its
         # own: what is granted now is kept for good.
         longest = next((other for other in self._holders.values() if other is not former), None)
-        quiet = longest is not None and now_s - longest.seen_s > self._quiet_s
+        # Two heartbeats missed, and a half for delays: silent, though its lease has not ended.
+        quiet = longest is not None and now_s - longest.seen_s > 2.5 * longest.beat_s
         if wanted and (not slots or (len(slots) < wanted and quiet)):
             raise RefusedError(
                 messages.NO_SLOTS,
                 f"only {len(slots)} of the {wanted} slots that {name} wants are free (of {self.total_slots})",
             )
         return sorted(slots)
+
+    def _beat_s(self, role: str) -> float:
+        """How often one who joins now is to send HEARTBEAT."""
+        beat_s, actors = self._heartbeat_s, len(self._of_role["actor"])
+        if role != "actor" or actors <= FREQUENT_ACTORS:
+            return beat_s
+        return max(beat_s, min(beat_s * actors / FREQUENT_ACTORS, self._liveness_s / 3))
 
     def _remember(self, peer: Peer) -> _Past:
         names = self._past.setdefault((peer.role, peer.key), OrderedDict())

@@ -53,7 +53,7 @@ class Terms:
         config: the run's whole configuration.
         structural_hash: of its structural fields; a service with another one is turned down.
         run: random name of the run, the same for all of its learner processes.
-        heartbeat_s: how often services send HEARTBEAT.
+        heartbeat_s: how often services send HEARTBEAT, actors only while there are few of them.
         liveness_s: silence after which either side gives up the other.
         fields: what a chunk of this run holds, for shards.
         item_steps: the shortest and the longest item that the run learns from, for shards.
@@ -442,7 +442,7 @@ class ControlServer:
             announce=self.announce_endpoint,
             inference=self.inference_endpoint,
             shards=self._roster.shards(),
-            heartbeat_s=terms.heartbeat_s,
+            heartbeat_s=peer.beat_s,
             liveness_s=terms.liveness_s,
             steps_limit=self._step_limit(peer, body),
             fields=list(terms.fields) if stores else [],

@@ -207,3 +207,35 @@ def test_of_those_without_slots_and_of_the_same_process_nothing_is_kept(roster):
         join(roster, again, 2)
     assert not known_of(roster, "replay-0")
     assert roster.replaced_peer(b"a", "") is None
+
+
+def test_of_many_actors_each_beats_less_often_and_all_others_as_ever():
+    roster = Roster(1000, heartbeat_s=1.0, liveness_s=15.0)
+    beats = []
+    for number in range(512):
+        who = peer(f"actor-{number}")
+        join(roster, who, 1)
+        beats.append(who.beat_s)
+    assert beats[:32] == [1.0] * 32
+    assert beats[63] == 2.0
+    assert max(beats) == beats[-1] == 5.0, "three heartbeats within a lease"
+    assert sum(1 / beat_s for beat_s in beats) < 160
+    evaluator = peer("evaluator", role="evaluator")
+    join(roster, evaluator, 0)
+    assert evaluator.beat_s == 1.0
+
+
+@pytest.mark.parametrize(("silent_s", "granted"), [(2.9, [39]), (3.1, None)])
+def test_an_actor_that_beats_less_often_counts_as_silent_later(silent_s, granted):
+    roster = Roster(40, heartbeat_s=1.0, liveness_s=15.0)
+    for number in range(39):
+        join(roster, peer(f"actor-{number}"), 1)
+    for number in range(38):
+        assert roster.seen(b"actor-%d.1" % number, silent_s)
+    # The last to join beats each 39 / 32 seconds, and is silent after two and a half times that.
+    late = peer("late")
+    if granted is None:
+        with pytest.raises(RefusedError, match="only 1 of the 2"):
+            join(roster, late, 2, now_s=silent_s)
+    else:
+        assert join(roster, late, 2, now_s=silent_s) == granted
