@@ -11,8 +11,10 @@ import torch
 
 _log = logging.getLogger(__name__)
 
-# Few, since a minibatch of pixels may take long; the fastest counts, for noise only ever adds time.
-_TRIALS = 3
+# The fastest of each counts, for noise only ever adds time. A minibatch of pixels may take long, so it is
+# tried a few times; a step of all slots takes milliseconds, and on a busy machine few are undisturbed.
+_LEAST_TRIALS, _MOST_TRIALS = 3, 50
+_TRIALS_S = 1.0
 # bfloat16 has to take at most this share of float32's time: it is less exact, so a draw is no gain.
 _WORTH = 0.9
 
@@ -65,7 +67,9 @@ def faster_dtype(
     seconds: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
     for dtype in seconds:
         step(dtype)  # the first time is slower: kernels are chosen, memory is taken
-    for _ in range(_TRIALS):
+    for trial in range(_MOST_TRIALS):
+        if trial >= _LEAST_TRIALS and sum(map(sum, seconds.values())) >= _TRIALS_S:
+            break
         for dtype, times in seconds.items():  # in alternation, so that another program disturbs both
             began_s = clock()
             step(dtype)

@@ -98,7 +98,9 @@ class Rollout:
             compute_in(agent.net, dtype)
             agent.act(self._slots.inputs, self._slots.epsilons, rng)
 
-        chosen = faster_dtype(wanted, agent.device, step, of="acting", what="a step of all slots")
+        # By the processor's time: nothing else runs in this process yet, and others do on this machine.
+        of, clock = "acting", system.process_time
+        chosen = faster_dtype(wanted, agent.device, step, of=of, what="a step of all slots", clock=clock)
         compute_in(agent.net, chosen)
 
     def flush(self) -> list[Chunk]:

@@ -80,7 +80,7 @@ def test_a_trial_decides_and_changes_nothing_else(monkeypatch, caplog, faster):
             now_s[0] += 0.001 if dtype == faster else 1.0
 
         ways = {"has_units": lambda: True, "clock": lambda: now_s[0]}
-        return formats.faster_dtype(wanted, device, timed, **words, **ways)
+        return formats.faster_dtype(wanted, device, timed, **words | ways)
 
     monkeypatch.setattr("troupe.services.actor.local_inference.faster_dtype", found)
     rollout.choose_dtype("auto")

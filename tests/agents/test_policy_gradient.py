@@ -330,6 +330,11 @@ class Clock:
         ([0.020], [0.019], torch.float32),  # hardly faster, and less exact
         ([0.020], [9.0, 0.001], torch.bfloat16),  # the first step does not count
         ([0.020], [9.0, 9.0, 0.001, 9.0], torch.bfloat16),  # nor do those that something else held up
+        (
+            [0.020],
+            [9.0, *[0.020] * 9, 0.001],
+            torch.bfloat16,
+        ),  # of short ones, not even if it is most of them
     ],
 )
 def test_bfloat16_is_chosen_where_a_trial_is_faster(exact, short, chosen):
