@@ -68,6 +68,8 @@ class Cluster:
         self.stops: dict[Node, threads.StopSignal] = {}
         self.complete = False
         self.replays: dict[str, Any] = {}
+        self.openers: dict[str, Node] = {}
+        """By shard, the process that opened its folder last."""
         self.data_dirs = {name: folder / name for name in plan.services()}
         self.doomed: dict[str, Fault] = {}
         """By shard, what it dies of in its next change of so many lines, counted in its storage code."""
@@ -139,7 +141,7 @@ class Cluster:
 
     def opened(self, name: str, node: Node, replay: Any) -> Any:
         """A shard has opened its folder: note it, and have it die where a fault says so."""
-        self.replays[name] = replay
+        self.replays[name], self.openers[name] = replay, node
         address = shard_address(name)
         self.ledger.contents.opened(address, replay)
         for method in ("insert", "take", "count_sampled", "put_back", "update"):

@@ -123,8 +123,9 @@ def _judge(cluster: Cluster) -> None:
     ledger.check_steps(cluster.kills)
     ledger.check_order()
     for name, replay in cluster.replays.items():
-        if not cluster.nodes[name].finished:
-            continue  # killed as the run ended, perhaps within a change that its successor would mend
+        node = cluster.nodes[name]
+        if not node.finished or node is not cluster.openers[name]:
+            continue  # killed within a change, perhaps, that its successor would mend, or has yet to
         ledger.contents.check(shard_address(name), replay, cluster.kills[name])
     # A cut within a change may come as late as the last insert of all, and several learners may still look
     # for each other when the last inserts come; whether those learn is for `lineage` to say.
