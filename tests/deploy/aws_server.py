@@ -1,13 +1,16 @@
 """A stand-in for AWS on loopback: moto's server, and a few answers that it lacks. Run with moto's Python.
 
-python aws_server.py PORT
+python aws_server.py PORT [hold]
+
+With `hold`, a lifecycle hook holds the end of a machine as in AWS; without machines nobody would let go.
 """
 
 import json
 import sys
+import threading
 
 from moto.autoscaling.exceptions import ValidationError
-from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup, LifecycleHook
+from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup, InstanceState, LifecycleHook
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.budgets.models import BudgetsBackend
 from moto.budgets.responses import BudgetsResponse
@@ -16,6 +19,7 @@ from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.iam.access_control import IAMPolicyStatement, PermissionResult
 from moto.route53.models import FakeZone
 from moto.route53.responses import Route53
+from moto.s3.models import FakeDeleteMarker
 from moto.server import main
 
 
@@ -95,13 +99,41 @@ def create_lifecycle_hook(self: AutoScalingBackend, *words: object, **names: obj
     return hook
 
 
+SCALE = FakeAutoScalingGroup.set_desired_capacity
+WAITS = "Terminating:Wait"
+
+
+def scale(self: FakeAutoScalingGroup, new_capacity: int | None) -> None:
+    """Have the group's hook hold machines that are too many; moto ends them at once."""
+    hooks = self.autoscaling_backend.describe_lifecycle_hooks(self.name)
+    ending = [hook for hook in hooks if hook.lifecycle_transition == "autoscaling:EC2_INSTANCE_TERMINATING"]
+    for state in self.active_instances()[new_capacity or 0 :] if ending else ():
+        state.lifecycle_state = WAITS
+        timer = threading.Timer(ending[0].heartbeat_timeout, let_go, [self, state])
+        timer.daemon = True
+        timer.start()
+    SCALE(self, new_capacity)
+
+
+def let_go(group: FakeAutoScalingGroup, state: InstanceState) -> None:
+    """End a machine that a hook has held, if it is still there."""
+    backend = group.autoscaling_backend
+    if state in group.instance_states and backend.autoscaling_groups.get(group.name) is group:
+        group.instance_states.remove(state)
+        backend.ec2_backend.terminate_instances([state.instance.id])
+
+
 def complete_lifecycle_action(self: AutoScalingResponse) -> EmptyResult:
-    """Note in the hook whose end it no longer holds; moto has no such action."""
+    """Note in the hook whose end it no longer holds, and end it; moto has no such action."""
     group, name = self._get_param("AutoScalingGroupName"), self._get_param("LifecycleHookName")
     hooks = self.autoscaling_backend.describe_lifecycle_hooks(group, [name])
     if not hooks:
         raise ValidationError(f"No active Lifecycle Action found with hook {name} of {group}")
-    hooks[0].notification_metadata = f"let go: {self._get_param('InstanceId')}"
+    instance = self._get_param("InstanceId")
+    hooks[0].notification_metadata = f"let go: {instance}"
+    for state in self.autoscaling_backend.describe_auto_scaling_instances([instance]):
+        if state.lifecycle_state == WAITS:
+            let_go(state.auto_scaling_group, state)
     return EmptyResult()
 
 
@@ -110,9 +142,16 @@ def _same(one: dict[str, object], other: dict[str, object]) -> bool:
     return all(one.get(name) == other.get(name) for name in names)
 
 
+def dispose(self: FakeDeleteMarker) -> None:
+    """Do nothing: moto wants this of whatever is removed from a bucket, and a marker holds nothing."""
+
+
 if __name__ == "__main__":
+    FakeDeleteMarker.dispose = dispose
     AutoScalingBackend.set_desired_capacity = set_desired_capacity
     FakeAutoScalingGroup.update = update
+    if sys.argv[2:] == ["hold"]:
+        FakeAutoScalingGroup.set_desired_capacity = scale
     AutoScalingBackend.create_lifecycle_hook = create_lifecycle_hook
     AutoScalingResponse.complete_lifecycle_action = complete_lifecycle_action
     BudgetsResponse.describe_subscribers_for_notification = describe_subscribers_for_notification

@@ -28,7 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave the slow tests to `make test-deploy`, `make test-ec2` and `make test-slurm`."""
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("slow"):
-            own = {"test_ec2.py": (WANTED_EC2, "test-ec2"), "test_slurm.py": (WANTED_SLURM, "test-slurm")}
+            own = dict.fromkeys(("test_ec2.py", "test_ec2_train.py"), (WANTED_EC2, "test-ec2"))
+            own["test_slurm.py"] = (WANTED_SLURM, "test-slurm")
             name, target = own.get(item.path.name, (WANTED, "test-deploy"))
             if os.environ.get(name) != "1":
                 reason = f"slow and needs other tools: `make {target}` (or {name}=1)"
@@ -90,13 +91,16 @@ class Cloud:
 
 
 @pytest.fixture(scope="module")
-def cloud(deploy_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    """An empty AWS on loopback."""
+def cloud(
+    deploy_python: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Cloud]:
+    """An empty AWS on loopback; lifecycle hooks hold machines for a module with `HOOKS_HOLD = True`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("aws") / "server.log"
     words = [deploy_python, str(Path(__file__).with_name("aws_server.py")), str(port)]
+    words += ["hold"] if getattr(request.module, "HOOKS_HOLD", False) else []
     with log.open("w") as out:
         server = subprocess.Popen(words, stdout=out, stderr=out)
     try:

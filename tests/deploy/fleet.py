@@ -66,6 +66,12 @@ class Fleet:
             machine.check()
         for name in running.keys() - self.machines.keys():
             self.machines[name] = self._boot(running[name])
+        groups = self.ask("autoscaling", "describe_auto_scaling_instances")["AutoScalingInstances"]
+        for one in groups:
+            if one["InstanceId"] in self.machines:
+                values = self.machines[one["InstanceId"]].metadata.values
+                leaves = one["LifecycleState"].startswith("Terminating")
+                values["autoscaling/target-lifecycle-state"] = "Terminated" if leaves else "InService"
 
     def of(self, role: str) -> list[Machine]:
         """The running machines of a role, the oldest first."""

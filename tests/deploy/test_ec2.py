@@ -28,6 +28,7 @@ from tests.deploy.fleet import Fleet
 from tests.deploy.machines import Machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+HOOKS_HOLD = True
 
 RUN = "cartpole"
 ACTORS = "troupe-cartpole-actor"

@@ -173,14 +173,19 @@ class Relay:
                 near, _ = self._sock.accept()
             except OSError:
                 return
-            try:
-                far = socket.create_connection(self._target, timeout=30)
-            except OSError:
-                near.close()
-                continue
+            threading.Thread(target=self._carry, args=(near,), daemon=True).start()
+
+    def _carry(self, near: socket.socket) -> None:
+        with (
+            near,
+            contextlib.suppress(OSError),
+            socket.create_connection(self._target, timeout=30) as far,
+        ):
             far.settimeout(None)
-            for one, other in ((near, far), (far, near)):
-                threading.Thread(target=_pump, args=(one, other), daemon=True).start()
+            back = threading.Thread(target=_pump, args=(far, near), daemon=True)
+            back.start()
+            _pump(near, far)
+            back.join()
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:
