@@ -40,6 +40,10 @@ MINUTES ?= 60
 # How often `make test-slurm` preempts a run.
 PREEMPTIONS ?= 3
 
+# How often `make test-ec2` takes a spot machine away, and how many minutes its budget lasts.
+INTERRUPTIONS ?= 3
+EC2_MINUTES ?= 15
+
 SEEDS ?= 200
 FIRST ?= 1
 
@@ -83,11 +87,11 @@ test-deploy: setup $(DEPLOY_VENV)/.installed ## what is under deploy/: Terraform
 	  echo "troupe: NOT TESTED: s3fs is not installed ($(BIN)/python -m pip install -e '.[s3]'), snapshots in S3 are skipped" >&2
 	TROUPE_TEST_DEPLOY=1 $(BIN)/python -m pytest -vv -rs tests/deploy $(ARGS)
 
-test-ec2: setup $(DEPLOY_VENV)/.installed ## a whole run in a stand-in for AWS: every instance is a machine on this host (root)
+test-ec2: setup $(DEPLOY_VENV)/.installed ## runs in a stand-in for AWS: every instance is a machine on this host (root); INTERRUPTIONS=20 EC2_MINUTES=28
 	@for tool in terraform ip unshare systemctl; do command -v $$tool >/dev/null || \
 	  echo "troupe: NOT TESTED: $$tool is not installed, EC2 in a box is skipped" >&2; done
 	@test "$$(id -u)" = 0 || echo "troupe: NOT TESTED: EC2 in a box needs root, it is skipped" >&2
-	TROUPE_TEST_EC2=1 $(BIN)/python -m pytest -vv -rs tests/deploy/test_ec2.py $(ARGS)
+	TROUPE_TEST_EC2=1 TROUPE_EC2_INTERRUPTIONS=$(INTERRUPTIONS) TROUPE_EC2_MINUTES=$(EC2_MINUTES) $(BIN)/python -m pytest -vv -rs tests/deploy/test_ec2.py tests/deploy/test_ec2_train.py $(ARGS)
 
 test-slurm: setup ## runs and a sweep on a Slurm of this host (root; slurmctld, slurmd, slurm-client, munge); PREEMPTIONS=20
 	@PATH=$$PATH:/usr/sbin; for tool in slurmctld slurmd sbatch munged; do command -v $$tool >/dev/null || \

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,21 @@ class Command:
         self.process.stdout.close()
 
 
+def left_in(ask: Callable[..., dict[str, Any]]) -> list[str]:
+    """What is still in AWS and costs something."""
+    reservations = ask("ec2", "describe_instances")["Reservations"]
+    machines = [one for group in reservations for one in group["Instances"]]
+    groups = ask("autoscaling", "describe_auto_scaling_groups")["AutoScalingGroups"]
+    return [
+        *(one["InstanceId"] for one in machines if one["State"]["Name"] != "terminated"),
+        *(one["AutoScalingGroupName"] for one in groups),
+        *(one["Name"] for one in ask("s3", "list_buckets")["Buckets"]),
+        *(one["VpcId"] for one in ask("ec2", "describe_vpcs")["Vpcs"] if not one["IsDefault"]),
+        *(one["Name"] for one in ask("route53", "list_hosted_zones")["HostedZones"]),
+        *(one["AlarmName"] for one in ask("cloudwatch", "describe_alarms")["MetricAlarms"]),
+    ]
+
+
 class Aws:
     """The stand-in, and the runs that are in it."""
 
@@ -129,17 +144,8 @@ class Aws:
         return {name: datetime.datetime.fromisoformat(text).timestamp() for name, text in times.items()}
 
     def left(self) -> list[str]:
-        """What is still there and costs something."""
-        reservations = self.ask("ec2", "describe_instances")["Reservations"]
-        machines = [one for group in reservations for one in group["Instances"]]
-        return [
-            *(one["InstanceId"] for one in machines if one["State"]["Name"] != "terminated"),
-            *self.groups(),
-            *(one["Name"] for one in self.ask("s3", "list_buckets")["Buckets"]),
-            *(one["VpcId"] for one in self.ask("ec2", "describe_vpcs")["Vpcs"] if not one["IsDefault"]),
-            *(one["Name"] for one in self.ask("route53", "list_hosted_zones")["HostedZones"]),
-            *(one["AlarmName"] for one in self.ask("cloudwatch", "describe_alarms")["MetricAlarms"]),
-        ]
+        """See `left_in`."""
+        return left_in(self.ask)
 
     def copy(self, record: Record, source: Path) -> None:
         """What a learner's machine does every minute."""
