@@ -50,7 +50,7 @@ FIRST ?= 1
 # Several processes share the cores: numeric libraries must not take all of them each.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test coverage test-deploy test-ec2 test-slurm lint unit chaos fuzz simulate simulate-plants format bench docs report plan apply destroy scale clean
+.PHONY: help setup train test coverage test-pages test-deploy test-ec2 test-slurm lint unit chaos fuzz simulate simulate-plants format bench docs report plan apply destroy scale clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ test: setup lint ## everything that CI checks
 coverage: setup ## the tests, half as long again, and the share of lines that they run
 	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report= $(ARGS)
 	@echo "covered: $$($(BIN)/coverage report --format=total) % of all lines, without the processes that tests start"
+
+test-pages: setup ## run every command and block of code of every page, with the wheel and without a checkout
+	TROUPE_TEST_PAGES=1 $(BIN)/python -m pytest -rs $(PARALLEL) tests/pages $(ARGS)
 
 test-deploy: setup $(DEPLOY_VENV)/.installed ## what is under deploy/: Terraform against a stand-in for AWS, Packer, boot, containers
 	@for tool in terraform packer docker chromium shellcheck kubectl podman; do command -v $$tool >/dev/null || \

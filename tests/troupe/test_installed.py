@@ -3,52 +3,27 @@
 import csv
 import json
 import os
-import shutil
 import subprocess
-import sys
-import venv
 import zipfile
-from pathlib import Path
 
-import numpy
 import pytest
 
+from tests.bare import build_wheel, install
 from tests.users_project import build_project
 
-ROOT = Path(__file__).parents[2]
 QUIET = ["--no-progress", "--net.tensorboard_port", "0", "--evaluator.period_s", "0"]
 SHORT = ["--total-steps", "800", "--replay.min_items", "200"]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from a copy: setuptools leaves folders behind."""
-    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for folder in ("troupe", "common", "services", "configs"):
-        shutil.copytree(
-            ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    for file in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
-        shutil.copy(ROOT / file, copy)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
-    subprocess.run(
-        [*pip, "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", out, copy],
-        check=True,
-        timeout=120,
-    )
-    return next(out.glob("*.whl"))
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """Programs of an environment with the wheel; its dependencies are those of this one."""
-    place = tmp_path_factory.mktemp("environment")
-    venv.create(place, with_pip=False)
-    packages = next((place / "lib").glob("python*")) / "site-packages"
-    (packages / "dependencies.pth").write_text(f"{Path(numpy.__file__).parents[1]}\n")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", place / "bin" / "python"]
-    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], check=True, timeout=120)
-    return place / "bin"
+    """Programs of an environment with the wheel."""
+    return install(wheel, tmp_path_factory.mktemp("environment"))
 
 
 @pytest.fixture

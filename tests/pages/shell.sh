@@ -1,0 +1,39 @@
+# What `troupe` and `tensorboard` are in the shell of a reader who copies a block:
+# services go into the background, as if each had a terminal of its own, and Ctrl-C stops what trains for long.
+
+: "${PAGE_LIMIT_S:=60}"
+
+_served() {
+  local log
+  log=$(mktemp served-XXXXXX.log)
+  (
+    command "$@" > "$log" 2>&1 < /dev/null &
+    echo "$! $log" >> "$PAGE_SERVED"
+    code=0
+    wait "$!" || code=$?
+    echo "$code" > "${log%.log}.code"
+  ) > /dev/null 2>&1 &
+  sleep 4
+  if test -s "${log%.log}.code"; then
+    cat "$log"
+    return 1
+  fi
+}
+
+troupe() {
+  local code=0
+  case " $* " in
+    *" --help "* | *" --export "*) command troupe "$@"; return ;;
+  esac
+  case "$1 ${2-}" in
+    "learner "* | "actor "* | "evaluator "* | "board "* | "replay serve") _served troupe "$@"; return ;;
+  esac
+  timeout --preserve-status --signal=INT --kill-after=60 "$PAGE_LIMIT_S" troupe "$@" || code=$?
+  case "$1 $code" in
+    "train 130" | "resume 130" | "sweep 130") return 0 ;; # stopped by Ctrl-C
+    "doctor 7") return 0 ;;                               # it found something: this machine may be busy
+  esac
+  return "$code"
+}
+
+tensorboard() { _served tensorboard "$@"; }
