@@ -22,8 +22,8 @@ troupe doctor runs/my-run              # and a run directory
 troupe why runs/my-run                 # why a run does not learn
 ```
 
-On another machine, `troupe doctor tcp://learner:5550` asks the learner of a running run; `--keys DIR` names the keys of
-a viewer.
+On another machine, `troupe doctor tcp://learner:5550` asks the learner of a running run; `--keys DIR` names
+the keys of a viewer.
 
 `troupe doctor` prints one line per check: the subject, the figure, and `ok`, `note` or `wrong` with the
 remedy. The exit code is 0 if nothing is wrong, otherwise 7. `--json` prints the same for programs.

@@ -27,12 +27,16 @@ troupe() {
   esac
   case "$1 ${2-}" in
     "learner "* | "actor "* | "evaluator "* | "board "* | "replay serve") _served troupe "$@"; return ;;
+    "train "* | "resume "* | "sweep "*)
+      timeout --preserve-status --signal=INT --kill-after=60 "$PAGE_LIMIT_S" troupe "$@" || code=$?
+      test "$code" = 130 || return "$code"
+      return 0
+      ;;
   esac
-  timeout --preserve-status --signal=INT --kill-after=60 "$PAGE_LIMIT_S" troupe "$@" || code=$?
-  case "$1 $code" in
-    "train 130" | "resume 130" | "sweep 130") return 0 ;; # stopped by Ctrl-C
-    "doctor 7") return 0 ;;                               # it found something: this machine may be busy
-  esac
+  command troupe "$@" || code=$?
+  if test "$1 $code" = "doctor 7"; then
+    return 0 # it found something: this machine may be busy
+  fi
   return "$code"
 }
 

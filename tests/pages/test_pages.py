@@ -114,7 +114,7 @@ def trained(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         if not (folder / name).exists():
             quiet = ["--no-progress", "--net.tensorboard_port", "0"]
             words = [programs / "troupe", "train", *TRAININGS[name], "--run-dir", folder / name, *quiet]
-            subprocess.run(words, check=True, timeout=400, capture_output=True)
+            subprocess.run(words, check=True, timeout=900, capture_output=True)
         return folder / name
 
     return train
