@@ -77,15 +77,17 @@ class Learner(service.Learner):
     def _come_together(self) -> None:
         """Learn on until all learners share batches again."""
         plan, lineage = self.cluster.plan, self.ledger.lineage
-        while self.ledger.now_s < plan.end_s + TOGETHER_S:
+        while not lineage.together_after:  # they may have done so long before all steps were made
             together = self.team.learners == plan.learners and self.ledger.now_s > plan.end_s
             # Once all steps are made, a queue and a ratio of samples to inserts may give no more.
-            if lineage.together_after or (together and plan.table in ("queue", "ratio")):
+            if together and plan.table in ("queue", "ratio"):
+                return
+            if self.ledger.now_s >= plan.end_s + TOGETHER_S:
+                here = f"{self.team.learners} of {plan.learners} learners share batches"
+                self.ledger.wrong(f"{here} {TOGETHER_S:.0f} s after the last fault")
                 return
             self._learn()
             self._housekeeping()
-        here = f"{self.team.learners} of {plan.learners} learners share batches"
-        self.ledger.wrong(f"{here} {TOGETHER_S:.0f} s after the last fault")
 
     def _finish(self) -> None:
         self.ledger.lineage.check_end(self.chain.digest(), self.cluster.config.replay.batch_size)
