@@ -17,31 +17,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages.blocks import HISTORY, PAGES, ROOT, blocks
 from troupe.common.config import load_config, preset_names
 from troupe.common.config.field_options import parse_with_fields
 from troupe.common.runtime.commands import find
 from troupe.services.commands import COMMANDS
 
-ROOT = Path(__file__).parents[1]
-PAGES = sorted(
-    [
-        *ROOT.glob("*.md"),
-        *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "examples").rglob("*.md"),
-        *(ROOT / "deploy").rglob("*.md"),
-    ]
-)
-HISTORY = {"CHANGELOG.md", "results.md", "benchmarks.md"}
-"""Pages that say how something was run once, with the options of then."""
 PLACEHOLDER = re.compile(r"^[A-Z][A-Z_]*[0-9]?$|\.\.\.|^\[|[<>]|\$")
 """Words for which a reader puts their own."""
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    text = page.read_text("utf-8")
-    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
-    return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
+def texts(page: Path, language: str) -> list[str]:
+    return [block.text for block in blocks(page) if block.language == language]
 
 
 def commands_of(block: str) -> Iterator[list[str]]:
@@ -131,7 +119,7 @@ def test_commands_are_what_the_programs_take(page: Path, monkeypatch: pytest.Mon
     if page.name in HISTORY:
         return
     wrong = []
-    whole = [words for block in blocks(page, "sh") for words in commands_of(block)]
+    whole = [words for block in texts(page, "sh") for words in commands_of(block)]
     for words in [*whole, *inline(page)]:
         try:
             check(words)
@@ -146,7 +134,7 @@ def test_commands_are_what_the_programs_take(page: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_is_python_with_names_that_exist(page: Path) -> None:
-    for block in [*blocks(page, "python"), *blocks(page, "py")]:
+    for block in [*texts(page, "python"), *texts(page, "py")]:
         if re.search(r"^\s*\.\.\.$", block, re.MULTILINE) and not _parses(block):
             continue  # a form to fill in
         for node in ast.walk(ast.parse(block)):
@@ -165,7 +153,7 @@ def test_code_is_python_with_names_that_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_toml_is_toml(page: Path) -> None:
-    for block in blocks(page, "toml"):
+    for block in texts(page, "toml"):
         tomllib.loads(block)
 
 

@@ -4,41 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+
+from tests.pages.blocks import Block
 
 HERE = Path(__file__).parent
 BLOCK_S = 400.0
 """A block that takes longer hangs; trainings are stopped long before, see shell.sh."""
-
-
-class Block(NamedTuple):
-    """A fenced block, and what the comment before it says: `not run: REASON`, `file: NAME`, or nothing."""
-
-    line: int
-    language: str
-    mark: str
-    words: str
-    text: str
-
-
-def blocks(page: Path) -> list[Block]:
-    """Those of shell and Python, and the marked ones of any language."""
-    text = page.read_text("utf-8")
-    form = r"^(?: *<!-- (not run|file): ([^\n]*?) -->\n\s*?)?^( *)```(\w+)\n(.*?)^ *```"
-    found = []
-    for match in re.finditer(form, text, re.MULTILINE | re.DOTALL):
-        mark, words, indent, language, body = match.groups()
-        line = text[: match.start(4)].count("\n") + 1
-        body = re.sub(rf"^{indent}", "", body, flags=re.MULTILINE)
-        if mark or language in ("sh", "python"):
-            found.append(Block(line, language, mark or "", words or "", body))
-    return found
 
 
 class Reader:
@@ -114,9 +90,7 @@ class Reader:
     def close(self) -> None:
         """End what serves, as by SIGTERM of a supervisor; raises AssertionError where it ended otherwise."""
         if self._python is not None:
-            assert self._python.stdin is not None
-            self._python.stdin.close()
-            self._python.wait(60)
+            self._python.communicate(timeout=60)
         served = self._folder / ".served"
         logs = []
         for line in reversed(served.read_text().splitlines() if served.exists() else []):

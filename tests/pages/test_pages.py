@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bare import ROOT, build_wheel, install
-from tests.pages.reader import Block, Reader, blocks
-from tests.test_blocks import HISTORY, PAGES
+from tests.bare import build_wheel, install
+from tests.pages.blocks import HISTORY, PAGES, ROOT, Block, blocks, to_run
+from tests.pages.reader import Reader
 
 WANTED = "TROUPE_TEST_PAGES"
 """With this set, all pages are run, a quarter of an hour; otherwise those that take seconds."""
@@ -44,7 +44,14 @@ RUNS = {
 """What a reader has in `runs` who comes to a page, and the training that it is from."""
 SERVED = {
     "docs/replay-operations.md": [
-        Block(0, "sh", "", "", "troupe replay serve --bind tcp://127.0.0.1:5560 --data-dir replay-data\n"),
+        Block(
+            0,
+            "sh",
+            "",
+            "",
+            "troupe replay serve --bind tcp://127.0.0.1:5560 --data-dir replay-data "
+            "--table default:capacity=100000\n",
+        ),
         Block(
             0,
             "python",
@@ -88,11 +95,7 @@ gymnasium.register("Maze-v0", Maze, max_episode_steps=50)
 """
 """`my_games.py`, which pages suppose that a reader has."""
 
-RUNNABLE = [
-    page
-    for page in PAGES
-    if page.name not in HISTORY and any(block.mark != "not run" for block in blocks(page))
-]
+RUNNABLE = [page for page in PAGES if page.name not in HISTORY and to_run(page)]
 
 
 def name_of(page: Path) -> str:
@@ -147,8 +150,7 @@ def test_the_page_runs(page: Path, programs: Path, trained: Callable[[str], Path
         shutil.copytree(trained(training), folder / "runs" / run)
     reader = Reader(folder, programs)
     try:
-        for block in [*SERVED.get(name, []), *blocks(page)]:
-            if block.mark != "not run":
-                reader.run(block)
+        for block in [*SERVED.get(name, []), *to_run(page)]:
+            reader.run(block)
     finally:
         reader.close()
