@@ -189,6 +189,10 @@ class Gloo:
         """That of `root`, which waits for nobody."""
         return self._begin("broadcast", tensor, lambda parts: tensor.copy_(parts[root]), root=root)
 
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        """How long what begins from now on may take."""
+        self.timeout_s = timeout.total_seconds()
+
     def abort(self) -> None:
         """End all connections: the others notice."""
         self.gone |= set(range(self.size)) - {self.rank}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from troupe.common.errors import ConfigError, RefusedError
 from troupe.common.wire import messages
@@ -31,6 +31,9 @@ class Epochs:
     who are alive have asked, or after PATIENCE_S without those that have not; these get a seat in the one
     after that they ask for, and are not waited for before.
 
+    Where one comes or leaves while the others are well, the next epoch is planned: they learn in the one that
+    they have until all are connected.
+
     Attributes:
         closed_because: why no other learner may join; empty where they may.
     """
@@ -50,6 +53,8 @@ class Epochs:
         self._waiting: set[int] = set()
         self._given_up: set[int] = set()  # waited for in vain, though their leases have not ended
         self._seats: dict[int, Seat] = {}
+        self._planned: dict[int, Seat] = {}  # the epoch that is to take the place of the newest
+        self._coming: dict[int, Seat] = {}  # of those, who has to be told
         self._left_s: float | None = None
         self._failures: Counter[int] = Counter()
         self._lies: Counter[int] = Counter()
@@ -62,7 +67,7 @@ class Epochs:
         """
         if ended > max(self._newest, MOST_EPOCHS):
             raise RefusedError(messages.REFUSED_CLAIM, f"there never was an epoch {ended}")
-        seat = self._seats.get(incarnation)
+        seat = self._coming.get(incarnation)
         if seat is not None and seat.epoch > ended:
             return seat
         # A restarted owner numbers on from what the others know.
@@ -85,6 +90,42 @@ class Epochs:
         ready = (one for one in sorted(self._waiting) if self._paused_until_s.get(one, now_s) <= now_s)
         return list(ready)[: MAX_LEARNERS - 1]
 
+    def planned(
+        self,
+        staying: Collection[int],
+        live: Collection[int],
+        now_s: float,
+        meeting: Callable[[], tuple[str, int]],
+    ) -> Seat | None:
+        """The seat of the owner in an epoch of the ranks `staying` of the newest one, and all who wait.
+
+        The newest goes on until `changed`. Those who stay keep their order, and are told by the owner. None
+        where there is nowhere to meet: see `formed`.
+        """
+        order = sorted(self._seats, key=lambda incarnation: self._seats[incarnation].rank)
+        stayers = [each for each in order if self._seats[each].rank in staying]
+        come = [each for each in self._ready(live, now_s) if each not in self._seats]
+        everyone = [*stayers, *come][:MAX_LEARNERS]
+        try:
+            host, port = meeting() if len(everyone) > 1 else ("", 0)
+        except ConfigError:
+            return None
+        self._newest += 1
+        self._planned = self._numbered(everyone, host, port)
+        self._coming = {each: seat for each, seat in self._planned.items() if each in come}
+        self._waiting.difference_update(self._coming)
+        return self._planned[OWN]
+
+    def changed(self) -> None:
+        """The epoch that was planned is the newest now."""
+        self._seats, self._planned = self._planned, {}
+
+    def _numbered(self, everyone: Sequence[int], host: str, port: int) -> dict[int, Seat]:
+        return {
+            incarnation: Seat(self._newest, rank, len(everyone), port, host)
+            for rank, incarnation in enumerate(everyone)
+        }
+
     def begun(self) -> None:
         """All who had a seat have come."""
         for incarnation in self._seats:
@@ -93,15 +134,21 @@ class Epochs:
     def failed(self, absent: Collection[int], now_s: float) -> None:
         """The newest epoch did not begin: those of the ranks `absent` have not come, or it is not known who.
 
+        Of one that was only planned, those who were to join are meant.
+
         While one that does not come is waited for, nobody learns: it is left out for a while. One that
         cannot reach the others, though it reaches the control server, would else hold the run up for ever.
         """
-        for incarnation, seat in self._seats.items():
+        if self._planned:
+            self._planned, seats, self._coming = {}, self._coming, {}
+        else:
+            seats = self._seats
+        for incarnation, seat in seats.items():
             if incarnation == OWN or (absent and seat.rank not in absent):
                 continue
             self._failures[incarnation] += 1
             # Once may be because another has died: going on without costs what it has learned meanwhile.
-            self._pause(incarnation, self._failures[incarnation] - 2, now_s, "did not come")
+            self._pause(incarnation, seat, self._failures[incarnation] - 2, now_s, "did not come")
 
     def misled(self, ranks: Collection[int], now_s: float) -> None:
         """One of the ranks `ranks` has said in the newest epoch what cannot be, or it is not known who.
@@ -116,16 +163,16 @@ class Epochs:
             self._lies[incarnation] += 1
             again = self._lies[incarnation] - (1 if ranks else 2)
             why = "said what cannot be" if ranks else "it or another said what cannot be"
-            self._pause(incarnation, again, now_s, why)
+            self._pause(incarnation, seat, again, now_s, why)
 
-    def _pause(self, incarnation: int, again: int, now_s: float, why: str) -> None:
+    def _pause(self, incarnation: int, seat: Seat, again: int, now_s: float, why: str) -> None:
         """Leave a learner out, for the time `again`, from 0; below 0: not yet."""
         if again < 0:
             return
         pause_s = PAUSE_S * 2 ** min(again, MOST_PAUSES)
         self._paused_until_s[incarnation] = now_s + pause_s
-        epoch = self._seats[incarnation].epoch
-        _log.warning("a learner had a seat in epoch %d and %s: left out for %.0f s", epoch, why, pause_s)
+        line = "a learner had a seat in epoch %d and %s: left out for %.0f s"
+        _log.warning(line, seat.epoch, why, pause_s)
 
     def formed(
         self, live: Collection[int], now_s: float, meeting: Callable[[], tuple[str, int]]
@@ -158,10 +205,8 @@ class Epochs:
             _log.error("no other learner may join: %s", error)
         self._newest += 1
         # In the order of incarnations, which is as good as any; the owner first, who publishes.
-        self._seats = {
-            incarnation: Seat(self._newest, rank, 1 + len(ready), port, host)
-            for rank, incarnation in enumerate([OWN, *ready])
-        }
+        self._seats = self._coming = self._numbered([OWN, *ready], host, port)
+        self._planned = {}
         self._waiting.difference_update(ready)
         self._left_s = None
         return self._seats[OWN]

@@ -283,6 +283,19 @@ class ControlServer:
         with self._changed:
             return self._epochs.formed(self._roster.processes("learner"), system.monotonic(), meeting)
 
+    def planned_seat(
+        self, staying: Collection[int], meeting: Callable[[], tuple[str, int]]
+    ) -> Seat | None:
+        """The seat of this learner in an epoch of these ranks and those that wait; see `Epochs.planned`."""
+        with self._changed:
+            live = self._roster.processes("learner")
+            return self._epochs.planned(staying, live, system.monotonic(), meeting)
+
+    def epoch_changed(self) -> None:
+        """Note that the epoch that was planned is the newest now."""
+        with self._changed:
+            self._epochs.changed()
+
     def epoch_begun(self) -> None:
         """Note that all who had a seat in the newest epoch have come."""
         with self._changed:

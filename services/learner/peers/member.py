@@ -14,7 +14,7 @@ from troupe.common.agents.tensors import check_device
 from troupe.common.envs import make_spec
 from troupe.common.machine import usable_cores
 from troupe.common.permits import permitted_config
-from troupe.common.runtime import StopSignal, health
+from troupe.common.runtime import Deadline, StopSignal, health
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
 from troupe.common.wire.sockets import Security
@@ -30,6 +30,8 @@ from troupe.services.learner.saving.counters import RunCounters
 
 _log = logging.getLogger(__name__)
 
+FAREWELL_S = 10.0
+"""How long it waits for the others to go on without it; they learn meanwhile."""
 POLL_S = 0.25
 """How long it waits for rows before it tells the others that it has none."""
 
@@ -116,6 +118,10 @@ class JoinedLearner:
                 shares.learn(POLL_S, Wish)
                 if team.learners or health.ready()[0]:
                     health.report({"learner/updates": counters.updates, "learner/learners": team.learners})
+            if not control.state.stopping:
+                farewell = Deadline(FAREWELL_S)
+                while not (team.let_go() or farewell.expired):
+                    shares.learn(POLL_S, Wish)
         finally:
             team.close()
             prefetch.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from typing import Protocol
 
 import torch.distributed as dist
 
@@ -31,8 +32,42 @@ AWAY_S = 60.0
 """How long the others go on without it. Their updates reach nobody until it is back."""
 
 
+class Seats(Protocol):
+    """Where a learner gets its seats."""
+
+    def next(self, ended: int, timeout_s: float) -> Seat | None:
+        """That in an epoch after `ended`, if there is one within `timeout_s`."""
+
+    def wanted(self) -> bool:
+        """Whether there should be another epoch. Rank 0 is asked, which knows."""
+
+    def planned(self, staying: Collection[int]) -> Seat | None:
+        """That of rank 0 in the next epoch, of these ranks of this one, in their order, and those who wait.
+
+        None where this epoch has to end for it.
+        """
+
+    def changed(self) -> None:
+        """Take note that this epoch is now the one that was planned."""
+
+    def silent_s(self) -> float | None:
+        """How long the other learner that gave the last seat has been silent; None where none did."""
+
+    def begun(self, group: ProcessGroup, seat: Seat) -> None:
+        """Prepare for the end of this epoch, as all in it do. Raises GroupLostError."""
+
+    def failed(self, seat: Seat) -> None:
+        """Take note that this epoch did not begin."""
+
+    def misled(self, ranks: Collection[int]) -> None:
+        """Take note that one of these in this epoch, or of all, has said what cannot be."""
+
+    def store(self, seat: Seat) -> dist.Store:
+        """Where those with a seat in this epoch find each other. Raises GroupLostError where it is gone."""
+
+
 class OwnSeats:
-    """Those of the learner that has the run; see `troupe.services.learner.peers.team.Seats`."""
+    """Those of the learner that has the run; see `Seats`."""
 
     def __init__(self, control: ControlServer, network: str, stop: StopSignal) -> None:
         self._control, self._network, self._stop = control, network, stop
@@ -48,6 +83,18 @@ class OwnSeats:
     def wanted(self) -> bool:
         """See `Seats`."""
         return self._control.learner_waits
+
+    def planned(self, staying: Collection[int]) -> Seat | None:
+        """See `Seats`."""
+        return self._control.planned_seat(staying, self._meet)
+
+    def changed(self) -> None:
+        """See `Seats`."""
+        self._control.epoch_changed()
+
+    def silent_s(self) -> float | None:
+        """See `Seats`."""
+        return None
 
     def begun(self, group: ProcessGroup, seat: Seat) -> None:
         """See `Seats`."""
@@ -113,6 +160,17 @@ class GivenSeats:
         if self._without is None:
             return False
         return self._control.answers != self._without or self._control.silent_s >= AWAY_S
+
+    def planned(self, staying: Collection[int]) -> Seat | None:
+        """See `Seats`: it is for the owner to plan."""
+        return None
+
+    def changed(self) -> None:
+        """See `Seats`, and `planned`."""
+
+    def silent_s(self) -> float | None:
+        """See `Seats`."""
+        return self._control.silent_s if self._without is None else None
 
     def begun(self, group: ProcessGroup, seat: Seat) -> None:
         """See `Seats`."""

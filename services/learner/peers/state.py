@@ -37,46 +37,49 @@ def equalize(group: ProcessGroup, agent: Agent, counters: RunCounters) -> bool:
         GroupLostError: where a learner is lost.
     """
     own = packed(agent, counters)
-    table = torch.stack(group.gather(torch.tensor([counters.updates, counters.version, len(own)])))
+    digest = _digest(own)
+    told = torch.tensor([counters.updates, counters.version, len(own)])
+    table = torch.stack(group.gather(torch.cat([told, digest])))
     counted = is_count(table[:, :2].numpy(), MOST_COUNTED)
     check_all(np.all(counted, axis=1), "a number of updates that cannot be")
     source = int(table[:, 0].argmax())  # the first of them
     # Versions are the owner's to count, and never go back: services would take newer weights for old ones.
     counters.version = int(table[:, 1].max())
-    hashes = _hashes(group, own)
-    if len(set(hashes)) == 1:
+    size, wanted = int(table[source, 2]), table[source, 3:]
+    if bool((table[:, 3:] == wanted).all()):
         return False
-    size = int(table[source, 2])
     most = MOST_TIMES_OWN * (len(own) + (1 << 20))
     if not 0 < size <= most:
         raise _refused(source, f"that its state has {size:,} bytes, and this one's has {len(own):,}")
     buffer = own if group.rank == source else torch.empty(size, dtype=torch.uint8)
     group.broadcast(buffer, source)
-    changed = hashes[group.rank] != hashes[source]
+    changed = not torch.equal(digest, wanted)
     if changed:
-        _take_over(buffer, hashes[source], source, own, agent, counters)
-    hashes = _hashes(group, packed(agent, counters))
-    if hashes[group.rank] != hashes[source]:
+        _take_over(buffer, wanted, source, own, agent, counters)
+        digest = _digest(packed(agent, counters))
+    digests = torch.stack(group.gather(digest))
+    if not torch.equal(digest, digests[source]):
         _restore(own, agent, counters)
         raise _refused(source, "that its state has another hash than when this learner has copied it")
-    if len(set(hashes)) > 1:  # whoever has it ends: the others must not
+    if not bool((digests == digest).all()):  # whoever has it ends: the others must not
         raise GroupLostError("a learner has copied a state and has a different one")
     return changed
 
 
 def packed(agent: Agent, counters: RunCounters) -> Tensor:
     """All of it, uint8 `[bytes]`: the length of a JSON header, the header, the arrays."""
-    arrays, meta = agent.state()
+    state, meta = agent.state()
+    arrays = sorted(state.items())
     head = {
-        "arrays": [[name, array.dtype.name, array.shape] for name, array in sorted(arrays.items())],
+        "arrays": [[name, array.dtype.name, array.shape] for name, array in arrays],
         "agent": meta,
         "updates": counters.updates,
         "learned_steps": counters.learned_steps,
     }
     text = json.dumps(head).encode()
-    parts = [len(text).to_bytes(8, "little"), text]
-    parts += [np.ascontiguousarray(array).tobytes() for _, array in sorted(arrays.items())]
-    return torch.from_numpy(np.frombuffer(b"".join(parts), np.uint8).copy())
+    parts = [np.frombuffer(part, np.uint8) for part in (len(text).to_bytes(8, "little"), text)]
+    parts += [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for _, array in arrays]
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def unpack(buffer: Tensor, agent: Agent, counters: RunCounters) -> None:
@@ -123,10 +126,10 @@ def _count(number: Any) -> float:
 
 
 def _take_over(
-    buffer: Tensor, digest: bytes, source: int, own: Tensor, agent: Agent, counters: RunCounters
+    buffer: Tensor, digest: Tensor, source: int, own: Tensor, agent: Agent, counters: RunCounters
 ) -> None:
     """Unpack what rank `source` has sent, which said that its hash is `digest`; or stay as before."""
-    if hashlib.sha256(buffer.numpy().data).digest() != digest:
+    if not torch.equal(_digest(buffer), digest):
         raise _refused(source, "that its state has another hash than what it sends")
     try:
         unpack(buffer, agent, counters)
@@ -158,6 +161,6 @@ def state_hash(agent: Agent, counters: RunCounters) -> str:
     return hashlib.sha256(packed(agent, counters).numpy().data).hexdigest()
 
 
-def _hashes(group: ProcessGroup, own: Tensor) -> list[bytes]:
-    digest = torch.frombuffer(bytearray(hashlib.sha256(own.numpy().data).digest()), dtype=torch.uint8)
-    return [each.numpy().tobytes() for each in group.gather(digest)]
+def _digest(state: Tensor) -> Tensor:
+    """The hash of what is packed, int64 `[4]`."""
+    return torch.frombuffer(bytearray(hashlib.sha256(state.numpy().data).digest()), dtype=torch.int64)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-import torch.distributed as dist
 
 from troupe.common.agents import Agent, Batch, Pending, Update
 from troupe.common.agents.inspection import Inspection
@@ -17,8 +16,10 @@ from troupe.common.agents.learners.reduction import ALONE, Reduction
 from troupe.common.config import Config
 from troupe.common.errors import ConfigError
 from troupe.common.wire.control.messages import Seat
+from troupe.services.learner.peers.change import Change, Coming, Step
 from troupe.services.learner.peers.group import GroupLostError, ProcessGroup
 from troupe.services.learner.peers.network import check_meeting, own_address
+from troupe.services.learner.peers.seats import SILENT_S, Seats
 from troupe.services.learner.peers.state import equalize
 from troupe.services.learner.saving.counters import RunCounters
 
@@ -29,8 +30,12 @@ MOST_UPDATES = 1 << 53
 MOST_BETA = 100.0
 MOST_TIMES_BATCH = 16
 """A share is at most so many times a batch: the owner may have begun again with a larger one."""
+_CHANGE = 5
+"""Columns of what learners say before each update; what is said of the next epoch follows."""
 ASK_S = 0.1
-"""How long one call waits for a seat."""
+"""How long one call waits for a seat, or for others to come to theirs."""
+MOST_TIMES_TIMEOUT = 10
+"""Who comes waits for the others so many times as long as they do for each other: an update may be long."""
 
 
 class Share(NamedTuple):
@@ -61,28 +66,6 @@ class Learned(NamedTuple):
     taken: bool = False
     moved: bool = False
     update: Update | Pending | None = None
-
-
-class Seats(Protocol):
-    """Where a learner gets its seats."""
-
-    def next(self, ended: int, timeout_s: float) -> Seat | None:
-        """That in an epoch after `ended`, if there is one within `timeout_s`."""
-
-    def wanted(self) -> bool:
-        """Whether the epoch has to end for the next one. Rank 0 is asked, which knows."""
-
-    def begun(self, group: ProcessGroup, seat: Seat) -> None:
-        """Prepare for the end of this epoch, as all in it do. Raises GroupLostError."""
-
-    def failed(self, seat: Seat) -> None:
-        """Take note that this epoch did not begin."""
-
-    def misled(self, ranks: Collection[int]) -> None:
-        """Take note that one of these in this epoch, or of all, has said what cannot be."""
-
-    def store(self, seat: Seat) -> dist.Store:
-        """Where those with a seat in this epoch find each other. Raises GroupLostError where it is gone."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +122,8 @@ class Team:
         self.learners = self.lost = 0
         self._agent, self._counters, self._seats, self._rules = agent, counters, seats, rules
         self._inspection = Inspection(agent, update=update)
+        self._change = Change(seats, self._connected)
+        self._coming: Coming | None = None  # where this learner has no epoch yet
         self._group: ProcessGroup | None = None
         self._seat: Seat | None = None
         self._ended = -1
@@ -166,7 +151,9 @@ class Team:
     @property
     def several(self) -> bool:
         """Whether others wait for this learner."""
-        return self._seat is None or self._group is not None or self._seats.wanted()
+        if self._seat is None or self._group is not None:
+            return True
+        return self._change.coming is not None or self._seats.wanted()
 
     def learn(self, share: Share | None, *, progress: float = 0.0, beta: float = 0.0) -> Learned:
         """Make an update of all shares, if there are enough rows; None stands for no rows now.
@@ -194,17 +181,19 @@ class Team:
             self._leave()
             return Learned()
 
+    def let_go(self) -> bool:
+        """Ask the others to go on without this learner; whether they do. Go on learning until then."""
+        self._change.leaving = True
+        return self._group is None
+
     def close(self) -> None:
-        """Leave: the others go on."""
+        """Leave: the others go on, and find that this learner is gone."""
         self._leave()
 
     # ------------------------------------------------------------------ updates
 
     def _learn_alone(self, share: Share | None) -> Learned:
-        if self._seats.wanted():
-            self._leave()
-            return Learned()
-        if share is None:
+        if self._changes(np.array([self._change.said(0, 1)], np.float64)) or share is None:
             return Learned()
         update = self._inspection.update(share.batch(*self._told))
         self._tried = False
@@ -216,19 +205,18 @@ class Team:
         counters, rows = self._counters, 0 if share is None else share.rows
         said = [
             counters.updates,
-            self.rank == 0 and self._seats.wanted(),
             *self._told,
             counters.version,
             0.0 if share is None else share.learned_steps,
+            *self._change.said(self.rank, self.learners),
         ]
         table = self._reduction.exchange(rows, 0 if share is None else share.window, said)
         self._check(table)
-        _, leaves, progress, beta, version, _ = table[0]
-        if leaves:  # another learner has come, or the owner is back
-            self._leave()
-            return Learned()
-        self._told = float(progress), float(beta)
+        _, progress, beta, version, *_ = table[0].tolist()
+        self._told = progress, beta
         counters.version = int(version)
+        if self._changes(table[:, _CHANGE:]):
+            return Learned()
         everyone = all(self._reduction.rows_of)
         if not self._reduction.all_rows or not (
             everyone or self._reduction.all_rows >= self._rules.batch_rows
@@ -236,17 +224,16 @@ class Team:
             return Learned()
         update = self._whole_or_not(share)
         counters.updates += 1
-        counters.learned_steps += float(table[:, -1].sum())
+        counters.learned_steps += float(table[:, _CHANGE - 1].sum())
         return Learned(share is not None, True, None if share is None else update)
 
     def _check(self, table: np.ndarray) -> None:
         """Raise MisledError where what the others say `[learners, said]` cannot be."""
-        updates, leaves, progress, beta, version, steps = table.T
+        updates, progress, beta, version, steps = table[:, :_CHANGE].T
         check_all(updates == self._counters.updates, "that it is at another update")
         check_all((steps >= 0) & (steps <= self._most_steps), "that it learns from more steps than there are")
         told = (
-            is_count(leaves, 1)
-            & (progress >= 0)
+            (progress >= 0)
             & (progress <= 1)
             & (beta >= 0)
             & (beta <= MOST_BETA)
@@ -288,47 +275,30 @@ class Team:
 
     def _sit_down(self) -> bool:
         """Take the next seat, if there is one, and the state of whoever is furthest."""
-        seat = self._seats.next(self._ended, ASK_S)
-        if seat is None:
-            return False
-        if seat.learners == 1:
-            self._seat, self.learners = seat, 1
-            self._with(ALONE)
-            return True
+        if self._coming is None:
+            seat = self._seats.next(self._ended, ASK_S)
+            if seat is None:
+                return False
+            self._coming = Coming(seat, self._connected, self._wait_for_all)
+        coming = self._coming
         try:
-            self._group = self._connected(seat)
-            self._seat = seat
-            self._with(
-                Reduction(
-                    self._group,
-                    bfloat16=self._rules.bfloat16,
-                    most_rows=self._most_rows,
-                    most_window=self._agent.item_steps[1],
-                )
-            )
-            self._seats.begun(self._group, seat)
-            changed = equalize(self._group, self._agent, self._counters)
+            if not coming.done(ASK_S):
+                if (self._seats.silent_s() or 0.0) < SILENT_S:
+                    return False
+                raise GroupLostError(f"nobody comes to epoch {coming.seat.epoch}")
+            self._coming, self._seat = None, coming.seat
+            self._begin(coming)
         except (GroupLostError, MisledError) as error:
-            _log.warning("%s", error)
-            if isinstance(error, MisledError):
-                self._seats.misled(error.ranks)
-            else:
-                self._seats.failed(seat)
-            self._seat = seat
-            self._leave()
+            self._coming, self._seat = None, coming.seat
+            coming.close()
+            self._did_not_begin(error, coming.seat)
             return False
-        self.moved |= changed
-        self.learners = seat.learners
-        _log.info(
-            "epoch %d: %d learners share each batch, at update %d%s",
-            seat.epoch,
-            seat.learners,
-            self._counters.updates,
-            "; took over the state of another" if changed else "",
-        )
         return True
 
-    def _connected(self, seat: Seat) -> ProcessGroup:
+    def _connected(self, seat: Seat) -> ProcessGroup | None:
+        """The group of those with this seat; None for a learner that is alone. Raises GroupLostError."""
+        if seat.learners == 1:
+            return None
         rules = self._rules
         try:
             check_meeting(seat.host, rules.network)
@@ -340,10 +310,82 @@ class Team:
         store = self._seats.store(seat)
         return ProcessGroup(store, seat.epoch, seat.rank, seat.learners, address, rules.timeout_s)
 
+    def _wait_for_all(self, group: ProcessGroup, seat: Seat) -> None:
+        """Exchange with the others what the end of the epoch takes."""
+        timeout_s = self._rules.timeout_s
+        patient = self._seats.silent_s() is not None  # else none of them has an epoch
+        group.wait_at_most(timeout_s * (MOST_TIMES_TIMEOUT if patient else 1))
+        self._seats.begun(group, seat)
+        group.wait_at_most(timeout_s)
+
+    def _changes(self, said: np.ndarray) -> bool:
+        """Do what all say of the next epoch `[learners, 6]`; whether it has taken the place of this one."""
+        assert self._seat is not None
+        step = self._change.heard(said, self._seat)
+        if step == Step.END or self._change.released:
+            self._leave()
+        elif step == Step.SWITCH:
+            self._switch()
+        return step in (Step.END, Step.SWITCH)
+
+    def _switch(self) -> None:
+        """Go on in the epoch that was prepared; the others of this one do so too, or have left."""
+        coming, before = self._change.coming, self._group
+        if coming is None or not coming.done(0.0):
+            raise MisledError("that this learner is ready for another epoch", [0])
+        self._seats.changed()
+        self._group = coming.group
+        self._change.coming = None
+        try:
+            if coming.group is not None:
+                self._seats.begun(coming.group, coming.seat)
+            self._seat = coming.seat
+            self._begin(coming)
+        except (GroupLostError, MisledError) as error:
+            self._did_not_begin(error, coming.seat)
+        finally:
+            # Not before: one that has not heard yet would take this learner for lost.
+            if before is not None:
+                before.close()
+
+    def _begin(self, coming: Coming) -> None:
+        """Share batches with those of this epoch, all of whom have come."""
+        self._group, seat = coming.group, coming.seat
+        changed = False
+        if self._group is None:
+            self._with(ALONE)
+        else:
+            most = {"most_rows": self._most_rows, "most_window": self._agent.item_steps[1]}
+            self._with(Reduction(self._group, bfloat16=self._rules.bfloat16, **most))
+            changed = equalize(self._group, self._agent, self._counters)
+        left = self._change.begin(seat.learners)
+        self.moved |= changed
+        self.learners = seat.learners
+        if seat.learners > 1 or left:
+            words = [f"epoch {seat.epoch}: {seat.learners} learners share each batch"]
+            if seat.learners == 1:
+                words = [f"epoch {seat.epoch}: no other learner is left"]
+            words[0] += f", at update {self._counters.updates}"
+            words += [f"learner {rank} of the last one has left" for rank in left]
+            words += ["took over the state of another"] * changed
+            _log.info("; ".join(words))
+
+    def _did_not_begin(self, error: GroupLostError | MisledError, seat: Seat) -> None:
+        _log.warning("%s", error)
+        if isinstance(error, MisledError):
+            self._seats.misled(error.ranks)
+        else:
+            self._seats.failed(seat)
+        self._leave()
+
     def _leave(self) -> None:
         if self._seat is not None:
             self._ended = self._seat.epoch
+        self._change.close()
+        if self._coming is not None:
+            self._coming.close()
         group, self._group, self._seat, self.learners = self._group, None, None, 0
+        self._coming = None
         self._with(ALONE)
         if group is not None:
             group.close()

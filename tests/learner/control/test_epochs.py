@@ -175,3 +175,64 @@ def test_where_it_is_not_known_who_lies_all_others_are_left_out_the_second_time(
             epochs.asked(each, number - 1)
         assert epochs.formed([7, 8], float(number), meeting).learners == learners
         epochs.misled([], float(number))
+
+
+def running(*incarnations):
+    """Epochs, the newest of which these are in."""
+    epochs = Epochs()
+    for each in incarnations:
+        epochs.asked(each, -1)
+    epochs.formed(incarnations, 0.0, meeting)
+    epochs.begun()
+    return epochs
+
+
+def test_who_comes_while_the_others_learn_gets_a_seat_behind_those_who_stay():
+    epochs = running(7, 8, 9)
+    epochs.asked(1, -1)  # before the others, by its number
+    own = epochs.planned([0, 1, 3], [1, 7, 8, 9], 1.0, meeting)
+    assert (own.epoch, own.rank, own.learners) == (1, 0, 4)
+    seat = epochs.asked(1, -1)
+    assert (seat.epoch, seat.rank, seat.learners, seat.port) == (1, 3, 4, 5000)
+    assert not epochs.waits([1, 7, 8, 9], 1.0)
+    epochs.changed()
+    # 9 has the third place now, and lies.
+    epochs.misled([2], 2.0)
+    for each in (1, 7, 9):
+        epochs.asked(each, 1)
+    assert epochs.formed([1, 7, 9], 2.0, meeting).learners == 3
+
+
+def test_who_stays_and_loses_the_others_meanwhile_is_not_sent_to_the_epoch_that_was_planned():
+    epochs = running(7)
+    epochs.asked(8, -1)
+    epochs.planned([0, 1], [7, 8], 1.0, meeting)
+    assert epochs.asked(7, 0) is None
+    assert epochs.formed([7, 8], 1.0 + PATIENCE_S, meeting) is None, "it waits for 8, which has a seat"
+    assert epochs.asked(8, 1) is None
+    assert epochs.formed([7, 8], 2.0 + PATIENCE_S, meeting).epoch == 2
+    assert [epochs.asked(7, 0).rank, epochs.asked(8, 1).rank] == [1, 2]
+
+
+def test_one_that_does_not_come_to_what_was_planned_twice_is_left_out_and_nobody_else():
+    epochs = running(7)
+    for now_s in (1.0, 2.0):
+        assert epochs.asked(8, -1) is None
+        assert epochs.planned([0, 1], [7, 8], now_s, meeting).learners == 3
+        epochs.failed([], now_s)
+    epochs.asked(8, -1)
+    assert not epochs.waits([7, 8], 3.0)
+    assert epochs.waits([7, 8], 3.0 + PAUSE_S)
+    # Those who were in the epoch that goes on have nothing to do with it.
+    epochs.asked(7, 0)
+    assert epochs.formed([7, 8], 3.0 + PATIENCE_S, meeting).learners == 2
+
+
+def test_where_learners_cannot_meet_nothing_is_planned():
+    def nowhere():
+        raise ConfigError("this machine has no address there")
+
+    epochs = running()
+    epochs.asked(7, -1)
+    assert epochs.planned([0], [7], 1.0, nowhere) is None
+    assert epochs.formed([7], 1.0, nowhere).learners == 1

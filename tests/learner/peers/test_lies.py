@@ -206,11 +206,11 @@ def sends(buffer, updates=7, size=None, digest=None):
 
     def body(group):
         size_ = len(buffer) if size is None else size
-        group.gather(torch.tensor([updates, 0, size_]))
         told = hashlib.sha256(buffer).digest() if digest is None else digest
-        group.gather(torch.frombuffer(bytearray(told), dtype=torch.uint8))
+        digest_ = torch.frombuffer(bytearray(told), dtype=torch.int64)
+        group.gather(torch.cat([torch.tensor([updates, 0, size_]), digest_]))
         group.broadcast(torch.frombuffer(bytearray(buffer), dtype=torch.uint8), group.rank)
-        group.gather(torch.frombuffer(bytearray(told), dtype=torch.uint8))
+        group.gather(digest_)
 
     return body
 
@@ -409,7 +409,7 @@ def liar(server):
                 group = ProcessGroup(store, seat.epoch, seat.rank, seat.learners, HOST, 60.0)
                 exchange_places(group, "", "")
                 equalize(group, *learner(2))
-                group.gather(torch.tensor([-1.0, 5, 0, 0, 0, 0, 0, 0], dtype=torch.float64))
+                group.gather(torch.tensor([-1.0, 5, *[0] * 11], dtype=torch.float64))
                 lies.append(epoch)
                 group.close()
             except (GroupLostError, RuntimeError):

@@ -32,6 +32,12 @@ class Given:
     def wanted(self):
         return self._seat is not None and self._seat.learners == 1
 
+    def planned(self, staying):
+        return None
+
+    def silent_s(self):
+        return None
+
     def begun(self, group, seat):
         pass
 

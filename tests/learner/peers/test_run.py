@@ -59,5 +59,9 @@ def test_a_run_goes_on_when_any_of_its_learners_is_killed(tmp_path, start):  # n
     reached = int(told(run_dir, "learner", taken)[0])
     assert reached >= before
     troupe.wait_until(lambda: status(run_dir)["updates"] >= reached + 3)
+    lost = len(told(run_dir, "learner", "going on without"))
+    os.kill(pid_of(run_dir, "learner-1"), signal.SIGTERM)
+    troupe.wait_until(lambda: told(run_dir, "learner", "learner 1 of the last one has left"))
+    assert len(told(run_dir, "learner", "going on without")) == lost
     troupe.process.send_signal(signal.SIGINT)
     troupe.wait()

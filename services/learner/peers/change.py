@@ -1,0 +1,201 @@
+"""From one epoch to the next while updates go on: the next group connects beside them."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Callable
+from enum import IntEnum
+
+import msgspec
+import numpy as np
+
+from troupe.common import system
+from troupe.common.agents.learners.hearsay import MisledError, check_all, is_count
+from troupe.common.errors import TroupeError
+from troupe.common.runtime import Deadline
+from troupe.common.wire.control.messages import Seat
+from troupe.common.wire.types import MAX_LEARNERS
+from troupe.services.learner.peers.group import GroupLostError, ProcessGroup
+from troupe.services.learner.peers.seats import Seats
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+"""How long the next group may take to connect: while it does, nobody else can join."""
+MOST_EPOCHS = 1 << 53
+
+
+class Step(IntEnum):
+    """What rank 0 says of the next epoch before each update."""
+
+    STAY = 0
+    """There is none."""
+    CONNECT = 1
+    """Those who stay connect to those who come, and updates go on."""
+    SWITCH = 2
+    """All are connected: the next update is in that epoch."""
+    END = 3
+    """All leave, and ask for other seats."""
+
+
+class Coming:
+    """The group of an epoch while it connects, on a thread of its own.
+
+    Attributes:
+        seat: of this learner in it.
+        group: once it is connected; None for a learner that will be alone.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        connect: Callable[[Seat], ProcessGroup | None],
+        then: Callable[[ProcessGroup, Seat], None] | None = None,
+    ) -> None:
+        """Begin to `connect`, and go on with `then`."""
+        self.seat = seat
+        self.group: ProcessGroup | None = None
+        self._connect, self._then = connect, then
+        self._closed = system.Event()
+        self._results: system.Queue[Exception | None] = system.Queue()
+        self._is_done = False
+        system.Thread(target=self._run, name="epoch", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.group = self._connect(self.seat)
+            if self._closed.is_set():
+                raise GroupLostError("nobody waits for this group")
+            if self.group is not None and self._then is not None:
+                self._then(self.group, self.seat)
+        except Exception as error:
+            if self.group is not None:
+                self.group.close()
+            self._results.put(error)
+        else:
+            self._results.put(None)
+
+    def done(self, timeout_s: float) -> bool:
+        """Whether it is ready, within `timeout_s`. Raises what went wrong."""
+        if not self._is_done:
+            try:
+                error = self._results.get(timeout=timeout_s)
+            except queue.Empty:
+                return False
+            if error is not None:
+                raise error
+            self._is_done = True
+        return True
+
+    def close(self) -> None:
+        """Give it up: the others notice."""
+        self._closed.set()
+        if self.group is not None:
+            self.group.close()
+
+
+class Change:
+    """How the learners of an epoch go on to the next, as one of them sees it.
+
+    Rank 0 decides. Who stays follows from what all said before the last update, so all know it, and all
+    change before the same update.
+
+    Attributes:
+        leaving: this learner asks to be let go.
+        coming: the next group.
+        released: the others go on without this learner.
+    """
+
+    def __init__(self, seats: Seats, connect: Callable[[Seat], ProcessGroup | None]) -> None:
+        """Of the learner with these seats; `connect` meets the others that have one."""
+        self.leaving = self.released = False
+        self.coming: Coming | None = None
+        self._seats, self._connect = seats, connect
+        self._leavers: list[int] = []
+        self.begin(1)
+
+    def begin(self, learners: int) -> list[int]:
+        """An epoch of so many begins: nothing is known of the next. Ranks of the last one that have left it."""
+        left, self._leavers = self._leavers, []
+        self.coming = None
+        self._failed = self._out = False
+        self._planned: Seat | None = None
+        self._deadline = Deadline(PATIENCE_S)
+        self._staying = list(range(learners))
+        self._all_ready = self._any_failed = False
+        return left
+
+    def close(self) -> None:
+        """The epoch has ended before the change."""
+        if self.coming is not None:
+            self.coming.close()
+        self.begin(1)
+
+    def said(self, rank: int, learners: int) -> list[float]:
+        """What this learner tells: step, epoch, learners, whether it leaves, is connected, has failed."""
+        step = self._step(learners) if rank == 0 else Step.STAY
+        planned = self._planned
+        epoch, size = (0, 0) if planned is None else (planned.epoch, planned.learners)
+        return [step, epoch, size, self.leaving, self._ready(), self._failed]
+
+    def heard(self, table: np.ndarray, seat: Seat) -> Step:
+        """Take in what all have said `[learners, 6]`; the step to take. Raises MisledError."""
+        steps, epochs, sizes, *flags = table.T
+        check_all(is_count(steps, max(Step)), "a step that there is not")
+        check_all(is_count(epochs, MOST_EPOCHS) & is_count(sizes, MAX_LEARNERS), "an epoch that cannot be")
+        for flag in flags:
+            check_all(is_count(flag, 1), "neither yes nor no")
+        step = Step(int(steps[0]))
+        if step == Step.STAY:
+            self.close()
+        elif step == Step.CONNECT and not (self.coming or self._failed or self._out):
+            self._begin_to_connect(int(epochs[0]), int(sizes[0]), seat)
+        leaves, ready, failed = (flag.astype(bool) for flag in flags)
+        if step == Step.STAY:
+            self._staying = np.flatnonzero(~leaves).tolist()
+        self._all_ready = bool(ready[self._staying].all())
+        self._any_failed = bool(failed[self._staying].any())
+        if step == Step.SWITCH:
+            self._leavers = [rank for rank in range(seat.learners) if rank not in self._staying]
+            self.released = self._out
+        return step
+
+    def _step(self, learners: int) -> Step:
+        seats, planned = self._seats, self._planned
+        if planned is not None and (self._any_failed or self._deadline.expired):
+            seats.failed(planned)
+            self._planned = None
+            return Step.STAY
+        if planned is None:
+            wanted = seats.wanted()
+            if not wanted and len(self._staying) == learners:
+                return Step.STAY
+            self._planned = seats.planned(self._staying)
+            self._deadline = Deadline(PATIENCE_S)
+            if self._planned is None:
+                return Step.END if wanted else Step.STAY
+            return Step.CONNECT
+        return Step.SWITCH if self._all_ready else Step.CONNECT
+
+    def _begin_to_connect(self, epoch: int, learners: int, seat: Seat) -> None:
+        if seat.rank not in self._staying:
+            self._out = True
+            return
+        if epoch <= seat.epoch or learners < len(self._staying):
+            raise MisledError("that the next epoch is one that cannot be", [0])
+        # Only rank 0 knows where, if it has been alone.
+        mine = self._planned or msgspec.structs.replace(
+            seat, epoch=epoch, rank=self._staying.index(seat.rank), learners=learners
+        )
+        self.coming = Coming(mine, self._connect)
+
+    def _ready(self) -> bool:
+        if self.coming is None:
+            return False
+        try:
+            return self.coming.done(0.0)
+        except TroupeError as error:
+            _log.warning("%s: going on as before", error)
+            self._failed, self.coming = True, None
+            return False

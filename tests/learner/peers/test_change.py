@@ -1,0 +1,155 @@
+"""Learners come and leave while the others go on: nobody is lost for it, and nobody waits."""
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+
+from tests.agents.unrolled import SMALL, VECTOR, random_batch
+from tests.harness import Context, until
+from troupe.common.agents import make_agent
+from troupe.common.agents.base import Batch
+from troupe.common.config.algorithms import agent_model
+from troupe.common.runtime import StopSignal
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
+from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.peers import change
+from troupe.services.learner.peers.seats import GivenSeats, OwnSeats
+from troupe.services.learner.peers.state import state_hash
+from troupe.services.learner.peers.team import Rules, Share, Team
+from troupe.services.learner.saving.counters import RunCounters
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROWS = 3
+
+
+class One:
+    """A learner in a thread, that learns until it is told to leave, or to die."""
+
+    def __init__(self, server, context, name):
+        self.name, self.hashes, self.sizes = name, {}, []
+        self.stood = 0  # times that it was in no epoch, since the first
+        self.agent = make_agent(agent_model("policy_gradient")(**SMALL), VECTOR, seed=len(name))
+        self.counters = RunCounters(1, StepBudget(1 << 40))
+        self.client = None
+        if name == "learner":
+            seats = OwnSeats(server, "", StopSignal())
+        else:
+            self.client = ControlClient(
+                context, server.control_endpoint, role="learner", name=name, incarnation=new_incarnation()
+            )
+            self.client.join(60)
+            seats = GivenSeats(self.client, "", 60.0)
+        rules = Rules(name == "learner", ROWS, timeout_s=60.0)
+        self.team = Team(self.agent, self.counters, seats, rules)
+        self.leaves, self.dies = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        batch = Batch(random_batch(np.random.default_rng(1), self.agent, ROWS), np.ones(ROWS, np.float32))
+        share = Share(lambda *told: batch, ROWS, 5, 0.0)
+        while not self.dies.is_set() and not (self.leaves.is_set() and self.team.let_go()):
+            if self.team.learn(share).moved:
+                self.hashes[self.counters.updates] = state_hash(self.agent, self.counters)
+                self.sizes.append(self.team.learners)
+            self.stood += bool(self.sizes) and not self.team.learners
+        self.team.close()
+        if self.client is not None:
+            self.client.close("done")
+
+
+@pytest.fixture
+def start(server):
+    context, started = Context(), []
+
+    def start(*names):
+        started.extend(One(server, context, name) for name in names)
+        return started[-len(names) :]
+
+    yield start
+    for each in started[::-1]:
+        each.dies.set()
+        each.thread.join()
+    context.destroy(linger=0)
+
+
+def together(learners):
+    """Whether each has made an update with all the others."""
+    size = len(learners)
+    return lambda: all(each.sizes[-1:] == [size] for each in learners)
+
+
+def check_alike(*learners):
+    for one in learners:
+        for update in one.hashes.keys() & learners[0].hashes.keys():
+            assert one.hashes[update] == learners[0].hashes[update], (one.name, update)
+
+
+def test_learners_come_and_leave_and_the_others_lose_nobody(start, caplog):
+    caplog.set_level(logging.INFO)
+    (owner,) = start("learner")
+    until(lambda: owner.sizes)
+    (second,) = start("learner-1")
+    until(together([owner, second]))
+    (third,) = start("learner-2")
+    until(together([owner, second, third]))
+
+    second.leaves.set()
+    second.thread.join()
+    until(together([owner, third]))
+    third.leaves.set()
+    third.thread.join()
+    until(together([owner]))
+
+    assert [each.team.lost for each in (owner, second, third)] == [0, 0, 0]
+    assert owner.stood == 0
+    assert (second.stood, third.stood) == (1, 1), "as they left"
+    assert "learner 1 of the last one has left" in caplog.text
+    assert not [line for line in caplog.messages if "lost" in line or "does not" in line]
+    check_alike(owner, second, third)
+    assert sorted(owner.hashes) == list(range(1, max(owner.hashes) + 1)), "an update is missing"
+
+
+def test_the_others_go_on_while_one_is_waited_for_and_take_it_in_when_it_comes(start, server, monkeypatch):
+    monkeypatch.setattr(change, "PATIENCE_S", 1.0)
+    owner, second = start("learner", "learner-1")
+    until(together([owner, second]))
+    context = Context()
+    silent = ControlClient(
+        context, server.control_endpoint, role="learner", name="silent", incarnation=new_incarnation()
+    )
+    silent.join(60)
+    until(lambda: silent.next_seat(-1, 0.1))
+    before = len(owner.sizes)
+    until(lambda: len(owner.sizes) > before + 20)
+    assert owner.sizes[before:] == [2] * len(owner.sizes[before:]), "it has not come"
+    silent.close("done")
+    (third,) = start("learner-2")
+    until(together([owner, second, third]))
+    assert (owner.team.lost, second.team.lost) == (0, 0)
+    check_alike(owner, second, third)
+    context.destroy(linger=0)
+
+
+def test_one_that_dies_while_another_comes_does_not_stop_the_rest(start, server, monkeypatch):
+    owner, second, third = start("learner", "learner-1", "learner-2")
+    until(together([owner, second, third]))
+    connecting, real = threading.Event(), change.Change._begin_to_connect
+
+    def begin(self, *args):
+        real(self, *args)
+        if self is third.team._change:
+            third.dies.set()
+            connecting.set()
+
+    monkeypatch.setattr(change.Change, "_begin_to_connect", begin)
+    (fourth,) = start("learner-3")
+    assert connecting.wait(60)
+    third.thread.join()
+    until(together([owner, second, fourth]))
+    check_alike(owner, second, fourth)
+    assert sorted(owner.hashes) == list(range(1, max(owner.hashes) + 1)), "an update is missing"
