@@ -33,6 +33,7 @@ from troupe.common.agents.impala import ImpalaConfig
 from troupe.common.agents.network import Learner, NetworkAgent
 from troupe.common.agents.stored.unrolls import StoredUnrolls
 from troupe.common.envs import EnvSpec
+from troupe.common.machine import keep_freed_memory
 from troupe.common.runtime import StopSignal
 from troupe.common.spaces import ActionSpec
 from troupe.common.wire.control.client import ControlClient
@@ -120,6 +121,7 @@ class One:
     """A learner, and the share that it brings to every update."""
 
     def __init__(self, options: argparse.Namespace, seats: Seats, learners: int, *, owner: bool) -> None:
+        keep_freed_memory()  # as a learner's process does: the copy of each update has the memory of the last
         torch.set_num_threads(1)
         agent = Simulated(options.update_ms, options.megabytes)
         fields = {
@@ -129,6 +131,12 @@ class One:
         self._share = Share(lambda *told: batch, ROWS, STEPS, 0.0)
         rules = Rules(owner, ROWS * learners, timeout_s=LIMIT_S, bfloat16=options.bfloat16)
         self.team = Team(agent, RunCounters(1, StepBudget(1 << 50)), seats, rules)
+
+    def leave(self) -> None:
+        """Have the others go on without."""
+        while not self.team.let_go():
+            self.team.learn(self._share)
+        self.team.close()
 
     def update(self) -> tuple[int, float]:
         """Make one with the others: how many they were, and the second at which it was made."""
@@ -215,9 +223,7 @@ def own(options: argparse.Namespace, directory: str, told: Queue[list[float]]) -
         made.append(one.update())
         joined += len(made) > 1 and made[-2][0] == options.learners < made[-1][0]
     # The first is left out: whoever comes has to make its optimiser.
-    changes = [
-        (before[0], after[0], after[1] - before[1]) for before, after in itertools.pairwise(made)
-    ]
+    changes = [(before[0], after[0], after[1] - before[1]) for before, after in itertools.pairwise(made)]
     told.put([gap for before, after, gap in changes if before == options.learners < after][1:])
     told.put([gap for before, after, gap in changes if before > options.learners == after][1:])
     told.put([gap for before, after, gap in changes if before == options.learners == after])
@@ -238,9 +244,7 @@ def follow(options: argparse.Namespace, directory: str, name: str, *, stays: boo
         while stays or together < TOGETHER:
             one.update()
             together += 1
-        while hasattr(one.team, "let_go") and not one.team.let_go():
-            one.team.learn(one._share)
-        one.team.close()
+        one.leave()
         client.close("done")
         time.sleep(AWAY_S + np.random.default_rng().uniform(0, options.update_ms / 1000))
 

@@ -283,9 +283,7 @@ class ControlServer:
         with self._changed:
             return self._epochs.formed(self._roster.processes("learner"), system.monotonic(), meeting)
 
-    def planned_seat(
-        self, staying: Collection[int], meeting: Callable[[], tuple[str, int]]
-    ) -> Seat | None:
+    def planned_seat(self, staying: Collection[int], meeting: Callable[[], tuple[str, int]]) -> Seat | None:
         """The seat of this learner in an epoch of these ranks and those that wait; see `Epochs.planned`."""
         with self._changed:
             live = self._roster.processes("learner")

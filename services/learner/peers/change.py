@@ -21,7 +21,7 @@ from troupe.services.learner.peers.seats import Seats
 
 _log = logging.getLogger(__name__)
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 """How long the next group may take to connect: while it does, nobody else can join."""
 MOST_EPOCHS = 1 << 53
 
@@ -116,7 +116,7 @@ class Change:
         self.begin(1)
 
     def begin(self, learners: int) -> list[int]:
-        """An epoch of so many begins: nothing is known of the next. Ranks of the last one that have left it."""
+        """Note that an epoch of so many begins; the ranks of the last one that have left it."""
         left, self._leavers = self._leavers, []
         self.coming = None
         self._failed = self._out = False

@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 SILENT_S = 2.5
 """A learner that has the run, and has not answered for so long, is taken to be gone."""
+OWN_S = 15.0
+"""How long a learner that has the run waits for its own store, in the same process."""
 AWAY_S = 60.0
 """How long the others go on without it. Their updates reach nobody until it is back."""
 
@@ -112,8 +114,8 @@ class OwnSeats:
 
     def store(self, seat: Seat) -> dist.Store:
         """See `Seats`."""
-        assert self._meeting is not None
-        return self._meeting.store
+        # Not the meeting's own: whoever waits there for one that does not come would hold up what comes next.
+        return _joined(seat, OWN_S)
 
     def _meet(self) -> tuple[str, int]:
         address = own_address(self._network)
@@ -186,7 +188,11 @@ class GivenSeats:
         """See `Seats`."""
         if self._without is not None and (met := self._survivors.store(seat)) is not None:
             return met
-        try:
-            return joined_store(seat.host, seat.port, self._timeout_s)
-        except RuntimeError as error:
-            raise GroupLostError(f"nobody is at {seat.host}:{seat.port}: {first_line(error)}") from None
+        return _joined(seat, self._timeout_s)
+
+
+def _joined(seat: Seat, timeout_s: float) -> dist.Store:
+    try:
+        return joined_store(seat.host, seat.port, timeout_s)
+    except RuntimeError as error:
+        raise GroupLostError(f"nobody is at {seat.host}:{seat.port}: {first_line(error)}") from None

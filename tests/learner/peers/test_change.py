@@ -32,7 +32,7 @@ class One:
     def __init__(self, server, context, name):
         self.name, self.hashes, self.sizes = name, {}, []
         self.stood = 0  # times that it was in no epoch, since the first
-        self.agent = make_agent(agent_model("policy_gradient")(**SMALL), VECTOR, seed=len(name))
+        self.agent = make_agent(agent_model("impala")(**SMALL), VECTOR, seed=len(name))
         self.counters = RunCounters(1, StepBudget(1 << 40))
         self.client = None
         if name == "learner":
@@ -89,7 +89,8 @@ def check_alike(*learners):
             assert one.hashes[update] == learners[0].hashes[update], (one.name, update)
 
 
-def test_learners_come_and_leave_and_the_others_lose_nobody(start, caplog):
+def test_learners_come_and_leave_and_the_others_lose_nobody(start, caplog, monkeypatch):
+    monkeypatch.setattr(change, "PATIENCE_S", 240.0)  # of a machine that is busy
     caplog.set_level(logging.INFO)
     (owner,) = start("learner")
     until(lambda: owner.sizes)
