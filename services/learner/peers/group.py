@@ -174,8 +174,9 @@ class ProcessGroup:
         if held[0] is not None:
             with contextlib.suppress(RuntimeError):
                 held[0].abort()
-            # Its memory is given back once its own threads have ended: within 10 to 40 ms.
-            system.Thread(target=held.clear, name="group", daemon=True).start()
+            # Its memory is given back once its own threads have ended: within 10 to 40 ms. Not on a daemon
+            # thread: a process that ends within them would be aborted.
+            system.Thread(target=held.clear, name="group").start()
 
 
 @contextlib.contextmanager
