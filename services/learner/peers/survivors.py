@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import Counter
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ PATIENCE_S = 1.0
 """How long they wait for each other."""
 REACH_S = 2.0
 """How long a learner may take to accept a connection, or to answer."""
+PATIENT_TIMES = 2
+"""A learner that accepts a connection and does not answer so many times in a row is passed over."""
 PLACE_BYTES = 64
 """Room for an address and a port."""
 
@@ -28,6 +31,10 @@ class Survivors:
 
     At the beginning of each epoch all tell each other where they would meet. When the owner is gone, those
     who are left meet at the place of the lowest rank that still answers. That one says who has come.
+
+    The system still accepts connections for a process that is stopped. Where some pass it over before it goes
+    on, there are two groups until the owner is back, as where the network parts them; all then take the state
+    of whoever is furthest.
     """
 
     def __init__(self, network: str) -> None:
@@ -37,7 +44,9 @@ class Survivors:
         self._epoch, self._rank = -1, 0
         self._places: list[str] = []  # by rank; empty for the owner, which has another
         self._ended = -1  # the epoch after which the following holds
+        self._unanswered: Counter[int] = Counter()
         self._met: dist.Store | None = None
+        self._host = -1  # rank of whose store that is
         self._at: tuple[str, int] = "", 0
         self._deadline: Deadline | None = None
 
@@ -55,12 +64,14 @@ class Survivors:
             return None
         if self._ended != ended:
             self._ended, self._met = ended, None
+            self._unanswered.clear()
         try:
             if self._met is None:
                 self._met = self._meet(f"after-{self._epoch}-{ended}")
             here = self._here(self._met)
-        except RuntimeError:  # whoever has the place is gone too: there is another
+        except RuntimeError:  # whoever has the place is gone too, or stopped: there is another
             self._met = None
+            self._unanswered[self._host] += 1
             return None
         if self._rank not in here:
             return None
@@ -74,17 +85,30 @@ class Survivors:
     def _meet(self, name: str) -> dist.Store:
         """Say that this one is here, at the first place that answers."""
         assert self._meeting is not None
-        for place in filter(None, self._places[: self._rank]):
-            host, port = place.split()
-            check_meeting(host, self._network)
-            if _answers(host, int(port)):
+        passed_over = 0
+        for rank, place in enumerate(self._places[: self._rank]):
+            if self._unanswered[rank] >= PATIENT_TIMES:
+                passed_over += 1
+            elif place and self._answers(place):
+                host, port = place.split()
+                self._host, self._at, self._deadline = rank, (host, int(port)), None
                 met = dist.PrefixStore(name, joined_store(host, int(port), REACH_S))
                 met.set(f"here-{self._rank}", "")
-                self._at, self._deadline = (host, int(port)), None
                 return met
-        self._at = own_address(self._network), self._meeting.port
-        self._deadline = Deadline(PATIENCE_S)
+        self._host, self._at = self._rank, (own_address(self._network), self._meeting.port)
+        # Others may have begun later to wait for those that this one has passed over.
+        self._deadline = Deadline(PATIENCE_S + passed_over * PATIENT_TIMES * REACH_S)
         return dist.PrefixStore(name, self._meeting.store)
+
+    def _answers(self, place: str) -> bool:
+        host, port = place.split()
+        check_meeting(host, self._network)
+        # The store's own client tries for as long as its patience lasts, also where nobody listens.
+        try:
+            socket.create_connection((host, int(port)), REACH_S).close()
+        except OSError:
+            return False
+        return True
 
     def _here(self, met: dist.Store) -> list[int]:
         """Former ranks of all who go on; empty until that is settled."""
@@ -136,12 +160,3 @@ def _is_place(text: str, network: str) -> bool:
     except ConfigError:
         return False
     return port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16
-
-
-def _answers(host: str, port: int) -> bool:
-    # The store's own client tries for as long as its patience lasts, also where nobody listens.
-    try:
-        socket.create_connection((host, port), REACH_S).close()
-    except OSError:
-        return False
-    return True

@@ -1,15 +1,22 @@
 """A learner whose process is stopped accepts connections and answers nothing: others do not wait for it."""
 
+from __future__ import annotations
+
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.harness import until
+from troupe.common.wire.control.messages import Seat
 from troupe.services.learner.peers.group import GroupLostError, ProcessGroup, joined_store, within
+from troupe.services.learner.peers.survivors import PLACE_BYTES, Survivors
 
 HOST = "127.0.0.1"
 MEETING = f"""
@@ -51,3 +58,48 @@ def test_who_has_joined_it_goes_on_in_time(stopped):
         within(PATIENCE_S, lambda: store.check(["here-0"]))
     with pytest.raises(GroupLostError, match="do not meet: no answer"):
         ProcessGroup(dist.PrefixStore("a", store), 3, 1, 2, HOST, PATIENCE_S)
+
+
+class Epoch:
+    """What learners tell each other at its beginning; that of rank 0 is gone, and that of rank 1 stopped."""
+
+    def __init__(self, stopped_port: int) -> None:
+        there = f"{HOST} {stopped_port}".encode().ljust(PLACE_BYTES, b"\0")
+        self._told = [bytes(PLACE_BYTES), there, b"", b""]
+        self._all = threading.Barrier(2)
+
+    def member(self, rank: int) -> Member:
+        return Member(self, rank)
+
+    def gather(self, rank: int, own: torch.Tensor) -> list[torch.Tensor]:
+        self._told[rank] = own.numpy().tobytes()
+        self._all.wait(60)
+        return [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in self._told]
+
+
+class Member:
+    def __init__(self, epoch: Epoch, rank: int) -> None:
+        self._epoch, self._rank = epoch, rank
+
+    def gather(self, own: torch.Tensor) -> list[torch.Tensor]:
+        return self._epoch.gather(self._rank, own)
+
+
+def test_those_who_are_left_go_on_without_the_lowest_that_is_stopped(stopped):
+    port, _ = stopped
+    epoch, seats, everyone = Epoch(port), {}, []
+
+    def go_on(rank):
+        survivors = Survivors("127.0.0.0/8")
+        everyone.append(survivors)  # others meet at it after this thread has ended
+        survivors.exchange(epoch.member(rank), Seat(7, rank, 4, port, HOST))
+        time.sleep((rank - 2) * PATIENCE_S)  # one notices later that the owner is gone
+        seats[rank] = until(lambda: survivors.seat(7))
+
+    threads = [threading.Thread(target=go_on, args=[rank]) for rank in (2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    told = [(seat.epoch, seat.rank, seat.learners) for _, seat in sorted(seats.items())]
+    assert told == [(8, 0, 2), (8, 1, 2)]
