@@ -68,6 +68,8 @@ _PIXELS = {
     "apex": "pong-apex",
     "r2d2": "pong-r2d2",
 }
+_ATARI = {**_PIXELS, "policy_gradient": "atari-ppo"}
+"""Of the games but Pong, whose own presets need fewer steps for it."""
 _GRIDS = {**_PIXELS, "policy_gradient": "minatar-ppo", "impala": "minatar-breakout-impala"}
 
 
@@ -125,12 +127,16 @@ def _values(algo: str, spec: EnvSpec) -> list[Layer]:
     from troupe.common.nets.torsos import LEAST_SIDE
 
     actions = "discrete" if spec.actions.count else "continuous"
+    is_atari = spec.id.startswith("atari:")
     algorithm, sides = NAMES.get(algo) or _alike(algo, actions), picture_sides(spec)
     if not sides:
         kind, start = "vectors", _VECTORS.get((algorithm, actions))
     else:
         kind = "grids" if min(sides) < LEAST_SIDE else "pixels"
-        base = (_GRIDS if kind == "grids" else _PIXELS).get(algorithm)
+        presets = _PIXELS if kind == "pixels" else _GRIDS
+        if kind == "pixels" and is_atari and spec.id != "atari:pong":
+            presets = _ATARI
+        base = presets.get(algorithm)
         start = _Start(base) if base else None
     one_choice = actions == "continuous" and not agent_model(NAMES.get(algo, algo)).takes_any_action
     if not start or one_choice:
@@ -148,10 +154,10 @@ def _values(algo: str, spec: EnvSpec) -> list[Layer]:
         if not key.startswith("env.")
     }
     # A preset names the torso for its own pictures; these may have another size.
-    if "agent.torso" in values:
+    if "agent.torso" in values and not is_atari:
         fields["agent.torso"] = "auto"
     # Clipping to one suits Atari's scores; elsewhere it would hide most of what there is to learn.
-    if values.get("agent.reward_clip") == "abs_one" and not spec.id.startswith("atari:"):
+    if values.get("agent.reward_clip") == "abs_one" and not is_atari:
         fields["agent.reward_clip"] = "none"
     if (
         algo not in NAMES

@@ -48,8 +48,14 @@ def test_values_go_by_what_the_environment_shows_and_takes() -> None:
     assert discrete.agent.reward_scale == 1.0
     assert (discrete.agent.entropy_cost, reals.agent.entropy_cost) == (0.01, 0.0)
     assert (pixels.agent.hidden_units, grid.agent.hidden_units) == (256, 128)
-    atari = trained("ppo", "atari:pong")
-    assert (atari.agent.reward_clip, atari.agent.unroll_steps) == ("abs_one", 128)
+
+
+def test_atari_games_have_the_values_of_the_preset_for_any_of_them() -> None:
+    pong, seaquest = trained("ppo", "atari:pong"), trained("ppo", "atari:seaquest")
+    assert pong.agent == load_config("pong-ppo").agent
+    assert seaquest.agent == load_config("atari-ppo").agent
+    assert seaquest.run.total_steps == 10_000_000
+    assert trained("impala", "atari:seaquest").agent == load_config("pong-impala").agent
 
 
 def test_an_algorithm_outside_this_tree_has_its_own_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
