@@ -11,19 +11,19 @@ from troupe.common.wire.body import Body
 
 
 class Infer(Body, kw_only=True):
-    """Actor -> learner: a group of slots begins, or has done what it was told; answered with ACTIONS.
+    """Actor -> learner: a group of slots begins, or has carried out its actions; answered with ACTIONS.
 
     Attributes:
         incarnation: that of HELLO
         group: which of the actor's groups; its slots step together
-        slots: those on lease that begin here, one a row; absent where they go on
-        after: request id of the ACTIONS that were carried out; absent where slots begin
-        first: observations [E, ...], whole: of all rows where slots begin; else of those with ended above 0,
-            in their order, the first of the next episode
-        obs: observations [S, ...], where the step led, at an episode's end that episode's last one; only the
-            newest frame where frames are stacked; absent where slots begin, like all below
-        reward: [S], as the agent is to learn from it
-        ended: [S], 0 goes on, 1 terminated, 2 truncated, 3 the environment failed: void
+        slots: the leased slots that begin here, one per row; absent if they continue
+        after: request ID of the ACTIONS that were carried out; absent if slots begin
+        first: whole observations [E, ...]: of all rows if slots begin; otherwise, for the rows with ended
+            above 0, in order, the first of the next episode
+        obs: observations [S, ...] after the step; at the end of an episode, its last one; only the newest
+            frame if frames are stacked; absent if slots begin, like all below
+        reward: [S], as the agent learns from it
+        ended: [S], 0 no, 1 terminated, 2 truncated, 3 void, because the environment failed
     """
 
     TYPE: ClassVar[str] = "INFER"
@@ -45,9 +45,9 @@ class Actions(Body, kw_only=True):
     """Learner -> actor, answer to INFER.
 
     Attributes:
-        version: of the parameters that chose
-        actions: one a row: int64 [S] where each is one choice, [S, N] of several; with real numbers
-            float32 [S, N], choices first
+        version: of the parameters that chose the actions
+        actions: one per row: int64 [S] if each is one choice, [S, N] if several; float32 [S, N] with real
+            numbers, choices first
     """
 
     TYPE: ClassVar[str] = "ACTIONS"

@@ -39,17 +39,17 @@ class Hello(Body, kw_only=True):
         role: `actor`, `replay`, `evaluator`, `viewer` or `learner`
         name: unique in the run, such as actor-0 or replay-0
         incarnation: random, chosen once per process
-        hash: of the structural config; empty where the service knows none yet
+        hash: of the structural config; empty if the service knows none yet
         slots_wanted: how many exploration slots an actor asks for; 0 for others
-        slots_held: held before a re-join, granted again where they are free; at most as many as are wanted
-        replay_endpoint: where a replay shard can be reached; empty for others
+        slots_held: held before a re-join, granted again if free; at most `slots_wanted`
+        replay_endpoint: address of a replay shard; empty for others
         host: for logs
         pid: for logs
-        boot: of the kernel that the process runs on; empty where that is not known
-        started_s: on that kernel's monotonic clock: of two processes of one name, the later one counts
+        boot: boot ID of the kernel that the process runs on; empty if unknown
+        started_s: on that kernel's monotonic clock; of two processes with one name, the later counts
         software: for logs
         run: the run that the service is in; empty if this process was in none yet
-        steps_made: environment steps that this process has made; 0 where it is no actor
+        steps_made: environment steps that this process has made; 0 if it is no actor
         steps_limit: the newest `steps_limit` that it obeys, of any learner; 0 for none
     """
 
@@ -83,15 +83,15 @@ class Welcome(State, kw_only=True):
         run: random name of the run, the same for all of its learner processes
         slots: leased to this process, ascending
         total_slots: slots of the whole run
-        announce: endpoint of the announce PUB; a wildcard host stands for the learner's own
-        inference: endpoint of central inference, likewise; empty where there is none
+        announce: endpoint of the announce PUB; a wildcard host means the learner's
+        inference: endpoint of central inference, likewise; empty if there is none
         shards: endpoints of the live replay shards
         heartbeat_s: how often to send HEARTBEAT
         liveness_s: silence after which either side gives up the other
         steps_limit: how many steps this process may have made in all; see the budget
         fields: what a chunk of this run holds, for a shard: as in INSERT
         least_item_steps: the shortest item that the run learns from, for a shard
-        most_item_steps: the longest, for a shard; 0 where nothing is said
+        most_item_steps: the longest, for a shard; 0 if not limited
     """
 
     TYPE: ClassVar[str] = "WELCOME"
@@ -127,10 +127,10 @@ class Heartbeat(Body, kw_only=True):
     Attributes:
         version: parameter version in use; -1 for none
         error: the last error worth showing; empty for none
-        steps_made: environment steps that this process has made; 0 where it is no actor
+        steps_made: environment steps that this process has made; 0 if it is no actor
         steps_limit: the newest `steps_limit` that it obeys, of any learner; 0 for none
-        clock_s: what its clock says, seconds since 1970 (UTC); 0 where it does not say
-        epoch_ended: of a learner that waits for an epoch: the last that it was in, -1 for none; else absent
+        clock_s: its clock, seconds since 1970 (UTC); 0 if not stated
+        epoch_ended: from a learner that waits for an epoch: its last one, -1 for none; otherwise absent
     """
 
     TYPE: ClassVar[str] = "HEARTBEAT"
@@ -150,9 +150,9 @@ class Seat(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=T
 
     Attributes:
         epoch: its number, which grows
-        rank: of the learner, from 0, who has the run
-        learners: how many they are
-        port: where they find each other, at the address of rank 0 that they share; 0 if it is alone
+        rank: of the learner; 0 has the run
+        learners: their number
+        port: where they meet, at the address of rank 0; 0 if it is alone
         host: that address
     """
 
@@ -170,7 +170,7 @@ class HeartbeatOk(State, kw_only=True):
         shards: endpoints of the live replay shards
         steps_limit: how many steps this process may have made in all; see the budget
         seat: of a learner, in the epoch after the one that it has left: [epoch, rank, learners, port, host];
-            absent where there is none yet
+            absent if there is none yet
     """
 
     TYPE: ClassVar[str] = "HEARTBEAT_OK"
@@ -190,8 +190,8 @@ class ParamsGet(Body, kw_only=True):
     """Service -> learner.
 
     Attributes:
-        version: the one that the asker has; -1 for none
-        games: an evaluator has nothing to play: it wants a part of an evaluation, and the version to play it
+        version: the one that the sender has; -1 for none
+        games: the sender, an evaluator, has nothing to play and wants a part of an evaluation
     """
 
     TYPE: ClassVar[str] = "PARAMS_GET"
@@ -203,10 +203,10 @@ class Params(State, kw_only=True):
     """Learner -> service.
 
     Attributes:
-        manifest: list of [name, dtype, shape, offset in bytes]; empty where there is nothing newer
-        blob: [bytes], all tensors; absent where there is nothing newer
-        part: of an evaluation, counted from 0, for the asker to play; -1 for none
-        evaluated: the version that is to play it, which is that of `blob` then; -1 for none
+        manifest: list of [name, dtype, shape, offset in bytes]; empty if there is nothing newer
+        blob: [bytes], all tensors; absent if there is nothing newer
+        part: part of an evaluation for the receiver to play, counted from 0; -1 for none
+        evaluated: the version that plays it, then also the version of `blob`; -1 for none
         over: nothing more will be evaluated in this run
     """
 
@@ -224,8 +224,8 @@ class Game(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=T
     Attributes:
         episode_return: sum of its rewards, unclipped
         steps: agent steps
-        slot: of the run, that played it; only of an actor
-        score: that the environment gives it, where it gives one
+        slot: of the run, that played it; only from an actor
+        score: from the environment, if it gives one
     """
 
     episode_return: types.Value
@@ -247,10 +247,10 @@ class TelemetryFields(msgspec.Struct, forbid_unknown_fields=True):
     """What a report says beside its metrics.
 
     Attributes:
-        episodes: games that have ended; slot (of the run) and score are left out where there are none
-        tasks: the level of each episode, where the environment has several
-        part: of an evaluation, which the episodes are
-        trouble: what went wrong last in an environment
+        episodes: games that have ended; slot (of the run) and score are left out if there are none
+        tasks: the level of each episode, if the environment has several
+        part: part of an evaluation that the episodes are
+        trouble: the last failure of an environment
     """
 
     episodes: Annotated[list[Game], Meta(max_length=types.MAX_EPISODES)] = []
@@ -317,14 +317,14 @@ class Announce(State, kw_only=True):
 
 
 class Error(Body, kw_only=True):
-    """Any server -> the sender of what it could not serve; repeats its request id where it could be read.
+    """Any server -> the sender of a message that it could not serve; repeats its request ID if readable.
 
     Attributes:
         kind: a word to branch on
         detail: one line for people
-        about: type of the message that could not be served; empty where it could not be read
-        expected: number of the insert to go on with; only where kind is gap
-        config: the run's config; only where kind is hash
+        about: type of that message; empty if it could not be read
+        expected: number of the insert to continue with; only if kind is gap
+        config: the run's config; only if kind is hash
     """
 
     TYPE: ClassVar[str] = "ERROR"

@@ -13,15 +13,15 @@ from troupe.common.wire.body import Body
 
 
 class Insert(Body, kw_only=True):
-    """Actor -> replay; the request id is the number of the insert, 1, 2, 3, ... in each incarnation.
+    """Actor -> replay; the request ID is the number of the insert, 1, 2, 3, ... in each incarnation.
 
     Attributes:
-        incarnation: random, chosen once per process; names the insert with its number
+        incarnation: random, chosen once per process; with the number it names the insert
         name: the sender, for logs
-        oldest: smallest number that the sender has not seen settled; at most the request id
-        table: the table that gets the items; `default` if neither this nor `tables` is there
-        tables: list of [table, M of it], for items of several tables, one table behind the other; takes the
-            place of `table`
+        oldest: smallest number that the sender has not seen settled; at most the request ID
+        table: the table that gets the items; `default` without this and `tables`
+        tables: list of [table, its M], for items of several tables, one table after the other; replaces
+            `table`
         steps: length L of the chunk, without the margins
         version: parameter version that acted
         fields: list of [name, dtype, shape of one entry, before, after, codec]
@@ -29,7 +29,7 @@ class Insert(Body, kw_only=True):
         lengths: [M], steps of each item
         priorities: [M], initial priorities (before the exponent), at most 1e30
         data: raw: dtype [before + L + after, *shape]; lz4: uint8 [bytes], a block per entry
-        sizes: lz4 only: [before + L + after], bytes of each block with its size
+        sizes: lz4 only: [before + L + after], bytes of each block, including its size
     """
 
     TYPE: ClassVar[str] = "INSERT"
@@ -61,7 +61,7 @@ class Insert(Body, kw_only=True):
 
 
 class Inserted(Body, kw_only=True):
-    """Replay -> actor, once the insert is stored (or was stored before); repeats its request id.
+    """Replay -> actor, once the insert is stored (or was stored before); repeats its request ID.
 
     Attributes:
         credit: inserts that the actor may have unacknowledged from now on
@@ -72,10 +72,10 @@ class Inserted(Body, kw_only=True):
 
 
 class CreditQuestion(Body, kw_only=True):
-    """Actor -> replay, to ask.
+    """Actor -> replay, the question.
 
     Attributes:
-        incarnation: as in INSERT; 0 for one that does not insert
+        incarnation: as in INSERT; 0 from a client that does not insert
         name: for logs
     """
 
@@ -85,17 +85,17 @@ class CreditQuestion(Body, kw_only=True):
 
 
 class Credit(Body, kw_only=True):
-    """Replay -> actor, the answer, and unasked (request id 0) on every change.
+    """Replay -> actor, the answer; also unasked (request ID 0) on every change.
 
     Attributes:
         credit: as in INSERTED
-        reason: why the credit is zero, or why inserts of the asking process wait; empty otherwise
+        reason: why the credit is zero, or why inserts of this client wait; empty otherwise
         session: random number of the replay process; another one means a restart
         held: the first insert of this incarnation that waits for room in a queue, or for the disk: it and
-            those behind it are not lost; absent if none does
-        parked: the SAMPLE requests of the asker that wait for the limiter; absent if none does
+            those after it are not lost; absent if none waits
+        parked: this client's SAMPLE requests that wait for the limiter; absent if none waits
         fields: as in INSERT, what the shard stores; absent until it knows
-        files: `folder` and `host` (boot id) where files may be mapped; absent where not
+        files: `folder` and `host` (boot ID) if files may be mapped; otherwise absent
     """
 
     TYPE: ClassVar[str] = "CREDIT"
@@ -116,12 +116,11 @@ class Sample(Body, kw_only=True):
 
     Attributes:
         table: `default` if absent
-        batch_size: B; may be absent only where `shares` is there
-        plain: lz4 fields may come as raw where nothing of them compresses
-        token: what the file `token` in the shard's folder says, to get places; absent where none are wanted
-        shares: list of [table, rows], for a batch from several tables; takes the place of `table` and
-            `batch_size`
-        suspects: rows of a BATCH whose chunks do not match their checksums; the shard looks at them itself
+        batch_size: B; may be absent only with `shares`
+        plain: lz4 fields may come as raw if none of their entries has shrunk
+        token: content of the file `token` in the shard's folder, to get positions; absent to get windows
+        shares: list of [table, rows], for a batch from several tables; replaces `table` and `batch_size`
+        suspects: rows of a BATCH whose chunks do not match their checksums; the shard checks them itself
     """
 
     TYPE: ClassVar[str] = "SAMPLE"
@@ -149,19 +148,19 @@ class Batch(Body, kw_only=True):
 
     Attributes:
         table: the (first) table that the batch is from
-        table_items: items in the whole of it, for importance weights
-        total_priority: sum of priority ** exponent over the whole of it
+        table_items: items in the whole table, for importance weights
+        total_priority: sum of priority ** exponent over the whole table
         fields: as in INSERT
-        shares: list of [table, rows, table_items, total_priority], where several were asked for; the rows of
-            one stand behind those of the other
-        consumed: windows come in spite of the token, for the items go by being sampled
-        ids: [B], item ids, never reused
-        probabilities: [B], above 0, over the whole table that the row is from
+        shares: list of [table, rows, table_items, total_priority], if several were requested; rows are in
+            the same order
+        consumed: windows come in spite of the token, because sampling removes the items
+        ids: [B], item IDs, never reused
+        probabilities: [B], above 0, over the row's whole table
         versions: [B], parameter versions that acted
         lengths: [B], steps of each item; shorter windows repeat their last entry
         data: raw: dtype [B, before + max(lengths) + after, *shape]; lz4: uint8 [bytes], one LZ4 frame that
             unpacks to it
-        rows: [B], instead of the fields where the token is right: see `Same host`
+        rows: [B], instead of the fields if the token is right: see `Same host`
         commits: [B], with rows: the number of each item's chunk
         offsets: [B], with rows: first step of each item in its chunk
     """
@@ -195,7 +194,7 @@ class Batch(Body, kw_only=True):
 
 class Wait(Body, kw_only=True):
     """Replay -> learner, answer to a SAMPLE that the table's limiter held for half a second: ask again;
-    learner -> actor, answer to an INFER that came again while the first one still waits.
+    learner -> actor, answer to a repeated INFER while the first one waits.
 
     Attributes:
         reason: what is missing
@@ -209,12 +208,12 @@ class Wait(Body, kw_only=True):
 
 
 class Priorities(Body, kw_only=True):
-    """Learner -> replay, not answered; unknown ids and invalid priorities are counted and skipped.
+    """Learner -> replay, not answered; unknown IDs and invalid priorities are counted and skipped.
 
     Attributes:
-        table: the table that they are in
+        table: the table of these items
         ids: [N]
-        priorities: [N], new ones (before the exponent)
+        priorities: [N], the new ones (before the exponent)
     """
 
     TYPE: ClassVar[str] = "PRIORITIES"
@@ -234,10 +233,10 @@ class Status(Body, kw_only=True):
 
 
 class StatusOk(Body, kw_only=True):
-    """Replay or learner -> asker.
+    """Replay or learner -> sender.
 
     Attributes:
-        values: of a shard its sizes, rates and counters by name; of the learner what `status.json` has
+        values: from a shard, its sizes, rates and counters by name; from the learner, what `status.json` has
     """
 
     TYPE: ClassVar[str] = "STATUS_OK"
@@ -245,7 +244,7 @@ class StatusOk(Body, kw_only=True):
 
 
 class SnapshotRequest(Body, kw_only=True):
-    """Learner -> replay, to copy what it holds, or to ask how far that is.
+    """Learner -> replay, to have it copy what it holds, or to ask for progress.
 
     Attributes:
         destination: absolute path on the shard's host, or address such as s3://BUCKET/PATH, without control
@@ -259,14 +258,14 @@ class SnapshotRequest(Body, kw_only=True):
 
 
 class SnapshotOk(Body, kw_only=True):
-    """Replay -> asker, at once: the copy goes on meanwhile.
+    """Replay -> sender, at once, while the copy continues.
 
     Attributes:
         destination: of the last snapshot; empty if there was none
-        state: how it is
+        state: of that snapshot
         bytes_total: bytes to write
         bytes_done: bytes written
-        items: items in it, once it is done
+        items: items in it, once done
         detail: why it failed
     """
 
