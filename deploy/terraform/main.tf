@@ -1,5 +1,5 @@
 # A run of Troupe in AWS: learner, replay shards, actors and evaluator in a network of their own.
-# The region is that of the provider (AWS_REGION, or a provider block around this module).
+# It uses the provider's region (AWS_REGION, or a provider block around this module).
 
 data "aws_region" "current" {}
 

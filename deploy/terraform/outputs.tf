@@ -1,10 +1,10 @@
 output "tensorboard_url" {
-  description = "Where TensorBoard is; without tensorboard_cidrs, after starting session_manager_commands.tensorboard."
+  description = "Address of TensorBoard; without tensorboard_cidrs, start session_manager_commands.tensorboard first."
   value       = local.public_tensorboard ? "http://${module.learner.address}:6006" : "http://localhost:6006"
 }
 
 output "session_manager_commands" {
-  description = "A shell on the learner, TensorBoard on this computer, and any role's machines."
+  description = "Commands for a shell on the learner, TensorBoard on this computer, and the machines of any role."
   value = {
     tensorboard = "aws ssm start-session --region ${local.region} --target $(${local.find_learner}) --document-name AWS-StartPortForwardingSession --parameters portNumber=6006,localPortNumber=6006"
     learner     = "aws ssm start-session --region ${local.region} --target $(${local.find_learner})"
@@ -18,7 +18,7 @@ locals {
 }
 
 output "hourly_cost_usd" {
-  description = "Estimate per hour, and its parts, from the example prices in prices.json (hourly_prices_usd replaces them), without traffic. A part is null, and the total too, where a price is not known (hourly_prices_usd)."
+  description = "Estimated cost per hour in total and by part, from the example prices in prices.json (hourly_prices_usd overrides them), without traffic. A part and the total are null if a price is unknown (hourly_prices_usd)."
   value = {
     total = try(floor(sum(values(local.cost_parts_usd)) * 1000 + 0.5) / 1000, null)
     parts = { for part, usd in local.cost_parts_usd : part => try(floor(usd * 1000 + 0.5) / 1000, null) }
@@ -36,7 +36,7 @@ output "learner_address" {
 }
 
 output "actor_machines" {
-  description = "Actor machines that actors and actors_per_machine come to."
+  description = "Number of actor machines, from actors and actors_per_machine."
   value       = local.actor_machines
 }
 
@@ -54,7 +54,7 @@ output "groups" {
 }
 
 output "user_data" {
-  description = "What machines read at their first boot, by role: no secrets."
+  description = "User data of the machines, by role; it has no secrets."
   value = merge(
     {
       learner   = module.learner.user_data

@@ -1,7 +1,7 @@
 # ------------------------------------------------------------------ the run
 
 variable "run" {
-  description = "Name of the run: part of every name in AWS, and the folder in the bucket."
+  description = "Name of the run: part of every name in AWS, and its folder in the bucket."
   type        = string
   default     = "pong"
 
@@ -23,7 +23,7 @@ variable "preset" {
 }
 
 variable "run_file" {
-  description = "TOML file of the run, such as my.toml, in the place of preset; it may begin from a preset (`preset = \"pong-apex\"`)."
+  description = "TOML file of the run, such as my.toml, instead of preset; it may start from a preset (`preset = \"pong-apex\"`)."
   type        = string
   default     = ""
 
@@ -34,7 +34,7 @@ variable "run_file" {
 }
 
 variable "overrides" {
-  description = "Fields of the configuration that differ from the preset, such as { \"env.id\" = \"atari:seaquest\" }."
+  description = "Configuration fields that differ from the preset, such as { \"env.id\" = \"atari:seaquest\" }."
   type        = map(string)
   default     = {}
 
@@ -56,13 +56,13 @@ variable "modules" {
 }
 
 variable "running" {
-  description = "Whether machines run. false keeps network, bucket and volumes, and stops paying for machines."
+  description = "Whether machines run. false keeps network, bucket and volumes, and ends the cost of machines."
   type        = bool
   default     = true
 }
 
 variable "stop_at" {
-  description = "Time at which AWS itself ends all machines, such as 2027-01-31T18:00:00Z; empty: never. Nothing on any computer has to run for that."
+  description = "Time at which AWS ends all machines, such as 2027-01-31T18:00:00Z; empty: never. Your computer need not be on."
   type        = string
   default     = ""
 
@@ -88,7 +88,7 @@ variable "keys_dir" {
 # ------------------------------------------------------------------ images
 
 variable "packer_manifest" {
-  description = "Manifest that `packer build` wrote; empty: give image ids."
+  description = "Manifest that `packer build` wrote; empty: give image IDs."
   type        = string
   default     = ""
 
@@ -99,7 +99,7 @@ variable "packer_manifest" {
 }
 
 variable "cpu_image_id" {
-  description = "Image of actors, replay and evaluator (and of a learner without GPU); empty: the manifest's newest."
+  description = "Image of actors, replay and evaluator (and of a learner without a GPU); empty: the newest in the manifest."
   type        = string
   default     = ""
 
@@ -110,7 +110,7 @@ variable "cpu_image_id" {
 }
 
 variable "gpu_image_id" {
-  description = "Image of a learner with a GPU; empty: the manifest's newest."
+  description = "Image of a learner with a GPU; empty: the newest in the manifest."
   type        = string
   default     = ""
 
@@ -121,13 +121,13 @@ variable "gpu_image_id" {
 }
 
 variable "cpu_root_device" {
-  description = "Root device of the CPU image (Debian's)."
+  description = "Root device of the CPU image (Debian)."
   type        = string
   default     = "/dev/xvda"
 }
 
 variable "gpu_root_device" {
-  description = "Root device of the GPU image (Ubuntu's)."
+  description = "Root device of the GPU image (Ubuntu)."
   type        = string
   default     = "/dev/sda1"
 }
@@ -135,7 +135,7 @@ variable "gpu_root_device" {
 # ------------------------------------------------------------------ machines
 
 variable "learner_instance_type" {
-  description = "Type of a learner's machine."
+  description = "Instance type of a learner."
   type        = string
   default     = "g6.2xlarge"
 }
@@ -168,7 +168,7 @@ variable "learner_disk_gb" {
 }
 
 variable "learners" {
-  description = "Learners that share each batch, one machine each. With several zones their gradients pay for traffic between zones."
+  description = "Learners that share each batch, one machine each. With several zones, AWS charges for gradients between zones."
   type        = number
   default     = 1
 
@@ -184,7 +184,7 @@ variable "learners" {
 }
 
 variable "learner_peer_spot" {
-  description = "Use spot machines for the learners besides the first, which has the run."
+  description = "Use spot machines for all learners except the first, which has the run."
   type        = bool
   default     = true
 }
@@ -201,13 +201,13 @@ variable "replay_shards" {
 }
 
 variable "replay_instance_type" {
-  description = "Type of a shard's machine. Memory decides: Atari takes 1 to 6 GB per million items."
+  description = "Instance type of a shard. Memory decides: Atari takes 1 to 6 GB per million items."
   type        = string
   default     = "r6i.xlarge"
 }
 
 variable "replay_disk_gb" {
-  description = "Root volume of a shard in GB; stored items lie here unless replay_volume_gb is given."
+  description = "Root volume of a shard in GB; it holds the stored items unless replay_volume_gb is given."
   type        = number
   default     = 40
 
@@ -229,7 +229,7 @@ variable "replay_volume_gb" {
 }
 
 variable "actors" {
-  description = "Actor processes in the whole run. `make scale ACTORS=N` changes it."
+  description = "Actor processes in the whole run; `make scale ACTORS=N` changes it."
   type        = number
   default     = 12
 
@@ -262,7 +262,7 @@ variable "slots_per_actor" {
 }
 
 variable "max_actor_machines" {
-  description = "Most actor machines that the group may be scaled to by hand."
+  description = "Upper limit for scaling the group of actor machines by hand."
   type        = number
   default     = 0
 
@@ -273,7 +273,7 @@ variable "max_actor_machines" {
 }
 
 variable "actor_instance_types" {
-  description = "Types of actor machines; several make spot capacity likelier. All should have about as many cores."
+  description = "Types of actor machines; several make spot capacity more likely. All should have about the same number of cores."
   type        = list(string)
   default     = ["c7i.xlarge", "c6i.xlarge", "c6a.xlarge", "c5.xlarge", "m6i.xlarge", "m5.xlarge"]
 
@@ -307,7 +307,7 @@ variable "evaluator" {
 }
 
 variable "evaluator_instance_types" {
-  description = "Types of the evaluator's machine."
+  description = "Instance types of the evaluator."
   type        = list(string)
   default     = ["c7i.large", "c6i.large", "c6a.large", "m6i.large"]
 
@@ -337,7 +337,7 @@ variable "vpc_cidr" {
 }
 
 variable "availability_zones" {
-  description = "Zones to use; empty: the first of the region. Traffic between zones costs money, more zones offer more spot machines."
+  description = "Zones to use; empty: the first of the region. More zones offer more spot machines, but traffic between zones costs money."
   type        = list(string)
   default     = []
 
@@ -348,7 +348,7 @@ variable "availability_zones" {
 }
 
 variable "nat_gateway" {
-  description = "Keep machines in private subnets behind a NAT gateway; false saves its price and gives them public addresses that nobody may connect to."
+  description = "Keep machines in private subnets behind a NAT gateway; false saves its price and gives them public addresses that accept no connections."
   type        = bool
   default     = true
 }
@@ -367,7 +367,7 @@ variable "tensorboard_cidrs" {
 # ------------------------------------------------------------------ keeping and watching
 
 variable "stop_when_complete" {
-  description = "Let the learner scale every group to no machine once the run is complete and copied to the bucket. The next `apply` starts them again."
+  description = "Let the learner scale every group to zero once the run is complete and copied to the bucket. The next `apply` starts them again."
   type        = bool
   default     = true
 }
@@ -379,7 +379,7 @@ variable "destroy_artifacts" {
 }
 
 variable "keep_old_versions_days" {
-  description = "Days after which replaced and deleted objects of the bucket are gone for good."
+  description = "Days after which replaced and deleted objects of the bucket are removed for good."
   type        = number
   default     = 7
 
@@ -407,7 +407,7 @@ variable "flow_logs" {
 }
 
 variable "alarm_email" {
-  description = "Who is told of alarms (AWS asks for a confirmation first); empty: nobody."
+  description = "Address that receives alarms (AWS asks for confirmation first); empty: none."
   type        = string
   default     = ""
 
@@ -429,7 +429,7 @@ variable "budget_usd_per_month" {
 }
 
 variable "hourly_prices_usd" {
-  description = "On-demand prices in dollars per hour for the cost estimate, over the examples in prices.json."
+  description = "On-demand prices in dollars per hour for the cost estimate, overriding the examples in prices.json."
   type        = map(number)
   default     = {}
 }
@@ -446,7 +446,7 @@ variable "spot_price_share" {
 }
 
 variable "tags" {
-  description = "Tags of everything, besides Project and Run."
+  description = "Tags of all resources, in addition to Project and Run."
   type        = map(string)
   default     = {}
 }

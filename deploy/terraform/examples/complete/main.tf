@@ -18,7 +18,7 @@ variable "region" {
 }
 
 variable "tensorboard_cidrs" {
-  description = "Who may look at TensorBoard."
+  description = "Blocks that may open TensorBoard."
   type        = list(string)
   default     = ["203.0.113.0/24"]
 }
@@ -69,6 +69,6 @@ module "troupe" {
 }
 
 output "troupe" {
-  description = "Everything that the module says."
+  description = "All outputs of the module."
   value       = module.troupe
 }

@@ -1,4 +1,4 @@
-# The least that trains: CartPole on the CPU, public subnets without NAT gateway, two actors. About 20 cents an hour.
+# The smallest run: CartPole on the CPU, public subnets without NAT gateway, two actors. About 20 cents an hour.
 
 variable "keys_dir" {
   description = "Folder made by `troupe keys new DIR`."
@@ -41,6 +41,6 @@ module "troupe" {
 }
 
 output "troupe" {
-  description = "Everything that the module says."
+  description = "All outputs of the module."
   value       = module.troupe
 }

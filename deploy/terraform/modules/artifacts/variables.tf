@@ -14,11 +14,11 @@ variable "force_destroy" {
 }
 
 variable "keep_old_versions_days" {
-  description = "Days after which replaced and deleted objects are gone for good."
+  description = "Days after which replaced and deleted objects are removed for good."
   type        = number
 }
 
 variable "tags" {
-  description = "Tags of everything."
+  description = "Tags of all resources."
   type        = map(string)
 }

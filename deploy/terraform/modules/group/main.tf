@@ -1,5 +1,5 @@
-# Machines of a role that keep nothing, so that any of them may be lost: actors, the evaluator, learners that join. An
-# auto-scaling group, of spot machines where that is wished, replaces one that will be taken early (capacity rebalancing).
+# Machines of a role that keep no state, so any of them may be lost: actors, the evaluator, learners that join. An
+# auto-scaling group, of spot machines if desired, replaces a machine before AWS reclaims it (capacity rebalancing).
 
 module "node" {
   source = "../node"

@@ -4,6 +4,6 @@ output "group_name" {
 }
 
 output "user_data" {
-  description = "What a machine reads at its first boot."
+  description = "User data of a machine."
   value       = module.node.user_data
 }

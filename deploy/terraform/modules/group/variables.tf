@@ -14,7 +14,7 @@ variable "run" {
 }
 
 variable "machine" {
-  description = "What machines of this role have in common with no other."
+  description = "Settings specific to machines of this role."
   type = object({
     image_id          = string
     root_device       = string
@@ -31,7 +31,7 @@ variable "role" {
 }
 
 variable "subnet_ids" {
-  description = "Subnets that they may be in."
+  description = "Subnets to use."
   type        = list(string)
 }
 
@@ -46,12 +46,12 @@ variable "disk_gb" {
 }
 
 variable "machines" {
-  description = "Machines."
+  description = "Number of machines."
   type        = number
 }
 
 variable "max_machines" {
-  description = "Most machines that the group may be scaled to by hand, if more."
+  description = "Upper limit for scaling the group by hand, if larger."
   type        = number
   default     = 0
 }
@@ -62,12 +62,12 @@ variable "spot" {
 }
 
 variable "running" {
-  description = "Whether they run."
+  description = "Whether the machines run."
   type        = bool
 }
 
 variable "refresh" {
-  description = "Have a new image reach running machines, a tenth of them at a time; else it comes with the next machine."
+  description = "Replace running machines when the image changes, a tenth of them at a time; otherwise only new machines use it."
   type        = bool
   default     = false
 }

@@ -1,4 +1,4 @@
-# One learner, kept alive by an auto-scaling group: a replacement takes the same name in the private zone, fetches
+# One learner, kept alive by an auto-scaling group. A replacement takes the same name in the private zone, fetches
 # the run's directory from S3 and resumes.
 
 module "node" {

@@ -14,11 +14,11 @@ output "address_allocation_id" {
 }
 
 output "user_data" {
-  description = "What the learner reads at its first boot."
+  description = "User data of the learner."
   value       = module.node.user_data
 }
 
 output "hook" {
-  description = "Group and lifecycle hook that hold the end of the learner's machine until it has copied its last checkpoint."
+  description = "Group and lifecycle hook that delay the end of the learner's machine until it has copied its last checkpoint."
   value       = { group = module.node.name, name = "last-copy" }
 }

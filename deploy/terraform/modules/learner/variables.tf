@@ -14,7 +14,7 @@ variable "run" {
 }
 
 variable "machine" {
-  description = "What machines of this role have in common with no other."
+  description = "Settings specific to machines of this role."
   type = object({
     image_id          = string
     root_device       = string
@@ -26,7 +26,7 @@ variable "machine" {
 }
 
 variable "subnet_ids" {
-  description = "Subnets that the learner may be in."
+  description = "Subnets that the learner may use."
   type        = list(string)
 }
 
@@ -51,11 +51,11 @@ variable "public" {
 }
 
 variable "running" {
-  description = "Whether the learner runs; false keeps everything but the machine."
+  description = "Whether the learner runs; false keeps everything except the machine."
   type        = bool
 }
 
 variable "may_stop" {
-  description = "Auto-scaling groups that the learner scales to nothing when the run is complete."
+  description = "Auto-scaling groups that the learner scales to zero when the run is complete."
   type        = list(string)
 }

@@ -1,5 +1,5 @@
 # One VPC. Machines live in private subnets and reach AWS through one NAT gateway (S3 through a free endpoint), or,
-# without the gateway, in public subnets whose security groups let nobody in.
+# without the gateway, in public subnets whose security groups admit no connection from outside.
 
 locals {
   zones = { for i, zone in var.availability_zones : zone => i }

@@ -9,7 +9,7 @@ output "public_subnet_ids" {
 }
 
 output "machine_subnet_ids" {
-  description = "Subnets for machines that nobody outside connects to, in the order of the zones."
+  description = "Subnets for machines that accept no outside connections, in the order of the zones."
   value       = [for zone in var.availability_zones : var.nat_gateway ? aws_subnet.private[zone].id : aws_subnet.public[zone].id]
 }
 

@@ -29,7 +29,7 @@ variable "availability_zones" {
 }
 
 variable "nat_gateway" {
-  description = "Private subnets behind a NAT gateway; false: public subnets whose security groups admit nobody."
+  description = "Private subnets behind a NAT gateway; false: public subnets whose security groups admit no connections."
   type        = bool
 }
 
@@ -48,6 +48,6 @@ variable "flow_logs" {
 }
 
 variable "tags" {
-  description = "Tags of everything."
+  description = "Tags of all resources."
   type        = map(string)
 }

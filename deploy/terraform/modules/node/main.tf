@@ -1,4 +1,4 @@
-# What machines of every role have in common: an instance role that may do just what the role needs, and a launch
+# What machines of all roles share: an instance role with only the permissions that the role needs, and a launch
 # template with encrypted disk, metadata version 2 only, and user data without secrets.
 
 data "aws_caller_identity" "current" {}

@@ -1,5 +1,5 @@
 output "launch_template" {
-  description = "Id and newest version of the launch template."
+  description = "ID and newest version of the launch template."
   value = {
     id      = aws_launch_template.this.id
     version = aws_launch_template.this.latest_version
@@ -12,6 +12,6 @@ output "name" {
 }
 
 output "user_data" {
-  description = "What a machine reads at its first boot."
+  description = "User data of a machine."
   value       = local.user_data
 }

@@ -14,7 +14,7 @@ variable "run" {
 }
 
 variable "machine" {
-  description = "What machines of this role have in common with no other."
+  description = "Settings specific to machines of this role."
   type = object({
     image_id          = string # made by Packer
     root_device       = string # of the image
@@ -42,7 +42,7 @@ variable "index" {
 }
 
 variable "host" {
-  description = "Name that the machine takes in the private zone; empty: none."
+  description = "Name of the machine in the private zone; empty: none."
   type        = string
   default     = ""
 }
@@ -58,13 +58,13 @@ variable "disk_gb" {
 }
 
 variable "has_policy" {
-  description = "Whether `policy` is given (its text may be known only after apply)."
+  description = "Whether `policy` is given (its text may be unknown until apply)."
   type        = bool
   default     = false
 }
 
 variable "policy" {
-  description = "What machines of this role may do besides, as an IAM policy in JSON."
+  description = "Additional permissions of this role, as an IAM policy in JSON."
   type        = string
   default     = ""
 }

@@ -1,4 +1,4 @@
-# Logs of every role, alarms on what a person should know of, and a budget.
+# Logs of every role, alarms for what a person should know, and a budget.
 
 data "aws_caller_identity" "current" {}
 data "aws_partition" "current" {}

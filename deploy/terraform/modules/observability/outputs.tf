@@ -4,7 +4,7 @@ output "log_groups" {
 }
 
 output "flow_logs" {
-  description = "Where the VPC's flow logs go; null: nowhere."
+  description = "Destination of the VPC's flow logs; null: none."
   value = var.flow_logs ? {
     log_group_arn = aws_cloudwatch_log_group.flow[0].arn
     role_arn      = aws_iam_role.flow[0].arn

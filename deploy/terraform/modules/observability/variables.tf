@@ -9,7 +9,7 @@ variable "run" {
 }
 
 variable "parameters" {
-  description = "Path of the run in the parameter store; log groups have the same."
+  description = "Path of the run in the parameter store, and prefix of its log groups."
   type        = string
 }
 
@@ -34,7 +34,7 @@ variable "flow_logs" {
 }
 
 variable "running" {
-  description = "Whether machines run: silence is no alarm while they do not."
+  description = "Whether machines run; if not, silence raises no alarm."
   type        = bool
 }
 
@@ -44,7 +44,7 @@ variable "groups" {
 }
 
 variable "alarm_email" {
-  description = "Who is told of alarms; empty: nobody."
+  description = "Address that receives alarms; empty: none."
   type        = string
 }
 
@@ -54,6 +54,6 @@ variable "budget_usd_per_month" {
 }
 
 variable "tags" {
-  description = "Tags of everything."
+  description = "Tags of all resources."
   type        = map(string)
 }

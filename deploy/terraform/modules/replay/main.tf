@@ -1,5 +1,5 @@
-# One auto-scaling group of one machine per shard. With a volume of its own a shard has every stored item again after
-# its machine was replaced; without one it fills anew.
+# One auto-scaling group of one machine per shard. With its own volume, a shard keeps every stored item when its
+# machine is replaced; without one it fills again from the start.
 
 locals {
   shards = { for i in range(var.shards) : tostring(i) => i }

@@ -9,6 +9,6 @@ output "volume_ids" {
 }
 
 output "user_data" {
-  description = "What each shard reads at its first boot."
+  description = "User data of each shard."
   value       = [for i in range(var.shards) : module.node[tostring(i)].user_data]
 }

@@ -14,7 +14,7 @@ variable "run" {
 }
 
 variable "machine" {
-  description = "What machines of this role have in common with no other."
+  description = "Settings specific to machines of this role."
   type = object({
     image_id          = string
     root_device       = string

@@ -1,5 +1,5 @@
 output "kms_key_arn" {
-  description = "Key that encrypts what the run keeps."
+  description = "Key that encrypts the run's data."
   value       = aws_kms_key.this.arn
 }
 

@@ -19,7 +19,7 @@ variable "parameters" {
 }
 
 variable "roles" {
-  description = "Roles that have a pair of keys."
+  description = "Roles with a key pair."
   type        = set(string)
 }
 
@@ -29,6 +29,6 @@ variable "keys_dir" {
 }
 
 variable "tags" {
-  description = "Tags of everything."
+  description = "Tags of all resources."
   type        = map(string)
 }

@@ -24,6 +24,6 @@ variable "tensorboard_cidrs" {
 }
 
 variable "tags" {
-  description = "Tags of everything."
+  description = "Tags of all resources."
   type        = map(string)
 }
