@@ -22,7 +22,7 @@ from troupe.services.learner.peers.seats import Seats
 _log = logging.getLogger(__name__)
 
 PATIENCE_S = 30.0
-"""How long the next group may take to connect: while it does, nobody else can join."""
+"""How long the next group may take to connect, or one update if that is longer: nobody else can join then."""
 MOST_EPOCHS = 1 << 53
 
 
@@ -119,7 +119,7 @@ class Change:
         """Note that an epoch of so many begins; the ranks of the last one that have left it."""
         left, self._leavers = self._leavers, []
         self.coming = None
-        self._failed = self._out = False
+        self._failed = self._out = self._late = False
         self._planned: Seat | None = None
         self._deadline = Deadline(PATIENCE_S)
         self._staying = list(range(learners))
@@ -163,7 +163,7 @@ class Change:
 
     def _step(self, learners: int) -> Step:
         seats, planned = self._seats, self._planned
-        if planned is not None and (self._any_failed or self._deadline.expired):
+        if planned is not None and (self._any_failed or (self._late and not self._all_ready)):
             seats.failed(planned)
             self._planned = None
             return Step.STAY
@@ -172,11 +172,15 @@ class Change:
             if not wanted and len(self._staying) == learners:
                 return Step.STAY
             self._planned = seats.planned(self._staying)
-            self._deadline = Deadline(PATIENCE_S)
+            self._deadline, self._late = Deadline(PATIENCE_S), False
             if self._planned is None:
                 return Step.END if wanted else Step.STAY
             return Step.CONNECT
-        return Step.SWITCH if self._all_ready else Step.CONNECT
+        if self._all_ready:
+            return Step.SWITCH
+        # What all say now still counts: one update may take longer, and they are heard only between two.
+        self._late = self._deadline.expired
+        return Step.CONNECT
 
     def _begin_to_connect(self, epoch: int, learners: int, seat: Seat) -> None:
         if seat.rank not in self._staying:

@@ -13,9 +13,11 @@ from troupe.common.agents.base import Batch
 from troupe.common.config.algorithms import agent_model
 from troupe.common.runtime import StopSignal
 from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.control.messages import Seat
 from troupe.common.wire.link import new_incarnation
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.peers import change
+from troupe.services.learner.peers.change import Change, Step
 from troupe.services.learner.peers.seats import GivenSeats, OwnSeats
 from troupe.services.learner.peers.state import state_hash
 from troupe.services.learner.peers.team import Rules, Share, Team
@@ -154,3 +156,35 @@ def test_one_that_dies_while_another_comes_does_not_stop_the_rest(start, server,
     until(together([owner, second, fourth]))
     check_alike(owner, second, fourth)
     assert sorted(owner.hashes) == list(range(1, max(owner.hashes) + 1)), "an update is missing"
+
+
+class Planned:
+    """Seats of rank 0, for whom one waits; counts the epochs that did not begin."""
+
+    def __init__(self):
+        self.failures = 0
+
+    def wanted(self):
+        return True
+
+    def planned(self, staying):
+        return Seat(1, 0, len(staying) + 1, 0, "")
+
+    def failed(self, seat):
+        self.failures += 1
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["it comes", "it does not come"])
+def test_one_joins_also_where_an_update_takes_longer_than_the_others_wait(monkeypatch, comes):
+    monkeypatch.setattr(change, "PATIENCE_S", 0.0)
+    came, seats, steps = threading.Event(), Planned(), []
+    rank_0 = Change(seats, lambda seat: came.wait(60) and None)
+    rank_0.begin(1)
+    for _ in range(3):
+        steps.append(rank_0.heard(np.array([rank_0.said(0, 1)], np.float64), Seat(0, 0, 1, 0, "")))
+        if comes:  # during the update
+            came.set()
+            rank_0.coming.done(60)
+    came.set()
+    assert steps == [Step.CONNECT, Step.CONNECT, Step.SWITCH if comes else Step.STAY]
+    assert seats.failures == (0 if comes else 1)
