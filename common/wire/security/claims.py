@@ -107,7 +107,7 @@ CLAIMS: dict[str, Claim] = {
         ("actor", "replay", "evaluator"),
         f"{REPORTS_AT_ONCE} reports at once and {REPORTS_PER_S:.0f} per second for each service, "
         f"with headers of {HEADER_BYTES_AT_ONCE >> 20} MiB at once and {HEADER_BYTES_PER_S / 1024:.0f} KiB "
-        "per second; the same for all actors of one key without slots together",
+        "per second; all actors with one key and without slots share one such allowance",
     ),
     "TELEMETRY actor/*, env/*, params/staleness": Claim(
         ("actor",), _METRICS_RULE, metrics=("actor/", "env/", "params/staleness")
@@ -123,7 +123,7 @@ CLAIMS: dict[str, Claim] = {
     "TELEMETRY part": Claim(
         ("evaluator",),
         "with `eval/version` and `episodes`: the part of an evaluation that this process was given, and all "
-        "of its episodes; `eval/version` comes with nothing else",
+        "of its episodes; `eval/version` is allowed only with them",
     ),
     "TELEMETRY tasks": Claim(
         ("actor", "evaluator"),
@@ -138,8 +138,8 @@ CLAIMS: dict[str, Claim] = {
     "TELEMETRY trouble": Claim(("actor",), f"one line of at most {types.MAX_TROUBLE} characters"),
     "TELEMETRY video": Claim(
         ("evaluator",),
-        f"a GIF of at most {MAX_VIDEO_BYTES >> 20} MiB and {MAX_VIDEO_SIDE} pixels a side, with it the "
-        f"same as MP4 of at most {MAX_VIDEO_BYTES >> 20} MiB; {VIDEOS_AT_ONCE} at once and "
+        f"a GIF of at most {MAX_VIDEO_BYTES >> 20} MiB and {MAX_VIDEO_SIDE} pixels a side, and the same video "
+        f"as MP4 of at most {MAX_VIDEO_BYTES >> 20} MiB; {VIDEOS_AT_ONCE} at once and "
         f"{VIDEOS_PER_S * 60:.0f} per minute from all evaluators together",
     ),
 }
