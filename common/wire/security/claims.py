@@ -138,8 +138,8 @@ CLAIMS: dict[str, Claim] = {
     "TELEMETRY trouble": Claim(("actor",), f"one line of at most {types.MAX_TROUBLE} characters"),
     "TELEMETRY video": Claim(
         ("evaluator",),
-        f"a GIF of at most {MAX_VIDEO_BYTES >> 20} MiB and {MAX_VIDEO_SIDE} pixels a side, and the same video "
-        f"as MP4 of at most {MAX_VIDEO_BYTES >> 20} MiB; {VIDEOS_AT_ONCE} at once and "
+        f"a GIF of at most {MAX_VIDEO_BYTES >> 20} MiB and {MAX_VIDEO_SIDE} pixels a side, and the same "
+        f"video as MP4 of at most {MAX_VIDEO_BYTES >> 20} MiB; {VIDEOS_AT_ONCE} at once and "
         f"{VIDEOS_PER_S * 60:.0f} per minute from all evaluators together",
     ),
 }
