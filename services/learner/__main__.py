@@ -15,7 +15,7 @@ from troupe.common.config.field_options import parse_with_fields
 from troupe.common.errors import ConfigError
 from troupe.common.machine import keep_freed_memory
 from troupe.common.permits import add_module_argument
-from troupe.common.runtime import StopSignal, run_main, watchdog
+from troupe.common.runtime import StopSignal, lingering, run_main, watchdog
 from troupe.common.runtime.checkpoint import newest_first
 from troupe.common.runtime.files import readable
 from troupe.common.runtime.parser import Parser, real
@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         loop.close()
         learner.run()
 
-    return run_main(body)
+    return lingering.ended(run_main(body))
 
 
 if __name__ == "__main__":

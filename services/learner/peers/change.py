@@ -13,7 +13,7 @@ import numpy as np
 from troupe.common import system
 from troupe.common.agents.learners.hearsay import MisledError, check_all, is_count
 from troupe.common.errors import TroupeError
-from troupe.common.runtime import Deadline
+from troupe.common.runtime import Deadline, lingering
 from troupe.common.wire.control.messages import Seat
 from troupe.common.wire.types import MAX_LEARNERS
 from troupe.services.learner.peers.group import GroupLostError, ProcessGroup
@@ -60,7 +60,7 @@ class Coming:
         self._closed = system.Event()
         self._results: system.Queue[Exception | None] = system.Queue()
         self._is_done = False
-        system.Thread(target=self._run, name="epoch", daemon=True).start()
+        lingering.start(self._run, "epoch")
 
     def _run(self) -> None:
         try:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from troupe.common import system
 from troupe.common.errors import ConfigError, TroupeError
+from troupe.common.runtime import lingering
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ def within(timeout_s: float, ask: Callable[[], T]) -> T:
         except Exception as error:
             answers.put((None, error))
 
-    system.Thread(target=wait, name="store", daemon=True).start()
+    lingering.start(wait, "store")
     try:
         answer, error = answers.get(timeout=timeout_s)
     except queue.Empty:

@@ -27,11 +27,27 @@ print(meeting.port, flush=True)
 time.sleep(600)
 """
 PATIENCE_S = 2.0
+GIVES_UP = f"""
+import os, sys, time
+from troupe.common.runtime import lingering
+from troupe.services.learner.peers.group import joined_store
+
+class Last:
+    def __del__(self, kill=os.kill, pid=int(sys.argv[2]), sleep=time.sleep):  # as Python ends
+        kill(pid, 9)  # so what waits for it goes on
+        sleep(1.0)
+
+last = Last()
+try:
+    joined_store("{HOST}", int(sys.argv[1]), 0.1)
+except RuntimeError:
+    sys.exit(lingering.ended(3))
+"""
 
 
 @pytest.fixture
 def stopped():
-    """A port where a process that is stopped has a meeting, and a store that was joined before."""
+    """A port where a process that is stopped has a meeting, a store joined before, and that process."""
     process = subprocess.Popen([sys.executable, "-c", MEETING], stdout=subprocess.PIPE, text=True)
     try:
         port = int(process.stdout.readline())
@@ -39,7 +55,7 @@ def stopped():
         process.send_signal(signal.SIGSTOP)
         status = Path(f"/proc/{process.pid}/status")
         until(lambda: "State:\tT" in status.read_text())
-        yield port, store
+        yield port, store, process.pid
     finally:
         process.kill()  # which ends what still waits for it
         process.wait()
@@ -47,17 +63,24 @@ def stopped():
 
 
 def test_who_joins_it_goes_on_in_time(stopped):
-    port, _ = stopped
+    port, _, _ = stopped
     with pytest.raises(RuntimeError, match="no answer within 2 s"):
         joined_store(HOST, port, PATIENCE_S)
 
 
 def test_who_has_joined_it_goes_on_in_time(stopped):
-    _, store = stopped
+    _, store, _ = stopped
     with pytest.raises(RuntimeError, match="no answer within 2 s"):
         within(PATIENCE_S, lambda: store.check(["here-0"]))
     with pytest.raises(GroupLostError, match="do not meet: no answer"):
         ProcessGroup(dist.PrefixStore("a", store), 3, 1, 2, HOST, PATIENCE_S)
+
+
+def test_who_has_given_up_on_it_ends_well_though_a_thread_still_waits(stopped):
+    port, _, pid = stopped
+    arguments = [sys.executable, "-c", GIVES_UP, str(port), str(pid)]
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 3, ended.stderr
 
 
 class Epoch:
@@ -86,7 +109,7 @@ class Member:
 
 
 def test_those_who_are_left_go_on_without_the_lowest_that_is_stopped(stopped):
-    port, _ = stopped
+    port, _, _ = stopped
     epoch, seats, everyone = Epoch(port), {}, []
 
     def go_on(rank):
