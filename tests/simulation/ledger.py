@@ -261,8 +261,8 @@ class Ledger:
 
     def not_told(self, name: str) -> None:
         """The run has ended, and this process goes on."""
-        # A fault that waits for an update may strike long after its time. Those who have been without a learner
-        # for long try again every ten seconds or so, and it lingers for five.
+        # A fault that waits for an update may strike long after its time. Those who have been without a
+        # learner for long try again every ten seconds or so, and it lingers for five.
         if self._world.now > max(self.plan.end_s, self.learner_from_s) + 30.0:
             self.wrong(f"{name} has not been told of the end")
 
