@@ -17,8 +17,8 @@ PATIENCE_S = 2.0
 """How long an epoch waits for learners that have not left the last one: they may have died, or hang."""
 OWN = -1
 """Stands for the learner that has the run: no process has this as its incarnation."""
-MOST_EPOCHS = 1 << 53
-"""More than there ever are: a number beyond would leave none for the next."""
+MOST_EPOCHS = 1 << 52
+"""More than there ever are: one that claims to have left a later one would leave no numbers for the next."""
 PAUSE_S, MOST_PAUSES = 30.0, 6
 """How long a learner is left out that twice got a seat and did not come, or that said what cannot be; doubled
 so many times at most."""

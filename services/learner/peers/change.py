@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 PATIENCE_S = 30.0
 """How long the next group may take to connect, or one update if that is longer: nobody else can join then."""
+HURRY_S = 2.0
+"""The same where one of those who connect asks to be let go: it waits for some seconds only."""
 MOST_EPOCHS = 1 << 53
 
 
@@ -123,7 +125,7 @@ class Change:
         self._planned: Seat | None = None
         self._deadline = Deadline(PATIENCE_S)
         self._staying = list(range(learners))
-        self._all_ready = self._any_failed = False
+        self._all_ready = self._any_failed = self._hurried = False
         return left
 
     def close(self) -> None:
@@ -154,6 +156,9 @@ class Change:
         leaves, ready, failed = (flag.astype(bool) for flag in flags)
         if step == Step.STAY:
             self._staying = np.flatnonzero(~leaves).tolist()
+        elif leaves[self._staying].any() and not self._hurried:
+            self._hurried = True
+            self._deadline = Deadline(min(HURRY_S, self._deadline.remaining_s))
         self._all_ready = bool(ready[self._staying].all())
         self._any_failed = bool(failed[self._staying].any())
         if step == Step.SWITCH:

@@ -4,7 +4,8 @@ import pytest
 
 from troupe.common.errors import ConfigError, RefusedError
 from troupe.common.wire.types import MAX_LEARNERS
-from troupe.services.learner.control.epochs import PATIENCE_S, PAUSE_S, Epochs
+from troupe.services.learner.control.epochs import MOST_EPOCHS, PATIENCE_S, PAUSE_S, Epochs
+from troupe.services.learner.peers import change
 
 
 def meeting():
@@ -99,6 +100,12 @@ def test_an_epoch_that_cannot_have_been_is_refused_and_leaves_the_others_theirs(
         epochs.asked(7, 2**63 - 1)
     epochs.asked(8, 41)
     assert epochs.formed([8], 0.0, meeting).epoch == 42
+
+
+def test_the_latest_epoch_that_one_can_claim_leaves_numbers_that_learners_can_tell_each_other():
+    epochs = Epochs()
+    epochs.asked(7, MOST_EPOCHS)
+    assert epochs.formed([7], 0.0, meeting).epoch + 1000 < change.MOST_EPOCHS
 
 
 def test_no_more_get_a_seat_than_there_may_be():

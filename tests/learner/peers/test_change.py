@@ -159,15 +159,16 @@ def test_one_that_dies_while_another_comes_does_not_stop_the_rest(start, server,
 
 
 class Planned:
-    """Seats of rank 0, for whom one waits; counts the epochs that did not begin."""
+    """Seats of rank 0, for whom one waits; counts the epochs that did not begin, notes who was to stay."""
 
     def __init__(self):
-        self.failures = 0
+        self.failures, self.staying = 0, []
 
     def wanted(self):
         return True
 
     def planned(self, staying):
+        self.staying.append(staying)
         return Seat(1, 0, len(staying) + 1, 0, "")
 
     def failed(self, seat):
@@ -188,3 +189,16 @@ def test_one_joins_also_where_an_update_takes_longer_than_the_others_wait(monkey
     came.set()
     assert steps == [Step.CONNECT, Step.CONNECT, Step.SWITCH if comes else Step.STAY]
     assert seats.failures == (0 if comes else 1)
+
+
+def test_one_that_leaves_does_not_wait_for_one_that_does_not_come(monkeypatch):
+    monkeypatch.setattr(change, "HURRY_S", 0.0)
+    ended, seats, steps = threading.Event(), Planned(), []
+    rank_0 = Change(seats, lambda seat: ended.wait(60) and None)
+    rank_0.begin(2)
+    for leaves in (False, True, True, True, True):
+        table = [rank_0.said(0, 2), [Step.STAY, 0, 0, leaves, False, False]]
+        steps.append(rank_0.heard(np.array(table, np.float64), Seat(0, 0, 2, 0, "")))
+    ended.set()
+    assert steps == [Step.CONNECT, Step.CONNECT, Step.CONNECT, Step.STAY, Step.CONNECT]
+    assert (seats.failures, seats.staying) == (1, [[0, 1], [0]])
