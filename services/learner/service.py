@@ -442,10 +442,10 @@ class Learner:
             self._collect()  # an evaluator leaves as soon as it has sent its last games
             self.reporter.end_evaluation()
         deadline = Deadline(FAREWELL_S)
-        # A shard that has heard stays for a while, for what actors still send; one that has not would look
-        # for this learner for ever.
+        # A shard that has heard stays for a while, for what actors still send. A shard or another learner
+        # that has not heard would look for this one for ever.
         while not (self.stop or deadline.expired) and (
-            self.control.has("actor", "evaluator") or self.control.untold("replay")
+            self.control.has("actor", "evaluator") or self.control.untold("replay", "learner")
         ):
             self.stop.wait(0.05)
 

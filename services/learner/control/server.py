@@ -314,10 +314,10 @@ class ControlServer:
         with self._changed:
             return self._roster.has(*roles)
 
-    def untold(self, role: str) -> bool:
-        """Whether a peer of this role has not been told yet that the run is done."""
+    def untold(self, *roles: str) -> bool:
+        """Whether a peer of one of these roles has not been told yet that the run is done."""
         with self._changed:
-            return self._roster.untold(role)
+            return any(self._roster.untold(role) for role in roles)
 
     def peers(self) -> list[dict[str, Any]]:
         """A snapshot of all peers: role, name, slots, seen_s_ago, version, error, endpoint, host, pid, ..."""

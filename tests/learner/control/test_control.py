@@ -14,6 +14,7 @@ from troupe.common.runtime.logging import MAX_PEER_CHARS
 from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message, WireError
 from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.control.epochs import Epochs
 
 
 def names(server) -> list[str]:
@@ -154,6 +155,21 @@ def test_a_shard_confirms_at_once_that_it_has_heard_of_the_end(serve, connect):
     server.set_state(updates=1, stopping=True)
     until(lambda: shard.state.stopping)
     until(lambda: not server.untold("replay"), 30)  # the next heartbeat is due in a minute
+
+
+def test_a_learner_that_misses_the_announcement_of_the_end_hears_with_its_next_heartbeat(
+    serve, connect, monkeypatch
+):
+    make_sub = sockets.make_sub
+    deaf = lambda ctx, endpoint, security: make_sub(ctx, "tcp://127.0.0.1:1", security)  # noqa: E731
+    monkeypatch.setattr(sockets, "make_sub", deaf)
+    server = serve(heartbeat_s=0.5, epochs=Epochs())
+    learner = connect(server, "learner-1", role="learner")
+    learner.join(60)
+    server.set_state(updates=1, stopping=True)
+    assert server.untold("replay", "learner")
+    until(lambda: learner.state.stopping)
+    assert not server.untold("replay", "learner")
 
 
 def test_a_restarted_actor_takes_its_slots_over_at_once(serve, connect):
