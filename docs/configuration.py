@@ -100,7 +100,7 @@ _PRESETS_TAIL = """\
 Without a preset, `troupe train --algo ppo --env gym:Acrobot-v1` chooses values that suit the algorithm
 (`ppo`, `dqn`, `impala`, `pqn`, `r2d2`, `sac`) and the environment's observations and actions. `troupe
 config show --algo ppo --env gym:Acrobot-v1` prints them. They are a starting point, not tuned for that
-environment.
+environment. For an Atari game, PPO takes the values of `atari-ppo` (those of `pong-ppo` for Pong).
 
 A preset is a TOML file in [configs/](../configs/). `troupe train my.toml` takes your own. If it begins
 with `preset = "cartpole-ppo"`, it needs only the values that differ from that preset.

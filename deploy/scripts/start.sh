@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Become one service of a run. Systemd units and containers call it; so may anything else that sets the same variables.
 #
-#   troupe-start learner | learner-peer | replay | evaluator | tensorboard | actor NUMBER
+#   troupe-start learner | learner-peer | replay | evaluator | tensorboard | board | actor NUMBER
 #
 # Environment:
-#   TROUPE_RUN_DIR   directory of the run (learner, tensorboard) or of the stored items (replay)
+#   TROUPE_RUN_DIR   directory of the run (learner, tensorboard, board) or of the stored items (replay)
 #   TROUPE_LEARNER   control address of the learner, such as tcp://learner.pong.troupe.internal:5550
 #   TROUPE_KEYS      folder with this role's secret key and everybody's public ones
 #   TROUPE_HOST      name of this machine in the run; actors and evaluators are named after it
@@ -15,7 +15,9 @@
 #   TROUPE_LINGER_S  how long the learner of a run that is complete already tells so to whoever comes; default: 120
 #   TROUPE_PRESET    the learner begins a run from this preset where TROUPE_RUN_DIR holds none, and else goes on
 #   TROUPE_RUN_FILE  the same from a TOML file
-#   TROUPE_LOGDIR    what TensorBoard shows; default: the events of this run
+#   TROUPE_LOGDIR    what TensorBoard and the board show; default: this run
+#   TROUPE_BOARD_HOST       where the board listens, on port 6007; default: loopback
+#   TROUPE_BOARD_PUBLISHED  HOST:PORT under which browsers reach it there; default: the same
 #   TROUPE_NET__LEARNER_NETWORK  network in which learners exchange gradients, unencrypted; `own`: that of this container,
 #                    whose only network is the run's
 #   TROUPE_YIELD_TO  host of another learner; where there is one, this learner has nothing to do
@@ -24,7 +26,7 @@
 #                    that no restart would mend stays, as this script, until it is told to stop
 #   TROUPE_METRICS_PORT, TROUPE_METRICS_HOST  where /metrics, /healthz and /readyz are; default: nowhere, loopback
 set -euo pipefail
-role=${1:?usage: troupe-start learner|learner-peer|replay|evaluator|tensorboard|actor [NUMBER]}
+role=${1:?usage: troupe-start learner|learner-peer|replay|evaluator|tensorboard|board|actor [NUMBER]}
 troupe=${TROUPE_BIN:-/opt/troupe/venv/bin}
 # Machines come in any order; systemd starts a service again that gave up.
 patience_s=600
@@ -143,7 +145,11 @@ case $role in
   tensorboard)
     become "$troupe/python" -m tensorboard.main --logdir "${TROUPE_LOGDIR:-$TROUPE_RUN_DIR/tensorboard}" \
       --bind_all --port 6006 --reload_multifile=true --reload_interval=10 ;;
+  board)
+    words=(--host "${TROUPE_BOARD_HOST:-127.0.0.1}")
+    [ -z "${TROUPE_BOARD_PUBLISHED:-}" ] || words+=(--published "$TROUPE_BOARD_PUBLISHED")
+    become "$troupe/troupe" board "${TROUPE_LOGDIR:-$TROUPE_RUN_DIR}" --port 6007 "${words[@]}" ;;
   *)
-    echo "troupe-start: error: unknown service '$role'; one of learner, learner-peer, replay, actor, evaluator, tensorboard" >&2
+    echo "troupe-start: error: unknown service '$role'; one of learner, learner-peer, replay, actor, evaluator, tensorboard, board" >&2
     exit 2 ;;
 esac

@@ -4,8 +4,9 @@ output "tensorboard_url" {
 }
 
 output "session_manager_commands" {
-  description = "Commands for a shell on the learner, TensorBoard on this computer, and the machines of any role."
+  description = "Commands for a shell on the learner, TensorBoard and the board on this computer, and the machines of any role."
   value = {
+    board       = "aws ssm start-session --region ${local.region} --target $(${local.find_learner}) --document-name AWS-StartPortForwardingSession --parameters portNumber=6007,localPortNumber=6007"
     tensorboard = "aws ssm start-session --region ${local.region} --target $(${local.find_learner}) --document-name AWS-StartPortForwardingSession --parameters portNumber=6006,localPortNumber=6006"
     learner     = "aws ssm start-session --region ${local.region} --target $(${local.find_learner})"
     machines    = "aws ec2 describe-instances --region ${local.region} --filters Name=tag:Run,Values=${var.run} Name=instance-state-name,Values=running --query 'Reservations[].Instances[].[InstanceId,InstanceType,PrivateIpAddress,Tags[?Key==`Role`]|[0].Value]' --output table"

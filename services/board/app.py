@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from troupe.common.errors import ConfigError, TroupeError
 from troupe.services.board import films, notes, views
-from troupe.services.board.access import Access
+from troupe.services.board.access import HEALTH, Access
 from troupe.services.board.charts import AXES, MAX_RUNS, Chart, Charts
 from troupe.services.board.library import Entry, Library
 from troupe.services.board.reducing import MAX_COLUMNS
@@ -63,6 +63,7 @@ class Board:
         """The application; with "" for a token, of this machine's browsers only."""
         routes = [
             Route("/", _page),
+            Route(HEALTH, lambda request: PlainTextResponse("ok\n")),
             Route("/api/runs", self._guarded(self._runs)),
             Route("/api/runs/{run}", self._guarded(self._run)),
             Route("/api/runs/{run}/timeline", self._guarded(self._timeline)),

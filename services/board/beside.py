@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 
 from troupe.common.runtime.lifecycle import run_main
-from troupe.services.board.command import listen, serve
+from troupe.services.board.command import Address, listen, serve
 from troupe.services.board.library import Library
 
 
 def main(run: str, port: str) -> None:
     """Serve at this port and no other: its address has been printed."""
-    host = "127.0.0.1"
-    serve(Library([Path(run)]), host, listen(host, int(port), 0), is_logged=True)
+    address = Address("127.0.0.1", int(port))
+    serve(Library([Path(run)]), address, listen(address.host, address.port, tried=0), is_logged=True)
 
 
 if __name__ == "__main__":

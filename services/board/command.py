@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import secrets
@@ -9,6 +10,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from troupe.common.errors import ConfigError, TroupeError
@@ -50,6 +52,13 @@ def board_parser() -> Parser:
         help="port, or the next free one (default: %(default)s); 0 for any",
     )
     parser.add_argument(
+        "--published",
+        metavar="HOST:PORT",
+        type=_published,
+        help="address under which browsers reach it, where it is not this one, as with the published port of "
+        "a container (default: that of --host and --port); it decides whether a token is needed",
+    )
+    parser.add_argument(
         "--export", metavar="PAGE", type=Path, help="write the page as one HTML file instead of serving it"
     )
     return parser
@@ -65,17 +74,34 @@ def board(words: Sequence[str]) -> int:
         export.write(library, options.export)
         print(options.export)
     else:
-        serve(library, options.host, listen(options.host, options.port))
+        listener = listen(options.host, options.port)
+        serve(library, options.published or Address(options.host, listener.getsockname()[1]), listener)
     return 0
 
 
-def serve(library: Library, host: str, listener: socket.socket, *, is_logged: bool = False) -> None:
+class Address(NamedTuple):
+    """Where browsers reach the page; `name` is shown for a host that stands for all addresses."""
+
+    host: str
+    port: int
+    name: str = ""
+
+
+def _published(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} should be HOST:PORT, such as 127.0.0.1:{PORT}")
+    # The name of this machine may be that of a container, which nobody else knows.
+    return Address(host.strip("[]"), int(port), "localhost")
+
+
+def serve(library: Library, published: Address, listener: socket.socket, *, is_logged: bool = False) -> None:
     """Serve at a socket until a signal comes, after the address is printed.
 
     Args:
         library: the runs.
-        host: at which the socket listens.
-        listener: the socket.
+        published: where browsers reach it.
+        listener: the socket that it serves at.
         is_logged: what is printed goes into a log, so that a token must not be in it.
     """
     # At once: without the extra this is what says so.
@@ -83,7 +109,7 @@ def serve(library: Library, host: str, listener: socket.socket, *, is_logged: bo
     from troupe.services.board.watching import Watch
     from troupe.services.board.web import web_server
 
-    token = _token(host)
+    token = _token(published.host)
     watch = Watch(library)
     server = web_server(Board(library, watch).app(token))
     stop = StopSignal().install()
@@ -91,7 +117,7 @@ def serve(library: Library, host: str, listener: socket.socket, *, is_logged: bo
     thread = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
     watch.start()
     thread.start()
-    print(_address(listener, host, "" if is_logged else token), flush=True)
+    print(_url(published, "" if is_logged else token), flush=True)
     try:
         while thread.is_alive() and not stop.requested:
             stop.wait(1.0)
@@ -144,9 +170,10 @@ def listen(host: str, port: int, tried: int = _PORTS_TRIED) -> socket.socket:
     raise ConfigError(f"ports {port} to {last} of {host} are in use: choose another with --port")
 
 
-def _address(listener: socket.socket, host: str, token: str) -> str:
+def _url(address: Address, token: str) -> str:
     """What to open in a browser."""
+    host = address.host
     shown = f"[{host}]" if ":" in host else "localhost" if is_loopback(host) else host
     if host in ("0.0.0.0", "::"):
-        shown = socket.gethostname()
-    return f"http://{shown}:{listener.getsockname()[1]}/" + (f"?token={quote(token)}" if token else "")
+        shown = address.name or socket.gethostname()
+    return f"http://{shown}:{address.port}/" + (f"?token={quote(token)}" if token else "")

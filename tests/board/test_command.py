@@ -59,6 +59,34 @@ def test_an_address_that_others_reach_needs_a_token(start, tmp_path):
         connection.close()
 
 
+@pytest.mark.parametrize(
+    ("published", "printed", "status"),
+    [
+        ("127.0.0.1:7000", r"http://localhost:7000/", 200),
+        ("0.0.0.0:7000", r"http://localhost:7000/\?token=[\w-]{32}", 401),
+        ("192.0.2.1:7000", r"http://192\.0\.2\.1:7000/\?token=[\w-]{32}", 401),
+    ],
+)
+def test_the_address_that_browsers_use_decides_about_the_token(start, tmp_path, published, printed, status):
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    listener.close()
+    _, address = start(
+        tmp_path, "--port", port, "--host", "0.0.0.0", "--published", published, TROUPE_BOARD_TOKEN=""
+    )
+    assert re.fullmatch(printed, address)
+    # Who restarts a container asks without a token; a page elsewhere whose name leads here is refused.
+    for host, path, expected in (
+        ("localhost", "/api/runs", status),
+        ("evil.example", "/api/runs", 421 if status == 200 else 401),
+        ("localhost", "/healthz", 200),
+    ):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", path, headers={"Host": host})
+        assert connection.getresponse().status == expected
+        connection.close()
+
+
 def test_beside_a_training_it_serves_at_one_port_or_ends(tmp_path):
     run = make_run(tmp_path / "run")
     listener = listen("127.0.0.1", 0)
@@ -81,11 +109,12 @@ def test_a_server_that_ends_by_itself_is_an_error(tmp_path):
     code = (
         "import socket, sys; from pathlib import Path; from troupe.common.runtime.lifecycle import run_main; "
     )
-    code += (
-        "from troupe.services.board.command import serve; from troupe.services.board.library import Library; "
-    )
+    code += "from troupe.services.board.command import Address, serve; "
+    code += "from troupe.services.board.library import Library; "
     code += "none = socket.socket(type=socket.SOCK_DGRAM); none.bind(('127.0.0.1', 0)); "
-    code += "sys.exit(run_main(lambda: serve(Library([Path(sys.argv[1])]), '127.0.0.1', none)))"
+    code += (
+        "sys.exit(run_main(lambda: serve(Library([Path(sys.argv[1])]), Address(*none.getsockname()), none)))"
+    )
     command = [sys.executable, "-c", code, str(make_run(tmp_path / "run"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 70

@@ -15,7 +15,8 @@ import pytest
 
 from tests.deploy.conftest import ROOT, run
 
-SERVICES = ("learner", "replay", "actor", "evaluator", "tensorboard")
+IMAGES = ("learner", "replay", "actor", "evaluator", "tensorboard")
+SERVICES = (*IMAGES, "board")
 PATIENCE_S = 600.0  # all services share two cores with whatever else runs there, and import torch
 
 

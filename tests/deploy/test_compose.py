@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.compose import SERVICES, Project, need_compose, need_docker, well
+from tests.deploy.compose import IMAGES, SERVICES, Project, need_compose, need_docker, well
 from tests.deploy.conftest import ROOT, run
 
 pytestmark = pytest.mark.timeout(3600)
@@ -64,6 +65,15 @@ def test_every_service_gets_its_own_keys_and_no_others(services: dict[str, Any])
             assert not mounted, name
 
 
+def test_the_board_asks_for_a_token_where_its_port_is_published_to_others() -> None:
+    need_compose()
+    text = Project("troupe-test-file", {"TROUPE_BIND": "0.0.0.0"}).compose("config", "--format", "json")
+    board = json.loads(text[text.index("{") :])["services"]["board"]
+    assert [port["host_ip"] for port in board["ports"]] == ["0.0.0.0"]
+    # `troupe board` goes by this one: see tests/board/test_command.py.
+    assert board["environment"]["TROUPE_BOARD_PUBLISHED"] == "0.0.0.0:6007"
+
+
 def test_nobody_logs_in_to_grafana(services: dict[str, Any]) -> None:
     """Its admin has a password that everybody knows; without a form he would come by the API."""
     environment = services["grafana"]["environment"]
@@ -79,7 +89,16 @@ def test_what_trains_has_no_way_out(services: dict[str, Any]) -> None:
 
 
 def test_shards_and_what_a_mistake_does(services: dict[str, Any]) -> None:
-    for name in ("learner", "learner-gpu", "learner-peer", "replay", "actor", "evaluator", "tensorboard"):
+    for name in (
+        "learner",
+        "learner-gpu",
+        "learner-peer",
+        "replay",
+        "actor",
+        "evaluator",
+        "tensorboard",
+        "board",
+    ):
         assert services[name]["environment"]["TROUPE_HOLD"] == "1", name
     # Each replica has an address and a number of its own; one name for all would be anybody's.
     assert "TROUPE_ADVERTISE" not in services["replay"]["environment"]
@@ -173,14 +192,14 @@ def images() -> dict[str, dict[str, Any]]:
         project = Project("troupe-test-build", {"TROUPE_IMAGES": prefix})
         project.compose("build", timeout_s=3000)  # replay has the image of `keys`
     found = {}
-    for target in SERVICES:
+    for target in IMAGES:
         words = ["docker", "image", "inspect", f"{prefix}-{target}:latest"]
         found[target] = json.loads(run(*words, cwd=ROOT, env=dict(os.environ)))[0] | {"prefix": prefix}
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", SERVICES)
+@pytest.mark.parametrize("target", IMAGES)
 def test_an_image_runs_without_rights_and_says_what_it_is(images: dict[str, Any], target: str) -> None:
     config = images[target]["Config"]
     assert config["User"] == "10001:10001"
@@ -215,13 +234,15 @@ def test_the_image_of_replay_is_small_and_has_no_torch(images: dict[str, Any]) -
 @pytest.fixture(scope="module")
 def project(images: dict[str, Any]) -> Iterator[Project]:
     """A run of CartPole with three actors and two shards; the next tests go on with it, one by one."""
-    with socket.socket() as probe:
+    with socket.socket() as probe, socket.socket() as other:
         probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+        other.bind(("127.0.0.1", 0))
+        port, board_port = (str(each.getsockname()[1]) for each in (probe, other))
     env = {
         "TROUPE_IMAGES": images["replay"]["prefix"],
         "TROUPE_PRESET": "cartpole-apex",
         "TROUPE_TENSORBOARD_PORT": os.environ.get("TROUPE_TENSORBOARD_PORT", port),
+        "TROUPE_BOARD_PORT": board_port,
         "TROUPE_RUN__TOTAL_STEPS": "50000000",
         "TROUPE_RUN__LOG_EVERY_S": "2",
         "TROUPE_LEARNER__CHECKPOINT_PERIOD_S": "5",
@@ -321,6 +342,25 @@ def test_tensorboard_shows_scalars_in_a_browser(project: Project, deploy_python:
     assert "speed/updates_per_s" in seen["card"]
     assert seen["points"] >= 2
     assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_board_shows_the_run_and_keeps_its_note(project: Project) -> None:
+    url = f"http://127.0.0.1:{project.env['TROUPE_BOARD_PORT']}/"
+    with urllib.request.urlopen(f"{url}api/runs", timeout=60) as answer:
+        [run_shown] = json.load(answer)["runs"]
+    assert run_shown["name"] == "cartpole-apex"
+    note = urllib.request.Request(
+        f"{url}api/runs/{run_shown['id']}/note",
+        data=json.dumps({"text": "in a container"}).encode(),
+        headers={"Content-Type": "application/json"},
+        method="PUT",
+    )
+    with urllib.request.urlopen(note, timeout=60) as answer:
+        assert json.load(answer) == {"note": "in a container"}
+    elsewhere = urllib.request.Request(url, headers={"Host": "evil.example"})
+    with pytest.raises(urllib.error.HTTPError, match="421"):
+        urllib.request.urlopen(elsewhere, timeout=60)
 
 
 @pytest.mark.slow

@@ -19,6 +19,8 @@ from troupe.services.launcher.supervisor import FINAL_EXIT_CODES
 PACKER = ROOT / "deploy" / "packer"
 SCRIPTS = ROOT / "deploy" / "scripts"
 UNITS = sorted((PACKER / "systemd").iterdir())
+WATCHERS = {"troupe-tensorboard.service", "troupe-board.service"}
+"""They show what the others write."""
 
 # What Packer 1.6.6, the last one in Debian, does not know yet. It has the builder of EC2 built in, so that a
 # template can be checked without fetching a plugin.
@@ -132,7 +134,7 @@ def test_a_notice_stops_every_service_that_has_something_to_flush() -> None:
     services = {
         unit.name.replace("@", "@*")
         for unit in UNITS
-        if "User=troupe" in lines_of(unit.name) and unit.name != "troupe-tensorboard.service"
+        if "User=troupe" in lines_of(unit.name) and unit.name not in WATCHERS
     }
     assert set(stop.split()[2:]) == services
 
@@ -140,7 +142,7 @@ def test_a_notice_stops_every_service_that_has_something_to_flush() -> None:
 def test_systemd_misses_the_signs_of_life_of_a_service_that_is_stopped() -> None:
     services = [unit.name for unit in UNITS if "User=troupe" in lines_of(unit.name)]
     watched = [name for name in services if {"WatchdogSec=300", "NotifyAccess=main"} <= lines_of(name)]
-    assert set(services) - set(watched) == {"troupe-tensorboard.service"}
+    assert set(services) - set(watched) == WATCHERS
 
 
 def test_a_learner_that_ends_is_followed_by_the_last_copy() -> None:
@@ -221,7 +223,7 @@ def test_units_give_up_after_the_statuses_that_the_launcher_gives_up_after(unit:
     found = re.search(r"^RestartPreventExitStatus=(.*)$", unit.read_text(), re.MULTILINE)
     if found is None:
         assert unit.name not in {
-            f"troupe-{role}.service" for role in ("learner", "replay", "evaluator", "tensorboard")
+            f"troupe-{role}.service" for role in ("learner", "replay", "evaluator", "tensorboard", "board")
         }
     else:
         assert {int(word) for word in found.group(1).split()} == set(FINAL_EXIT_CODES)

@@ -43,7 +43,7 @@ start() {  # a unit, as systemd would: its user, its environment, its command li
 }
 start troupe-replay.service; start troupe-actor@.service; start troupe-evaluator.service
 start troupe-learner.service; learner=$!
-start troupe-tensorboard.service
+start troupe-tensorboard.service; start troupe-board.service
 waited=0
 while kill -0 $learner 2>/dev/null; do
   waited=$((waited + 2)); sleep 2
@@ -53,7 +53,8 @@ status=0; wait $learner || status=$?
 echo "learner: exit status $status"
 python3 - <<'PY' || true
 import urllib.request
-print("tensorboard:", urllib.request.urlopen("http://127.0.0.1:6006/", timeout=60).status)
+for name, port in (("tensorboard", 6006), ("board", 6007)):
+    print(f"{name}:", urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60).status)
 PY
 grep -h "feeds parameters" /var/log/troupe/actor-i-1-0.log || true
 tail -n 4 /var/log/troupe/*
@@ -119,4 +120,5 @@ bash {scripts}/verify.sh cpu learner actor replay evaluator
     output = in_root(debian, START, network=False, timeout_s=1100)
     assert "learner: exit status 0" in output, output
     assert "tensorboard: 200" in output, output
+    assert "board: 200" in output, output
     assert "actor-i-1-0 feeds parameters to the other processes" in output, output

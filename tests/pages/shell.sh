@@ -28,7 +28,10 @@ troupe() {
   case "$1 ${2-}" in
     "learner "* | "actor "* | "evaluator "* | "board "* | "replay serve") _served troupe "$@"; return ;;
     "train "* | "resume "* | "sweep "*)
-      timeout --preserve-status --signal=INT --kill-after=60 "$PAGE_LIMIT_S" troupe "$@" || code=$?
+      local limit_s=$PAGE_LIMIT_S
+      # Two runs at a time, and the next block compares what both have.
+      test "$1" = sweep && limit_s=$((3 * limit_s))
+      timeout --preserve-status --signal=INT --kill-after=60 "$limit_s" troupe "$@" || code=$?
       test "$code" = 130 || return "$code"
       return 0
       ;;

@@ -56,6 +56,7 @@ def units(node: Node) -> list[str]:
         return [
             "troupe-learner.service",
             "troupe-tensorboard.service",
+            "troupe-board.service",
             "troupe-sync.timer",
             "troupe-notice.service",
         ]
