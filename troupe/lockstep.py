@@ -100,6 +100,7 @@ class LockstepTraining(SerialTraining):
         self.resume = resume
         self.copies = (run_dir / "replay").resolve()  # snapshots go to absolute paths only
         self.certificate = Certificate(circumstances())
+        self.learned_at = 0  # the steps that the run had made at its newest update
         super().__init__(config, run_dir, stop)
 
     # ------------------------------------------------------------------ spans
@@ -124,6 +125,7 @@ class LockstepTraining(SerialTraining):
         try:
             self.inserts, self.sampled = int(state["inserts"]), int(state["sampled"])
             inserted_items, copy = int(state["inserted_items"]), str(state["replay"])
+            self.learned_at = int(state.get("learned_at", counters.steps))  # of earlier versions not known
         except (KeyError, TypeError, ValueError):
             raise CheckpointError(
                 f"the newest checkpoint of {self.run_dir} is not of a deterministic run: it has no replay"
@@ -192,6 +194,7 @@ class LockstepTraining(SerialTraining):
             "inserts": self.inserts,
             "sampled": self.sampled,
             "inserted_items": inserted_items,
+            "learned_at": self.learned_at,
         }
         self.checkpoints.save()
         self.certificate.write(self.run_dir)
@@ -208,13 +211,14 @@ class LockstepTraining(SerialTraining):
     def learn(self, batch: SampleBatch) -> None:
         """One update, and what the certificate says of it."""
         super().learn(batch)
+        self.learned_at = self.counters.steps
         if self.is_certified(self.counters.updates):
             self.add_certified()
 
     def add_certified(self) -> None:
         """Put the weights as they are now into the certificate."""
-        counters = self.counters
-        self.certify(self.certificate.add(counters.updates, counters.steps, self.agent.params()))
+        updates = self.counters.updates
+        self.certify(self.certificate.add(updates, self.learned_at, self.agent.params()))
 
     def certify(self, weights: Weights) -> None:
         """Look at a new line of the certificate."""

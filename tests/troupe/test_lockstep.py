@@ -326,6 +326,19 @@ def test_the_last_weights_are_certified_also_of_a_short_run_in_a_relative_direct
     assert "equal: 1 of 1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("total", [76, 84], ids=["without a checkpoint after it", "with one"])
+def test_verify_finds_a_run_equal_that_goes_on_after_its_last_update(tmp_path, capsys, total):
+    fields = SHORT | PASSES | {"run.total_steps": total, "learner.certificate_period_updates": 100_000}
+    fields |= {"learner.checkpoint_period_steps": 20, "env.check_timeout_s": 0, "actor.slots": 4}
+    words = [f"--{name}={value}" for name, value in fields.items()]
+    run_dir = str(tmp_path / "run")
+    assert cli.main(["train", "cartpole-ppo", "--deterministic", "--run-dir", run_dir, *words]) == 0
+    (last,) = certified(tmp_path / "run")
+    assert last.steps < 76  # and the checkpoint is at 80
+    assert cli.main(["verify", run_dir]) == 0
+    assert "equal: 1 of 1" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_process_that_is_killed_is_resumed_to_the_bit_by_another(tmp_path):
     run_dir = tmp_path / "run"
