@@ -98,9 +98,9 @@ def the_half_of_an_update_is_kept() -> Change:
 
 @of_learners(dies="owner")
 def epochs_are_numbered_anew() -> Change:
-    def asked(real: Any, self: Any, incarnation: int, ended: int) -> Any:
+    def asked(real: Any, self: Any, incarnation: int, ended: int, now_s: float) -> Any:
         newest = self._newest
-        seat = real(self, incarnation, ended)
+        seat = real(self, incarnation, ended, now_s)
         self._newest = newest
         return seat
 

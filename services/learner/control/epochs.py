@@ -15,6 +15,8 @@ _log = logging.getLogger(__name__)
 
 PATIENCE_S = 2.0
 """How long an epoch waits for learners that have not left the last one: they may have died, or hang."""
+ASKS_S = 1.5
+"""One that waits gets no seat where it has not asked for so long: it may have died, or hang."""
 OWN = -1
 """Stands for the learner that has the run: no process has this as its incarnation."""
 MOST_EPOCHS = 1 << 52
@@ -50,7 +52,7 @@ class Epochs:
         self._expected = expected
         self._start_s = start_s
         self._newest = -1
-        self._waiting: set[int] = set()
+        self._waiting: dict[int, float] = {}  # when each has asked last
         self._given_up: set[int] = set()  # waited for in vain, though their leases have not ended
         self._seats: dict[int, Seat] = {}
         self._planned: dict[int, Seat] = {}  # the epoch that is to take the place of the newest
@@ -60,7 +62,7 @@ class Epochs:
         self._lies: Counter[int] = Counter()
         self._paused_until_s: dict[int, float] = {}
 
-    def asked(self, incarnation: int, ended: int) -> Seat | None:
+    def asked(self, incarnation: int, ended: int, now_s: float) -> Seat | None:
         """The seat of a process that has left epoch `ended`, None while there is none: it waits for one.
 
         Raises RefusedError for an epoch that cannot have been.
@@ -72,7 +74,7 @@ class Epochs:
             return seat
         # A restarted owner numbers on from what the others know.
         self._newest = max(self._newest, ended)
-        self._waiting.add(incarnation)
+        self._waiting[incarnation] = now_s
         self._given_up.discard(incarnation)
         return None
 
@@ -81,14 +83,18 @@ class Epochs:
         return bool(self._ready(live, now_s))
 
     def _ready(self, live: Collection[int], now_s: float) -> list[int]:
-        self._waiting.intersection_update(live)
+        self._waiting = {one: asked_s for one, asked_s in self._waiting.items() if one in live}
         for gone in (self._failures.keys() | self._lies.keys()) - set(live):
             for known in (self._paused_until_s, self._failures, self._lies):
                 known.pop(gone, None)
         if self.closed_because:
             return []
-        ready = (one for one in sorted(self._waiting) if self._paused_until_s.get(one, now_s) <= now_s)
-        return list(ready)[: MAX_LEARNERS - 1]
+        ready = [
+            one
+            for one, asked_s in sorted(self._waiting.items())
+            if now_s - asked_s <= ASKS_S and self._paused_until_s.get(one, now_s) <= now_s
+        ]
+        return ready[: MAX_LEARNERS - 1]
 
     def planned(
         self,
@@ -113,12 +119,16 @@ class Epochs:
         self._newest += 1
         self._planned = self._numbered(everyone, host, port)
         self._coming = {each: seat for each, seat in self._planned.items() if each in come}
-        self._waiting.difference_update(self._coming)
+        self._seated(self._coming)
         return self._planned[OWN]
 
     def changed(self) -> None:
         """The epoch that was planned is the newest now."""
         self._seats, self._planned = self._planned, {}
+
+    def _seated(self, incarnations: Collection[int]) -> None:
+        for each in incarnations:
+            self._waiting.pop(each, None)
 
     def _numbered(self, everyone: Sequence[int], host: str, port: int) -> dict[int, Seat]:
         return {
@@ -190,7 +200,7 @@ class Epochs:
             self._left_s = now_s
         here = 1 + len(ready)
         self._given_up.intersection_update(live)
-        late = set(live) - self._waiting - self._given_up
+        late = set(live) - self._waiting.keys() - self._given_up
         missing = bool(late) or (not self._seats and here < self._expected)
         patience_s = PATIENCE_S if self._seats else max(PATIENCE_S, self._start_s)
         if missing and now_s - self._left_s < patience_s:
@@ -207,6 +217,6 @@ class Epochs:
         # In the order of incarnations, which is as good as any; the owner first, who publishes.
         self._seats = self._coming = self._numbered([OWN, *ready], host, port)
         self._planned = {}
-        self._waiting.difference_update(ready)
+        self._seated(ready)
         self._left_s = None
         return self._seats[OWN]

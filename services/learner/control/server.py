@@ -471,7 +471,8 @@ class ControlServer:
         peer.told_end = answer.stopping
         if body.epoch_ended is not UNSET:
             claims.check_epoch(peer.role)
-            answer.seat = self._epochs.asked(peer.incarnation, body.epoch_ended) or UNSET
+            now_s = system.monotonic()
+            answer.seat = self._epochs.asked(peer.incarnation, body.epoch_ended, now_s) or UNSET
         return answer
 
     def _run_state(self) -> dict[str, Any]:
