@@ -13,7 +13,7 @@ from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import decode
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
-from troupe.common.wire.replay import sharded
+from troupe.common.wire.replay import draws
 from troupe.common.wire.replay.codec import encode_insert, specs_to_wire
 
 SHARES = {"again": 3, "fresh": 2}
@@ -195,7 +195,7 @@ STORED = {
 
 
 def test_what_a_shard_claims_of_shares_and_features(tmp_path, context, monkeypatch):
-    monkeypatch.setattr(sharded, "FAULT_S", (0.01, 0.1))  # it is tried many times
+    monkeypatch.setattr(draws, "FAULT_S", (0.01, 0.1))  # it is tried many times
     config = elite_config(tmp_path)
     with running(config, tmp_path, context) as (learning, seen), actor(config, context) as (_, outbox):
         agent, learner = learning.service.agent, learning.service

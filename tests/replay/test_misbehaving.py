@@ -14,7 +14,7 @@ from troupe.common.data.schema import FieldSpec
 from troupe.common.wire import messages
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
-from troupe.common.wire.replay import sharded
+from troupe.common.wire.replay import draws
 
 VALUE = (FieldSpec("value", "float64", ()),)
 
@@ -80,7 +80,7 @@ def some(client):
 @pytest.mark.parametrize("name", ANSWERS)
 def test_the_others_are_sampled_on(context, start, connect, misbehave, caplog, monkeypatch, name):
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(sharded, "FAULT_S", (0.01, 0.1))  # it is tried many times
+    monkeypatch.setattr(draws, "FAULT_S", (0.01, 0.1))  # it is tried many times
     good, bad = start("good"), misbehave(VALUE, ANSWERS[name])
     fill(context, good, np.ones(100), np.ones(100))
     client = connect(good, bad, tolerate_refusals=True, expected=VALUE)
@@ -104,7 +104,7 @@ def test_one_that_takes_requests_and_gives_nothing_is_lost(
     misbehave,
     monkeypatch,
 ):
-    monkeypatch.setattr(sharded, "NO_BATCH_S", 0.5)
+    monkeypatch.setattr(draws, "NO_BATCH_S", 0.5)
     good, bad = start("good"), misbehave(VALUE, None)
     fill(context, good, np.ones(100), np.ones(100))
     client = connect(good, bad, tolerate_refusals=True, expected=VALUE)
@@ -121,7 +121,7 @@ def test_alone_it_keeps_the_learner_waiting_and_is_used_when_it_is_right_again(
     misbehave,
     monkeypatch,
 ):
-    monkeypatch.setattr(sharded, "FAULT_S", (0.01, 0.1))
+    monkeypatch.setattr(draws, "FAULT_S", (0.01, 0.1))
     bad = misbehave(VALUE, *list(ANSWERS.values())[:7], *[spoilt()] * 100_000)
     client = connect(bad, tolerate_refusals=True, expected=VALUE)
     seen = []
@@ -129,7 +129,7 @@ def test_alone_it_keeps_the_learner_waiting_and_is_used_when_it_is_right_again(
 
 
 def test_a_run_goes_on(context, server, client, misbehave, tmp_path, monkeypatch):
-    monkeypatch.setattr(sharded, "FAULT_S", (0.01, 0.1))
+    monkeypatch.setattr(draws, "FAULT_S", (0.01, 0.1))
     running = run_learner(tmp_path, tmp_path / "run")
     learner = running.service
     specs = learner.agent.fields

@@ -11,7 +11,7 @@ from tests.replay.shards import TABLE, chunk, fill
 from troupe.common.errors import PeerError
 from troupe.common.wire import link, sockets
 from troupe.common.wire.codec import WireError
-from troupe.common.wire.replay import batch_reader, sharded
+from troupe.common.wire.replay import batch_reader, draws
 from troupe.common.wire.replay.codec import encode_insert, infer_specs
 from troupe.services.learner.batches.prefetch import Prefetcher
 
@@ -19,7 +19,7 @@ from troupe.services.learner.batches.prefetch import Prefetcher
 @pytest.fixture
 def patient(monkeypatch):
     """No shard counts as lost, however slow the machine is: the draws would be among the others."""
-    monkeypatch.setattr(sharded, "LOST_S", 1000.0)
+    monkeypatch.setattr(draws, "LOST_S", 1000.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -213,7 +213,7 @@ def test_a_shard_dies_and_returns(context, start, connect):
 @pytest.mark.usefixtures("patient")
 def test_a_shard_that_has_nothing_to_sample_holds_up_nobody(context, start, connect, monkeypatch):
     """It is left out of the draws, tried again by one request, and back when it has something."""
-    monkeypatch.setattr(sharded, "WAIT_S", 0.0)  # one request is always trying
+    monkeypatch.setattr(draws, "WAIT_S", 0.0)  # one request is always trying
     full, empty = start("full"), start("empty", min_items=50)
     fill(context, full, np.arange(100.0), np.ones(100))
     client = connect(full, empty)
