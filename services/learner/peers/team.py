@@ -184,7 +184,8 @@ class Team:
     def let_go(self) -> bool:
         """Ask the others to go on without this learner; whether they do. Go on learning until then."""
         self._change.leaving = True
-        return self._group is None
+        # Without the owner nobody prepares another epoch: there is nothing to wait for.
+        return self._group is None or self._seats.silent_s() is None
 
     def close(self) -> None:
         """Leave: the others go on, and find that this learner is gone."""

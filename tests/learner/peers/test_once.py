@@ -6,6 +6,7 @@ import numpy as np
 import torch.distributed as dist
 
 from tests.agents.unrolled import SMALL, VECTOR, random_batch
+from tests.harness import until
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.config.algorithms import agent_model
@@ -91,6 +92,29 @@ def test_a_share_of_an_update_that_others_completed_is_not_brought_again_two_epo
         assert learned.taken
         assert not learned.moved
         assert len(brought) == 1
+    finally:
+        done.set()
+        second.close()
+        thread.join()
+        first.close()
+
+
+def test_one_that_leaves_while_the_owner_is_away_does_not_wait_for_it():
+    store, done = dist.HashStore(), threading.Event()
+    teams = [
+        make_team(seed, Given(store, Seat(0, seed, 2, 0, "127.0.0.1")), owner=seed == 0) for seed in (0, 1)
+    ]
+    (lead, first), (other, second) = teams
+
+    def go_on():
+        while not done.is_set():
+            first.learn(make_share(lead, 1))
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        until(lambda: second.learn(make_share(other, 2)).moved)
+        assert second.let_go()
     finally:
         done.set()
         second.close()
