@@ -107,16 +107,20 @@ def explain_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "field",
         metavar="SECTION | SECTION.FIELD | ALGORITHM",
-        help="for example replay, agent.n_steps, impala or my_package.my_algorithm",
+        nargs="?",
+        help="for example replay, agent.n_steps, impala or my_package.my_algorithm (default: a list of all)",
     )
     return parser
 
 
 def explain(words: Sequence[str]) -> int:
     """Describe a field, a section or an algorithm."""
+    path = explain_parser().parse_args(words).field
+    # Imports every algorithm, and so torch, which takes seconds.
     from troupe.common.config.explain import explain as explanation
+    from troupe.common.config.explain import overview
 
-    print(explanation(explain_parser().parse_args(words).field))
+    print(explanation(path) if path else overview())
     return 0
 
 

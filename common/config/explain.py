@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import textwrap
 import types
 import typing
 from collections.abc import Collection, Iterator
@@ -84,8 +85,8 @@ def explain(path: str) -> str:
     return "\n\n".join(blocks)
 
 
-def help_text() -> str:
-    """Return all fields, a line or two each, for `--help`."""
+def overview() -> str:
+    """Return all fields, a line or two each."""
     lines = []
     for section in sections():
         lines.append(f"\n[{section.name}] {section.summary}")
@@ -93,7 +94,14 @@ def help_text() -> str:
             lines.append(f"  --{field.path} {field.type.upper() if field.type.isalpha() else field.type}")
             parts = f" Fields of each: {', '.join(part.path for part in field.parts)}." if field.parts else ""
             lines.append(f"        {field.description}{parts} [default: {field.default}]")
-    return "\n".join(lines)
+    return "\n".join(_wrapped(line) for line in lines).strip()
+
+
+def _wrapped(line: str) -> str:
+    """The line, its continuations indented as it is; a newline before it stays."""
+    indent = " " * (len(line) - len(line.lstrip(" ")))
+    text = textwrap.fill(line.lstrip("\n"), 110, subsequent_indent=indent)
+    return f"\n{text}" if line.startswith("\n") else text
 
 
 def show_toml(loaded: Loaded, *, changed_only: bool = False) -> str:

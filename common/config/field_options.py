@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
+import difflib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -15,7 +15,7 @@ Every field of the configuration is an option, --section.field VALUE or --sectio
 lists and tables as in TOML (true, [256, 256], {a = 1}) and `none` for no value. --env, --seed, --total-steps,
 --keys and --init-from are short for --env.id, --run.seed, --run.total_steps, --net.keys_dir and
 --learner.init_from.
-`troupe config explain SECTION` describes fields.
+`troupe config explain` lists all fields, `troupe config explain SECTION.FIELD` describes one.
 A value comes from the first of: command line, --sweep file, environment (TROUPE_SECTION__FIELD), the resumed
 run, preset, defaults. `troupe config show PRESET` says which."""
 
@@ -33,15 +33,6 @@ def field_parser(command: str, usage: str, description: str) -> Parser:
         usage=f"troupe {command} {usage} [--SECTION.FIELD VALUE ...]",
         description=description,
         epilog=f"{FIELDS_HELP}\n\n{EXIT_CODES}",
-        # argparse's own would print its text alone, without the fields.
-        add_help=False,
-    )
-    parser.add_argument(
-        "-h",
-        "--help",
-        action=_HelpWithFields,
-        nargs=0,
-        help="print this and every field",
     )
     parser.add_argument(
         "--sweep",
@@ -50,24 +41,6 @@ def field_parser(command: str, usage: str, description: str) -> Parser:
         help="TOML file whose values override preset and environment variables",
     )
     return parser
-
-
-class _HelpWithFields(argparse.Action):
-    """Prints the help, then every field."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        # Imports every algorithm, and so torch, which takes seconds: only who asks for help waits.
-        from troupe.common.config.explain import help_text
-
-        print(f"{parser.format_help()}\nfields of the configuration:\n{_wrapped(help_text())}")
-        parser.exit()
-
-
-def _wrapped(text: str) -> str:
-    return "\n".join(
-        textwrap.fill(line, 110, subsequent_indent=" " * (len(line) - len(line.lstrip()))) if line else ""
-        for line in text.split("\n")
-    )
 
 
 def parse_with_fields(
@@ -112,7 +85,18 @@ def split_overrides(
             if not equals:
                 # A negative number begins with one dash, so it is still a value.
                 if not words or words[0].startswith("--"):
-                    raise ConfigError(f"{name} needs a value")
+                    raise ConfigError(_without_value(name, [*flags, *options]))
                 value = words.pop(0)
             overrides[name.removeprefix("--")] = value
     return own, overrides
+
+
+def _without_value(name: str, options: Collection[str]) -> str:
+    """What is wrong with a last word that is none of the command's options: only a field may be one."""
+    from troupe.common.config.loading import SHORT_NAMES
+
+    short = [f"--{each.replace('_', '-')}" for each in SHORT_NAMES]
+    if "." in name or name.replace("_", "-") in short:
+        return f"{name} needs a value"
+    near = difflib.get_close_matches(name, [*options, *short], n=1)
+    return f"unknown option {name}; {f'nearest: {near[0]}' if near else '`--help` lists all'}"

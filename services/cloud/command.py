@@ -85,7 +85,7 @@ def estimate_parser() -> argparse.ArgumentParser:
         "--hours",
         type=real(0.0),
         metavar="H",
-        help="duration (default: the time that run.total_steps takes, if a rate is known)",
+        help="duration (default: the time that run.total_steps takes, at a speed given as below)",
     )
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument(

@@ -84,9 +84,10 @@ def load(
     """
     if algo not in NAMES and not algorithm_module(algo):
         near = difflib.get_close_matches(algo, NAMES, n=1, cutoff=0.6)
-        nearest = f"nearest: {near[0]}; " if near else ""
+        nearest = f"; nearest: {near[0]}" if near else ""
         raise ConfigError(
-            f"--algo {algo}: {nearest}it takes {', '.join(NAMES)}; others by their module, package.module"
+            f"unknown algorithm '{algo}'{nearest}; --algo takes {', '.join(NAMES)}, or the module of an "
+            "algorithm of your own"
         )
     above = upper_layers(overrides, sweep, environ)
     if not any("env.id" in layer.values for layer in above):

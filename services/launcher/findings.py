@@ -14,6 +14,7 @@ from troupe.services.launcher.view import RunView
 Run = TypeVar("Run")
 Threshold = TypeVar("Threshold")
 
+STARTING = "starting: services load their libraries, for some seconds, or longer where cores are busy"
 _SETTLED_S = 30.0  # before, starting processes take the processor and caches are cold
 
 
@@ -109,7 +110,7 @@ def _state(view: RunView) -> tuple[str, str] | None:
         return view.note, ""
     items = view.metrics.get("replay/items")
     if items is None:
-        return "starting", ""
+        return STARTING, ""
     # Not only before the first update: a resumed run may have lost its items, and then waits for new ones.
     if items < view.min_items and not view.metrics.get("speed/updates_per_s"):
         if view.actors == 0:

@@ -77,5 +77,5 @@ class RunView:
             details.append(f"version {self.metrics['eval/version']:.0f}")
         words = f"return {score:.2f}" + (f" ({', '.join(details)})" if details else "")
         if self.metrics.get("eval/version", self.version) < self.version:
-            return f"none of the last version, {self.version}; the newest one: {words}"
+            return f"{words}; the last version, {self.version}, has not been evaluated"
         return words

@@ -172,8 +172,20 @@ def test_help_is_complete(words: list[str], capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     assert "usage: troupe" in out
     if words and words[0] in ("train", "resume", "config"):
-        assert "--replay.batch_size" in out
-        assert "--agent.learning_rate" in out
+        assert "--sweep FILE" in out
+        assert "--section.field VALUE" in out
+        assert "`troupe config explain` lists all fields" in out
+        assert len(out.splitlines()) < 60
+
+
+def test_config_explain_without_a_field_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "explain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("[run] ")
+    assert sum(line.startswith("[agent] Algorithm `") for line in lines) > 4
+    for option in ("--replay.batch_size", "--agent.learning_rate", "--net.control"):
+        assert any(line.startswith(f"  {option} ") for line in lines)
+    assert max(map(len, lines)) <= 110
 
 
 def test_a_service_without_its_packages_says_what_to_install() -> None:

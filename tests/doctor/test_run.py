@@ -96,7 +96,10 @@ def test_what_an_ended_learner_said_last_is_no_state_of_the_run(folder, config):
     assert "(writing" in looked(run.run_directory(folder, config))["steps"].figure
     an_hour_ago = time.time() - 3600
     os.utime(folder / "status.json", (an_hour_ago, an_hour_ago))
-    assert "(writing" not in looked(run.run_directory(folder, config))["steps"].figure
+    checks = list(run.run_directory(folder, config))
+    assert "(writing" not in looked(checks)["steps"].figure
+    limits = [check for check in checks if check.area == "bottleneck"]
+    assert limits[0].figure == "the environment takes 50 ms a step"
 
 
 ODD = ["x", None, [], {}, -1, True, [1], [None], {"a": 1}, {"actor-0": 3}, float("inf"), [{"name": 5}]]
