@@ -40,6 +40,7 @@ class Ledger:
         self.problems: list[str] = []
         self.sent: dict[Key, tuple[int, ...]] = {}
         self.acked: set[Key] = set()
+        self.acks = 0  # also of those that a power cut has taken since
         self.unanswered: dict[tuple[str, int], set[Key]] = defaultdict(set)  # by shard and producer
         self.credit: dict[tuple[str, int], int] = {}
         self.most_credit: dict[tuple[str, int], int] = defaultdict(int)
@@ -135,6 +136,7 @@ class Ledger:
             if key in self.acked and self.talk.calm:
                 self.wrong(f"insert {key} is acknowledged twice")
             self.acked.add(key)
+            self.acks += 1
             self.unanswered[key[:2]].discard(key)
         elif kind == "ERROR":
             if fields.get("about") == "INSERT" and fields["kind"] != "gap":

@@ -131,8 +131,8 @@ def _judge(cluster: Cluster) -> None:
     # for each other when the last inserts come; whether those learn is for `lineage` to say.
     killed = not all(cluster.nodes[name].finished for name in cluster.replays)
     calm = cluster.world.now - cluster.plan.end_s > CALM_S and not killed and cluster.plan.learners == 1
-    if not ledger.acked or (calm and not ledger.updates):
-        ledger.wrong(f"{ledger.updates} updates, {len(ledger.acked)} inserts")
+    if not ledger.acks or (calm and not ledger.updates):
+        ledger.wrong(f"{ledger.updates} updates, {ledger.acks} inserts")
 
 
 def run_seed(seed: int, **options: object) -> Outcome:
