@@ -113,8 +113,7 @@ class Cluster:
             return
         node = self.world.node(name, self.host(name))
         self.nodes[name] = node
-        if name == "learner":
-            self.ledger.learner_from_s = self.world.now
+        self.ledger.last_start_s = self.world.now
         self.world.log("starts", name)
         role = name.partition("-")[0]
         node.start(lambda: self._bodies[role](node, name))

@@ -40,7 +40,6 @@ class Ledger:
         self.problems: list[str] = []
         self.sent: dict[Key, tuple[int, ...]] = {}
         self.acked: set[Key] = set()
-        self.acks = 0  # also of those that a power cut has taken since
         self.unanswered: dict[tuple[str, int], set[Key]] = defaultdict(set)  # by shard and producer
         self.credit: dict[tuple[str, int], int] = {}
         self.most_credit: dict[tuple[str, int], int] = defaultdict(int)
@@ -60,8 +59,9 @@ class Ledger:
         self._told: dict[int, tuple[int, float]] = {}
         """Steps that the learner has been told by a process, and when."""
         self._finished_s = 0.0
-        self.learner_from_s = 0.0
         self.power_cuts = 0
+        self.last_start_s = 0.0
+        """Of a process."""
         self._incarnations: dict[str, int] = {}
         self._numbers = 0
         calm_until_s = plan.faults[0].at_s if plan.faults else float("inf")
@@ -71,6 +71,11 @@ class Ledger:
         self.contents = Contents(self, plan)
         self._before: dict[int, int] = {}  # by step: the one before, where it has to be in the same insert
         self._steps_of: dict[tuple[int, int], list[int]] = defaultdict(list)  # by incarnation and slot
+
+    @property
+    def calm_from_s(self) -> float:
+        """When the last fault was over: one that waits for an update or an insert strikes after its time."""
+        return max(self.plan.end_s, self.last_start_s)
 
     @property
     def now_s(self) -> float:
@@ -136,7 +141,6 @@ class Ledger:
             if key in self.acked and self.talk.calm:
                 self.wrong(f"insert {key} is acknowledged twice")
             self.acked.add(key)
-            self.acks += 1
             self.unanswered[key[:2]].discard(key)
         elif kind == "ERROR":
             if fields.get("about") == "INSERT" and fields["kind"] != "gap":
@@ -263,9 +267,9 @@ class Ledger:
 
     def not_told(self, name: str) -> None:
         """The run has ended, and this process goes on."""
-        # A fault that waits for an update may strike long after its time. Those who have been without a
-        # learner for long try again every ten seconds or so, and it lingers for five.
-        if self._world.now > max(self.plan.end_s, self.learner_from_s) + 30.0:
+        # Those who have been without a learner for long try again every ten seconds or so, and it lingers for
+        # five.
+        if self._world.now > self.calm_from_s + 30.0:
             self.wrong(f"{name} has not been told of the end")
 
     def finished(self, steps: int, updates: int) -> None:
