@@ -78,9 +78,12 @@ def _serial(config: Config, run_dir: Path) -> None:
 
 def _deterministic(config: Config, run_dir: Path, *, resume: bool = False) -> None:
     from troupe import lockstep
+    from troupe.services.launcher.workspace import own_command, shell_path
 
     lockstep.train(config, run_dir, StopSignal().install(), resume=resume)
     print(f"run directory: {run_dir}")
+    print("to repeat its first minute and compare the weights:")
+    print(f"  {own_command()} verify {shell_path(run_dir)}")
 
 
 def _fix_arithmetic() -> None:
