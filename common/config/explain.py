@@ -8,19 +8,25 @@ import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from troupe.common.config.algorithms import ALGORITHMS, agent_model, algorithm_module, outside_names
+from troupe.common.config.algorithms import (
+    ALGORITHMS,
+    DEFAULT_ALGORITHM,
+    agent_model,
+    algorithm_module,
+    outside_names,
+)
 from troupe.common.config.fields import Role, UntypedAgentConfig, role_of
 from troupe.common.config.loading import Loaded, nearest_field
 from troupe.common.config.schema import SECTIONS
 from troupe.common.config.text import format_tables, format_value, is_array_of_tables
-from troupe.common.data.table_config import TableConfig, table_meanings
+from troupe.common.data.table_config import QUEUE, TableConfig, table_meanings
 from troupe.common.errors import ConfigError
 
 
@@ -111,6 +117,7 @@ def show_toml(loaded: Loaded, *, changed_only: bool = False) -> str:
     """
     models = {**SECTIONS, "agent": type(loaded.config.agent)}
     defaults = {section: model().model_dump(mode="json") for section, model in models.items()}
+    defaults["agent"]["algorithm"] = DEFAULT_ALGORITHM
     parts = []
     for section, values in loaded.config.to_dict().items():
         lines, blocks = [], []
@@ -120,6 +127,8 @@ def show_toml(loaded: Loaded, *, changed_only: bool = False) -> str:
             if changed_only and name in defaults[section] and defaults[section][name] == value:
                 continue
             if is_array_of_tables(value):
+                if changed_only:
+                    value = [_changed_of(entry) for entry in value]
                 heading, *rest = "\n\n".join(format_tables(f"{section}.{name}", value)).split("\n")
                 blocks.append("\n".join([f"{heading:<44}  # {origin}", *rest]))
                 continue
@@ -129,6 +138,14 @@ def show_toml(loaded: Loaded, *, changed_only: bool = False) -> str:
             parts.append("\n".join([f"[{section}]", *lines]))
         parts += blocks
     return "\n\n".join(parts)
+
+
+def _changed_of(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a replay table that are not at their defaults, and its name."""
+    defaults = {each.name: each.default for each in dataclasses.fields(TableConfig)}
+    if table["limiter"] == "queue":
+        defaults |= QUEUE
+    return {key: value for key, value in table.items() if key == "name" or value != defaults[key]}
 
 
 def _section(name: str, model: type[BaseModel], algorithm: str = "") -> SectionText:

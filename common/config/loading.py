@@ -39,6 +39,13 @@ _SYNONYMS = {
 _FORMS = {
     "tuple_type": "should be a list as in TOML, such as [256, 256]",
     "dict_type": "should be a table as in TOML, such as {a = 1}",
+    "int_parsing": "should be an integer",
+    "int_type": "should be an integer",
+    "int_from_float": "should be an integer",
+    "float_parsing": "should be a number",
+    "float_type": "should be a number",
+    "bool_parsing": "should be true or false",
+    "bool_type": "should be true or false",
 }
 # The fields that people set most, on the command line and in Python. Help and docs/configuration.md list
 # them.

@@ -119,6 +119,12 @@ def test_config_show_prints_toml_with_origins(capsys: pytest.CaptureFixture[str]
     assert changed["env"]["id"] == "gym:CartPole-v1"
     assert "seed" not in changed["run"]
     assert "net" not in changed
+    assert cli.main(["config", "show", "cartpole-ppo", "--changed"]) == 0
+    (tmp_path / "changed.toml").write_text(capsys.readouterr().out)
+    shown, preset = load_config(str(tmp_path / "changed.toml")), load_config("cartpole-ppo")
+    assert (shown.agent, shown.replay, shown.env) == (preset.agent, preset.replay, preset.env)
+    [table] = tomllib.loads((tmp_path / "changed.toml").read_text())["replay"]["tables"]
+    assert table == {"name": "default", "capacity": 64, "limiter": "queue"}
 
 
 def test_config_validate_accepts_every_preset(capsys: pytest.CaptureFixture[str]) -> None:

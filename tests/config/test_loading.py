@@ -164,7 +164,7 @@ def test_none_empties_an_optional_field(tmp_path: Path) -> None:
         ({"replay.batch_size": "true"}, ["replay.batch_size", "number"]),
         ({"replay.batch_size": "0"}, ["replay.batch_size", "greater than or equal to 1"]),
         ({"agent.learning_rate": "nan"}, ["agent.learning_rate", "finite"]),
-        ({"agent.double": "perhaps"}, ["agent.double", "perhaps", "boolean"]),
+        ({"agent.double": "perhaps"}, ["agent.double", "perhaps", "should be true or false"]),
         ({"env.reward_clip": "sing"}, ["env.reward_clip", "nearest: sign"]),
         ({"env.kwargs": "5"}, ["env.kwargs", "should be a table as in TOML, such as {a = 1}"]),
         ({"env.kwargs": "{length=3"}, ["env.kwargs", "such as {a = 1}"]),
