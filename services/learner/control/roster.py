@@ -48,6 +48,7 @@ class Peer:
         reports: how many it may make now.
         headers: bytes of headers that it may send now.
         told_end: it has been answered that the run is done.
+        spoke: it has said more than HELLO.
         beat_s: how often it is to send HEARTBEAT.
     """
 
@@ -70,6 +71,7 @@ class Peer:
     reports: Allowance = field(default_factory=claims.reports)
     headers: Allowance = field(default_factory=claims.headers)
     told_end: bool = False
+    spoke: bool = False
     beat_s: float = 1.0
 
     def take_clock(self, says_s: float, now_s: float) -> None:
@@ -109,6 +111,15 @@ class _Past:
 def _older(peer: Peer, other: Peer) -> bool:
     """Whether `peer` is known to have started before `other`: clocks of two kernels tell nothing."""
     return bool(peer.boot) and peer.boot == other.boot and peer.started_s < other.started_s
+
+
+def _may_be_dead(holder: Peer, peer: Peer) -> bool:
+    """Whether the HELLO of `holder` may have been read after that of `peer`, though it was said before.
+
+    Clocks tell in which order processes of one kernel started, but not those of two, as before and after a
+    power cut. One that lives says more as soon as it is answered.
+    """
+    return not holder.spoke and bool(holder.boot and peer.boot) and holder.boot != peer.boot
 
 
 class Roster:
@@ -181,6 +192,16 @@ class Roster:
         if peer.endpoint and len({*self._shards, peer.endpoint}) > MAX_SHARDS:
             raise RefusedError(messages.TOO_MANY, f"more than {MAX_SHARDS} replay shards; stop one first")
         past = self._remember(peer)
+        if (
+            peer.incarnation in past.incarnations[:-1]
+            and previous is not None
+            and _may_be_dead(previous, peer)
+        ):
+            raise RefusedError(
+                messages.NAME_TAKEN,
+                f"a process of another machine, or from before this one started anew, has said HELLO as "
+                f"{peer.name} since, and nothing else: the name is free when its lease ends",
+            )
         # A process that was replaced may still run, and must not take the name back. Nor must a dead one: its
         # HELLO may be read after that of the process that came after it.
         if peer.incarnation in past.incarnations[:-1] or (previous is not None and _older(peer, previous)):
@@ -199,6 +220,7 @@ class Roster:
         if previous is not None:
             # Joining again does not fill them.
             peer.reports, peer.headers = previous.reports, previous.headers
+            peer.spoke = previous.spoke and previous.incarnation == peer.incarnation
         if not past.incarnations or past.incarnations[-1] != peer.incarnation:
             past.incarnations = [*past.incarnations, peer.incarnation][-_REMEMBERED_INCARNATIONS:]
         past.slots = peer.slots
@@ -250,6 +272,9 @@ class Roster:
                 break
             self._remove(peer)
             self._budget.forget(peer.incarnation, peer.name)
+            if not peer.spoke:  # it may have been dead before it joined: who came before it may come back
+                past = self._remember(peer)
+                past.incarnations = [each for each in past.incarnations if each != peer.incarnation]
             gone.append(peer)
         return gone
 

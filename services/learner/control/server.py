@@ -393,6 +393,7 @@ class ControlServer:
             if peer is None:
                 self._hear_replaced(envelope, body)
                 raise RefusedError(messages.UNKNOWN_PEER, "say HELLO first")
+            peer.spoke = True
             return serve(peer, body)
 
         return handler

@@ -106,6 +106,27 @@ def test_a_restarted_process_takes_over_at_once_and_the_old_one_cannot_return(ro
     assert roster.names() == ["actor-0"]
 
 
+def test_a_dead_process_from_before_a_power_cut_keeps_a_name_for_its_lease_at_most(roster):
+    dead, alive = peer("replay-0", 1, role="replay"), peer("replay-0", 2, role="replay")
+    dead.boot, alive.boot = "before", "after"
+    join(roster, alive, 0, now_s=0.0)
+    join(roster, dead, 0, now_s=0.0)  # read after that of the other, though it was said before
+    again = peer("replay-0", 2, role="replay")
+    again.boot = "after"
+    with pytest.raises(RefusedError, match="when its lease ends") as caught:
+        join(roster, again, 0, now_s=1.0)
+    assert caught.value.kind == "name_taken"
+    assert [gone.incarnation for gone in roster.expire(10.5)] == [1]
+    join(roster, again, 0, now_s=10.5)
+    # One that lives and has been replaced stays out.
+    other = peer("replay-0", 3, role="replay")
+    other.boot = "third"
+    join(roster, other, 0, now_s=11.0)
+    other.spoke = True
+    with pytest.raises(RefusedError, match="unique"):
+        join(roster, again, 0, now_s=12.0)
+
+
 def test_the_same_process_may_join_again_through_a_new_socket(roster):
     join(roster, peer("actor-0", 1), 4)
     again = peer("actor-0", 1)
