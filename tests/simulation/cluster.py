@@ -235,7 +235,8 @@ class Cluster:
         if self.host("learner") == host:
             self._cut_run()
         self.world.reboot(host)
-        self.ledger.power_cuts += bool(shards)
+        if shards:
+            self.ledger.cuts_s.append(self.world.now)
 
     def _cut_run(self) -> None:
         """Leave of the checkpoints what their disk may have of them, and all else of the run."""

@@ -40,6 +40,7 @@ class Ledger:
         self.problems: list[str] = []
         self.sent: dict[Key, tuple[int, ...]] = {}
         self.acked: set[Key] = set()
+        self._acked_s: dict[Key, float] = {}
         self.unanswered: dict[tuple[str, int], set[Key]] = defaultdict(set)  # by shard and producer
         self.credit: dict[tuple[str, int], int] = {}
         self.most_credit: dict[tuple[str, int], int] = defaultdict(int)
@@ -59,7 +60,8 @@ class Ledger:
         self._told: dict[int, tuple[int, float]] = {}
         """Steps that the learner has been told by a process, and when."""
         self._finished_s = 0.0
-        self.power_cuts = 0
+        self.cuts_s: list[float] = []
+        """When shards lost power."""
         self.last_start_s = 0.0
         """Of a process."""
         self._incarnations: dict[str, int] = {}
@@ -71,6 +73,20 @@ class Ledger:
         self.contents = Contents(self, plan)
         self._before: dict[int, int] = {}  # by step: the one before, where it has to be in the same insert
         self._steps_of: dict[tuple[int, int], list[int]] = defaultdict(list)  # by incarnation and slot
+
+    @property
+    def power_cuts(self) -> int:
+        """How often shards lost power."""
+        return len(self.cuts_s)
+
+    def may_be_given(self, number: int) -> int:
+        """How often a step of a queue may be handed out.
+
+        After a power cut what was handed out may be there again; and once more where its insert had not been
+        acknowledged, and was sent again.
+        """
+        acked_s = self._acked_s.get(self.owner.get(number) or ("", 0, 0), float("inf"))
+        return 1 + len(self.cuts_s) + sum(cut_s < acked_s for cut_s in self.cuts_s)
 
     @property
     def calm_from_s(self) -> float:
@@ -141,6 +157,7 @@ class Ledger:
             if key in self.acked and self.talk.calm:
                 self.wrong(f"insert {key} is acknowledged twice")
             self.acked.add(key)
+            self._acked_s.setdefault(key, self._world.now)
             self.unanswered[key[:2]].discard(key)
         elif kind == "ERROR":
             if fields.get("about") == "INSERT" and fields["kind"] != "gap":

@@ -133,9 +133,8 @@ class Lineage:
             return
         for each in ids:
             for number in self._shares[each][1]:
-                # What had just been handed out may come again after a power cut.
                 before = sum(self.descends(parent, digest) for digest in self._within[number])
-                if before > self._ledger.power_cuts:
+                if before >= self._ledger.may_be_given(number):
                     self._wrong(f"step {number} of a queue is learned from twice, in update {updates} again")
 
     def enters(self, node: Node, epoch: str, rank: int, digest: str, updates: int) -> None:
