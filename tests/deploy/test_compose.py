@@ -89,16 +89,7 @@ def test_what_trains_has_no_way_out(services: dict[str, Any]) -> None:
 
 
 def test_shards_and_what_a_mistake_does(services: dict[str, Any]) -> None:
-    for name in (
-        "learner",
-        "learner-gpu",
-        "learner-peer",
-        "replay",
-        "actor",
-        "evaluator",
-        "tensorboard",
-        "board",
-    ):
+    for name in (*SERVICES, "learner-gpu", "learner-peer"):
         assert services[name]["environment"]["TROUPE_HOLD"] == "1", name
     # Each replica has an address and a number of its own; one name for all would be anybody's.
     assert "TROUPE_ADVERTISE" not in services["replay"]["environment"]

@@ -247,10 +247,9 @@ class Ledger:
                 if key is None or key[0] != batch.shard:
                     self.wrong(f"step {number} of a batch from {batch.shard} was never stored there")
             self.learned_numbers.update(numbers.tolist())
-            # What had just been handed out may come again after a power cut, and once more with its insert,
-            # where that had not been acknowledged.
-            most = 1 + 2 * self.power_cuts
-            if self.plan.table == "queue" and any(self.learned_numbers[n] > most for n in numbers.tolist()):
+            if self.plan.table == "queue" and any(
+                self.learned_numbers[number] > self.may_be_given(number) for number in numbers.tolist()
+            ):
                 self.wrong(f"steps {numbers.tolist()} of a queue are learned from twice")
 
     def expired(self, identity: bytes, liveness_s: float) -> None:

@@ -192,19 +192,16 @@ class Roster:
         if peer.endpoint and len({*self._shards, peer.endpoint}) > MAX_SHARDS:
             raise RefusedError(messages.TOO_MANY, f"more than {MAX_SHARDS} replay shards; stop one first")
         past = self._remember(peer)
-        if (
-            peer.incarnation in past.incarnations[:-1]
-            and previous is not None
-            and _may_be_dead(previous, peer)
-        ):
+        was_replaced = peer.incarnation in past.incarnations[:-1]
+        if was_replaced and previous is not None and _may_be_dead(previous, peer):
             raise RefusedError(
                 messages.NAME_TAKEN,
-                f"a process of another machine, or from before this one started anew, has said HELLO as "
+                "a process of another machine, or from before this one started anew, has said HELLO as "
                 f"{peer.name} since, and nothing else: the name is free when its lease ends",
             )
         # A process that was replaced may still run, and must not take the name back. Nor must a dead one: its
         # HELLO may be read after that of the process that came after it.
-        if peer.incarnation in past.incarnations[:-1] or (previous is not None and _older(peer, previous)):
+        if was_replaced or (previous is not None and _older(peer, previous)):
             raise RefusedError(
                 messages.REFUSED_SUPERSEDED,
                 f"another process has joined as {peer.name} since; names must be unique in a run",

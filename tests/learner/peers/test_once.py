@@ -1,5 +1,6 @@
 """A share is learned from once, whatever becomes of the learners that it is brought to."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -60,21 +61,35 @@ def make_share(agent, seed):
     return Share(lambda *told: batch, ROWS, 5, 0.0)
 
 
+@contextlib.contextmanager
+def beside(first, agent, second):
+    """`first` learns on a thread; both are closed at the end, `second` before: the other may wait for it."""
+    done = threading.Event()
+
+    def learn():
+        while not done.is_set():
+            first.learn(make_share(agent, 1))
+
+    thread = threading.Thread(target=learn)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        second.close()
+        thread.join()
+        first.close()
+
+
 def test_a_share_of_an_update_that_others_completed_is_not_brought_again_two_epochs_later():
-    store, done = dist.HashStore(), threading.Event()
+    store = dist.HashStore()
     together = [Seat(epoch, rank, 2, 0, "127.0.0.1") for epoch in (0, 2) for rank in (0, 1)]
     owner, first = make_team(1, Given(store, *together[0::2]), owner=True)
     # In between it has a seat alone, and gives it up without an update.
     alone = Seat(1, 0, 1, 0, "")
     other, second = make_team(2, Given(store, together[1], alone, together[3]), owner=False)
 
-    def lead():
-        while not done.is_set():
-            first.learn(make_share(owner, 1))
-
-    thread = threading.Thread(target=lead)
-    thread.start()
-    try:
+    with beside(first, owner, second):
         learn, brought = other.update, []
 
         def lose(batch):
@@ -92,31 +107,15 @@ def test_a_share_of_an_update_that_others_completed_is_not_brought_again_two_epo
         assert learned.taken
         assert not learned.moved
         assert len(brought) == 1
-    finally:
-        done.set()
-        second.close()
-        thread.join()
-        first.close()
 
 
 def test_one_that_leaves_while_the_owner_is_away_does_not_wait_for_it():
-    store, done = dist.HashStore(), threading.Event()
+    store = dist.HashStore()
     teams = [
         make_team(seed, Given(store, Seat(0, seed, 2, 0, "127.0.0.1")), owner=seed == 0) for seed in (0, 1)
     ]
     (lead, first), (other, second) = teams
 
-    def go_on():
-        while not done.is_set():
-            first.learn(make_share(lead, 1))
-
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    try:
+    with beside(first, lead, second):
         until(lambda: second.learn(make_share(other, 2)).moved)
         assert second.let_go()
-    finally:
-        done.set()
-        second.close()
-        thread.join()
-        first.close()
