@@ -69,6 +69,9 @@ Limit = Row[Measured, float]
 measured, and counts from the threshold on. What only names a side (the actors, the learner, the processor) is
 quieter than what names a cause."""
 
+PAGES = ("tensorboard", "board")
+"""Services that only show a run: it learns the same without them, so they are never what limits it."""
+
 
 def verdict(view: RunView) -> tuple[str, str]:
     """Say what limits the run, and what would help (empty: nothing, or it will pass)."""
@@ -98,7 +101,8 @@ def _state(view: RunView) -> tuple[str, str] | None:
         return (f"waiting for {', '.join(left)} to end" if left else ended), ""
     if view.disk:
         return view.disk, "make room there: until then nothing is recorded, and replay may hold actors up"
-    troubled = [s for s in view.services if s.state not in ("running", "done", "stopped")]
+    well = ("running", "done", "stopped")
+    troubled = [s for s in view.services if s.state not in well and s.name not in PAGES]
     if troubled:
         return f"{troubled[0].name}: {troubled[0].state}", ""
     if view.silent:

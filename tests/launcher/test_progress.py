@@ -95,6 +95,12 @@ def changed(**metrics):
         ),
         (view({"updates": 9_000, "metrics": {"speed/updates_per_s": 0.0}}), "starting", ""),
         (view(services=[ServiceView("actor-0", "restarts in 4 s")]), "actor-0: restarts in 4 s", ""),
+        # A run learns the same without its pages.
+        (
+            view({**STATUS, "note": "last evaluation"}, [ServiceView("board", "failed")]),
+            "last evaluation",
+            "",
+        ),
         (view({**STATUS, "note": "last evaluation"}), "last evaluation", ""),
         (
             view({"note": "x"}, [ServiceView("learner", "done"), ServiceView("replay", "running")]),
