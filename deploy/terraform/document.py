@@ -18,6 +18,54 @@ _BLOCK = re.compile(r'^(variable|output) "(\w+)" \{\n(.*?)^\}', re.MULTILINE | r
 _ATTRIBUTE = re.compile(r"^  (\w+) += (.*?)(?=^  \w|\Z)", re.MULTILINE | re.DOTALL)
 _NOTE = "<!-- Made by `make docs` from the .tf files of this folder: edit those. -->\n"
 
+# Of the root alone. No link leads out of the folder, which the registry has in a repository of its own.
+_USE = """
+The guide is `docs/aws.md` in Troupe's repository: images, keys, prices, and how a run ends. In a clone, use
+this folder as it is. From a configuration of your own, name it as a module:
+
+```hcl
+provider "aws" {
+  region = "us-east-1"
+}
+
+module "troupe" {
+  source  = "NAMESPACE/troupe/aws"
+  version = "0.1.0" # the version of Troupe in your images
+
+  run                   = "cartpole"
+  preset                = "cartpole-apex"
+  keys_dir              = "keys/cartpole"         # made by `troupe keys new keys/cartpole`
+  cpu_image_id          = "ami-0123456789abcdef0" # made by Packer
+  learner_device        = "cpu"
+  learner_instance_type = "c6i.large"
+}
+
+output "troupe" {
+  value = module.troupe
+}
+```
+
+`NAMESPACE` is the owner in the registry. Without the registry, `source` is the address of a Git repository,
+and there is no `version`: `git::https://HOST/OWNER/troupe.git//deploy/terraform?ref=v0.1.0`. The examples
+name this folder as `../..`; in a copy of an example, replace that by one of these addresses.
+
+## Publishing
+
+The Terraform registry takes a module from a public GitHub repository named `terraform-aws-troupe`. Its root
+is this folder, and each tag is a version. In a clone of Troupe, at the commit of the release:
+
+<!-- not run: an account at GitHub -->
+```sh
+git subtree split --prefix deploy/terraform --branch terraform-aws-troupe
+module=git@github.com:NAMESPACE/terraform-aws-troupe.git
+git push "$module" terraform-aws-troupe:main terraform-aws-troupe:refs/tags/v0.1.0
+```
+
+The first time, create the empty repository before. Afterwards, choose it at <https://registry.terraform.io>
+(*Publish*, *Module*). From then on, the registry finds new tags by itself. A private registry takes the same
+repository.
+"""
+
 
 def blocks(folder: Path, kind: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Name and attributes of every variable, or output, of a folder, in the order of its files."""
@@ -40,10 +88,10 @@ def purpose(folder: Path) -> str:
 
 def readme(folder: Path, root: Path) -> str:
     """The whole page of a folder."""
-    title = "Terraform configuration" if folder == root else folder.name
+    title = "Terraform module" if folder == root else folder.name
     text = f"{_NOTE}# {title}\n\n{purpose(folder)}"
     if folder == root:
-        text += "\n[docs/aws.md](../../docs/aws.md) is the guide.\n"
+        text += _USE
         for part in ("modules", "examples"):
             text += f"\n## {part.capitalize()}\n\n| folder | purpose |\n|---|---|\n"
             for one in sorted(path.parent for path in (folder / part).glob("*/main.tf")):

@@ -45,6 +45,34 @@ def test_terraform_tests(terraform: str, workspace: Path) -> None:
     assert ", 0 failed" in output
 
 
+def test_a_module_block_finds_it_in_a_repository_of_its_own(
+    terraform: str, workspace: Path, cloud: Cloud, keys_dir: Path, tmp_path: Path
+) -> None:
+    """The block of the README, with the address of a tag in the place of the registry's."""
+    module = shutil.copytree(
+        workspace,
+        tmp_path / "terraform-aws-troupe",
+        ignore=shutil.ignore_patterns(".terraform", "*.tfstate*"),
+    )
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["tag", "v0.1.0"]):
+        run(*git, *words, cwd=module, env=cloud.env)
+    (block,) = re.findall(
+        r"^```hcl\n(.*?)^```", (TERRAFORM / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    named = 'source  = "NAMESPACE/troupe/aws"'
+    assert named in block
+    text = block.replace(named, f'source = "git::file://{module}?ref=v0.1.0"').replace(
+        '"keys/cartpole"', f'"{keys_dir}"'
+    )
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "main.tf").write_text(re.sub(r"^  version = .*\n", "", text, flags=re.MULTILINE))
+    run(terraform, *init_words(), cwd=folder, env=cloud.env)
+    output = run(terraform, "plan", "-input=false", "-no-color", cwd=folder, env=cloud.env)
+    assert re.search(r"Plan: \d+ to add, 0 to change, 0 to destroy", output)
+
+
 def test_checkov_finds_nothing(deploy_python: str) -> None:
     checkov = os.environ.get("TROUPE_CHECKOV") or str(Path(deploy_python).with_name("checkov"))
     if shutil.which(checkov) is None:

@@ -6,11 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.deploy.conftest import TERRAFORM
+from tests.deploy.conftest import ROOT, TERRAFORM
 
 FOLDERS = [TERRAFORM, *sorted(file.parent for file in TERRAFORM.glob("*/*/main.tf"))]
 NAMES = [str(folder.relative_to(TERRAFORM)) for folder in FOLDERS]
@@ -67,6 +68,26 @@ def test_an_input_without_a_description_is_one_line(copy: Path) -> None:
     done = document(copy)
     assert done.returncode == 1
     assert done.stderr == f'{file}: variable "one" has no description\n'
+
+
+def test_the_folder_can_be_a_repository_of_its_own() -> None:
+    """As the registry takes it: with a license, and with nothing that leads out of the folder."""
+    assert (TERRAFORM / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    for folder in FOLDERS:
+        files = {file.name for file in folder.iterdir()}
+        assert {"main.tf", "versions.tf", "README.md"} <= files
+        assert {"variables.tf", "outputs.tf"} <= files or folder.parent.name == "examples"
+        links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (folder / "README.md").read_text())
+        text = "".join(file.read_text() for file in sorted(folder.glob("*.tf")))
+        for name in [*links, *re.findall(r'source += "(\.[^"]*)"', text)]:
+            assert (folder / name).resolve().is_relative_to(TERRAFORM), f"{folder}: {name}"
+            assert (folder / name).exists(), f"{folder}: {name}"
+
+
+def test_the_module_block_asks_for_this_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    text = (TERRAFORM / "README.md").read_text()
+    assert set(re.findall(r'version = "([^"]+)"|/?v(\d[\d.]*\d)', text)) == {(version, ""), ("", version)}
 
 
 def test_conditions_for_all_values_need_their_key() -> None:
