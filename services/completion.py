@@ -12,7 +12,7 @@ from typing import Any
 import argcomplete
 
 from troupe.common.config import preset_names
-from troupe.common.config.loading import SHORT_NAMES
+from troupe.common.config.names import SHORT_NAMES
 from troupe.common.config.schema import SECTIONS
 from troupe.services.commands import COMMANDS
 

@@ -23,7 +23,6 @@ from troupe.common.config.loading import (
     load_config,
     load_layers,
     read_config,
-    section_from_dict,
     with_overrides,
 )
 from troupe.common.config.presets import preset_names, preset_summary
@@ -38,6 +37,7 @@ from troupe.common.config.schema import (
     NetConfig,
     RunConfig,
 )
+from troupe.common.config.validation import section_from_dict
 
 __all__ = [
     "ActorConfig",

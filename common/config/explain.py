@@ -23,7 +23,8 @@ from troupe.common.config.algorithms import (
     outside_names,
 )
 from troupe.common.config.fields import Role, UntypedAgentConfig, role_of
-from troupe.common.config.loading import Loaded, nearest_field
+from troupe.common.config.loading import Loaded
+from troupe.common.config.names import nearest_field
 from troupe.common.config.schema import SECTIONS
 from troupe.common.config.text import format_tables, format_value, is_array_of_tables
 from troupe.common.data.table_config import QUEUE, TableConfig, table_meanings

@@ -93,7 +93,7 @@ def split_overrides(
 
 def _without_value(name: str, options: Collection[str]) -> str:
     """What is wrong with a last word that is none of the command's options: only a field may be one."""
-    from troupe.common.config.loading import SHORT_NAMES
+    from troupe.common.config.names import SHORT_NAMES
 
     short = [f"--{each.replace('_', '-')}" for each in SHORT_NAMES]
     if "." in name or name.replace("_", "-") in short:

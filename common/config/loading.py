@@ -12,50 +12,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from troupe.common.config.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, agent_model
-from troupe.common.config.fields import AgentConfig, UntypedAgentConfig, role_of
+from troupe.common.config.fields import UntypedAgentConfig, role_of
+from troupe.common.config.names import canonical, resolve
 from troupe.common.config.presets import preset_id, read_bases, read_toml
 from troupe.common.config.schema import SECTIONS, Config
-from troupe.common.config.text import format_value, parse_value
+from troupe.common.config.text import parse_value
+from troupe.common.config.validation import validated, validated_with
 from troupe.common.errors import ConfigError
 from troupe.common.families import FAMILIES
 
 ENV_PREFIX = "TROUPE_"
-# What other programs call a field: no likeness of letters leads from one to the other.
-_SYNONYMS = {
-    **dict.fromkeys(("lr", "learning_rate", "step_size"), "agent.learning_rate"),
-    **dict.fromkeys(("device", "cuda", "gpu"), "learner.device"),
-    **dict.fromkeys(("env", "env_id", "env_name", "game"), "env.id"),
-    **dict.fromkeys(("num_envs", "n_envs", "envs"), "actor.slots"),
-    **dict.fromkeys(("workers", "num_workers", "num_actors", "actors"), "actor.processes"),
-    **dict.fromkeys(("buffer_size", "replay_size", "memory_size", "capacity"), "replay.capacity_items"),
-    **dict.fromkeys(("learning_starts", "warmup"), "replay.min_items"),
-    **dict.fromkeys(("steps", "timesteps", "total_timesteps", "num_steps"), "run.total_steps"),
-    **dict.fromkeys(("discount", "discount_factor"), "agent.gamma"),
-}
-# What pydantic would call a valid tuple or dictionary.
-_FORMS = {
-    "tuple_type": "should be a list as in TOML, such as [256, 256]",
-    "dict_type": "should be a table as in TOML, such as {a = 1}",
-    "int_parsing": "should be an integer",
-    "int_type": "should be an integer",
-    "int_from_float": "should be an integer",
-    "float_parsing": "should be a number",
-    "float_type": "should be a number",
-    "bool_parsing": "should be true or false",
-    "bool_type": "should be true or false",
-}
-# The fields that people set most, on the command line and in Python. Help and docs/configuration.md list
-# them.
-SHORT_NAMES = {
-    "env": "env.id",
-    "seed": "run.seed",
-    "total_steps": "run.total_steps",
-    "keys": "net.keys_dir",
-    "init_from": "learner.init_from",
-}
 
 
 @dataclass(frozen=True)
@@ -169,7 +138,7 @@ def merge(layers: Iterable[Layer]) -> Loaded:
     # key.
     for layer in reversed(layers):
         for key, value in layer.values.items():
-            path, inner, annotation = _resolve(key, agent, layer.name)
+            path, inner, annotation = resolve(key, agent, layer.name)
             if layer.is_text and isinstance(value, str):
                 value = parse_value(value, Any if inner else annotation)
             if inner:
@@ -180,7 +149,7 @@ def merge(layers: Iterable[Layer]) -> Loaded:
                 value = _merged(values[path], value)
             values[path] = value
             origins[path] = layer.name
-    config = _validated(values, origins)
+    config = validated(values, origins)
     for section, model in (*SECTIONS.items(), ("agent", type(config.agent))):
         for name in model.model_fields:
             origins.setdefault(f"{section}.{name}", "default")
@@ -286,7 +255,7 @@ def config_from_dict(
         raise ConfigError(f"{source} is no configuration: it has no sections")
     if not typed_agent:
         origins = dict.fromkeys(flat(values, source), source)
-        return _validated_with(UntypedAgentConfig, values, origins)
+        return validated_with(UntypedAgentConfig, values, origins)
     return merge([Layer(source, flat(values, source))]).config
 
 
@@ -358,12 +327,6 @@ def flat(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
     return values
 
 
-def canonical(key: str) -> str:
-    """The `section.field` that `key` names: dashes are underscores, and some fields have short names."""
-    key = key.replace("-", "_")
-    return SHORT_NAMES.get(key, key)
-
-
 def _agent_model(layers: list[Layer]) -> type[BaseModel]:
     for layer in layers:
         if "agent.algorithm" in layer.values:
@@ -391,78 +354,6 @@ def _check_presets_agent(layers: list[Layer], agent: type[BaseModel]) -> None:
             )
 
 
-def _resolve(key: str, agent: type[BaseModel], source: str) -> tuple[str, list[str], Any]:
-    """Return (`section.field`, names inside a dictionary field, the field's type)."""
-    models = {**SECTIONS, "agent": agent}
-    section, *names = key.split(".")
-    if not names:
-        raise ConfigError(f"unknown field {key!r} ({source}); {_near(key, models)}")
-    if section not in models:
-        raise ConfigError(f"unknown section {section!r} ({source}); {_near_section(section, key, models)}")
-    name, *inner = names
-    model = models[section]
-    if name not in model.model_fields:
-        # Nobody here knows the algorithm's fields, so none can be refused; the learner checks them.
-        if model is UntypedAgentConfig:
-            return f"{section}.{name}", inner, Any
-        raise ConfigError(
-            f"unknown field {section}.{name} ({source}); {_of_others(name, model, key, models)}"
-        )
-    annotation = model.model_fields[name].annotation
-    if inner and "dict" not in str(annotation):
-        raise ConfigError(f"{section}.{name} has no fields of its own ({source}): {key}")
-    return f"{section}.{name}", inner, annotation
-
-
-def _near_section(section: str, key: str, models: Mapping[str, type[BaseModel]]) -> str:
-    """Return advice: the section that `section` resembles, with the field if it has that; else as `_near`."""
-    near = difflib.get_close_matches(section, models, n=1, cutoff=0.7)
-    name = key.split(".")[1]
-    if not near or name in _SYNONYMS:
-        return _near(key, models)
-    return f"nearest: {near[0]}" + (f".{name}" if name in models[near[0]].model_fields else "")
-
-
-def _of_others(name: str, model: type[BaseModel], key: str, models: Mapping[str, type[BaseModel]]) -> str:
-    """Return whose field `name` is, where it is one of other algorithms; else the nearest field."""
-    if issubclass(model, AgentConfig):
-        owners = [algorithm for algorithm in ALGORITHMS if name in agent_model(algorithm).model_fields]
-        if owners:
-            return f"it is a field of {', '.join(owners)}, not of {model.model_fields['algorithm'].default}"
-    return _near(key, models)
-
-
-def nearest_field(path: str) -> str:
-    """Return advice that names the valid field nearest to `path`, over all sections and algorithms."""
-    agents = [{"agent": agent_model(algorithm)} for algorithm in ALGORITHMS]
-    return _near(path, SECTIONS, *agents)
-
-
-def _near(key: str, *models: Mapping[str, type[BaseModel]]) -> str:
-    """Return advice: the valid name closest to `key`, by its last part first, then as a whole."""
-    section, _, name = key.partition(".")
-    # Unless it names a field that exists: `replay.capacity` means replay, whatever others call it.
-    if (name or section) in _SYNONYMS and not (name and section in SECTIONS):
-        return f"nearest: {_SYNONYMS[name or section]}"
-    sections = [section for several in models for section in several.items()]
-    paths = {f"{part}.{field}": field for part, model in sections for field in model.model_fields}
-    within = [path for path in paths if path.startswith(f"{section}.")]
-    near = difflib.get_close_matches(key, within, n=1, cutoff=0.7)
-    if not near:
-        wanted = name or section
-        # The name is compared alone as well as with its section: `train.batch_size` should lead to
-        # `replay.batch_size`, which has little in common with it as a whole.
-        ranked = sorted(
-            paths,
-            key=lambda path: max(
-                difflib.SequenceMatcher(None, wanted, paths[path]).ratio(),
-                difflib.SequenceMatcher(None, key, path).ratio(),
-            ),
-        )
-        near = ranked[-1:]
-    return f"nearest: {near[0]}"
-
-
 def _nested(names: list[str], value: Any) -> Any:
     for name in reversed(names):
         value = {name: value}
@@ -475,75 +366,3 @@ def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
         old = result.get(key)
         result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return result
-
-
-def section_from_dict(name: str, values: Any, *, source: str = "configuration") -> Any:
-    """Return one section of a configuration from plain values, such as a peer's WELCOME carries.
-
-    Args:
-        name: of the section.
-        values: by field.
-        source: who says so, for the error.
-
-    Raises ConfigError where they are not valid.
-    """
-    try:
-        return SECTIONS[name].model_validate(values)
-    except ValidationError as error:
-        fields = values if isinstance(values, Mapping) else {}
-        origins = {f"{name}.{field}": source for field in fields}
-        raise ConfigError(_explain(error, origins, name)) from None
-
-
-def _validated(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
-    tables: dict[str, dict[str, Any]] = {}
-    for path, value in values.items():
-        section, _, name = path.partition(".")
-        tables.setdefault(section, {})[name] = value
-    algorithm = tables.get("agent", {}).get("algorithm", DEFAULT_ALGORITHM)
-    return _validated_with(agent_model(algorithm), tables, origins)
-
-
-def _validated_with(model: type[BaseModel], tables: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
-    try:
-        # On its own, for an error that names the field: inside Config the section is opaque.
-        agent = model.model_validate(tables.get("agent", {}))
-    except ValidationError as error:
-        raise ConfigError(_explain(error, origins, "agent")) from None
-    try:
-        return Config.model_validate({**tables, "agent": agent})
-    except ValidationError as error:
-        raise ConfigError(_explain(error, origins)) from None
-
-
-def _explain(error: ValidationError, origins: Mapping[str, str], *prefix: str) -> str:
-    """Return the first problem on one line: field, value, where it came from, what it should be."""
-    problem = error.errors(include_url=False)[0]
-    # pydantic's location of a union goes on with the branch that failed; only section and field mean anything
-    # to a user.
-    location = [*prefix, *(str(part) for part in problem["loc"])]
-    path, value = ".".join(location[:2]), problem["input"]
-    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    message, advice = _FORMS.get(problem["type"], message), ""
-    if problem["type"] == "literal_error":
-        options = [
-            option.strip(" '") for option in problem["ctx"]["expected"].replace(" or ", ", ").split(", ")
-        ]
-        near = difflib.get_close_matches(str(value), options, n=1, cutoff=0.5)
-        advice = f"; nearest: {near[0]}" if near else ""
-    # A table would be printed whole, which is the part of the message nobody reads.
-    if isinstance(value, str | int | float | bool | list):
-        shown = format_value(value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        # People put a list of values to try where the value stands; the field's own error would not help
-        # them.
-        if isinstance(value, list) and origins.get(path, "").startswith("file "):
-            advice += (
-                "; this file is laid over the preset, with one value for each field; several to "
-                "try stand under [sweep.grid], for `troupe sweep`"
-            )
-        return f"{'.'.join(location)} = {shown} ({origins.get(path, 'default')}): {message}{advice}".replace(
-            "\n", " "
-        )
-    origin = f" ({origins[path]})" if path in origins else ""
-    return f"{'.'.join(location) + origin + ': ' if location else ''}{message}{advice}".replace("\n", " ")

@@ -11,7 +11,7 @@ from typing import Any
 
 from troupe.common.config import load_config
 from troupe.common.config.field_options import parse_with_fields
-from troupe.common.config.loading import canonical
+from troupe.common.config.names import canonical
 from troupe.common.config.presets import preset_id
 from troupe.common.errors import ConfigError
 from troupe.common.runtime import StopSignal

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from troupe.common.config.fields import role_of
-from troupe.common.config.loading import canonical, nearest_field
+from troupe.common.config.names import canonical, nearest_field
 from troupe.common.config.presets import is_path
 from troupe.common.config.schema import SECTIONS
 from troupe.common.config.text import format_value

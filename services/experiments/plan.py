@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from troupe.common.config.loading import canonical
+from troupe.common.config.names import canonical
 from troupe.common.config.presets import is_path, preset_id, read_preset, read_toml
 from troupe.common.config.text import format_toml, format_value, load_toml
 from troupe.common.errors import ConfigError

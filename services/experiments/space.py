@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from troupe.common.config.loading import canonical
+from troupe.common.config.names import canonical
 from troupe.common.errors import ConfigError
 
 _DIGITS = 4
