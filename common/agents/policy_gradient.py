@@ -120,8 +120,8 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     adjustment_speed: float = tunable(10.0, "Speed with which weights are adjusted to their targets.", gt=0)
     target_period_updates: int = tunable(
         0,
-        "ppo: clip the ratio around a copy of the policy that is updated this often, as in IMPACT; 0 = "
-        "around the policy that acted.",
+        "ppo: clip the ratio, and measure KL for the schedule kl, around a copy of the policy that is "
+        "updated this often, as in IMPACT; 1 = the policy that begins an update; 0 = the one that acted.",
         ge=0,
     )
     target_ratio_bar: float = tunable(2.0, "Maximum weight of the acting policy relative to that copy.", gt=0)
@@ -147,8 +147,10 @@ class JudgedSteps(Steps):
     behaviour: Tensor
     """Parameters of the policy that acted."""
     advantage: Tensor
+    proximal: Tensor
+    """Parameters of the policy around which the ratio is clipped: the target's, else `behaviour`."""
     anchor: Tensor
-    """`log(mu / pi_target)` clipped from above: 0 without a target network."""
+    """`log(mu / pi_proximal)`, clipped from above."""
 
 
 class _Adjusted(nn.Module):
@@ -171,7 +173,9 @@ class _Adjusted(nn.Module):
         )
         # As `Multiplier`: on a logarithmic scale, with a speed of its own beside the network's learning rate.
         self.log_temperature = nn.Parameter(torch.tensor(config.vmpo_temperature).log() / self._speed)
-        self.target = copy.deepcopy(net).requires_grad_(False) if config.target_period_updates else None
+        # Moved after each update, it would be the network as it is when the next one begins.
+        moves_rarely = config.target_period_updates > 1
+        self.target = copy.deepcopy(net).requires_grad_(False) if moves_rarely else None
 
     @property
     def temperature(self) -> Tensor:
@@ -244,7 +248,8 @@ class PolicyGradientAgent(NetworkAgent):
         log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
         # log(pi / mu) + log(mu / pi_target) = log(pi / pi_target): IMPACT's ratio, with the weight of mu
         # against the target clipped beforehand (Luo et al. 2020).
-        gradient = self._policy_loss(log_probs, log_ratio + steps.anchor, steps.advantage)
+        log_ratio = log_ratio + steps.anchor
+        gradient = self._policy_loss(log_probs, log_ratio, steps.advantage)
         baseline = policy_losses.value_errors(
             values, steps.value, steps.target, self.config.value_clip, self._huber_delta
         ).mean()
@@ -254,6 +259,7 @@ class PolicyGradientAgent(NetworkAgent):
             "entropy": self.policy.entropy(params).mean(),
             "kl_pi_mu": self.policy.kl(params, steps.behaviour).mean(),
             "behaviour_kl": self.policy.kl(steps.behaviour, params).mean(),
+            "moved_kl": self.policy.kl(steps.proximal, params).mean(),
             "kl_reference": self.policy.kl(reference, params).mean(),
         }
         loss = gradient + self.config.baseline_cost * baseline
@@ -305,17 +311,18 @@ class PolicyGradientAgent(NetworkAgent):
     @torch.no_grad()
     def _estimated(self, unrolls: Unrolls, previous: JudgedSteps | None) -> JudgedSteps:
         """The batch with values, advantages and value targets of the present weights."""
-        config, learner, target = self.config, self.learner, self.adjusted.target
+        config, learner = self.config, self.learner
         if previous is not None and not config.recompute_advantages:
             return previous
         params, values = learner.evaluated(unrolls)
         actions = unrolls.last_action[1:]
         log_mu = self.policy.log_prob(unrolls.behaviour, actions)
-        anchor = torch.zeros_like(log_mu)
+        proximal, anchor = unrolls.behaviour, torch.zeros_like(log_mu)
         log_pi = self.policy.log_prob(params[:-1], actions)
-        if target is not None:
-            # V-trace then values the policy of the target network, towards which learning is held.
-            log_pi = self.policy.log_prob(learner.evaluated(unrolls, target)[0][:-1], actions)
+        if config.target_period_updates:
+            proximal = self._target_policy(unrolls, params[:-1], previous)
+            # V-trace then values the target's policy, towards which learning is held.
+            log_pi = self.policy.log_prob(proximal, actions)
             anchor = (log_mu - log_pi).clamp(max=float(np.log(config.target_ratio_bar)))
         said, values = values, self.net.in_returns(values)
         advantages, targets = self._advantages(unrolls, log_pi - log_mu, values)
@@ -338,10 +345,17 @@ class PolicyGradientAgent(NetworkAgent):
             value=values[:-1],
             advantage=advantages + config.advantage_offset,
             target=targets,
+            proximal=proximal,
             anchor=anchor,
         )
         # Without memory single steps are shuffled; with it whole unrolls have to stay together.
         return steps if self.memory_size else steps.flattened()
+
+    def _target_policy(self, unrolls: Unrolls, now: Tensor, previous: JudgedSteps | None) -> Tensor:
+        """Parameters `[T, B, P]` of the target's policy, where the network's are `now`."""
+        if self.adjusted.target is not None:
+            return self.learner.evaluated(unrolls, self.adjusted.target)[0][:-1]
+        return now if previous is None else previous.proximal.reshape(now.shape)
 
     def _advantages(self, unrolls: Unrolls, log_rhos: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and value targets `[T, B]` for values `[T + 1, B]`."""

@@ -35,7 +35,7 @@ def updated(agent, batch, **arguments):
 
 def measured_kl(agent, kl):
     """A loss that moves nothing, and a divergence as if it had moved the policy."""
-    return 0.0 * agent.net.head.policy.bias.sum(), {"behaviour_kl": torch.tensor(kl)}
+    return 0.0 * agent.net.head.policy.bias.sum(), {"moved_kl": torch.tensor(kl)}
 
 
 def log_softmax(x):
@@ -188,6 +188,37 @@ def test_a_target_network_is_what_the_ratio_is_clipped_round():
     ratio = np.minimum(np.exp(by.log_mu - by.log_pi), 1.5) * np.exp(by.log_pi - by.log_mu)
     want = -np.minimum(ratio * advantages, ratio.clip(0.8, 1.2) * advantages).mean()
     assert updated(agent, first)["learner/policy_loss"] == pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.parametrize("memory", [0, 4])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_period_of_one_clips_the_ratio_around_the_policy_that_began_the_update(memory, recompute):
+    """And measures from it how far the policy moves, whoever acted."""
+    agent = agent_of(
+        gamma=0.9, lambda_=1.0, target_period_updates=1, learning_rate=0.03, epochs=2, minibatch_steps=0,
+        max_grad_norm=0.0, normalize_advantages=False, lstm_units=memory, recompute_advantages=recompute,
+    )  # fmt: skip
+    batch = random_batch(np.random.default_rng(0), agent, 6)
+    updated(agent, batch)
+    began, losses = ByHand(agent, batch), []
+    own_loss = agent._loss
+
+    def watched(steps):
+        losses.append((ByHand(agent, batch), steps.advantage.numpy(), own_loss(steps)[1]))
+        return own_loss(steps)
+
+    agent._loss = watched
+    updated(agent, batch)
+    for by, advantages, measured in losses:
+        advantages = advantages.reshape(by.log_pi.shape)  # [1, T B] where nothing is remembered
+        ratio = np.minimum(np.exp(by.log_mu - began.log_pi), 2.0) * np.exp(by.log_pi - by.log_mu)
+        want = -np.minimum(ratio * advantages, ratio.clip(0.8, 1.2) * advantages).mean()
+        assert measured["policy_loss"].item() == pytest.approx(want, rel=1e-3)
+        before = log_softmax(began.logits)
+        moved = (np.exp(before) * (before - log_softmax(by.logits))).sum(-1).mean()
+        assert measured["moved_kl"].item() == pytest.approx(moved, abs=1e-6)
+    assert losses[0][2]["moved_kl"] == 0.0
+    assert losses[1][2]["moved_kl"] > 1e-4
 
 
 @pytest.mark.parametrize("memory", [0, 4])

@@ -282,7 +282,7 @@ class PassesLearner(Learner):
                     continue
                 terms.append(self._step(*loss(steps.columns(index)), len(index)))
                 if self.rate.follows_kl:
-                    moved.append((terms[-1]["behaviour_kl"], len(index)))
+                    moved.append((terms[-1]["moved_kl"], len(index)))
             if self.rate.follows_kl:
                 # Once per pass: within one, the first minibatches have not moved the policy yet, and would
                 # raise the rate every time.
