@@ -44,6 +44,7 @@ from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import encode
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
+from troupe.common.wire.replay.client import ReplayClient
 from troupe.common.wire.replay.outbox import Outbox
 from troupe.common.wire.replay.sharded import ShardedReplayClient
 from troupe.services.actor.local_inference import Rollout
@@ -116,7 +117,7 @@ class SimulatedActor:
             self._outbox.put([dataclasses.replace(chunk, version=max(0, self._version), more={})])
 
     def report(self) -> None:
-        """Send what an actor reports every two seconds."""
+        """Send what an actor reports."""
         metrics, fields = self._reports.report(
             self._timing, max(0, self.control.state.version - self._version)
         )
@@ -166,10 +167,11 @@ def act(learner: str, first: int, count: int, period_s: float, relays: Path) -> 
         actor = actors[which // 2]
         if which % 2:
             actor.report()
+            pause_s = actor.control.report_s
         else:
             actor.advance(chunks[turn % CHUNKS])
-            turn += 1
-        heapq.heapreplace(due, (when_s + (2.0 if which % 2 else period_s), which))
+            turn, pause_s = turn + 1, period_s
+        heapq.heapreplace(due, (when_s + pause_s, which))
     for actor in actors:
         actor.close()
 
@@ -221,6 +223,7 @@ class Rig:
         self.folder = folder
         self.control = f"tcp://127.0.0.1:{port}"
         self._of: dict[str, psutil.Popen] = {}
+        self._replay: ReplayClient | None = None
         self.children: list[subprocess.Popen[str]] = []
         fields = [word for name, value in OPTIONS.items() for word in (f"--{name}", value)]
         announce = f"tcp://127.0.0.1:{port + 1}"
@@ -236,6 +239,7 @@ class Rig:
         """Start replay and evaluator."""
         words = ["--data-dir", str(self.folder / "replay"), "--bind", f"tcp://127.0.0.1:{port}"]
         joining = ["--learner", self.control, "--join-timeout-s", str(LIMIT_S)]
+        self._replay = ReplayClient(f"tcp://127.0.0.1:{port}", name="benchmark")
         self._start("replay", "serve", *joining, *words)
         self._start("evaluator", *joining)
 
@@ -257,9 +261,9 @@ class Rig:
         return used
 
     def steps(self) -> int:
-        """Steps of the run, as its status says."""
-        status = read_status(self.folder / "run")
-        return 0 if status is None else int(status["steps"])
+        """Steps that the shard has stored. The learner hears of them with each HEARTBEAT, seconds later."""
+        assert self._replay is not None
+        return int(self._replay.status(LIMIT_S)["inserted_steps"])
 
     def learns(self) -> bool:
         """Whether there have been updates and an evaluation."""
@@ -268,6 +272,8 @@ class Rig:
 
     def stop(self) -> None:
         """End all of it."""
+        if self._replay is not None:
+            self._replay.close(0)
         for child in self.children:
             child.kill()
         for process in reversed(self._of.values()):

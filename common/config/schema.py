@@ -408,7 +408,7 @@ class NetConfig(Section):
     )
     heartbeat_s: float = operational(
         1.0,
-        "Seconds between two heartbeats; beyond 32 actors, those that come later beat less often.",
+        "Seconds between two heartbeats; beyond 32 actors, each actor beats less often.",
         ge=timing.HEARTBEAT_S[0],
         le=timing.HEARTBEAT_S[1],
     )

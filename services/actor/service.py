@@ -204,7 +204,7 @@ class ActorService:
         self._control.check()
         if self._control.joins != self._joins:
             self._rejoin()
-        if self._reports.due():
+        if self._reports.due(self._control.report_s):
             self._report()
 
     def _report(self) -> None:

@@ -65,16 +65,15 @@ class Blocked:
 
 
 class TimingReports:
-    """Makes a report of an actor's running totals every `period_s`."""
+    """Makes reports of an actor's running totals."""
 
-    def __init__(self, period_s: float = 2.0) -> None:
-        self._period_s = period_s
+    def __init__(self) -> None:
         self._last_s = system.monotonic()
         self._last = Timing()
 
-    def due(self) -> bool:
-        """Whether it is time for a report."""
-        return system.monotonic() - self._last_s >= self._period_s
+    def due(self, period_s: float) -> bool:
+        """Whether the last report was so long ago."""
+        return system.monotonic() - self._last_s >= period_s
 
     def report(self, timing: Timing, staleness: int) -> tuple[dict[str, float], TelemetryFields]:
         """Metrics and other fields since the last report; takes the episodes out of `timing`.

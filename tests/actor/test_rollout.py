@@ -191,8 +191,8 @@ class StillEnv(VectorEnv):
 
 def test_meter_reports_totals_and_rates() -> None:
     rollout = Rollout(CountingAgent(), StillEnv(), 50, 0)  # type: ignore[arg-type]
-    meter = TimingReports(period_s=0.0)
-    assert meter.due()
+    meter = TimingReports()
+    assert meter.due(0.0)
     for _ in range(5):
         rollout.step(0)
     rollout.timing.blocked_s, rollout.timing.chunks = 1.5, 9
@@ -218,7 +218,7 @@ def test_meter_sends_every_game_once() -> None:
     rollout, _ = rollout_of(length=2)
     for _ in range(4):
         rollout.step(0)
-    meter = TimingReports(period_s=0.0)
+    meter = TimingReports()
     assert meter.report(rollout.timing, 0)[1] == games([5.0, 2, 0], [5.0, 2, 0])
     assert meter.report(rollout.timing, 0)[1] == games()
 
@@ -228,5 +228,5 @@ def test_games_have_the_numbers_of_their_slots_in_the_run() -> None:
     rollout.explore([7, 3], 10)
     for _ in range(2):
         rollout.step(0)
-    ended = TimingReports(period_s=0.0).report(rollout.timing, 0)[1].episodes
+    ended = TimingReports().report(rollout.timing, 0)[1].episodes
     assert [game.slot for game in ended] == [7, 3]

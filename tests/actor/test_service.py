@@ -80,7 +80,8 @@ def replay(monkeypatch: pytest.MonkeyPatch) -> Replay:
     FakeReplay.closed_for_inserts = False
     monkeypatch.setattr(sharded, "ReplayClient", FakeReplay)
     monkeypatch.setattr(
-        "troupe.services.actor.timing.TimingReports.due", lambda self: time.monotonic() - self._last_s > 0.05
+        "troupe.services.actor.timing.TimingReports.due",
+        lambda self, period_s: time.monotonic() - self._last_s > 0.05,
     )
     return FakeReplay
 

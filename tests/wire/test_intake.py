@@ -110,7 +110,8 @@ class Reader:
 
 @pytest.fixture
 def reader(ctx, monkeypatch):
-    monkeypatch.setattr(intake, "QUIET_PERIOD_S", intake.PERIOD_S)  # it looks whenever it is due
+    for limit in ("QUIET_PERIOD_S", "MOST_QUIET_PERIOD_S"):
+        monkeypatch.setattr(intake, limit, intake.PERIOD_S)  # it looks whenever it is due
     return Reader(ctx)
 
 
@@ -121,6 +122,9 @@ def test_connections_are_looked_at_seldom_unless_memory_grows(ctx, monkeypatch):
     monkeypatch.setattr(intake.system, "monotonic", lambda: now_s[0])
     watch = Intake(router, MIB)
     monkeypatch.setattr(watch, "_measure", lambda: looks.append(now_s[0]))
+
+    def advance(seconds):
+        now_s[0] += seconds
 
     def go_on(seconds, growth=0):
         looks.clear()
@@ -135,6 +139,10 @@ def test_connections_are_looked_at_seldom_unless_memory_grows(ctx, monkeypatch):
     assert go_on(2.0, growth=-intake.NOTICED_BYTES) <= 2
     go_on(0.1, growth=intake.NOTICED_BYTES)  # from the least that it was, not from the most
     assert looks
+    monkeypatch.setattr(watch, "_measure", lambda: looks.append(now_s[0]) or advance(0.004))
+    assert go_on(40.0) in (9, 10, 11), "a thousandth of the time"
+    monkeypatch.setattr(watch, "_measure", lambda: looks.append(now_s[0]) or advance(0.1))
+    assert go_on(60.0) in (5, 6, 7), "but never less often than that"
 
 
 def several_looks(reader):

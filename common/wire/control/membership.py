@@ -32,6 +32,9 @@ class Membership:
 
     A life is one set of sockets. It ends when the learner is silent for `liveness_s`, or does not know us (it
     has been restarted); the next life starts after a pause, with new sockets and HELLO.
+
+    Attributes:
+        heartbeat_s: how often HEARTBEAT is sent, as the learner said last.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Membership:
         self._ctx = ctx
         self._member = member
         self._name = hello.name
-        self._heartbeat_s = heartbeat_s
+        self.heartbeat_s = heartbeat_s
         self._link = Link(
             ctx,
             endpoint,
@@ -143,7 +146,7 @@ class Membership:
             unsent = now_s >= hello_s
             if unsent and self._request(hello := self._former(member)):
                 self._slots_asked = hello.slots_wanted
-                unsent, hello_s = False, now_s + 2 * self._heartbeat_s
+                unsent, hello_s = False, now_s + 2 * self.heartbeat_s
             # A DEALER becomes writable when its connection is up, so this does not poll in a circle.
             link.wait(200, writable=unsent)
             try:
@@ -163,7 +166,7 @@ class Membership:
             # ends.
             if error.kind not in messages.RETRY_KINDS:
                 raise self._refusal(error)
-            hello_s = system.monotonic() + self._heartbeat_s
+            hello_s = system.monotonic() + self.heartbeat_s
         return None
 
     def _welcome(self, message: Message) -> Welcome:
@@ -179,7 +182,7 @@ class Membership:
 
     def _enter(self, welcome: Welcome, slots_wanted: int) -> Welcome:
         # The learner's values, not our own: its patience decides when a lease ends.
-        self._heartbeat_s, self._link.liveness_s = welcome.heartbeat_s, welcome.liveness_s
+        self.heartbeat_s, self._link.liveness_s = welcome.heartbeat_s, welcome.liveness_s
         member = self._member
         with member.changed:
             member.welcome, member.state = welcome, RunState.of(welcome)
@@ -227,7 +230,7 @@ class Membership:
             now_s = system.monotonic()
             if now_s >= heartbeat_s or self._member.steps_wanted:
                 self._send_heartbeat()
-                heartbeat_s = now_s + self._heartbeat_s
+                heartbeat_s = now_s + self.heartbeat_s
             self._send_telemetry()
             if now_s >= params_s:
                 params_s = now_s + self._ask_for_params()
@@ -382,6 +385,8 @@ class Membership:
                 member.state, member.shards = state, shards
                 if ok is not None and ok.steps_limit is not UNSET:
                     member.permit(ok.steps_limit)
+                if ok is not None and ok.heartbeat_s is not UNSET:
+                    self.heartbeat_s = ok.heartbeat_s
                 if ok is not None and ok.seat is not UNSET:
                     member.seat = ok.seat
                 member.changed.notify_all()

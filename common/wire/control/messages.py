@@ -169,6 +169,7 @@ class HeartbeatOk(State, kw_only=True):
     Attributes:
         shards: endpoints of the live replay shards
         steps_limit: how many steps this process may have made in all; see the budget
+        heartbeat_s: how often to send HEARTBEAT from now on; absent if that has not changed
         seat: of a learner, in the epoch after the one that it has left: [epoch, rank, learners, port, host];
             absent if there is none yet
     """
@@ -176,6 +177,7 @@ class HeartbeatOk(State, kw_only=True):
     TYPE: ClassVar[str] = "HEARTBEAT_OK"
     shards: types.Endpoints
     steps_limit: types.StepCount | UnsetType = UNSET
+    heartbeat_s: types.Heartbeat | UnsetType = UNSET
     seat: Seat | UnsetType = UNSET
 
     def message(self, request_id: int = 0) -> Message:

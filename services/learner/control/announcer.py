@@ -29,7 +29,7 @@ class Announcer:
         self,
         socket: sockets.Socket,
         announcement: Callable[[], messages.Announce],
-        period_s: float,
+        period_s: Callable[[], float],
         count: Callable[[Counter[str]], None],
     ) -> None:
         """Prepare to announce; `start` does.
@@ -37,7 +37,7 @@ class Announcer:
         Args:
             socket: the PUB, which belongs to the thread from then on.
             announcement: what to say now.
-            period_s: how often it is repeated.
+            period_s: how long until it is repeated.
             count: takes how many connections were cut, by kind.
         """
         self._socket = socket
@@ -78,7 +78,7 @@ class Announcer:
                         # Repeated although nothing is new: a PUB may have lost the newest for a slow peer.
                         self._due.clear()  # before: what changes from here on is said again
                         self._say()
-                        next_s = system.monotonic() + self._period_s
+                        next_s = system.monotonic() + self._period_s()
                     cut: Counter[str] = Counter()
                     subscriptions.look(cut)  # without a lock, for it may take as long as `_say`
                     if cut:

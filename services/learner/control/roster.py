@@ -16,8 +16,8 @@ from troupe.common.wire.types import MAX_SHARDS
 from troupe.services.learner.control.budget import StepBudget
 
 FREQUENT_ACTORS = 32
-"""Of more actors, those that come later beat less often, at last three times within a lease: messages, not
-steps, would be what a learner with hundreds of them is busy with."""
+"""More actors send no more HEARTBEATs together than so many do, until each beats only three times within a
+lease: messages, not steps, would be what a learner with hundreds of them is busy with."""
 
 _REMEMBERED_NAMES = 4096
 _REMEMBERED_INCARNATIONS = 64
@@ -164,6 +164,7 @@ class Roster:
         self._heartbeat_s = heartbeat_s
         self._liveness_s = liveness_s
         self._by_name: dict[str, Peer] = {}
+        self._names: list[str] = []  # of all, in natural order; empty: to be sorted anew
         # Both in the order in which they were last heard, the one not heard for longest first.
         self._by_identity: OrderedDict[bytes, Peer] = OrderedDict()
         self._holders: OrderedDict[bytes, Peer] = OrderedDict()  # those with slots
@@ -223,7 +224,7 @@ class Roster:
         past.slots = peer.slots
         peer.seen_s = now_s
         self._add(peer)
-        peer.beat_s = self._beat_s(peer.role)
+        peer.beat_s = self.beat_s(peer.role)
         return previous
 
     def seen(self, identity: bytes, now_s: float, key: str = "") -> Peer | None:
@@ -276,8 +277,10 @@ class Roster:
         return gone
 
     def names(self) -> list[str]:
-        """The names of all peers, in natural order."""
-        return sorted(self._by_name, key=_natural)
+        """The names of all peers, in natural order; to be read only."""
+        if not self._names:  # sorting hundreds takes longer than all else that a status takes
+            self._names = sorted(self._by_name, key=_natural)
+        return self._names
 
     def leases(self) -> dict[int, set[int]]:
         """The slots of every peer that has any, by its incarnation."""
@@ -369,8 +372,8 @@ class Roster:
             )
         return sorted(slots)
 
-    def _beat_s(self, role: str) -> float:
-        """How often one who joins now is to send HEARTBEAT."""
+    def beat_s(self, role: str) -> float:
+        """How often one of this role is to send HEARTBEAT now."""
         beat_s, actors = self._heartbeat_s, len(self._of_role["actor"])
         if role != "actor" or actors <= FREQUENT_ACTORS:
             return beat_s
@@ -386,6 +389,7 @@ class Roster:
 
     def _add(self, peer: Peer) -> None:
         self._by_name[peer.name] = self._by_identity[peer.identity] = peer
+        self._names = []
         self._of_role[peer.role][peer.name] = peer
         self._members[peer.key] += 1
         if peer.slots:
@@ -400,6 +404,7 @@ class Roster:
 
     def _remove(self, peer: Peer) -> None:
         del self._by_name[peer.name], self._by_identity[peer.identity], self._of_role[peer.role][peer.name]
+        self._names = []
         self._members[peer.key] -= 1
         if peer.slots:
             del self._holders[peer.identity]

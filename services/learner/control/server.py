@@ -38,11 +38,14 @@ from troupe.services.learner.control.roster import Peer, Roster, SlotRules, rang
 
 _log = logging.getLogger(__name__)
 
+BURST = 256
+"""Messages served before those that are silent are looked for."""
 NEWS_AT_ONCE, NEWS_PER_S = 512, 0.2
 """Lines about who comes and goes, for each key."""
-MANY_MEMBERS, GATHER_S = 32, 0.005
-"""With more members, messages are left to gather for so long after some were served: to be woken for each
-costs more than to serve it. With fewer, an answer sooner is worth more."""
+MANY_MEMBERS, GATHER_S, MOST_GATHER_S = 32, 0.00015, 0.02
+"""With more members, messages are left to gather after some were served, for so long times the members, and
+at most so long: to be woken for each costs more than to serve it. With fewer, an answer sooner is worth
+more."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class Terms:
         config: the run's whole configuration.
         structural_hash: of its structural fields; a service with another one is turned down.
         run: random name of the run, the same for all of its learner processes.
-        heartbeat_s: how often services send HEARTBEAT, actors only while there are few of them.
+        heartbeat_s: how often services send HEARTBEAT and are told what is new, actors only while there are
+            few of them.
         liveness_s: silence after which either side gives up the other.
         fields: what a chunk of this run holds, for shards.
         item_steps: the shortest and the longest item that the run learns from, for shards.
@@ -177,7 +181,7 @@ class ControlServer:
             router.close(linger=0)
             raise
         self._endpoints = (sockets.bound_endpoint(router), sockets.bound_endpoint(pub))
-        self._announcer = Announcer(pub, self._announcement, self._terms.heartbeat_s, self._count_cut)
+        self._announcer = Announcer(pub, self._announcement, self._announced_again_s, self._count_cut)
         self._server = Server(
             "learner",
             router,
@@ -343,11 +347,11 @@ class ControlServer:
             while not self._stop.is_set():
                 loop.turn()
                 try:
-                    served = server.turn(self._terms.heartbeat_s)
+                    served = server.turn(self._terms.heartbeat_s, BURST)
                     self._waker.clear()
                     self._expire()
-                    if served and self._roster.members > MANY_MEMBERS:
-                        system.sleep(GATHER_S)
+                    if 0 < served < BURST and (members := self._roster.members) > MANY_MEMBERS:
+                        system.sleep(min(GATHER_S * members, MOST_GATHER_S))
                 except zmq.ContextTerminated:
                     return
                 except Exception:
@@ -364,6 +368,12 @@ class ControlServer:
     def _announcement(self) -> messages.Announce:
         with self._changed:
             return messages.Announce(**self._run_state())
+
+    def _announced_again_s(self) -> float:
+        """How long until an announcement is repeated: answers to HEARTBEAT say the same."""
+        with self._changed:
+            # The end is waited for.
+            return self._terms.heartbeat_s if self._state["stopping"] else self._roster.beat_s("actor")
 
     def _count_cut(self, cut: Counter[str]) -> None:
         with self._changed:
@@ -470,6 +480,8 @@ class ControlServer:
         limit = self._step_limit(peer, body)
         answer = messages.HeartbeatOk(shards=self._roster.shards(), steps_limit=limit, **self._run_state())
         peer.told_end = answer.stopping
+        if (beat_s := self._roster.beat_s(peer.role)) != peer.beat_s:
+            answer.heartbeat_s = peer.beat_s = beat_s
         if body.epoch_ended is not UNSET:
             claims.check_epoch(peer.role)
             now_s = system.monotonic()

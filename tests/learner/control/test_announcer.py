@@ -7,6 +7,7 @@ import zmq
 
 from tests.harness import until
 from troupe.common.wire import messages, sockets
+from troupe.services.learner.control import roster
 
 
 @pytest.fixture
@@ -49,3 +50,13 @@ def test_what_changes_during_an_announcement_is_said_after_it(ctx, serve, dam):
 
     until(stopping)
     sub.close(linger=0)
+
+
+def test_what_many_have_heard_is_announced_again_less_often_but_for_the_end(serve, connect, monkeypatch):
+    monkeypatch.setattr(roster, "FREQUENT_ACTORS", 2)
+    server = serve(heartbeat_s=0.05, total_slots=8)
+    for number in range(8):
+        connect(server, f"actor-{number}", slots_wanted=1).join(60)
+    assert server._announced_again_s() == 0.2
+    server.set_state(stopping=True)
+    assert server._announced_again_s() == 0.05

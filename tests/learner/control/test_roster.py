@@ -246,6 +246,17 @@ def test_of_many_actors_each_beats_less_often_and_all_others_as_ever():
     assert evaluator.beat_s == 1.0
 
 
+def test_names_are_in_natural_order_whoever_comes_and_leaves():
+    roster = Roster(4, heartbeat_s=1.0, liveness_s=15.0)
+    for name in ("actor-10", "actor-9", "replay-0"):
+        join(roster, peer(name), 0)
+    assert roster.names() == ["actor-9", "actor-10", "replay-0"]
+    roster.leave(b"actor-9.1")
+    assert roster.names() == ["actor-10", "replay-0"]
+    join(roster, peer("actor-2"), 0)
+    assert [each["name"] for each in roster.snapshot(0.0)] == ["actor-2", "actor-10", "replay-0"]
+
+
 @pytest.mark.parametrize(("silent_s", "granted"), [(2.9, [39]), (3.1, None)])
 def test_an_actor_that_beats_less_often_counts_as_silent_later(silent_s, granted):
     roster = Roster(40, heartbeat_s=1.0, liveness_s=15.0)

@@ -14,6 +14,7 @@ from troupe.common.wire import messages, sockets
 from troupe.common.wire.codec import Message, decode
 from troupe.common.wire.security.claims import GAME_STEPS_AHEAD
 from troupe.services.evaluator.video import encode_gif
+from troupe.services.learner.control import roster
 from troupe.services.learner.control.budget import StepBudget
 
 NOBODY = "tcp://127.0.0.1:9"
@@ -129,6 +130,29 @@ def test_an_idle_membership_costs_next_to_nothing(serve, connect):
     start = time.process_time()
     time.sleep(1.0)
     assert time.process_time() - start < 0.5
+
+
+def test_those_who_are_many_are_told_to_beat_less_often_and_those_who_are_few_as_ever(
+    serve, connect, monkeypatch
+):
+    monkeypatch.setattr(roster, "FREQUENT_ACTORS", 2)
+    server = serve(heartbeat_s=0.05, total_slots=4)
+    actors = [connect(server, f"actor-{number}", slots_wanted=1) for number in range(4)]
+    evaluator = connect(server, "evaluator-0", role="evaluator")
+    for client in (*actors, evaluator):
+        client.join(60)
+    until(lambda: [each._membership.heartbeat_s for each in actors] == [0.1] * 4)
+    for client in actors[1:]:
+        client.close()
+    until(lambda: actors[0]._membership.heartbeat_s == 0.05)
+    assert evaluator._membership.heartbeat_s == 0.05
+
+
+@pytest.mark.parametrize(("heartbeat_s", "report_s"), [(0.05, 2.0), (1.0, 2.0), (3.0, 6.0), (20.0, 10.0)])
+def test_actors_that_beat_less_often_report_less_often_within_limits(serve, connect, heartbeat_s, report_s):
+    client = connect(serve(heartbeat_s=heartbeat_s), "actor-0")
+    client.join(60)
+    assert client.report_s == report_s
 
 
 @pytest.mark.parametrize("version", [80, 100])
