@@ -169,6 +169,10 @@ class Fixed:
     def changed(self) -> None:
         """See `wanted`."""
 
+    def gone(self) -> bool:
+        """See `wanted`."""
+        return False
+
     def silent_s(self) -> float | None:
         """Nobody gives it."""
         return None

@@ -122,6 +122,11 @@ class Epochs:
         self._seated(self._coming)
         return self._planned[OWN]
 
+    @property
+    def comers(self) -> Collection[int]:
+        """Those who are to come to the epoch that is planned."""
+        return self._coming.keys() if self._planned else ()
+
     def changed(self) -> None:
         """The epoch that was planned is the newest now."""
         self._seats, self._planned = self._planned, {}

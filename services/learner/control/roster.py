@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
@@ -286,9 +287,9 @@ class Roster:
         """The slots of every peer that has any, by its incarnation."""
         return {peer.incarnation: set(peer.slots) for peer in self._by_name.values() if peer.slots}
 
-    def processes(self, role: str) -> set[int]:
-        """The incarnations of all peers of a role."""
-        return {peer.incarnation for peer in self._of_role[role].values()}
+    def processes(self, role: str, heard_s: float = -math.inf) -> set[int]:
+        """The incarnations of all peers of a role that have been heard since then."""
+        return {peer.incarnation for peer in self._of_role[role].values() if peer.seen_s >= heard_s}
 
     @property
     def members(self) -> int:

@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 BURST = 256
 """Messages served before those that are silent are looked for."""
+GONE_S = 5.0
+"""A learner that was to come to an epoch, and has not been heard for so long, is waited for no more."""
 NEWS_AT_ONCE, NEWS_PER_S = 512, 0.2
 """Lines about who comes and goes, for each key."""
 MANY_MEMBERS, GATHER_S, MOST_GATHER_S = 32, 0.00015, 0.02
@@ -292,6 +294,13 @@ class ControlServer:
         with self._changed:
             live = self._roster.processes("learner")
             return self._epochs.planned(staying, live, system.monotonic(), meeting)
+
+    @property
+    def comer_gone(self) -> bool:
+        """Whether one that is to come to the planned epoch has left, or not been heard for a while."""
+        with self._changed:
+            heard_s = system.monotonic() - max(GONE_S, 2.5 * self._terms.heartbeat_s)
+            return not self._roster.processes("learner", heard_s).issuperset(self._epochs.comers)
 
     def epoch_changed(self) -> None:
         """Note that the epoch that was planned is the newest now."""

@@ -168,7 +168,7 @@ class Change:
 
     def _step(self, learners: int) -> Step:
         seats, planned = self._seats, self._planned
-        if planned is not None and (self._any_failed or (self._late and not self._all_ready)):
+        if planned is not None and (self._any_failed or self._in_vain()):
             seats.failed(planned)
             self._planned = None
             return Step.STAY
@@ -186,6 +186,11 @@ class Change:
         # What all say now still counts: one update may take longer, and they are heard only between two.
         self._late = self._deadline.expired
         return Step.CONNECT
+
+    def _in_vain(self) -> bool:
+        """Whether those who connect are waited for no longer."""
+        # One that has died would keep all who want to join for as long as the others try to connect to it.
+        return not self._all_ready and (self._late or self._seats.gone())
 
     def _begin_to_connect(self, epoch: int, learners: int, seat: Seat) -> None:
         if seat.rank not in self._staying:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import torch
 import zmq
@@ -24,16 +25,38 @@ from troupe.services.learner.batches.staging import staging_for
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.peers.network import check_machine, own_address
 from troupe.services.learner.peers.seats import GivenSeats
-from troupe.services.learner.peers.shares import Shares, Wish
+from troupe.services.learner.peers.shares import Lesson, Shares, Wish
 from troupe.services.learner.peers.team import Rules, Team
 from troupe.services.learner.saving.counters import RunCounters
 
 _log = logging.getLogger(__name__)
 
-FAREWELL_S = 10.0
-"""How long it waits for the others to go on without it; they learn meanwhile."""
+FAREWELL_S, FAREWELL_UPDATES, MOST_FAREWELL_S = 10.0, 5, 40.0
+"""How long it waits for the others to go on without it, and for so many updates: all learn meanwhile. No
+longer than that: who has asked for the end kills it in the end."""
 POLL_S = 0.25
 """How long it waits for rows before it tells the others that it has none."""
+
+
+class Rounds:
+    """Rounds in which there may be an update; the others hear from this learner once in each."""
+
+    def __init__(self, learn: Callable[[], Lesson | None]) -> None:
+        """Have made none. `learn` makes one, and returns None where there was no update in it."""
+        self._learn = learn
+        self._took_s: deque[float] = deque([0.0], maxlen=4)  # those with an update
+
+    def learn(self) -> None:
+        """Make one."""
+        began_s = system.monotonic()
+        if self._learn() is not None:
+            self._took_s.append(system.monotonic() - began_s)
+
+    def leave(self, let_go: Callable[[], bool]) -> None:
+        """Go on until the others `let_go`, or that takes far longer than the last updates tell."""
+        farewell = Deadline(min(FAREWELL_S + FAREWELL_UPDATES * max(self._took_s), MOST_FAREWELL_S))
+        while not (let_go() or farewell.expired):
+            self.learn()
 
 
 class JoinedLearner:
@@ -111,17 +134,16 @@ class JoinedLearner:
         seats = GivenSeats(control, config.net.learner_network, config.net.liveness_s)
         team = Team(agent, counters, seats, Rules.of(config, owner=False))
         shares = Shares(config, agent, prefetch, mixture, team)
+        rounds = Rounds(lambda: shares.learn(POLL_S, Wish))
         prefetch.start()
         try:
             while not (self._stop or control.state.stopping):
                 control.check()
-                shares.learn(POLL_S, Wish)
+                rounds.learn()
                 if team.learners or health.ready()[0]:
                     health.report({"learner/updates": counters.updates, "learner/learners": team.learners})
             if not control.state.stopping:
-                farewell = Deadline(FAREWELL_S)
-                while not (team.let_go() or farewell.expired):
-                    shares.learn(POLL_S, Wish)
+                rounds.leave(team.let_go)
         finally:
             team.close()
             prefetch.stop()

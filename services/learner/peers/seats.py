@@ -52,6 +52,9 @@ class Seats(Protocol):
     def changed(self) -> None:
         """Take note that this epoch is now the one that was planned."""
 
+    def gone(self) -> bool:
+        """Whether one that was to come to the epoch that was planned has left, or is not heard any more."""
+
     def silent_s(self) -> float | None:
         """How long the other learner that gave the last seat has been silent; None where none did."""
 
@@ -93,6 +96,10 @@ class OwnSeats:
     def changed(self) -> None:
         """See `Seats`."""
         self._control.epoch_changed()
+
+    def gone(self) -> bool:
+        """See `Seats`."""
+        return self._control.comer_gone
 
     def silent_s(self) -> float | None:
         """See `Seats`."""
@@ -169,6 +176,10 @@ class GivenSeats:
 
     def changed(self) -> None:
         """See `Seats`, and `planned`."""
+
+    def gone(self) -> bool:
+        """See `Seats`, and `planned`."""
+        return False
 
     def silent_s(self) -> float | None:
         """See `Seats`."""

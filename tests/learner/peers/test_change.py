@@ -15,6 +15,7 @@ from troupe.common.runtime import StopSignal
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.messages import Seat
 from troupe.common.wire.link import new_incarnation
+from troupe.services.learner.control import server as control
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.peers import change
 from troupe.services.learner.peers.change import Change, Step
@@ -162,7 +163,7 @@ class Planned:
     """Seats of rank 0, for whom one waits; counts the epochs that did not begin, notes who was to stay."""
 
     def __init__(self):
-        self.failures, self.staying = 0, []
+        self.failures, self.staying, self.dies = 0, [], False
 
     def wanted(self):
         return True
@@ -170,6 +171,9 @@ class Planned:
     def planned(self, staying):
         self.staying.append(staying)
         return Seat(1, 0, len(staying) + 1, 0, "")
+
+    def gone(self):
+        return self.dies
 
     def failed(self, seat):
         self.failures += 1
@@ -202,3 +206,48 @@ def test_one_that_leaves_does_not_wait_for_one_that_does_not_come(monkeypatch):
     ended.set()
     assert steps == [Step.CONNECT, Step.CONNECT, Step.CONNECT, Step.STAY, Step.CONNECT]
     assert (seats.failures, seats.staying) == (1, [[0, 1], [0]])
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_one_that_dies_with_its_seat_is_waited_for_no_longer_unless_all_are_connected(ready):
+    came, seats, steps = threading.Event(), Planned(), []
+    rank_0 = Change(seats, lambda seat: came.wait(60) and None)
+    rank_0.begin(1)
+    for seats.dies in (False, False, True):
+        if ready and steps:
+            came.set()
+            rank_0.coming.done(60)
+        steps.append(rank_0.heard(np.array([rank_0.said(0, 1)], np.float64), Seat(0, 0, 1, 0, "")))
+    came.set()
+    assert steps == [Step.CONNECT, Step.CONNECT, Step.SWITCH if ready else Step.STAY]
+    assert seats.failures == (0 if ready else 1)
+
+
+@pytest.mark.parametrize("how", ["killed", "leaves"])
+def test_the_owner_learns_that_one_with_a_seat_is_gone(server, monkeypatch, how):
+    monkeypatch.setattr(control, "GONE_S", 240.0)  # of a machine that is busy
+    context, seats = Context(), OwnSeats(server, "", StopSignal())
+    assert seats.next(-1, 0.0).learners == 1
+    client = ControlClient(
+        context, server.control_endpoint, role="learner", name="learner-1", incarnation=new_incarnation()
+    )
+    client.join(60)
+
+    def asked():
+        client.next_seat(-1, 0.1)
+        return seats.wanted()
+
+    until(asked)
+    assert not seats.gone(), "nobody was to come"
+    seat = seats.planned([0])
+    until(lambda: client.next_seat(-1, 0.1))
+    assert not seats.gone()
+    if how == "leaves":
+        client.close("done")
+    else:
+        context.destroy(linger=0)  # no BYE
+        monkeypatch.setattr(control, "GONE_S", 2.5)
+    until(seats.gone)
+    seats.failed(seat)
+    assert not seats.gone(), "nobody is to come now"
+    context.destroy(linger=0)
