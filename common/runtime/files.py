@@ -24,10 +24,11 @@ SOURCE_FOLDER = "source"
 MAX_JSON_BYTES = 1 << 26
 """Of a file of ours with counters and names: thousands of times what they take."""
 _STATUS_KINDS: dict[str, Any] = {
-    **dict.fromkeys(("steps", "frames", "updates", "updates_since_start", "version", "total_steps"), int),
+    **dict.fromkeys(("steps", "frames", "updates", "updates_since_start"), int),
+    **dict.fromkeys(("version", "total_steps", "restarts"), int),
     **dict.fromkeys(("metrics", "services", "environments", "returns"), dict),
     "wall_s": int | float,
-    "note": str,
+    **dict.fromkeys(("note", "host"), str),
     "peers": list,
 }
 # An empty file can be made on a full disk.

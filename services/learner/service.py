@@ -494,6 +494,7 @@ class Learner:
                 self.prefetch.waited_s,
                 note="the learner ends: it writes what is left to the disk",
                 force=True,
+                ended=bool(self.stop) or self._complete(),
             )
             ends.callback(self.prefetch.stop)
             ends.callback(self.team.close)

@@ -51,6 +51,7 @@ class Peer:
         told_end: it has been answered that the run is done.
         spoke: it has said more than HELLO.
         beat_s: how often it is to send HEARTBEAT.
+        restarts: processes that had its name before it.
     """
 
     identity: bytes
@@ -74,6 +75,7 @@ class Peer:
     told_end: bool = False
     spoke: bool = False
     beat_s: float = 1.0
+    restarts: int = 0
 
     def take_clock(self, says_s: float, now_s: float) -> None:
         """Take in what its clock said when it sent a message that comes at `now_s` of ours."""
@@ -107,6 +109,7 @@ class _Past:
 
     incarnations: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
+    restarts: int = 0
 
 
 def _older(peer: Peer, other: Peer) -> bool:
@@ -221,8 +224,9 @@ class Roster:
             peer.reports, peer.headers = previous.reports, previous.headers
             peer.spoke = previous.spoke and previous.incarnation == peer.incarnation
         if not past.incarnations or past.incarnations[-1] != peer.incarnation:
+            past.restarts += bool(past.incarnations)
             past.incarnations = [*past.incarnations, peer.incarnation][-_REMEMBERED_INCARNATIONS:]
-        past.slots = peer.slots
+        past.slots, peer.restarts = peer.slots, past.restarts
         peer.seen_s = now_s
         self._add(peer)
         peer.beat_s = self.beat_s(peer.role)
@@ -274,6 +278,7 @@ class Roster:
             if not peer.spoke:  # it may have been dead before it joined: who came before it may come back
                 past = self._remember(peer)
                 past.incarnations = [each for each in past.incarnations if each != peer.incarnation]
+                past.restarts = max(0, past.restarts - 1)
             gone.append(peer)
         return gone
 
@@ -323,6 +328,7 @@ class Roster:
                 "host": peer.host,
                 "pid": peer.pid,
                 "software": peer.software,
+                "restarts": peer.restarts,
                 "clock_s": None if peer.clock_s is None else round(peer.clock_s, 3),
                 "incarnation": peer.incarnation,
                 "identity": peer.identity,

@@ -37,6 +37,7 @@ from troupe.services.learner.record.episodes import EpisodesFile
 from troupe.services.learner.record.films import FilmWriter
 from troupe.services.learner.record.gathered import Evaluation, Gathered
 from troupe.services.learner.record.links import Links
+from troupe.services.learner.record.restarts import Restarts
 from troupe.services.learner.record.totals import StoredSteps, Troubles
 from troupe.services.learner.record.tracking import Trackers
 from troupe.services.learner.record.training_returns import TrainingReturns
@@ -116,6 +117,7 @@ class Reporter:
         self._usage = OwnUsage("learner")
         self._links = Links()
         self._troubles = Troubles()
+        self._restarts = Restarts(run_dir, is_resumed=resumed_steps is not None)
         self._stored = StoredSteps(counters.steps)
         self._first_updates = counters.updates
         self._returns = {EVALUATION_RETURN: Curve(), TRAINING_RETURN: Curve()}
@@ -211,8 +213,24 @@ class Reporter:
             for source, metrics in self._links.metrics(prefetch, names).items():
                 self.note(source, metrics)
 
-    def tick(self, control: ControlServer, waited_s: float, note: str = "", force: bool = False) -> None:
-        """Write what is due. `waited_s` is how long the learner has waited for batches in all."""
+    def tick(
+        self,
+        control: ControlServer,
+        waited_s: float,
+        note: str = "",
+        *,
+        force: bool = False,
+        ended: bool = False,
+    ) -> None:
+        """Write what is due.
+
+        Args:
+            control: knows who is in the run.
+            waited_s: how long the learner has waited for batches in all.
+            note: what it does now, where that is not to train.
+            force: write everything, due or not.
+            ended: the learner ends in order: one that goes on later is no restart.
+        """
         now = system.monotonic()
         status_due, rows_due = force or now >= self._next_status, force or now >= self._next_rows
         if status_due:
@@ -220,13 +238,13 @@ class Reporter:
             self._take_evaluations(self._gathered.expired())
             self._measure_rates(now, waited_s)
             if not force:
-                self._write_status(control, note)
+                self._write_status(control, note, ended=False)
         if rows_due:
             self._next_rows = now + self._log_every_s
             self._leases = control.leases()
             self._write_rows()
         if force:  # the last status of a run has what is in its last rows
-            self._write_status(control, note)
+            self._write_status(control, note, ended=ended)
 
     def close(self) -> None:
         """Write the rest and close the files."""
@@ -301,9 +319,9 @@ class Reporter:
         ago_s = system.monotonic() - played.at_s
         return {"steps": played.steps, "frames": frames, "updates": played.updates, "ago_s": ago_s}
 
-    def _write_status(self, control: ControlServer, note: str) -> None:
+    def _write_status(self, control: ControlServer, note: str, *, ended: bool) -> None:
         with self.writer.tolerant("write the status into"):
-            status = self._status(control, note)
+            status = self._status(control, note) | {"ended": ended}
             control.tell(status)
             write_status(self._run_dir, status)
 
@@ -315,6 +333,7 @@ class Reporter:
             metrics.update(newest)
         metrics.update({name: sum(values.values()) for name, values in self._of_shards.items()})
         counters, peers = self._counters, control.peers()
+        self._restarts.add_to(peers)
         present = {"learner", *(peer["name"] for peer in peers)}
         health.report({"run/steps_total": counters.steps, "run/updates_total": counters.updates})
         health.report(self._newest["learner"])
@@ -331,6 +350,8 @@ class Reporter:
             "shards": len(self._of_shards["replay/items"]),
             "returns": {name: curve.points() for name, curve in self._returns.items()},
             "environments": self._troubles.status(),
+            "host": system.hostname(),
+            "restarts": self._restarts.of_learner,
             "services": {name: metrics for name, metrics in self._services.items() if name in present},
             "peers": peers,
         }

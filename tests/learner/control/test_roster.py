@@ -40,6 +40,22 @@ def test_slots_may_be_spread_over_all_that_are_free():
     assert join(roster, peer("evaluator"), 0) == []
 
 
+def test_it_counts_the_processes_that_had_a_name_before(roster):
+    def restarts():
+        return {each["name"]: each["restarts"] for each in roster.snapshot(0.0)}
+
+    for incarnation in (1, 1, 2, 3):  # joining again is no restart
+        join(roster, peer("actor-0", incarnation), 2)
+    join(roster, peer("actor-1"), 2)
+    assert restarts() == {"actor-0": 2, "actor-1": 0}
+    roster.leave(b"actor-0.3")
+    join(roster, peer("actor-0", 4), 2)
+    assert restarts()["actor-0"] == 3
+    roster.expire(100.0)  # it has said no more than HELLO: it may have been dead before
+    join(roster, peer("actor-0", 5), 2)
+    assert restarts()["actor-0"] == 3
+
+
 def test_all_shards_of_a_run_fit_into_one_header(roster):
     """Each address is listed once, and a shard too many is told so: no WELCOME is too long to be read."""
     longest = [f"tcp://{'h' * 245}{number:03}:65535" for number in range(MAX_SHARDS)]

@@ -58,6 +58,9 @@ def test_a_run_goes_on_when_any_of_its_learners_is_killed(tmp_path, start):  # n
     troupe.wait_until(lambda: told(run_dir, "learner", taken))
     reached = int(told(run_dir, "learner", taken)[0])
     assert reached >= before
+    # Both were killed once, and the second learner before the status that the first has read again.
+    found = status(run_dir)
+    assert [found["restarts"], *(p["restarts"] for p in found["peers"] if p["role"] == "learner")] == [1, 1]
     troupe.wait_until(lambda: status(run_dir)["updates"] >= reached + 3)
     lost = len(told(run_dir, "learner", "going on without"))
     os.kill(pid_of(run_dir, "learner-1"), signal.SIGTERM)

@@ -238,6 +238,28 @@ def test_a_resumed_run_knows_its_last_evaluation(tmp_path):
     assert again.evaluated_version == -1
 
 
+@pytest.mark.parametrize(("ends", "counts"), [({}, (1, 3)), ({"ended": True}, (0, 1))])
+def test_restarts_are_counted_until_somebody_stops_the_run(tmp_path, ends, counts):
+    """What the roster of a learner that died had counted is not lost, and its own death is one more."""
+
+    class Roster(NoPeers):
+        def __init__(self, restarts):
+            self.restarts = restarts
+
+        def peers(self):
+            actor = {"name": "actor-0", "role": "actor", "slots": [], "endpoint": ""}
+            return [actor | {"restarts": self.restarts}]
+
+    first = make_reporter(tmp_path)
+    first.tick(Roster(2), 0.0, force=True, **ends)
+    first.close()
+    again = make_reporter(tmp_path, 20)
+    again.tick(Roster(1), 0.0, force=True)
+    again.close()
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["restarts"], status["peers"][0]["restarts"]) == counts
+
+
 def test_the_sum_over_shards_does_not_grow_with_new_names(reporter, monkeypatch):
     monkeypatch.setattr("troupe.services.learner.record.reporter.MAX_SHARDS", 2)
     for source, items in (("a", 1.0), ("b", 10.0), ("a", 2.0), ("c", 100.0)):
