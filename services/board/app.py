@@ -26,6 +26,7 @@ from troupe.services.board.access import HEALTH, Access
 from troupe.services.board.charts import AXES, MAX_RUNS, Chart, Charts
 from troupe.services.board.library import Entry, Library
 from troupe.services.board.reducing import MAX_COLUMNS
+from troupe.services.board.sweeps import Sweeps
 from troupe.services.board.timeline import Limits, as_values, moments_of
 from troupe.services.board.traces import GAMES, NAME, Traces
 from troupe.services.board.watching import Watch
@@ -56,6 +57,7 @@ class Board:
         self._library, self._watch = library, watch
         self._traces = Traces()
         self._charts = Charts(self._traces)
+        self._sweeps = Sweeps(library)
         self._limits = Limits()
         self._streams = 0
 
@@ -69,6 +71,7 @@ class Board:
             Route("/api/runs/{run}/timeline", self._guarded(self._timeline)),
             Route("/api/runs/{run}/films/{film}", self._film),
             Route("/api/runs/{run}/note", self._note, methods=["PUT"]),
+            Route("/api/sweeps/{sweep}", self._guarded(self._sweep)),
             Route("/api/differences", self._guarded(self._differences)),
             Route("/api/chart", self._guarded(self._chart)),
             Route("/api/events", self._events),
@@ -92,7 +95,8 @@ class Board:
         return endpoint
 
     def _runs(self, request: Request) -> dict[str, Any]:
-        return views.listing(self._library, int(_number(request, "after", 0, 0, 1 << 53)))
+        after = int(_number(request, "after", 0, 0, 1 << 53))
+        return views.listing(self._library, self._sweeps, after)
 
     def _run(self, request: Request) -> dict[str, Any]:
         return views.details(self._entry(request.path_params["run"]), self._traces)
@@ -105,6 +109,12 @@ class Board:
         if moments.version != int(_number(request, "after", 0, 0, 1 << 53)):
             answer |= as_values(moments)
         return answer
+
+    def _sweep(self, request: Request) -> dict[str, Any]:
+        folder = self._library.sweep(request.path_params["sweep"])
+        if folder is None:
+            raise _NotFoundError("there is no such sweep any more")
+        return self._sweeps.details(folder, request.query_params.get("after", ""))
 
     def _differences(self, request: Request) -> dict[str, Any]:
         return views.differences(self._entries(request))
@@ -202,7 +212,7 @@ class Board:
 
 
 class _NotFoundError(Exception):
-    """A run that is not there."""
+    """A run, or a sweep, that is not there."""
 
 
 def _page(request: Request) -> Response:

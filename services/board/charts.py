@@ -155,6 +155,7 @@ def _bands(curves: Sequence[_Curve], chart: Chart, shown: Grid) -> list[dict[str
     for curve, run, label in zip(curves, runs, labels, strict=True):
         groups.setdefault((run.env_id if run is not None else "", label), []).append(curve)
     found = []
+    are_several = len({task for task, _ in groups}) > 1
     for (task, label), members in groups.items():
         pairs = [(c.places, smoothed(c.places, c.values, chart.smooth)) for c in members]
         places, means, low, high = mean_curve(
@@ -163,7 +164,7 @@ def _bands(curves: Sequence[_Curve], chart: Chart, shown: Grid) -> list[dict[str
         found.append(
             {
                 "task": task,
-                "label": label or task,
+                "label": " ".join(filter(None, [label, task if are_several or not label else ""])),
                 "runs": [member.entry.id for member in members],
                 **_on_grid(places, (means, low, high), shown),
             }

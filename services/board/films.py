@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from troupe.services.board.opening import directory, open_regular
 
@@ -18,7 +18,7 @@ BLOCK_BYTES = 1 << 18
 _NAME = re.compile(r"[\w.+:-]{1,150}-(\d{1,18})\.(mp4|gif)", re.ASCII)
 
 
-def names(run: Path) -> list[dict[str, str | int]]:
+def names(run: Path) -> list[dict[str, Any]]:
     """The newest films, newest first: `name` of the file, and `steps` of the run when it was made."""
     found = []
     try:

@@ -15,16 +15,20 @@ from troupe.common.errors import ConfigError, TroupeError
 from troupe.common.runtime.files import CONFIG_FILE, STATUS_FILE
 from troupe.common.runtime.logging import peer_text
 from troupe.common.runtime.metrics import CSV_FILE
+from troupe.services.board import notes
 from troupe.services.board.opening import is_absent, stamp
 from troupe.services.experiments.groups import differing_fields, labelled
+from troupe.services.experiments.plan import RECORD
 from troupe.services.experiments.runs import Run, read_run
 
 MAX_DEPTH = 5
 MAX_RUNS = 20_000
+MAX_SWEEPS = 200
 MAX_ENTRIES = 200_000
 """Of directories, in one search: somebody may name a home directory."""
 RESCAN_S = 10.0
 _QUIET_S = 600.0
+_FILES = (CONFIG_FILE, STATUS_FILE, CSV_FILE)
 _MAX_CONFIG_BYTES, _MAX_STATUS_BYTES = 1 << 20, 1 << 22
 
 
@@ -40,6 +44,7 @@ class Entry:
         problem: why.
         version: the change of the library with which it last changed.
         stamps: of its files, when it was read.
+        note: the first line of its note.
     """
 
     id: str
@@ -49,6 +54,17 @@ class Entry:
     problem: str = ""
     version: int = 0
     stamps: tuple[Any, ...] = ()
+    note: str = ""
+
+
+@dataclass
+class Folder:
+    """The directory of a sweep; `id`, `path` and `name` as of an `Entry`."""
+
+    id: str
+    path: Path
+    name: str
+    stamp: Any = None
 
 
 @dataclass
@@ -57,6 +73,7 @@ class _Search:
 
     entries: int = 0
     found: list[tuple[Path, str]] = field(default_factory=list)
+    sweeps: list[tuple[Path, str]] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
@@ -88,6 +105,7 @@ class Library:
         self.version = 0
         self.is_read = False
         self._entries: dict[str, Entry] = {}
+        self._sweeps: dict[str, Folder] = {}
         self._gone: dict[str, int] = {}
         self._lock = threading.RLock()
         self._refreshing = threading.Lock()
@@ -109,6 +127,11 @@ class Library:
             for entry in entries:
                 if is_search or not _is_quiet(entry):
                     self._read(entry)
+            with self._lock:
+                for folder in self._sweeps.values():
+                    now = stamp(folder.path, RECORD)
+                    self.version += now != folder.stamp
+                    folder.stamp = now
             self.is_read = True
 
     def entries(self) -> list[Entry]:
@@ -120,6 +143,20 @@ class Library:
         """The run of this id; None where there is none."""
         with self._lock:
             return self._entries.get(run_id)
+
+    def at(self, path: Path) -> Entry | None:
+        """The run in a directory, without links; None where there is none."""
+        return self.get(_id_of(path))
+
+    def sweeps(self) -> list[Folder]:
+        """All sweeps, in the order in which they were found."""
+        with self._lock:
+            return list(self._sweeps.values())
+
+    def sweep(self, sweep_id: str) -> Folder | None:
+        """The sweep of this id; None where there is none."""
+        with self._lock:
+            return self._sweeps.get(sweep_id)
 
     def changed(self, after: int) -> tuple[int, list[Entry], list[str]]:
         """The version now, runs that have changed after a version, and ids of those that are gone since."""
@@ -148,7 +185,10 @@ class Library:
             if not search.is_over:
                 _below(root, root, MAX_DEPTH, search)
         found = {_id_of(path): (path, name) for path, name in search.found}
+        sweeps = {_id_of(path): Folder(_id_of(path), path, name) for path, name in search.sweeps[:MAX_SWEEPS]}
         with self._lock:
+            self.version += sweeps.keys() != self._sweeps.keys()
+            self._sweeps = {key: self._sweeps.get(key, folder) for key, folder in sweeps.items()}
             for run_id in self._entries.keys() - found.keys():
                 del self._entries[run_id]
                 self.version += 1
@@ -160,29 +200,32 @@ class Library:
                     self.is_read = False
 
     def _read(self, entry: Entry) -> None:
-        stamps = tuple(stamp(entry.path, name) for name in (CONFIG_FILE, STATUS_FILE, CSV_FILE))
+        stamps = tuple(stamp(entry.path, name) for name in (*_FILES, notes.NOTES_FILE))
         # Of a run that goes on, only the clock and its lock say that it has ended.
         if stamps == entry.stamps and not (entry.run is not None and entry.run.state == "running"):
             return
         run, problem = None, ""
         try:
-            _check(entry.path, stamps)
+            _check(entry.path, stamps[: len(_FILES)])
             run = read_run(entry.path)
         except (TroupeError, OSError, ValueError, RecursionError, MemoryError) as error:
             problem = peer_text(str(error)) or type(error).__name__
+        note = (
+            _first_line(notes.read(entry.path)) if stamps[-1] != (entry.stamps or (None,))[-1] else entry.note
+        )
         with self._lock:
             is_same = stamps == entry.stamps and run is not None and entry.run is not None
             entry.stamps = stamps
             if is_same and run is not None and entry.run is not None and run.state == entry.run.state:
                 return
             self.version += 1
-            entry.run, entry.problem, entry.version = run, problem, self.version
+            entry.run, entry.problem, entry.note, entry.version = run, problem, note, self.version
 
 
 def _check(path: Path, stamps: tuple[Any, ...]) -> None:
     """Refuse what could keep a reader for ever, or lead it elsewhere."""
     limits = (_MAX_CONFIG_BYTES, _MAX_STATUS_BYTES, 0)
-    for name, found, limit in zip((CONFIG_FILE, STATUS_FILE, CSV_FILE), stamps, limits, strict=True):
+    for name, found, limit in zip(_FILES, stamps, limits, strict=True):
         if found is None and not is_absent(path, name):
             raise ConfigError(f"its {name} is no regular file")
         if found is not None and limit and found[1] > limit:
@@ -194,14 +237,20 @@ def _check(path: Path, stamps: tuple[Any, ...]) -> None:
         raise ConfigError("its checkpoints are a link")
 
 
+def _first_line(note: str) -> str:
+    """What a list shows of a note: its first words, without the marks of a heading, a list or a quote."""
+    return peer_text(next(filter(None, (line.strip(" #>*-") for line in note.splitlines())), ""))[:100]
+
+
 def _below(root: Path, path: Path, depth: int, search: _Search) -> None:
     """Find runs at `path` or below; there are none within a run, and links are not followed."""
+    name = str(path.relative_to(root)) if path != root else path.name
+    name = peer_text(name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
     if stamp(path, CONFIG_FILE) is not None:
-        name = str(path.relative_to(root)) if path != root else path.name
-        search.found.append(
-            (path, peer_text(name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")))
-        )
+        search.found.append((path, name))
         return
+    if stamp(path, RECORD) is not None:
+        search.sweeps.append((path, name))
     if not depth:
         return
     for child in _directories(path, search):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from troupe.common.runtime import metrics
 from troupe.common.runtime.files import EPISODES_FILE
+from troupe.common.runtime.logging import printable
 from troupe.common.runtime.metrics import CSV_FILE, EVALUATIONS_FILE, Row, tensorboard_tag
 from troupe.services.board.following import Follower
 from troupe.services.board.opening import open_regular
@@ -37,8 +38,10 @@ MAX_EVALUATIONS = 10_000
 _MAX_KEPT_VALUES = 1 << 23
 _LEAST_VALUES = 1 << 10
 """What a follower counts at least: one of a metric that nobody reports takes room too."""
-_EVALUATION_VALUES = 208
-"""What a line of evaluations counts, with up to 200 returns."""
+MAX_GAMES = 200
+"""Of one evaluation, whose return and length are kept."""
+_EVALUATION_VALUES = 3 * MAX_GAMES + 8
+"""What a line of evaluations counts."""
 _MAX_CURVES = 256
 _TAIL_BYTES = 1 << 18
 _CLOCK = "speed/steps_per_s"
@@ -293,6 +296,7 @@ def _evaluation(row: dict[str, Any]) -> dict[str, Any]:
     """Figures of one evaluation; raises where it is none."""
     returns = [float(value) for value in row["returns"]]
     lengths = [int(value) for value in row["lengths"]]
+    levels = row.get("level_of_game", [])
     if not returns or not all(map(math.isfinite, returns)):
         raise ValueError("no returns")
     return {
@@ -305,7 +309,9 @@ def _evaluation(row: dict[str, Any]) -> dict[str, Any]:
         "least": min(returns),
         "most": max(returns),
         "length": statistics.fmean(lengths) if lengths else 0.0,
-        "returns": [float(f"{value:.6g}") for value in returns[:200]],
+        "returns": [float(f"{value:.6g}") for value in returns[:MAX_GAMES]],
+        "lengths": lengths[:MAX_GAMES],
+        "levels": [printable(str(level)[:80]) for level in levels[:MAX_GAMES]],
     }
 
 

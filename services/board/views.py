@@ -11,24 +11,28 @@ from troupe.common.runtime.files import read_status
 from troupe.common.runtime.logging import peer_text, printable
 from troupe.services.board import films, notes
 from troupe.services.board.library import Entry, Library
-from troupe.services.board.traces import GAMES, NAME, Traces, names_of
+from troupe.services.board.sweeps import Sweeps
+from troupe.services.board.traces import GAMES, NAME, Evaluations, Traces, names_of
 from troupe.services.experiments.groups import ALGORITHM, differing_fields
 from troupe.services.experiments.runs import Run
 
 _MAX_CHARS = 300
 _MAX_FIELDS = 2_000
 _MAX_PEERS = 256
+GAMES_OF = ("returns", "lengths", "levels")
+"""Of an evaluation: a value for each episode."""
 MAX_DIFFERENCES = 200
 """Fields in the table of what differs."""
 
 
-def listing(library: Library, after: int = 0) -> dict[str, Any]:
+def listing(library: Library, sweeps: Sweeps, after: int = 0) -> dict[str, Any]:
     """All runs, or those that have changed after a version of the library.
 
     Returns:
         `version`; `complete`, whether every run has been read; `runs`, each with `id`, `name`, `state`,
-        `score`, `steps`, `total_steps`, `minutes`, `algorithm`, `preset`, `env`, `seed`, `differs` and
-        `changed_s`, or with `problem`; `gone`, ids; `fields`, those in which the runs differ.
+        `score`, `steps`, `total_steps`, `minutes`, `algorithm`, `preset`, `env`, `seed`, `differs`,
+        `changed_s` and `note` (its first line), or with `problem`; `gone`, ids; `fields`, those in which the
+        runs differ; `sweeps`, all of them, see `Sweeps.rows`.
     """
     version, entries, gone = library.changed(after)
     labels, fields = library.labels()
@@ -37,6 +41,7 @@ def listing(library: Library, after: int = 0) -> dict[str, Any]:
         "complete": library.is_read,
         "fields": fields[:MAX_DIFFERENCES],
         "gone": gone,
+        "sweeps": sweeps.rows(),
         "runs": [_row(entry, labels.get(entry.id, "")) for entry in entries],
     }
 
@@ -52,18 +57,33 @@ def details(entry: Entry, traces: Traces) -> dict[str, Any]:
         **_row(entry, ""),
         "services": _services(status),
         "environments": _environments(status),
-        "films": films.names(entry.path),
+        "films": _films(entry, evaluations),
         "config": _config(run) if run is not None else {},
         "metrics": {printable(name): _short(value) for name, value in sorted(metrics.items())[:_MAX_FIELDS]},
         "names": [*sorted(names), *GAMES],
-        "evaluations": evaluations.rows[-200:],
+        "evaluations": [
+            {name: value for name, value in row.items() if name not in GAMES_OF}
+            for row in evaluations.rows[-200:]
+        ],
         "note": notes.read(entry.path),
     }
 
 
+def _films(entry: Entry, evaluations: Evaluations) -> list[dict[str, Any]]:
+    """The films, each with the evaluation whose first episode it shows: `games`, see `GAMES_OF`."""
+    # Of a resumed run several may stand at the same steps: the last one is the one that was kept.
+    at = {row["steps"]: row for row in evaluations.rows}
+    found = []
+    for film in films.names(entry.path):
+        row = at.get(film["steps"])
+        games = {} if row is None else {"games": {name: row[name] for name in GAMES_OF}}
+        found.append({**film, **games})
+    return found
+
+
 def _services(status: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Who is in a run, as its learner last said: name, role, host, slots, silence, and numbers of each."""
-    own = {"name": "learner", "role": "learner"}
+    """Who is in a run, as its learner said: its name, role, host, slots, silence, restarts and numbers."""
+    own = {"name": "learner", "role": "learner", **{name: status.get(name) for name in ("host", "restarts")}}
     numbers = status.get("services", {})
     found = []
     for peer in [own, *status.get("peers", [])][:_MAX_PEERS] if status else []:
@@ -72,7 +92,8 @@ def _services(status: Mapping[str, Any]) -> list[dict[str, Any]]:
         said = numbers.get(peer["name"], {})
         prefix = {"evaluator": "eval"}.get(peer["role"], peer["role"])
         row = {name: peer_text(str(peer.get(name) or "")) for name in ("name", "role", "host", "error")}
-        figures = {"slots": len(peer.get("slots", [])), "seen_s_ago": peer.get("seen_s_ago")}
+        figures = {name: peer.get(name) for name in ("seen_s_ago", "restarts")}
+        figures["slots"] = len(peer.get("slots", []))
         for name, metric in (
             ("cores", f"{prefix}/cpu_cores"),
             ("starved", f"{prefix}/starved_cores"),
@@ -132,6 +153,7 @@ def _row(entry: Entry, label: str) -> dict[str, Any]:
         "seed": _text(run.fields.get("run.seed", "")),
         "differs": label,
         "changed_s": round(run.changed_s, 1),
+        "note": entry.note,
     }
 
 

@@ -24,6 +24,8 @@ from troupe.services.experiments.groups import ENV, short_names
 from troupe.services.experiments.space import Space, draw, read_space
 
 SECTION = "sweep"
+RECORD = "sweep.json"
+"""In the directory of a sweep: what was asked for, and the state of each run."""
 SEED = "run.seed"
 NAME = "run.name"
 MAX_RUNS = 10_000

@@ -19,13 +19,12 @@ from troupe.services.experiments import report, search
 from troupe.services.experiments.ending import resume_command
 from troupe.services.experiments.halving import Halving, check_enough, rungs_of
 from troupe.services.experiments.jobs import Job
-from troupe.services.experiments.plan import SECTION, Planned, Sweep, parse, values_file, with_options
+from troupe.services.experiments.plan import RECORD, SECTION, Planned, Sweep, parse, values_file, with_options
 from troupe.services.experiments.space import ends
 from troupe.services.launcher.panel import lost_terminal_tolerated
 from troupe.services.launcher.training import check_runnable
 from troupe.services.launcher.workspace import saved_steps
 
-RECORD = "sweep.json"
 _VERSION = 1
 _POLL_S = 0.5
 _LINE_S = 60.0

@@ -1,14 +1,19 @@
 """The page in a real browser, against a real server."""
 
+import json
 import os
 import re
 
+import numpy as np
 import pytest
 
 from tests.board.browser import Browser, chromium
+from tests.board.test_sweeps import SEARCH, by_rate
 from tests.board.test_timeline import planted
-from tests.experiments.folders import make_run
+from tests.experiments.folders import make_run, make_sweep
+from troupe.common.runtime.files import read_status, write_status
 from troupe.services.board.command import board as board_command
+from troupe.services.evaluator.video import encode_mp4
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,6 +25,13 @@ NAME = "<img src=x onerror=alert(1)>"
 LINKS = "[bad](javascript:alert(1)) [good](https://example.org/)"
 NOTE = f"# Seen\n<b>bold</b> **strong** `code` {LINKS}\n- one\n- two"
 MAX_BYTES = 150_000
+# Labels of the lines whose boxes lie over one another.
+OVERLAPS = """[...document.querySelectorAll('.parallel text')]
+  .map(each => [each.textContent, each.getBoundingClientRect()])
+  .flatMap(([text, a], at, all) => all.slice(at + 1)
+    .filter(([, b]) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1)
+    .filter(([, b]) => Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3)
+    .map(([other]) => [text, other]))"""
 FOCUSED = "document.activeElement"
 DRAWN = "document.querySelector('.plot')?.dataset.curves > 0"
 
@@ -32,6 +44,32 @@ def runs(tmp_path):
     make_run(tmp_path / "runs" / NAME, returns=[(50_000, 2.0)], agent__learning_rate=0.1)
     (tmp_path / "runs/seed-0/notes.md").write_text(NOTE)
     return tmp_path / "runs"
+
+
+def filmed(run):
+    """Give a run two films, and the evaluations that they are from."""
+    (run / "videos").mkdir()
+    rows = []
+    for steps, returns, lengths in ((100, [3.0], [10]), (200, [7.0, -1.5], [30, 40])):
+        frames = [np.full((64, 64, 3), shade, np.uint8) for shade in range(9)]
+        film = run / f"videos/eval-video-{steps:012d}.mp4"
+        film.write_bytes(encode_mp4(frames))
+        os.utime(film, (steps, steps))
+        moment = {"wall_s": 1, "steps": steps, "frames": 1, "updates": 1, "version": 1}
+        rows.append(json.dumps({**moment, "returns": returns, "lengths": lengths}) + "\n")
+    (run / "evaluations.jsonl").write_text("".join(rows))
+
+
+def crowded(run):
+    """Have a run's status tell of restarts, and of memory that is nearly used up."""
+    status = read_status(run)
+    peers = [
+        peer | {"host": "node-1", "restarts": 2 * (peer["name"] == "actor-1")} for peer in status["peers"]
+    ]
+    services = status["services"]
+    services["learner"] |= {"learner/memory_bytes": 2.0**31, "learner/memory_share": 0.95}
+    services["actor-1"] |= {"actor/memory_bytes": 1.5 * 2**30, "actor/memory_share": 0.8}
+    write_status(run, status | {"peers": peers, "restarts": 1, "host": "node-1"})
 
 
 @pytest.fixture
@@ -148,6 +186,78 @@ def test_the_timeline_shows_who_waits_for_whom(serve, runs, browser):
     assert browser.problems == []
 
 
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1200, False)])
+def test_a_sweep_shows_its_history_and_what_decides(serve, browser, tmp_path, width, dark):
+    make_sweep(tmp_path / "sweep-lr", {"search": SEARCH, "trials": 22}, by_rate, ["failed", "pruned"])
+    board = serve(tmp_path)
+    board.runs(21)
+    browser.size(width, 844, dark=dark, mobile=width < 600)
+    browser.open(f"{board.address}/")
+    browser.until("!!document.querySelector('.sweeps a')")
+    browser.value("document.querySelector('.sweeps a').click()")
+    browser.until("document.querySelector('.history')?.dataset.points === '21'")  # one has failed
+    assert browser.value("document.querySelectorAll('.parallel path').length") == 21
+    assert browser.value("document.querySelector('.importances th').innerText") == "learning_rate"
+    assert "20 completed trials" in browser.value(
+        "document.querySelector('#importances').parentElement.innerText"
+    )
+    # By keyboard: a trial of the chart is the one that is marked in the table and among the lines.
+    browser.value("document.querySelector('.history').focus()")
+    browser.key("ArrowRight")
+    browser.key("ArrowRight")
+    browser.until("document.querySelector('.reading').innerText.startsWith('Trial 2: ')")
+    assert browser.value("document.querySelector('.trials tr.chosen button').ariaLabel") == "trial 2"
+    assert browser.value("document.querySelectorAll('.parallel path.chosen').length") == 1
+    browser.value("document.querySelector('[aria-label=\"trial 5\"]').focus()")
+    browser.key("Enter", "\r")
+    browser.until("document.querySelector('.reading').innerText.startsWith('Trial 5: ')")
+    # The filter leaves the best.
+    browser.value(
+        "slider = document.querySelector('#parallel ~ .controls input'), slider.value = 10, "
+        "slider.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    browser.until("document.querySelectorAll('.parallel path:not(.faint)').length === 3")
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    assert browser.value(OVERLAPS) == []
+    browser.value(
+        "[...document.querySelectorAll('button')].find(each => each.innerText.includes('curves')).click()"
+    )
+    browser.until(DRAWN)
+    assert browser.value("document.querySelectorAll('.runs input:checked').length") >= 21
+    assert browser.problems == []
+
+
+def test_services_and_the_newest_film_are_read_by_row(serve, browser, tmp_path):
+    run = planted(tmp_path / "planted", "slow-actor")
+    crowded(run)
+    filmed(run)
+    board = serve(tmp_path)
+    browser.open(f"{board.address}/#/run/{board.runs(1)['planted']['id']}")
+    browser.until("!!document.querySelector('.services')")
+    rows = browser.value(
+        "[...document.querySelectorAll('.services tr')]"
+        ".map(row => [...row.cells].map(cell => cell.innerText))"
+    )
+    told = {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[1:]}
+    assert (told["learner"]["Restarts"], told["actor-1"]["Restarts"]) == ("1", "2")
+    assert (told["actor-1"]["Slots"], told["actor-1"]["Host"]) == ("4", "node-1")
+    assert told["actor-1"]["Memory"].split() == ["1.5", "GiB", "80", "%"]
+    marks = browser.value("[...document.querySelectorAll('.services .share')].map(each => each.className)")
+    assert marks == ["share error", "share warn"]  # of the learner, at 95 %, and of actor-1
+    # The newest film, and the episodes of its evaluation; then the one before.
+    browser.until("document.querySelector('video')?.src.endsWith('000000000200.mp4')")
+    browser.until("document.querySelector('video').readyState > 0")
+    episodes = (
+        "[...document.querySelectorAll('.episodes tbody tr')].map(row => row.innerText.trim().split(/\\s+/))"
+    )
+    assert browser.value(episodes) == [["▶", "1", "7", "30"], ["2", "-1.5", "40"]]
+    browser.value("[...document.querySelectorAll('button')].find(each => each.innerText === 'Older').focus()")
+    browser.key("Enter", "\r")
+    browser.until("document.querySelector('video').src.endsWith('000000000100.mp4')")
+    assert browser.value(episodes) == [["▶", "1", "3", "10"]]
+    assert browser.problems == []
+
+
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (1200, True)])
 def test_it_fits_a_phone_and_the_dark(serve, runs, browser, width, dark, tmp_path):
     board = serve(runs)
@@ -166,13 +276,14 @@ def test_it_fits_a_phone_and_the_dark(serve, runs, browser, width, dark, tmp_pat
 
 
 def test_an_exported_page_is_one_file_that_asks_for_nothing(runs, browser, tmp_path):
-    planted(runs / "planted", "limiter")
+    filmed(planted(runs / "planted", "limiter"))
+    make_sweep(runs / "sweep-lr", {"search": SEARCH, "trials": 7}, by_rate)
     page = tmp_path / "page.html"
     board_command([str(runs), "--export", str(page)])
     assert page.stat().st_size < 3_000_000
     browser.open(page.as_uri())
     browser.until(DRAWN)
-    browser.until("document.querySelectorAll('.runs tbody tr').length === 5")
+    browser.until("document.querySelectorAll('.runs tbody tr').length === 12")
     assert "(3 runs)" in browser.value("document.querySelector('.legend').innerText")
     assert NAME in browser.value("document.querySelector('.runs').innerText")
     browser.value("[...document.querySelectorAll('input[type=radio]')][1].click()")
@@ -183,5 +294,11 @@ def test_an_exported_page_is_one_file_that_asks_for_nothing(runs, browser, tmp_p
     browser.until("!!document.querySelector('.verdict')")
     browser.until("document.querySelectorAll('.timeline canvas').length > 3")
     assert browser.value("document.querySelector('.note button')") is None
-    assert {address.partition("#")[0] for address in browser.requests} <= {page.as_uri(), "about:blank"}
+    browser.until("document.querySelector('video').readyState > 0")  # the newest one is in the file
+    browser.value("location.hash = '#/'")
+    browser.until("!!document.querySelector('.sweeps a')")
+    browser.value("document.querySelector('.sweeps a').click()")
+    browser.until("document.querySelectorAll('.parallel path').length === 7")
+    asked = {address.partition("#")[0] for address in browser.requests if not address.startswith("data:")}
+    assert asked <= {page.as_uri(), "about:blank"}
     assert browser.problems == []

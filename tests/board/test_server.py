@@ -70,6 +70,15 @@ def test_a_chart_has_bands_over_seeds_and_only_what_is_new(serve, runs):
     assert len(later["kept"]) == 3
 
 
+def test_bands_of_several_environments_say_which(serve, tmp_path):
+    for task in ("gym:CartPole-v1", "gym:Acrobot-v1"):
+        for rate in (0.1, 0.2):
+            make_run(tmp_path / f"{task}-{rate}", env__id=task, agent__learning_rate=rate)
+    board = serve(tmp_path)
+    chart = board.json("chart", runs=",".join(row["id"] for row in board.runs(4).values()), bands=1)
+    assert sorted(band["label"] for band in chart["bands"])[0] == "learning_rate=0.1 gym:Acrobot-v1"
+
+
 def test_axes_are_steps_minutes_and_updates(serve, runs):
     board = serve(runs)
     run = board.runs(5)["fast"]["id"]
@@ -163,6 +172,8 @@ def test_a_note_is_all_that_is_written(serve, runs):
     before = files()
     assert board.put_note(run, "# Seen\n<script>alert(1)</script> ü") == 200
     assert board.json(f"runs/{run}")["note"] == "# Seen\n<script>alert(1)</script> ü"
+    board.look_again()
+    assert board.runs(5)["fast"]["note"] == "Seen"
     changed = {path for path, time_ns in files().items() if before.get(path) != time_ns}
     assert changed == {runs / "fast/notes.md"}
     assert board.put_note(run, "x" * (notes.MAX_BYTES + 1)) == 400
@@ -263,10 +274,16 @@ def test_films_are_those_of_the_run_and_players_may_ask_for_parts(serve, runs):
         (folder / f"eval-video-{steps:012d}.mp4").write_bytes(bytes(range(200)) * steps)
     (folder / "notes.txt").write_text("none")
     (folder / "eval-video-000000000300.mp4").symlink_to("/etc/passwd")
+    moment = {"wall_s": 60, "frames": 7, "updates": 1, "version": 3}
+    games = {"returns": [1.0, 3.0], "lengths": [9, 7], "level_of_game": ["one", "two"]}
+    (runs / "fast/evaluations.jsonl").write_text(json.dumps({**moment, "steps": 200, **games}) + "\n")
     board = serve(runs)
     run = board.runs(5)["fast"]["id"]
     films = board.json(f"runs/{run}")["films"]
-    assert {film["steps"] for film in films} == {100, 200}
+    assert {film["steps"]: film.get("games") for film in films} == {
+        100: None,
+        200: {"returns": [1.0, 3.0], "lengths": [9, 7], "levels": ["one", "two"]},
+    }
     status, headers, body = board.ask(f"/api/runs/{run}/films/eval-video-000000000100.mp4")
     assert (status, headers["content-type"], len(body)) == (200, "video/mp4", 20_000)
     status, headers, body = board.ask(f"/api/runs/{run}/films/eval-video-000000000100.mp4", range="bytes=5-9")
@@ -309,6 +326,7 @@ def test_services_are_told_with_what_they_use(serve, runs):
         "seen_s_ago": 12.5,
         "host": "<b>far</b>",
         "error": "",
+        "restarts": 2,
     }
     numbers = {
         "actor/cpu_cores": 0.5,
@@ -316,11 +334,17 @@ def test_services_are_told_with_what_they_use(serve, runs):
         "actor/memory_share": 0.25,
         "params/staleness": 3,
     }
-    status = {"steps": 20_000, "peers": [peer, {**peer, "role": "viewer"}], "services": {"actor-0": numbers}}
+    status = {
+        "steps": 20_000,
+        "restarts": 1,
+        "host": "here",
+        "peers": [peer, {**peer, "role": "viewer"}],
+        "services": {"actor-0": numbers},
+    }
     (runs / "fast/status.json").write_text(json.dumps(status))
     board = serve(runs)
     learner, actor = board.json(f"runs/{board.runs(5)['fast']['id']}")["services"]
-    assert learner["name"] == "learner"
+    assert (learner["name"], learner["host"], learner["restarts"]) == ("learner", "here", 1)
     assert actor == {
         **{
             "name": "actor-0",
@@ -329,6 +353,7 @@ def test_services_are_told_with_what_they_use(serve, runs):
             "error": "",
             "slots": 2,
             "seen_s_ago": 12.5,
+            "restarts": 2,
         },
         **{"cores": 0.5, "memory_bytes": 2.68435e8, "memory_share": 0.25, "behind": 3},
     }

@@ -61,7 +61,7 @@ const picture = (state, labelOf) => {
   return {data, series, bands, entries};
 };
 
-const options = (size, made, axis, zoom) => ({
+Board.options = (size, made, axis, zoom) => ({
   ...size,
   series: made.series,
   bands: made.bands,
@@ -70,7 +70,7 @@ const options = (size, made, axis, zoom) => ({
   cursor: {focus: {prox: 24}, drag: {x: true, y: false, setScale: false}},
   scales: {x: {time: false, range: (_, low, high) => [low, high]}},
   axes: [
-    {stroke: colour("--text"), grid: {stroke: colour("--grid"), width: 1}, ticks: {stroke: colour("--grid")}, label: AXES[axis], labelSize: 18, size: 34, font: "12px system-ui", labelFont: "12px system-ui", values: (_, ticks) => ticks.map(Board.count)},
+    {stroke: colour("--text"), grid: {stroke: colour("--grid"), width: 1}, ticks: {stroke: colour("--grid")}, label: AXES[axis] ?? axis, labelSize: 18, size: 34, font: "12px system-ui", labelFont: "12px system-ui", values: (_, ticks) => ticks.map(Board.count)},
     {stroke: colour("--text"), grid: {stroke: colour("--grid"), width: 1}, ticks: {stroke: colour("--grid")}, size: 56, font: "12px system-ui", values: (_, ticks) => ticks.map(Board.figure)},
   ],
   hooks: {
@@ -160,7 +160,7 @@ Board.Chart = ({runs, metric, axis = "steps", smooth = 0, bands = false, tick, l
     plot.current = null;
     if (!state.current || !state.current.curves.size || !size) return setEntries([]);
     const made = picture(state.current, labelOf);
-    const wanted = options(size, made, axis, setZoom);
+    const wanted = Board.options(size, made, axis, setZoom);
     let focused = null;
     const say = (each) => (text.current.textContent = reading(each, made.series, focused));
     wanted.hooks.setCursor = [say];

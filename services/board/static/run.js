@@ -40,7 +40,7 @@ Board.Run = ({id, tick, shown, change}) => {
       <${Board.Chart} runs=${[id]} ...${shown} tick=${tick} labelOf=${(curve) => curve.tag}/></section>
     <section aria-labelledby="replay"><h2 id="replay">Replay</h2><${Board.Replay} run=${Board.isExport ? {...run, names: []} : run} id=${id} tick=${tick} axis=${shown.axis}/></section>
     <section aria-labelledby="services"><h2 id="services">Services</h2><${Board.Services} run=${run}/></section>
-    <section aria-labelledby="film"><h2 id="film">Newest video</h2><${Board.Films} run=${run} id=${id}/></section>
+    <section aria-labelledby="film"><h2 id="film">Videos</h2><${Board.Films} run=${run} id=${id}/></section>
     <section aria-labelledby="evaluations"><h2 id="evaluations">Evaluations</h2><${Evaluations} rows=${run.evaluations ?? []}/></section>
     <section aria-labelledby="note"><h2 id="note">Note</h2><${Board.Note} run=${id} text=${run.note ?? ""} readOnly=${Board.isExport}/></section>
     <section aria-label="Configuration"><${Configuration} config=${run.config ?? {}}/></section>`;

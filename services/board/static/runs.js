@@ -13,21 +13,24 @@ const COLUMNS = [
   ["env", "Environment", (run) => run.env],
   ["seed", "Seed", (run) => run.seed, true],
   ["differs", "Differs in", (run) => run.differs],
+  ["note", "Note", (run) => run.note],
   ["changed_s", "Written", (run) => (run.changed_s ? Board.ago(run.changed_s) : ""), true],
 ];
 const FIRST_ROWS = 100;
 const MOST_CHOSEN = 200;
 
-const compare = (name, sign) => (one, other) => {
-  const [a, b] = [one[name], other[name]];
+// Of two values: what is not there comes last, whichever way is up.
+Board.compare = (a, b, sign) => {
   if (a === b) return 0;
   if (a === undefined || a === null || a === "") return 1;
   if (b === undefined || b === null || b === "") return -1;
   return sign * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", {numeric: true}));
 };
 
+const compare = (name, sign) => (one, other) => Board.compare(one[name], other[name], sign);
+
 const matches = (run, words) =>
-  words.every((word) => [run.name, run.state, run.algorithm, run.env, run.preset, run.differs, run.problem].some((text) => text && text.toLowerCase().includes(word)));
+  words.every((word) => [run.name, run.state, run.algorithm, run.env, run.preset, run.differs, run.note, run.problem].some((text) => text && text.toLowerCase().includes(word)));
 
 Board.Controls = ({shown, change, names}) => html`<div class="controls">
   <label>Metric <input list="names" value=${shown.metric} placeholder="return" spellcheck="false"
@@ -56,7 +59,12 @@ const Differences = ({runs, byId, tick}) => {
   </details>`;
 };
 
-Board.Runs = ({runs, byId, complete, tick, chosen, choose, shown, change, names}) => {
+const Sweeps = ({sweeps}) => html`<section aria-labelledby="sweeps"><h2 id="sweeps">Sweeps <span class="dim">${sweeps.length}</span></h2>
+  <div class="scroll short"><table class="sweeps"><thead><tr><th scope="col">Sweep</th><th scope="col">Kind</th><th scope="col" class="number">Runs that are over</th><th scope="col" class="number">Best score</th></tr></thead>
+  <tbody>${sweeps.map((sweep) => html`<tr><td class="name"><a href=${`#/sweep/${sweep.id}`}>${sweep.name}</a></td>${sweep.problem ? html`<td class="error" colspan="3">${sweep.problem}</td>`
+    : html`<td>${sweep.kind}</td><td class="number">${sweep.over} of ${sweep.runs}</td><td class="number">${Board.figure(sweep.best)}</td>`}</tr>`)}</tbody></table></div></section>`;
+
+Board.Runs = ({runs, sweeps, byId, complete, tick, chosen, choose, shown, change, names}) => {
   const [filter, setFilter] = useState("");
   const [order, setOrder] = useState(["changed_s", -1]);
   const [most, setMost] = useState(FIRST_ROWS);
@@ -84,6 +92,7 @@ Board.Runs = ({runs, byId, complete, tick, chosen, choose, shown, change, names}
       <${Board.Controls} shown=${shown} change=${change} names=${names}/>
       <${Board.Chart} runs=${selected} ...${shown} tick=${tick} labelOf=${(curve) => `${byId.get(curve.run)?.name ?? curve.run}${curve.tag.includes("/", curve.tag.indexOf("/") + 1) ? ` ${curve.tag}` : ""}`}/>
       <${Differences} runs=${selected} byId=${byId} tick=${tick}/></section>
+    ${sweeps.length > 0 && html`<${Sweeps} sweeps=${sweeps}/>`}
     <section aria-labelledby="runs"><h2 id="runs">All runs <span class="dim">${runs.length}${complete ? "" : ", still reading"}</span></h2>
       <div class="controls"><label>Filter <input type="search" value=${filter} onInput=${(event) => setFilter(event.target.value)} placeholder="running ppo pong"/></label>
         <span class="dim">${selected.length} shown above</span>

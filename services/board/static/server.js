@@ -56,9 +56,11 @@ Board.count = (value) => {
 Board.figure = (value) => {
   if (value === undefined || value === null || Number.isNaN(value)) return "";
   const size = Math.abs(value);
-  if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(2);
+  if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(2).replace(/\.?0+e/, "e");
   return trim(value.toPrecision(size >= 1000 ? 6 : 4));
 };
+
+Board.bytes = (value) => (value >= 2 ** 30 ? `${trim((value / 2 ** 30).toPrecision(3))} GiB` : `${trim((value / 2 ** 20).toFixed(value < 10 * 2 ** 20 ? 1 : 0))} MiB`);
 
 Board.minutes = (value) => {
   if (!value) return "";
