@@ -2,18 +2,21 @@
 
 One loop serves PPO (Schulman et al. 2017), plain policy gradients, V-trace, advantage-weighted regression
 (Peng et al. 2019), V-MPO (Song et al. 2020), cloning, and asynchronous PPO with a target network (IMPACT, Luo
-et al. 2020): `agent.policy_loss`, `agent.advantages` and `agent.max_staleness` choose.
+et al. 2020) or a decoupled objective (Hilton et al. 2022): `agent.policy_loss`, `agent.advantages`,
+`agent.max_staleness` and `agent.decoupled` choose.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from troupe.common.agents.base import Act, Batch, Inputs
@@ -121,11 +124,27 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
     target_period_updates: int = tunable(
         0,
         "ppo: clip the ratio, and measure KL for the schedule kl, around a copy of the policy that is "
-        "updated this often, as in IMPACT; 1 = the policy that begins an update; 0 = the one that acted.",
+        "updated this often, as in IMPACT; 0 = around the policy that acted.",
         ge=0,
     )
     target_ratio_bar: float = tunable(2.0, "Maximum weight of the acting policy relative to that copy.", gt=0)
+    decoupled: bool = tunable(
+        False,
+        "ppo: clip the ratio, and measure KL for the schedule kl, around the policy that begins an update, "
+        "and weigh each step by that policy's ratio to the one that acted. For max_staleness above 0.",
+    )
     recompute_advantages: bool = tunable(False, "Estimate advantages again before each pass, not only once.")
+
+    @model_validator(mode="after")
+    def _one_policy_is_clipped_around(self) -> PolicyGradientConfig:
+        # Refused because they are silent: somebody who sets one of them would believe that it does something.
+        if self.decoupled and self.policy_loss != "ppo":
+            raise ValueError(
+                f"decoupled means nothing with policy_loss {self.policy_loss}: it clips no ratio"
+            )
+        if self.decoupled and self.target_period_updates:
+            raise ValueError("decoupled and target_period_updates each name a policy to clip around: set one")
+        return self
 
     @property
     def one_learner_because(self) -> str:
@@ -139,6 +158,10 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios of the learning policy to the one that acted are clipped, so that malformed behaviour parameters
 cannot overflow exp."""
 
+MAX_DECOUPLED_WEIGHT = 2.0
+"""Largest weight of a step with `agent.decoupled`. The paper has no limit; without one, a step that the
+acting policy hardly ever makes could be most of a gradient."""
+
 
 @dataclass(frozen=True, slots=True)
 class JudgedSteps(Steps):
@@ -148,7 +171,7 @@ class JudgedSteps(Steps):
     """Parameters of the policy that acted."""
     advantage: Tensor
     proximal: Tensor
-    """Parameters of the policy around which the ratio is clipped: the target's, else `behaviour`."""
+    """Parameters of the policy around which the ratio is clipped: `behaviour`, or another one's."""
     anchor: Tensor
     """`log(mu / pi_proximal)`, clipped from above."""
 
@@ -173,9 +196,7 @@ class _Adjusted(nn.Module):
         )
         # As `Multiplier`: on a logarithmic scale, with a speed of its own beside the network's learning rate.
         self.log_temperature = nn.Parameter(torch.tensor(config.vmpo_temperature).log() / self._speed)
-        # Moved after each update, it would be the network as it is when the next one begins.
-        moves_rarely = config.target_period_updates > 1
-        self.target = copy.deepcopy(net).requires_grad_(False) if moves_rarely else None
+        self.target = copy.deepcopy(net).requires_grad_(False) if config.target_period_updates else None
 
     @property
     def temperature(self) -> Tensor:
@@ -317,13 +338,14 @@ class PolicyGradientAgent(NetworkAgent):
         params, values = learner.evaluated(unrolls)
         actions = unrolls.last_action[1:]
         log_mu = self.policy.log_prob(unrolls.behaviour, actions)
-        proximal, anchor = unrolls.behaviour, torch.zeros_like(log_mu)
         log_pi = self.policy.log_prob(params[:-1], actions)
-        if config.target_period_updates:
-            proximal = self._target_policy(unrolls, params[:-1], previous)
-            # V-trace then values the target's policy, towards which learning is held.
-            log_pi = self.policy.log_prob(proximal, actions)
-            anchor = (log_mu - log_pi).clamp(max=float(np.log(config.target_ratio_bar)))
+        proximal = self._proximal(unrolls, params[:-1], previous)
+        log_proximal = self.policy.log_prob(proximal, actions)
+        limit = MAX_LOG_RATIO
+        if self.adjusted.target is not None:
+            log_pi = log_proximal  # V-trace then values the target's policy, towards which learning is held
+            limit = math.log(config.target_ratio_bar)
+        anchor = (log_mu - log_proximal).clamp(max=limit)
         said, values = values, self.net.in_returns(values)
         advantages, targets = self._advantages(unrolls, log_pi - log_mu, values)
         if (returns := self.net.returns) is not None:
@@ -339,11 +361,15 @@ class PolicyGradientAgent(NetworkAgent):
             reduction = learner.reduction
             together = None if reduction.alone else reduction.moments
             advantages = normalized_advantages(advantages, together=together)
+        advantages = advantages + config.advantage_offset
+        if config.decoupled:
+            # Steps of mu stand for those of the policy that begins the update (Hilton et al. 2022).
+            advantages = advantages * clipped((log_proximal - log_mu).exp(), MAX_DECOUPLED_WEIGHT)
         steps = JudgedSteps(
             **inputs_of(unrolls),
             behaviour=unrolls.behaviour,
             value=values[:-1],
-            advantage=advantages + config.advantage_offset,
+            advantage=advantages,
             target=targets,
             proximal=proximal,
             anchor=anchor,
@@ -351,11 +377,13 @@ class PolicyGradientAgent(NetworkAgent):
         # Without memory single steps are shuffled; with it whole unrolls have to stay together.
         return steps if self.memory_size else steps.flattened()
 
-    def _target_policy(self, unrolls: Unrolls, now: Tensor, previous: JudgedSteps | None) -> Tensor:
-        """Parameters `[T, B, P]` of the target's policy, where the network's are `now`."""
+    def _proximal(self, unrolls: Unrolls, now: Tensor, previous: JudgedSteps | None) -> Tensor:
+        """Parameters `[T, B, P]` of the policy to clip around, where the network's are `now`."""
         if self.adjusted.target is not None:
             return self.learner.evaluated(unrolls, self.adjusted.target)[0][:-1]
-        return now if previous is None else previous.proximal.reshape(now.shape)
+        if self.config.decoupled:
+            return now if previous is None else previous.proximal.reshape(now.shape)
+        return unrolls.behaviour
 
     def _advantages(self, unrolls: Unrolls, log_rhos: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and value targets `[T, B]` for values `[T + 1, B]`."""

@@ -41,7 +41,7 @@ FIELDS = {
         {"behaviour_features": "head", "optimizer": "adam", "target_entropy": 0.5},
     ],
     "policy_gradient": [
-        {"learning_rate_schedule": "kl", "minibatch_steps": 16, "normalize_returns": True},
+        {"learning_rate_schedule": "kl", "minibatch_steps": 16, "normalize_returns": True, "decoupled": True},
         {"target_period_updates": 2, "lstm_units": 8, "compute_dtype": "bfloat16"},
         {"normalize_vectors": True, "shared_torso": False, "learning_rate_schedule": "linear"},
     ],

@@ -192,33 +192,41 @@ def test_a_target_network_is_what_the_ratio_is_clipped_round():
 
 @pytest.mark.parametrize("memory", [0, 4])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_period_of_one_clips_the_ratio_around_the_policy_that_began_the_update(memory, recompute):
-    """And measures from it how far the policy moves, whoever acted."""
+def test_decoupled_clips_the_ratio_around_the_policy_that_began_the_update(memory, recompute):
+    """Weighs steps by its ratio to the one that acted, and measures from it how far the policy moves."""
     agent = agent_of(
-        gamma=0.9, lambda_=1.0, target_period_updates=1, learning_rate=0.03, epochs=2, minibatch_steps=0,
+        gamma=0.9, lambda_=0.8, decoupled=True, learning_rate=0.03, epochs=2, minibatch_steps=0,
         max_grad_norm=0.0, normalize_advantages=False, lstm_units=memory, recompute_advantages=recompute,
     )  # fmt: skip
     batch = random_batch(np.random.default_rng(0), agent, 6)
     updated(agent, batch)
-    began, losses = ByHand(agent, batch), []
+    began, passes = ByHand(agent, batch), []
     own_loss = agent._loss
 
     def watched(steps):
-        losses.append((ByHand(agent, batch), steps.advantage.numpy(), own_loss(steps)[1]))
+        passes.append((ByHand(agent, batch), own_loss(steps)[1]))
         return own_loss(steps)
 
     agent._loss = watched
     updated(agent, batch)
-    for by, advantages, measured in losses:
-        advantages = advantages.reshape(by.log_pi.shape)  # [1, T B] where nothing is remembered
-        ratio = np.minimum(np.exp(by.log_mu - began.log_pi), 2.0) * np.exp(by.log_pi - by.log_mu)
-        want = -np.minimum(ratio * advantages, ratio.clip(0.8, 1.2) * advantages).mean()
+    weight = np.exp(began.log_pi - began.log_mu)
+    assert weight.min() < 1.0 < 2.0 < weight.max()
+    for by, measured in passes:
+        judge = by if recompute else began
+        advantages = oracles.lambda_return(judge.sequence, 0.8) - judge.values
+        ratio = np.exp(by.log_pi - began.log_pi)
+        surrogate = np.minimum(ratio * advantages, ratio.clip(0.8, 1.2) * advantages)
+        want = -(np.minimum(weight, 2.0) * surrogate).mean()
         assert measured["policy_loss"].item() == pytest.approx(want, rel=1e-3)
-        before = log_softmax(began.logits)
-        moved = (np.exp(before) * (before - log_softmax(by.logits))).sum(-1).mean()
-        assert measured["moved_kl"].item() == pytest.approx(moved, abs=1e-6)
-    assert losses[0][2]["moved_kl"] == 0.0
-    assert losses[1][2]["moved_kl"] > 1e-4
+        assert measured["moved_kl"].item() == pytest.approx(by.divergence(began.logits, by.logits), abs=1e-6)
+    assert passes[0][1]["moved_kl"] == 0.0
+    assert passes[1][1]["moved_kl"] > 1e-4
+
+
+def test_decoupled_alone_names_the_policy_to_clip_around():
+    for fields in ({"target_period_updates": 2}, {"policy_loss": "vpg"}):
+        with pytest.raises(ValueError, match="decoupled"):
+            agent_of(decoupled=True, **fields)
 
 
 @pytest.mark.parametrize("memory", [0, 4])
