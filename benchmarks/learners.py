@@ -183,6 +183,10 @@ class Fixed:
     def failed(self, seat: Seat) -> None:
         """`next` says so."""
 
+    def unreached(self, ranks: Any) -> bool:
+        """`next` says so."""
+        return False
+
     def misled(self, ranks: Any) -> None:
         """`next` says so."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 
 from troupe.common.errors import ConfigError, RefusedError
@@ -24,6 +24,10 @@ MOST_EPOCHS = 1 << 52
 PAUSE_S, MOST_PAUSES = 30.0, 6
 """How long a learner is left out that twice got a seat and did not come, or that said what cannot be; doubled
 so many times at most."""
+
+
+MOST_UNREACHED = 3
+"""A learner that could not connect to so many, one after the other, as it says, is left out itself."""
 
 
 class Epochs:
@@ -60,6 +64,7 @@ class Epochs:
         self._left_s: float | None = None
         self._failures: Counter[int] = Counter()
         self._lies: Counter[int] = Counter()
+        self._unreached: defaultdict[int, set[int]] = defaultdict(set)  # by who says so
         self._paused_until_s: dict[int, float] = {}
 
     def asked(self, incarnation: int, ended: int, now_s: float) -> Seat | None:
@@ -84,8 +89,8 @@ class Epochs:
 
     def _ready(self, live: Collection[int], now_s: float) -> list[int]:
         self._waiting = {one: asked_s for one, asked_s in self._waiting.items() if one in live}
-        for gone in (self._failures.keys() | self._lies.keys()) - set(live):
-            for known in (self._paused_until_s, self._failures, self._lies):
+        for gone in (self._failures.keys() | self._lies.keys() | self._unreached.keys()) - set(live):
+            for known in (self._paused_until_s, self._failures, self._lies, self._unreached):
                 known.pop(gone, None)
         if self.closed_because:
             return []
@@ -145,6 +150,31 @@ class Epochs:
         """All who had a seat have come."""
         for incarnation in self._seats:
             self._failures.pop(incarnation, None)
+            self._unreached.pop(incarnation, None)
+
+    def unreached(self, ranks: Collection[int], now_s: float) -> bool:
+        """These of the newest epoch, and not the owner, say that they cannot connect to who is to come.
+
+        Whether one of them has lost its seat for that: the epoch has to end. Of one that does not come nobody
+        knows whose fault it is. Of several it is rather that of who says so: as long as it is believed,
+        nobody can join.
+        """
+        blamed = False
+        for incarnation, seat in self._seats.items():
+            if incarnation == OWN or seat.rank not in ranks:
+                continue
+            unreached = self._unreached[incarnation]
+            # One at a time: of several who were to come at once, one may have kept it from the others.
+            unreached.update([comer for comer in self.comers if comer not in unreached][:1])
+            if len(unreached) >= MOST_UNREACHED:
+                blamed = True
+                for comer in self._unreached.pop(incarnation):
+                    self._failures.pop(comer, None)
+                    self._paused_until_s.pop(comer, None)
+                self._lies[incarnation] += 1
+                why = f"could not connect to {MOST_UNREACHED} others, one after the other"
+                self._pause(incarnation, seat, self._lies[incarnation] - 1, now_s, why)
+        return blamed
 
     def failed(self, absent: Collection[int], now_s: float) -> None:
         """The newest epoch did not begin: those of the ranks `absent` have not come, or it is not known who.

@@ -317,6 +317,11 @@ class ControlServer:
         with self._changed:
             self._epochs.failed(absent, system.monotonic())
 
+    def epoch_unreached(self, ranks: Collection[int]) -> bool:
+        """Note that these cannot connect to those who are to come; see `Epochs.unreached`."""
+        with self._changed:
+            return self._epochs.unreached(ranks, system.monotonic())
+
     def epoch_misled(self, ranks: Collection[int]) -> None:
         """Note that one of these has said in it what cannot be; see `Epochs.misled`."""
         with self._changed:

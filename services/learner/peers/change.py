@@ -125,7 +125,8 @@ class Change:
         self._planned: Seat | None = None
         self._deadline = Deadline(PATIENCE_S)
         self._staying = list(range(learners))
-        self._all_ready = self._any_failed = self._hurried = False
+        self._all_ready = self._hurried = False
+        self._failing: list[int] = []  # ranks that cannot connect to those who come
         return left
 
     def close(self) -> None:
@@ -160,7 +161,7 @@ class Change:
             self._hurried = True
             self._deadline = Deadline(min(HURRY_S, self._deadline.remaining_s))
         self._all_ready = bool(ready[self._staying].all())
-        self._any_failed = bool(failed[self._staying].any())
+        self._failing = [rank for rank in self._staying if failed[rank]]
         if step == Step.SWITCH:
             self._leavers = [rank for rank in range(seat.learners) if rank not in self._staying]
             self.released = self._out
@@ -168,10 +169,12 @@ class Change:
 
     def _step(self, learners: int) -> Step:
         seats, planned = self._seats, self._planned
-        if planned is not None and (self._any_failed or self._in_vain()):
+        if planned is not None and (self._failing or self._in_vain()):
+            # Where rank 0 cannot connect either, it is not for those who say so.
+            blamed = bool(self._failing) and 0 not in self._failing and seats.unreached(self._failing)
             seats.failed(planned)
             self._planned = None
-            return Step.STAY
+            return Step.END if blamed else Step.STAY
         if planned is None:
             wanted = seats.wanted()
             if not wanted and len(self._staying) == learners:

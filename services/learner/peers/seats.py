@@ -64,6 +64,12 @@ class Seats(Protocol):
     def failed(self, seat: Seat) -> None:
         """Take note that this epoch did not begin."""
 
+    def unreached(self, ranks: Collection[int]) -> bool:
+        """Take note that these say, and not rank 0, that they cannot connect to those who are to come.
+
+        To be said before `failed`. Whether this epoch has to end, because one of them has lost its seat.
+        """
+
     def misled(self, ranks: Collection[int]) -> None:
         """Take note that one of these in this epoch, or of all, has said what cannot be."""
 
@@ -114,6 +120,10 @@ class OwnSeats:
         """See `Seats`."""
         met = self._meeting
         self._control.epoch_failed([] if met is None else absent(met.store, seat.epoch, seat.learners))
+
+    def unreached(self, ranks: Collection[int]) -> bool:
+        """See `Seats`."""
+        return self._control.epoch_unreached(ranks)
 
     def misled(self, ranks: Collection[int]) -> None:
         """See `Seats`."""
@@ -191,6 +201,10 @@ class GivenSeats:
 
     def failed(self, seat: Seat) -> None:
         """See `Seats`: it is for the owner to say who gets the next ones."""
+
+    def unreached(self, ranks: Collection[int]) -> bool:
+        """See `Seats`, and `failed`."""
+        return False
 
     def misled(self, ranks: Collection[int]) -> None:
         """See `Seats`, and `failed`."""

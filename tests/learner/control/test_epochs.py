@@ -253,6 +253,49 @@ def test_one_that_does_not_come_to_what_was_planned_twice_is_left_out_and_nobody
     assert epochs.formed([7, 8], 3.0 + PATIENCE_S, meeting).learners == 2
 
 
+def comes(epochs, incarnation, *live):
+    """One asks, and an epoch is planned for it beside those of the newest."""
+    assert epochs.asked(incarnation, -1, JUST_NOW) is None
+    epochs.planned([0, 1, 2], [*live, incarnation], 0.0, meeting)
+
+
+def test_one_that_connects_to_nobody_who_comes_loses_its_own_seat():
+    epochs = running(7, 8)
+    for comer in (21, 22):
+        comes(epochs, comer, 7, 8)
+        assert not epochs.unreached([1], 0.0)
+        epochs.failed([], 0.0)
+    comes(epochs, 22, 7, 8)
+    assert not epochs.unreached([1], 0.0), "it may be the fault of that one"
+    epochs.failed([], 0.0)
+    assert not epochs.waits([7, 8, 22], PAUSE_S - 1.0)
+    comes(epochs, 23, 7, 8, 22)
+    assert epochs.unreached([1], 0.0)
+    epochs.failed([], 0.0)
+    for each in (7, 8, 22, 23):
+        epochs.asked(each, epochs._newest, JUST_NOW)
+    assert epochs.formed([7, 8, 22, 23], 1.0, meeting).learners == 4
+    assert epochs.asked(7, epochs._newest, JUST_NOW) is None, "left out"
+    assert epochs.waits([7], 1.0 + PAUSE_S)
+
+
+def test_several_who_come_at_once_are_one_of_whom_one_says_that_it_cannot_connect():
+    epochs = running(7)
+    for comer in (21, 22, 23):
+        epochs.asked(comer, -1, JUST_NOW)
+    comes(epochs, 24, 7, 21, 22, 23)
+    assert not epochs.unreached([1], 0.0)
+
+
+def test_what_one_said_of_others_is_forgotten_when_an_epoch_begins_well():
+    epochs = running(7)
+    for comer in (21, 22, 23, 24):
+        comes(epochs, comer, 7)
+        assert not epochs.unreached([1], 0.0)
+        epochs.failed([], 0.0)
+        epochs.begun()
+
+
 def test_where_learners_cannot_meet_nothing_is_planned():
     def nowhere():
         raise ConfigError("this machine has no address there")

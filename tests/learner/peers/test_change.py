@@ -163,7 +163,7 @@ class Planned:
     """Seats of rank 0, for whom one waits; counts the epochs that did not begin, notes who was to stay."""
 
     def __init__(self):
-        self.failures, self.staying, self.dies = 0, [], False
+        self.failures, self.staying, self.dies, self.blamed = 0, [], False, []
 
     def wanted(self):
         return True
@@ -174,6 +174,10 @@ class Planned:
 
     def gone(self):
         return self.dies
+
+    def unreached(self, ranks):
+        self.blamed.append(ranks)
+        return True
 
     def failed(self, seat):
         self.failures += 1
@@ -221,6 +225,21 @@ def test_one_that_dies_with_its_seat_is_waited_for_no_longer_unless_all_are_conn
     came.set()
     assert steps == [Step.CONNECT, Step.CONNECT, Step.SWITCH if ready else Step.STAY]
     assert seats.failures == (0 if ready else 1)
+
+
+@pytest.mark.parametrize("owner_too", [False, True])
+def test_an_epoch_ends_where_one_of_it_loses_its_seat_for_connecting_to_nobody(owner_too):
+    ended, seats, steps = threading.Event(), Planned(), []
+    rank_0 = Change(seats, lambda seat: ended.wait(60) and None)
+    rank_0.begin(2)
+    for failed in (False, False, True, False):
+        own = rank_0.said(0, 2)
+        own[-1] = failed and owner_too
+        table = np.array([own, [Step.STAY, 0, 0, False, False, failed]], np.float64)
+        steps.append(rank_0.heard(table, Seat(0, 0, 2, 0, "")))
+    ended.set()
+    assert steps == [Step.CONNECT] * 3 + [Step.STAY if owner_too else Step.END]
+    assert (seats.failures, seats.blamed) == (1, [] if owner_too else [[1]])
 
 
 @pytest.mark.parametrize("how", ["killed", "leaves"])
