@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,14 +98,20 @@ def differences(old: Config, new: Config) -> list[Difference]:
     return found
 
 
+def not_resumable(changes: Sequence[str]) -> ConfigError:
+    """What a resumed run is refused with that has other structural fields, each in words."""
+    return ConfigError(
+        f"cannot resume with {'; '.join(changes)}: structural fields stay as they were when the run began; "
+        "leave out what sets them"
+    )
+
+
 def check_resumable(old: Config, new: Config) -> list[Difference]:
     """Return the tunable fields that a resumed run changes; raise ConfigError if a structural one changes."""
     changed = differences(old, new)
     refused = [str(difference) for difference in changed if difference.role == "structural"]
     if refused:
-        raise ConfigError(
-            f"cannot resume with another {'; '.join(refused)} (start a new run with `troupe train`)"
-        )
+        raise not_resumable(refused)
     return [difference for difference in changed if difference.role == "tunable"]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from troupe.common.config.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, agent_model
+from troupe.common.config.compare import not_resumable
 from troupe.common.config.fields import UntypedAgentConfig, role_of
 from troupe.common.config.names import canonical, resolve
 from troupe.common.config.presets import preset_id, read_bases, read_toml
@@ -101,6 +102,7 @@ def load_layers(
     if run_config is not None:
         resumed = read_config(run_config)
         # Below what is said now, above the preset: the preset may have changed since, and the run has not.
+        _check_same_algorithm(layers, resumed.agent.algorithm)
         layers.append(Layer(f"run {run_config.parent}", _resumable(resumed)))
         preset = preset or _still_there(resumed.run.preset)
     if preset is not None:
@@ -325,6 +327,17 @@ def flat(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
             values[f"{section}."] = None  # so that an empty unknown section is still reported
         values.update({f"{section}.{name}": value for name, value in fields.items()})
     return values
+
+
+def _check_same_algorithm(layers: list[Layer], algorithm: str) -> None:
+    """Refuse another algorithm than that of the run that is resumed.
+
+    Here, for its fields would be checked as those of the other one, and refused for what they are not.
+    """
+    for layer in layers:
+        chosen = layer.values.get("agent.algorithm", algorithm)
+        if chosen != algorithm:
+            raise not_resumable([f"agent.algorithm: {algorithm} -> {chosen} ({layer.name})"])
 
 
 def _agent_model(layers: list[Layer]) -> type[BaseModel]:

@@ -204,5 +204,5 @@ def run_config(run_dir: Path) -> Path:
     with readable(run_dir):
         if not file.is_file():
             what = "has no config.toml" if run_dir.is_dir() else "does not exist"
-            raise ConfigError(f"{str(run_dir)!r} is not a run directory: it {what}")
+            raise ConfigError(f"{run_dir} is not a run directory: it {what}")
     return file

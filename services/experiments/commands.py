@@ -203,6 +203,9 @@ def sweep(words: Sequence[str]) -> int:
     if options.slurm and (wanted.is_study or wanted.section.halving):
         what = "a study" if wanted.is_study else "halving"
         raise ConfigError(f"--slurm: the trials of {what} follow from each other, and are no job array")
+    # Of a sweep that has begun there may be nothing left to submit.
+    if options.slurm and not options.dry_run and not folder.exists():
+        script.check_installed()
     if options.dry_run and not options.slurm:
         runs = [f"{name}  {steps:,} steps" for name, steps in totals.items()]
         print(f"{wanted.section.trials} trials" if wanted.is_study else "\n".join(runs))

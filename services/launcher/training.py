@@ -133,8 +133,8 @@ def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
 
     config = loaded.config
     if play and config.env.check_timeout_s:
-        if sys.stderr.isatty():  # its packages may take seconds to import
-            print(f"checking {config.env.id}", file=sys.stderr)
+        # Its packages, and torch, may take seconds to import.
+        print(f"checking {config.env.id}", file=sys.stderr, flush=True)
         found = check(config.env, timeout_s=config.env.check_timeout_s)
         if found.failures:
             from troupe.services.environment.command import failures_of

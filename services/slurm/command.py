@@ -82,6 +82,8 @@ def slurm(words: Sequence[str]) -> int:
     options, overrides = parse_with_fields(slurm_parser(), words)
     if (options.preset is None) == (options.join is None):
         raise ConfigError("name a preset (`troupe presets` lists them), or a run with --join RUN_DIR")
+    if not options.dry_run:
+        script.check_installed()
     if options.join is not None:
         if overrides:
             raise ConfigError(f"--{next(iter(overrides))} is for the learner of the run: leave it out here")

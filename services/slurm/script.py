@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -248,6 +249,19 @@ def write(file: Path, text: str) -> None:
     """Write a job script."""
     make_directory(file.parent, "folder of the job script")
     atomic_write(file, text.encode())
+
+
+def check_installed() -> None:
+    """Refuse, before anything is written, a machine that cannot submit jobs.
+
+    Raises:
+        ConfigError: says where to go instead.
+    """
+    if shutil.which("sbatch") is None:
+        raise ConfigError(
+            "this machine has no sbatch: say the same on a login node of the cluster, or add --dry-run to "
+            "write the job script only"
+        )
 
 
 def submit(file: Path) -> str:

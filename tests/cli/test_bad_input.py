@@ -56,7 +56,7 @@ BAD_INPUT = [
     ("train pong-apex --learner.device cuda", ["learner.device", "'cuda'", "no CUDA", "use cpu"]),
     ("resume RUN --learner.device cuda:1", ["learner.device", "no CUDA", "use cpu"]),
     ("actor --learner tcp://127.0.0.1:1 --slots 0", ["--slots", "1"]),
-    ("resume no\x07such", [r"'no\x07such' is not a run directory: it does not exist"]),
+    ("resume no\x07such", [r"error: no\x07such is not a run directory: it does not exist"]),
     (
         "actor --learner tcp://127.0.0.1:1 --agent.gamma 0.9",
         ["unknown argument --agent.gamma", "its learner"],
@@ -68,9 +68,13 @@ BAD_INPUT = [
         ["cannot write into the run directory FULL/file/run: Not a directory"],
     ),
     ("train cartpole-apex --sweep nowhere.toml", ["cannot read nowhere.toml"]),
-    ("resume nowhere", ["'nowhere' is not a run directory", "does not exist"]),
-    ("resume FULL", ["'FULL' is not a run directory", "no config.toml"]),
-    ("resume RUN --env.frame_stack 3", ["cannot resume", "env.frame_stack: ", " -> 3"]),
+    ("resume nowhere", ["error: nowhere is not a run directory: it does not exist"]),
+    ("resume FULL", ["error: FULL is not a run directory: it has no config.toml"]),
+    ("resume RUN --env.frame_stack 3", ["cannot resume", "env.frame_stack: ", " -> 3", "structural fields"]),
+    (
+        "resume RUN --agent.algorithm sac",
+        ["cannot resume with agent.algorithm: apex -> sac (command line): structural fields stay as"],
+    ),
     ("eval nowhere", ["nowhere is not a directory"]),
     ("eval FULL", ["FULL is neither"]),
     ("eval RUN --episodes none", ["--episodes"]),
@@ -143,11 +147,20 @@ def test_bad_input_is_one_line_and_exit_code_2(
     stdout, stderr = capsys.readouterr()
     assert code == 2
     assert stdout == ""
-    assert stderr.startswith("troupe: error: ")
-    assert stderr.count("\n") == 1
+    # What plays the environment says so first: it takes seconds.
+    said = [each for each in stderr.splitlines() if not each.startswith("checking ")]
+    assert [each.startswith("troupe: error: ") for each in said] == [True]
     for word in words:
         assert word in stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_training_says_that_it_checks_the_environment_also_into_a_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "train cartpole-apex --env.id tests.envs.broken:Broken-v0 --env.kwargs.how raise"
+    assert cli.main(line.split()) == 2
+    assert capsys.readouterr().err.splitlines()[0] == "checking tests.envs.broken:Broken-v0"
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_fields_on_the_command_line_come_before_the_environment(tmp_path, monkey
     config = run_config(args.run_dir, args.preset, fields)
     assert (config.run.seed, config.run.total_steps) == (9, 50)
     assert run_config(args.run_dir, None, {"run.total_steps": "80"}).run.total_steps == 80
-    with pytest.raises(ConfigError, match=r"cannot resume with another agent\.gamma"):
+    with pytest.raises(ConfigError, match=r"cannot resume with agent\.gamma: [0-9.]+ -> 0\.5: structural"):
         run_config(args.run_dir, None, {"agent.gamma": "0.5"})
 
 

@@ -264,27 +264,37 @@ def test_what_cannot_run_is_refused_before_anything_is_written(
     assert not run.exists()
 
 
-def test_without_slurm_one_line_says_how_to_submit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "words",
+    [["slurm", "cartpole-apex", "--run-dir", "run"], ["sweep", "cartpole-apex", "--slurm", "--dir", "run"]],
+)
+def test_without_slurm_one_line_says_so_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    run = tmp_path / "run"
-    assert cli.main(["slurm", "cartpole-apex", "--run-dir", str(run)]) == 2
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == 2
     error = capsys.readouterr().err
-    assert f"sbatch {run}/slurm/job.sh" in error
+    assert "no sbatch" in error
+    assert "--dry-run" in error
     assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_folder_of_a_failed_start_is_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of one that could not be submitted, here for want of a Slurm; `tests/deploy` has one that refuses."""
-    path, run = os.environ["PATH"], tmp_path / "run"
-    monkeypatch.setenv("PATH", str(tmp_path))
+    """Of one that a Slurm refuses; `tests/deploy` has a real one."""
+    run, sbatch = tmp_path / "run", tmp_path / "bin/sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text('#!/bin/sh\necho "sbatch: error: invalid partition" >&2\nexit 1\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
     assert cli.main(["slurm", "cartpole-apex", "--partition", "wrong", "--run-dir", str(run)]) == 2
-    assert f"--run-dir {run} uses its folder again" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "invalid partition" in error
+    assert f"--run-dir {run} uses its folder again" in error
     key = (run / "slurm" / "keys" / "learner.secret").read_text()
-    monkeypatch.setenv("PATH", path)
     assert _dry_run(run, "cartpole-ppo", "--partition", "right", "--nodes", "4") == 0
     text = (run / "slurm" / "job.sh").read_text()
     assert "--partition=right" in text
