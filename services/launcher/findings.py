@@ -279,7 +279,7 @@ LIMITS = (
         ("learner/wait_share",),
         0.0,
         "acting and learning take turns ({waits})",
-        "agent.max_staleness = 1 would let them overlap",
+        "agent.max_staleness = 1 would let them overlap; PPO then wants agent.decoupled = true",
     ),
     Limit(
         "actors",
