@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ def words(*more: str) -> list[str]:
     return ["docker-compose", *more]
 
 
+@functools.cache
 def plugin_works() -> bool:
     """Whether `docker compose` is there."""
     return shutil.which("docker") is not None and not _fails("docker", "compose", "version")
