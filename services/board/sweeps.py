@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from troupe.common.errors import ConfigError
 from troupe.common.runtime.logging import peer_text, printable
 from troupe.services.board import importances
 from troupe.services.board.importances import Axis, Outcome
-from troupe.services.board.library import Entry, Folder, Library
+from troupe.services.board.library import MAX_SWEEPS, Entry, Folder, Library
 from troupe.services.board.opening import open_regular, stamp
 from troupe.services.experiments.groups import ENV, PRESET, short_names
 from troupe.services.experiments.plan import NAME, RECORD, SECTION, SEED
@@ -192,7 +193,7 @@ class Sweeps:
                 except (ConfigError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
                     record = f"its {RECORD} cannot be read: {peer_text(str(error))}"
                 self._records[folder.path] = (now, record)
-                while len(self._records) > _MAX_KEPT:
+                while len(self._records) > MAX_SWEEPS:
                     self._records.popitem(last=False)
         if isinstance(record, str):
             raise ConfigError(record)
@@ -206,7 +207,7 @@ def _read(folder: Path) -> Record:
     runs = {
         name: told
         for name, told in _table(record["runs"]).items()
-        if isinstance(told, dict) and isinstance(told.get("fields"), dict) and "/" not in name
+        if isinstance(told, dict) and isinstance(told.get("fields"), dict) and _is_file_name(name)
     }
     states = {
         name: (str(told.get("state")), peer_text(str(told.get("error", "")))) for name, told in runs.items()
@@ -224,6 +225,13 @@ def _read(folder: Path) -> Record:
         trials.setdefault(key, Trial(tasks[name], at)).runs.append(name)
     preset = Path(str(record["preset"])).stem
     return Record(_kind(section), printable(preset[:_MAX_CHARS]), axes, list(trials.values()), states)
+
+
+def _is_file_name(name: str) -> bool:
+    try:  # JSON can have half of a surrogate pair, which no path has
+        return "/" not in name and bool(os.fsencode(name))
+    except UnicodeEncodeError:
+        return False
 
 
 def _table(value: Any) -> dict[str, Any]:

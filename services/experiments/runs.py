@@ -22,6 +22,8 @@ from troupe.services.experiments.fields import read_tables
 _MAX_DEPTH = 5
 # A learner on another machine, or in a container, writes its status every second.
 _FRESH_S = 30.0
+# Sums of a few such values are still numbers; an integer in a file may be of any size.
+_MOST = 1e300
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def read_run(path: Path) -> Run:
         metrics={
             name: float(value)
             for name, value in (metrics if isinstance(metrics, Mapping) else {}).items()
-            if isinstance(value, int | float) and math.isfinite(value)
+            if isinstance(value, int | float) and abs(value) < _MOST
         },
         changed_s=max(_changed_s(path / name) for name in (CONFIG_FILE, STATUS_FILE, CSV_FILE)),
     )
@@ -300,5 +302,5 @@ def _integer(value: Any) -> int:
 def _number(value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0.0

@@ -103,6 +103,8 @@ def test_a_link_shows_nothing_of_another_place(serve, tmp_path, name):
         {"environments": {"failures": [], "hangs": "<b>", "last": {"a": 1}}},
         {"metrics": {"replay/items": 1e308, "learner/wait_share": -1e308, "speed/updates_per_s": 1e-320}},
         {"steps": 10**30, "wall_s": 1e300, "version": -(10**40), "note": "x" * 100_000},
+        {"metrics": {"eval/episode_return": 10**400}, "wall_s": 10**400, "restarts": 10**400},
+        {"peers": [{"role": "actor", "name": "actor-0", "restarts": 10**400, "seen_s_ago": 10**400}]},
     ],
     ids=str,
 )

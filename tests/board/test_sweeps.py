@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from tests.board.test_hostile import device, folder, huge, nested, noise, pipe
 from tests.experiments.folders import make_run, make_sweep
 from tests.harness import until
+from troupe.services.board import sweeps
+from troupe.services.board.library import Library
 
 RATE = {"low": 1e-5, "high": 1e-2, "log": True}
 SEARCH = {"agent": {"learning_rate": RATE, "gamma": [0.95, 0.99]}}
@@ -122,6 +125,7 @@ def test_a_damaged_record_is_that_sweeps_matter(serve, tmp_path, damage):
         {"runs": {"../../etc": {"fields": {}}}},
         {"runs": {"x": {"fields": {"a.b": 1e400, "c.d": 10**400}, "state": []}, "y": {"fields": {}}}},
         {"runs": {"<b>": {"fields": {"<i>": {"deep": [None]}}}, "y": {"fields": {}}, "z": 3}},
+        {"runs": {"\ud800": {"fields": {}}, "y": {"fields": {}}}},
         {"runs": []},
     ],
     ids=str,
@@ -133,3 +137,22 @@ def test_a_strange_record_is_that_sweeps_matter(serve, tmp_path, change):
     board.runs(2)
     (row,) = board.json("runs")["sweeps"]
     assert board.ask(f"/api/sweeps/{row['id']}")[0] in (200, 400)
+
+
+def test_scores_beyond_all_measure_are_not_added_up(serve, tmp_path):
+    make_sweep(tmp_path / "lr", {"grid": {"agent": {"gamma": [0.9]}}, "seeds": 2}, lambda fields: 1.7e308)
+    board = serve(tmp_path)
+    board.runs(2)
+    assert board.json("runs")["sweeps"][0]["best"] is None
+
+
+def test_no_record_is_read_again_where_there_are_many(tmp_path, monkeypatch):
+    make_sweep(tmp_path / "0", {"seeds": 1}, lambda fields: 1.0, ["waiting"])
+    for number in range(1, 70):
+        shutil.copytree(tmp_path / "0", tmp_path / str(number))
+    library, read = Library([tmp_path]), []
+    monkeypatch.setattr(sweeps, "_read", lambda folder, of=sweeps._read: read.append(folder) or of(folder))
+    library.refresh()
+    known = sweeps.Sweeps(library)
+    assert [row["runs"] for row in (*known.rows(), *known.rows())] == [1] * 140
+    assert len(read) == 70
