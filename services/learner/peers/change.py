@@ -137,10 +137,11 @@ class Change:
 
     def said(self, rank: int, learners: int) -> list[float]:
         """What this learner tells: step, epoch, learners, whether it leaves, is connected, has failed."""
+        ready = self._ready()  # first: what has become of it here decides whom rank 0 blames
         step = self._step(learners) if rank == 0 else Step.STAY
         planned = self._planned
         epoch, size = (0, 0) if planned is None else (planned.epoch, planned.learners)
-        return [step, epoch, size, self.leaving, self._ready(), self._failed]
+        return [step, epoch, size, self.leaving, ready, self._failed]
 
     def heard(self, table: np.ndarray, seat: Seat) -> Step:
         """Take in what all have said `[learners, 6]`; the step to take. Raises MisledError."""
@@ -171,7 +172,8 @@ class Change:
         seats, planned = self._seats, self._planned
         if planned is not None and (self._failing or self._in_vain()):
             # Where rank 0 cannot connect either, it is not for those who say so.
-            blamed = bool(self._failing) and 0 not in self._failing and seats.unreached(self._failing)
+            own = self._failed or 0 in self._failing
+            blamed = bool(self._failing) and not own and seats.unreached(self._failing)
             seats.failed(planned)
             self._planned = None
             return Step.END if blamed else Step.STAY

@@ -19,6 +19,7 @@ from troupe.services.learner.control import server as control
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.peers import change
 from troupe.services.learner.peers.change import Change, Step
+from troupe.services.learner.peers.group import GroupLostError
 from troupe.services.learner.peers.seats import GivenSeats, OwnSeats
 from troupe.services.learner.peers.state import state_hash
 from troupe.services.learner.peers.team import Rules, Share, Team
@@ -240,6 +241,24 @@ def test_an_epoch_ends_where_one_of_it_loses_its_seat_for_connecting_to_nobody(o
     ended.set()
     assert steps == [Step.CONNECT] * 3 + [Step.STAY if owner_too else Step.END]
     assert (seats.failures, seats.blamed) == (1, [] if owner_too else [[1]])
+
+
+def test_nobody_is_blamed_where_the_owner_cannot_connect_either_a_little_later():
+    asked, seats = threading.Event(), Planned()
+
+    def connect(seat):
+        asked.wait(60)
+        raise GroupLostError("nobody comes")
+
+    rank_0, seat = Change(seats, connect), Seat(0, 0, 2, 0, "")
+    rank_0.begin(2)
+    for failed in (False, False, True):
+        said = np.array([rank_0.said(0, 2), [Step.STAY, 0, 0, False, False, failed]], np.float64)
+        assert rank_0.heard(said, seat) == Step.CONNECT
+    asked.set()
+    until(lambda: rank_0.coming._results.qsize())
+    assert rank_0.said(0, 2)[0] == Step.STAY
+    assert (seats.failures, seats.blamed) == (1, [])
 
 
 @pytest.mark.parametrize("how", ["killed", "leaves"])
