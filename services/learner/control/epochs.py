@@ -19,7 +19,7 @@ ASKS_S = 1.5
 """One that waits gets no seat where it has not asked for so long: it may have died, or hang."""
 OWN = -1
 """Stands for the learner that has the run: no process has this as its incarnation."""
-MOST_EPOCHS = 1 << 52
+MOST_CLAIMED = 1 << 52
 """More than there ever are: one that claims to have left a later one would leave no numbers for the next."""
 PAUSE_S, MOST_PAUSES = 30.0, 6
 """How long a learner is left out that twice got a seat and did not come, or that said what cannot be; doubled
@@ -72,7 +72,7 @@ class Epochs:
 
         Raises RefusedError for an epoch that cannot have been.
         """
-        if ended > max(self._newest, MOST_EPOCHS):
+        if ended > max(self._newest, MOST_CLAIMED):
             raise RefusedError(messages.REFUSED_CLAIM, f"there never was an epoch {ended}")
         seat = self._coming.get(incarnation)
         if seat is not None and seat.epoch > ended:
