@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+from troupe.common import timing
 from troupe.common.errors import RefusedError
 from troupe.common.wire import messages
 from troupe.common.wire.security import claims
@@ -384,7 +385,9 @@ class Roster:
         beat_s, actors = self._heartbeat_s, len(self._of_role["actor"])
         if role != "actor" or actors <= FREQUENT_ACTORS:
             return beat_s
-        return max(beat_s, min(beat_s * actors / FREQUENT_ACTORS, self._liveness_s / 3))
+        # A client refuses an interval that no configuration may have.
+        longest_s = min(self._liveness_s / 3, timing.HEARTBEAT_S[1])
+        return max(beat_s, min(beat_s * actors / FREQUENT_ACTORS, longest_s))
 
     def _remember(self, peer: Peer) -> _Past:
         names = self._past.setdefault((peer.role, peer.key), OrderedDict())

@@ -1,5 +1,6 @@
 import pytest
 
+from troupe.common import timing
 from troupe.common.config import load_config
 from troupe.common.wire.codec import decode, encode
 from troupe.common.wire.control import messages
@@ -260,6 +261,13 @@ def test_of_many_actors_each_beats_less_often_and_all_others_as_ever():
     evaluator = peer("evaluator", role="evaluator")
     join(roster, evaluator, 0)
     assert evaluator.beat_s == 1.0
+
+
+def test_no_actor_is_told_an_interval_that_it_would_refuse():
+    roster = Roster(1000, heartbeat_s=10.0, liveness_s=600.0)
+    for number in range(250):
+        join(roster, peer(f"actor-{number}"), 1)
+    assert roster.beat_s("actor") == timing.HEARTBEAT_S[1]
 
 
 def test_names_are_in_natural_order_whoever_comes_and_leaves():
