@@ -133,8 +133,9 @@ def check_environment(loaded: Loaded, *, play: bool) -> EnvSpec:
 
     config = loaded.config
     if play and config.env.check_timeout_s:
-        # Its packages, and torch, may take seconds to import.
-        print(f"checking {config.env.id}", file=sys.stderr, flush=True)
+        # Its packages may take seconds to import. A file gets errors alone, which are one line.
+        if sys.stderr.isatty():
+            print(f"checking {config.env.id}", file=sys.stderr)
         found = check(config.env, timeout_s=config.env.check_timeout_s)
         if found.failures:
             from troupe.services.environment.command import failures_of

@@ -26,7 +26,7 @@ def test_planted_bugs_are_found():
         "a_full_table_drops_more_than_it_has_to",
         "a_restart_goes_on_from_the_oldest_checkpoint",
     )
-    code, said = simulate("--seeds", 40, "--tries", 3, "--find", *bugs)
+    code, said = simulate("--seeds", 50, "--tries", 12, "--find", *bugs)
     assert code == 0, said
 
 

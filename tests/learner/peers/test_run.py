@@ -38,6 +38,12 @@ def owner_of(troupe):
     raise AssertionError("no learner has the run")
 
 
+def restarts(run_dir):
+    """How often each learner was started again: the owner, and those that it sees."""
+    found = status(run_dir)
+    return [found["restarts"], *(peer["restarts"] for peer in found["peers"] if peer["role"] == "learner")]
+
+
 def test_a_run_goes_on_when_any_of_its_learners_is_killed(tmp_path, start):  # noqa: F811
     run_dir = tmp_path / "run"
     fields = ["--learner.processes", 2, "--run.total_steps", 10_000_000, "--evaluator.enabled", "false"]
@@ -59,8 +65,7 @@ def test_a_run_goes_on_when_any_of_its_learners_is_killed(tmp_path, start):  # n
     reached = int(told(run_dir, "learner", taken)[0])
     assert reached >= before
     # Both were killed once, and the second learner before the status that the first has read again.
-    found = status(run_dir)
-    assert [found["restarts"], *(p["restarts"] for p in found["peers"] if p["role"] == "learner")] == [1, 1]
+    troupe.wait_until(lambda: restarts(run_dir) == [1, 1])
     troupe.wait_until(lambda: status(run_dir)["updates"] >= reached + 3)
     lost = len(told(run_dir, "learner", "going on without"))
     os.kill(pid_of(run_dir, "learner-1"), signal.SIGTERM)
