@@ -176,10 +176,11 @@ def test_the_timeline_shows_who_waits_for_whom(serve, runs, browser):
     said = browser.value("[...document.querySelectorAll('.timeline canvas')].map(each => each.ariaLabel)")
     assert any(re.match(r"learner: waiting for a batch 8\d %", each) for each in said), said
     # The middle of the row of the actor, which does not wait, is filled to its share; above that it is idle.
-    browser.value(
+    browser.until(  # it is drawn after it has its label
         "canvas = [...document.querySelectorAll('.timeline canvas')]"
         ".find(each => each.ariaLabel.startsWith('actor-0')),"
-        "column = canvas.getContext('2d').getImageData(canvas.width / 2, 0, 1, canvas.height).data, true"
+        "column = canvas.getContext('2d').getImageData(canvas.width / 2, 0, 1, canvas.height).data,"
+        "column.some(each => each > 0)"
     )
     filled = browser.value("column.filter((each, at) => at % 4 === 3 && each > 0).length / canvas.height")
     assert 0.5 < filled < 0.75  # emulator, inference and packing
