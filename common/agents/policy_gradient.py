@@ -147,6 +147,11 @@ class PolicyGradientConfig(AdaptiveRateConfig, PassesConfig, PolicyConfig):
         return self
 
     @property
+    def clips_around_the_actor(self) -> bool:
+        """Whether the policy that acted is the one around which the ratio is clipped."""
+        return not (self.decoupled or self.target_period_updates)
+
+    @property
     def one_learner_because(self) -> str:
         """See the base class."""
         if self.policy_loss == "vmpo":
@@ -280,9 +285,13 @@ class PolicyGradientAgent(NetworkAgent):
             "entropy": self.policy.entropy(params).mean(),
             "kl_pi_mu": self.policy.kl(params, steps.behaviour).mean(),
             "behaviour_kl": self.policy.kl(steps.behaviour, params).mean(),
-            "moved_kl": self.policy.kl(steps.proximal, params).mean(),
             "kl_reference": self.policy.kl(reference, params).mean(),
         }
+        measured["moved_kl"] = (
+            measured["behaviour_kl"]
+            if self.config.clips_around_the_actor
+            else self.policy.kl(steps.proximal, params).mean()
+        )
         loss = gradient + self.config.baseline_cost * baseline
         for name, multiplier in self.adjusted.multipliers.items():
             if multiplier.used:
@@ -340,7 +349,8 @@ class PolicyGradientAgent(NetworkAgent):
         log_mu = self.policy.log_prob(unrolls.behaviour, actions)
         log_pi = self.policy.log_prob(params[:-1], actions)
         proximal = self._proximal(unrolls, params[:-1], previous)
-        log_proximal = self.policy.log_prob(proximal, actions)
+        is_actors = config.clips_around_the_actor
+        log_proximal = log_mu if is_actors else self.policy.log_prob(proximal, actions)
         limit = MAX_LOG_RATIO
         if self.adjusted.target is not None:
             log_pi = log_proximal  # V-trace then values the target's policy, towards which learning is held
@@ -379,11 +389,11 @@ class PolicyGradientAgent(NetworkAgent):
 
     def _proximal(self, unrolls: Unrolls, now: Tensor, previous: JudgedSteps | None) -> Tensor:
         """Parameters `[T, B, P]` of the policy to clip around, where the network's are `now`."""
+        if self.config.clips_around_the_actor:
+            return unrolls.behaviour
         if self.adjusted.target is not None:
             return self.learner.evaluated(unrolls, self.adjusted.target)[0][:-1]
-        if self.config.decoupled:
-            return now if previous is None else previous.proximal.reshape(now.shape)
-        return unrolls.behaviour
+        return now if previous is None else previous.proximal.reshape(now.shape)
 
     def _advantages(self, unrolls: Unrolls, log_rhos: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and value targets `[T, B]` for values `[T + 1, B]`."""
