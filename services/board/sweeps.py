@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from troupe.common.config.text import format_value
 from troupe.common.errors import ConfigError
 from troupe.common.runtime.logging import peer_text, printable
-from troupe.services.board import importances
+from troupe.services.board import importances, shown
 from troupe.services.board.importances import Axis, Outcome
 from troupe.services.board.library import MAX_SWEEPS, Entry, Folder, Library
 from troupe.services.board.opening import open_regular, stamp
@@ -133,7 +132,7 @@ class Sweeps:
                     "task": trial.task,
                     "state": min(states, key=_STATES.index),
                     "score": _mean([each["score"] for each in told]),
-                    "at": [None if at is None else _short(at) for at in trial.at],
+                    "at": [None if at is None else shown.short(at) for at in trial.at],
                     "error": errors[0] if errors else "",
                     "runs": [[each["id"], each["name"]] for each in told],
                 }
@@ -213,7 +212,7 @@ def _read(folder: Path) -> Record:
         name: (str(told.get("state")), peer_text(str(told.get("error", "")))) for name, told in runs.items()
     }
     fields = {name: told["fields"] for name, told in runs.items()}
-    tasks = {name: _text(own[ENV]) if ENV in own else "" for name, own in fields.items()}
+    tasks = {name: shown.text(own[ENV], _MAX_CHARS) if ENV in own else "" for name, own in fields.items()}
     if len(set(tasks.values())) == 1:
         tasks = dict.fromkeys(tasks, "")
     axes, places = _axes(list(fields.values()), _ranges(section))
@@ -224,7 +223,7 @@ def _read(folder: Path) -> Record:
         key = (tasks[name], at, "" if axes else name)
         trials.setdefault(key, Trial(tasks[name], at)).runs.append(name)
     preset = Path(str(record["preset"])).stem
-    return Record(_kind(section), printable(preset[:_MAX_CHARS]), axes, list(trials.values()), states)
+    return Record(_kind(section), shown.text(preset, _MAX_CHARS), axes, list(trials.values()), states)
 
 
 def _is_file_name(name: str) -> bool:
@@ -273,14 +272,17 @@ def _axis(
     numbers = [_number(value) for value in values]
     given = [number for number in numbers if number is not None]
     are_numbers = len(given) == sum(value is not _ABSENT for value in values)
-    field_name, label = printable(name[:_MAX_CHARS]), printable(label[:_MAX_CHARS])
+    field_name, label = shown.text(name, _MAX_CHARS), shown.text(label, _MAX_CHARS)
     if are_numbers and (range_ is not None or len(set(given)) > MAX_CHOICES):
         low, high = min(given), max(given)
         if range_ is not None:
             low, high = min(low, range_.low), max(high, range_.high)
         log = low > 0 and (range_.log if range_ is not None else high / low >= _LOG_RATIO)
         return Axis(field_name, label, low=low, high=high, log=log), numbers
-    texts = [f"the {PRESET.partition('.')[2]}'s" if each is _ABSENT else _text(each) for each in values]
+    texts = [
+        f"the {PRESET.partition('.')[2]}'s" if each is _ABSENT else shown.text(each, _MAX_CHARS)
+        for each in values
+    ]
     order = dict(zip(texts, numbers, strict=True))
     # Numbers by size, and then texts.
     ordered = sorted(order, key=lambda text: (order[text] is None, order[text] or 0.0, text))
@@ -292,7 +294,7 @@ def _axis_values(axis: Axis) -> dict[str, Any]:
     named = {"field": axis.field, "label": axis.label}
     if axis.values:
         return {**named, "values": list(axis.values)}
-    return {**named, "low": _short(axis.low), "high": _short(axis.high), "log": axis.log}
+    return {**named, "low": shown.short(axis.low), "high": shown.short(axis.high), "log": axis.log}
 
 
 def _kind(section: Mapping[str, Any]) -> str:
@@ -319,25 +321,10 @@ def _score(entry: Entry | None) -> float | None:
 
 def _mean(scores: Sequence[float | None]) -> float | None:
     known = [score for score in scores if score is not None]
-    return _short(sum(known) / len(known)) if known else None
+    return shown.short(sum(known) / len(known)) if known else None
 
 
 def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < 1e300 and math.isfinite(value) else None
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        text = value
-    else:
-        try:
-            text = "none" if value is None else format_value(value)
-        except (TypeError, ValueError, OverflowError):
-            text = str(value)
-    return printable(text[:_MAX_CHARS])
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")

@@ -22,6 +22,7 @@ from troupe.common.runtime import metrics
 from troupe.common.runtime.files import EPISODES_FILE
 from troupe.common.runtime.logging import printable
 from troupe.common.runtime.metrics import CSV_FILE, EVALUATIONS_FILE, Row, tensorboard_tag
+from troupe.services.board import shown
 from troupe.services.board.following import Follower
 from troupe.services.board.opening import open_regular
 
@@ -309,7 +310,7 @@ def _evaluation(row: dict[str, Any]) -> dict[str, Any]:
         "least": min(returns),
         "most": max(returns),
         "length": statistics.fmean(lengths) if lengths else 0.0,
-        "returns": [float(f"{value:.6g}") for value in returns[:MAX_GAMES]],
+        "returns": [shown.short(value) for value in returns[:MAX_GAMES]],
         "lengths": lengths[:MAX_GAMES],
         "levels": [printable(str(level)[:80]) for level in levels[:MAX_GAMES]],
     }

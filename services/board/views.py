@@ -6,17 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from troupe.common.config.text import format_value
 from troupe.common.runtime.files import read_status
 from troupe.common.runtime.logging import peer_text, printable
-from troupe.services.board import films, notes
+from troupe.services.board import films, notes, shown
 from troupe.services.board.library import Entry, Library
 from troupe.services.board.sweeps import Sweeps
 from troupe.services.board.traces import GAMES, NAME, Evaluations, Traces, names_of
 from troupe.services.experiments.groups import ALGORITHM, differing_fields
 from troupe.services.experiments.runs import Run
 
-_MAX_CHARS = 300
 _MAX_FIELDS = 2_000
 _MAX_PEERS = 256
 GAMES_OF = ("returns", "lengths", "levels")
@@ -59,7 +57,9 @@ def details(entry: Entry, traces: Traces) -> dict[str, Any]:
         "environments": _environments(status),
         "films": _films(entry, evaluations),
         "config": _config(run) if run is not None else {},
-        "metrics": {printable(name): _short(value) for name, value in sorted(metrics.items())[:_MAX_FIELDS]},
+        "metrics": {
+            printable(name): shown.short(value) for name, value in sorted(metrics.items())[:_MAX_FIELDS]
+        },
         "names": [*sorted(names), *GAMES],
         "evaluations": [
             {name: value for name, value in row.items() if name not in GAMES_OF}
@@ -103,7 +103,7 @@ def _services(status: Mapping[str, Any]) -> list[dict[str, Any]]:
         ):
             figures[name] = said.get(metric)
         finite = {name: value for name, value in figures.items() if _is_finite(value)}
-        found.append({**row, **{name: _short(value) for name, value in finite.items()}})
+        found.append({**row, **{name: shown.short(value) for name, value in finite.items()}})
     return found
 
 
@@ -125,7 +125,9 @@ def differences(entries: Sequence[Entry]) -> dict[str, Any]:
     fields = [*differing_fields([run for _, run in present])][:MAX_DIFFERENCES]
     seeds = {repr(run.fields.get("run.seed")) for _, run in present}
     fields += ["run.seed"] if len(seeds) > 1 else []
-    rows = [{"id": e.id, "values": [_text(run.fields.get(name)) for name in fields]} for e, run in present]
+    rows = [
+        {"id": e.id, "values": [shown.text(run.fields.get(name)) for name in fields]} for e, run in present
+    ]
     return {"fields": [printable(name) for name in fields], "runs": rows}
 
 
@@ -143,14 +145,14 @@ def _row(entry: Entry, label: str) -> dict[str, Any]:
         "id": entry.id,
         "name": entry.name,
         "state": run.state,
-        "score": None if run.score is None else _short(run.score),
+        "score": None if run.score is None else shown.short(run.score),
         "steps": run.steps,
         "total_steps": run.total_steps,
         "minutes": round(run.wall_s / 60, 2) if math.isfinite(run.wall_s) else 0.0,
-        "algorithm": _text(run.fields.get(ALGORITHM, "")),
-        "preset": _text(run.preset),
-        "env": _text(run.env_id),
-        "seed": _text(run.fields.get("run.seed", "")),
+        "algorithm": shown.text(run.fields.get(ALGORITHM, "")),
+        "preset": shown.text(run.preset),
+        "env": shown.text(run.env_id),
+        "seed": shown.text(run.fields.get("run.seed", "")),
         "differs": label,
         "changed_s": round(run.changed_s, 1),
         "note": entry.note,
@@ -158,20 +160,4 @@ def _row(entry: Entry, label: str) -> dict[str, Any]:
 
 
 def _config(run: Run) -> dict[str, str]:
-    return {printable(name): _text(value) for name, value in list(run.fields.items())[:_MAX_FIELDS]}
-
-
-def _text(value: Any) -> str:
-    """A value of a configuration, for people."""
-    if isinstance(value, str):
-        text = value
-    else:
-        try:
-            text = "none" if value is None else format_value(value)
-        except (TypeError, ValueError):  # a date, which TOML has and a configuration has not
-            text = str(value)
-    return printable(text[:_MAX_CHARS])
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
+    return {printable(name): shown.text(value) for name, value in list(run.fields.items())[:_MAX_FIELDS]}
