@@ -173,6 +173,10 @@ class Fixed:
         """See `wanted`."""
         return False
 
+    def over(self) -> bool:
+        """See `wanted`."""
+        return False
+
     def silent_s(self) -> float | None:
         """Nobody gives it."""
         return None

@@ -136,6 +136,11 @@ class Epochs:
         """The epoch that was planned is the newest now."""
         self._seats, self._planned = self._planned, {}
 
+    def over(self, live: Collection[int]) -> bool:
+        """Whether one with a seat in the newest epoch asks for another already, or is not alive."""
+        others = self._seats.keys() - {OWN}
+        return bool(others & self._waiting.keys() or others - set(live))
+
     def _seated(self, incarnations: Collection[int]) -> None:
         for each in incarnations:
             self._waiting.pop(each, None)

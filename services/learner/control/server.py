@@ -302,6 +302,12 @@ class ControlServer:
             heard_s = system.monotonic() - max(GONE_S, 2.5 * self._terms.heartbeat_s)
             return not self._roster.processes("learner", heard_s).issuperset(self._epochs.comers)
 
+    @property
+    def epoch_over(self) -> bool:
+        """Whether another learner has left the newest epoch; see `Epochs.over`."""
+        with self._changed:
+            return self._epochs.over(self._roster.processes("learner"))
+
     def epoch_changed(self) -> None:
         """Note that the epoch that was planned is the newest now."""
         with self._changed:

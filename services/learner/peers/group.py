@@ -19,6 +19,9 @@ from troupe.common.runtime import lingering
 
 T = TypeVar("T")
 
+LOOK_S = 1.0
+"""How often whoever waits for the others looks whether they have gone on without it."""
+
 
 class GroupLostError(TroupeError):
     """A learner of the epoch has died, hangs or has left: what was being reduced is lost."""
@@ -101,7 +104,14 @@ class ProcessGroup:
     """
 
     def __init__(
-        self, store: dist.Store, epoch: int, rank: int, size: int, address: str, timeout_s: float
+        self,
+        store: dist.Store,
+        epoch: int,
+        rank: int,
+        size: int,
+        address: str,
+        timeout_s: float,
+        over: Callable[[], bool] = lambda: False,
     ) -> None:
         """Connect to all others, which do the same. Raises GroupLostError after `timeout_s`.
 
@@ -112,8 +122,10 @@ class ProcessGroup:
             size: how many they are.
             address: of this machine, at which the others connect.
             timeout_s: how long anything may take.
+            over: whether another is known to have left the epoch; asked where one waits for the others.
         """
         self.rank, self.size = rank, size
+        self._over = over
         # The classes behind `init_process_group`: that one keeps the only group of a process, and takes the
         # address from the host's name, which may lead to a public network.
         gloo: Any = dist.ProcessGroupGloo  # torch's stubs know neither its options nor its methods
@@ -144,8 +156,7 @@ class ProcessGroup:
             work = self._group.allreduce([host])
 
         def wait() -> None:
-            with _lost():
-                work.wait()
+            self._wait(work)
             if host is not tensor:
                 tensor.copy_(host)
 
@@ -156,13 +167,31 @@ class ProcessGroup:
         host = tensor.cpu()
         found = [torch.empty_like(host) for _ in range(self.size)]
         with _lost():
-            self._group.allgather([found], [host]).wait()
+            work = self._group.allgather([found], [host])
+        self._wait(work)
         return [each.to(tensor.device) for each in found]
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Put the tensor of rank `root` in the place of `tensor`, which is on the CPU."""
         with _lost():
-            self._group.broadcast(tensor, root).wait()
+            work = self._group.broadcast(tensor, root)
+        self._wait(work)
+
+    def _wait(self, work: Any) -> None:
+        """Until all have done their part. Raises GroupLostError where one is lost, or has left.
+
+        gloo notices on its own in most cases. It forgets what it was about to send to one that closed the
+        connection just then: whoever waits for that waits for as long as anything may take.
+        """
+        while True:
+            try:
+                work.wait(timedelta(seconds=LOOK_S))
+                return
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise GroupLostError(f"a learner is lost: {first_line(error)}") from None
+            if self._over():
+                raise GroupLostError("a learner is lost: another has left the epoch")
 
     def wait_at_most(self, timeout_s: float) -> None:
         """Say how long anything may take from now on."""

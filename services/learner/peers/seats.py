@@ -55,6 +55,9 @@ class Seats(Protocol):
     def gone(self) -> bool:
         """Whether one that was to come to the epoch that was planned has left, or is not heard any more."""
 
+    def over(self) -> bool:
+        """Whether another learner is known to have left this epoch; asked while this one waits for all."""
+
     def silent_s(self) -> float | None:
         """How long the other learner that gave the last seat has been silent; None where none did."""
 
@@ -106,6 +109,10 @@ class OwnSeats:
     def gone(self) -> bool:
         """See `Seats`."""
         return self._control.comer_gone
+
+    def over(self) -> bool:
+        """See `Seats`."""
+        return self._control.epoch_over
 
     def silent_s(self) -> float | None:
         """See `Seats`."""
@@ -189,6 +196,10 @@ class GivenSeats:
 
     def gone(self) -> bool:
         """See `Seats`, and `planned`."""
+        return False
+
+    def over(self) -> bool:
+        """See `Seats`: the owner knows."""
         return False
 
     def silent_s(self) -> float | None:

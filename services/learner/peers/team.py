@@ -309,7 +309,8 @@ class Team:
                 raise
             raise GroupLostError(str(error)) from None  # it goes on alone
         store = self._seats.store(seat)
-        return ProcessGroup(store, seat.epoch, seat.rank, seat.learners, address, rules.timeout_s)
+        over = self._seats.over
+        return ProcessGroup(store, seat.epoch, seat.rank, seat.learners, address, rules.timeout_s, over)
 
     def _wait_for_all(self, group: ProcessGroup, seat: Seat) -> None:
         """Exchange with the others what the end of the epoch takes."""

@@ -304,3 +304,14 @@ def test_where_learners_cannot_meet_nothing_is_planned():
     epochs.asked(7, -1, JUST_NOW)
     assert epochs.planned([0], [7], 1.0, nowhere) is None
     assert epochs.formed([7], 1.0, nowhere).learners == 1
+
+
+def test_an_epoch_is_over_once_one_asks_for_another_or_is_gone():
+    epochs = running(1, 2)
+    assert not epochs.over([1, 2])
+    assert not epochs.over([1, 2, 3]), "one more has joined"
+    assert epochs.over([2])
+    epochs.asked(3, -1, 10.0)
+    assert not epochs.over([1, 2, 3]), "it had none"
+    epochs.asked(2, 0, 10.0)
+    assert epochs.over([1, 2, 3])

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 from tests.agents.unrolled import SMALL, VECTOR, random_batch
 from tests.harness import Context, until
@@ -14,6 +15,7 @@ from troupe.common.runtime import StopSignal
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.link import new_incarnation
 from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.peers.group import GroupLostError, Meeting, ProcessGroup, joined_store
 from troupe.services.learner.peers.seats import OwnSeats
 from troupe.services.learner.peers.team import Rules, Share, Team
 from troupe.services.learner.saving.counters import RunCounters
@@ -60,3 +62,26 @@ def test_the_owner_goes_on_without_one_that_does_not_come(server, absent, networ
     until(learned)
     assert team.learners == 1
     team.close()
+
+
+@pytest.mark.parametrize("ask", ["gather", "sum"])
+def test_one_that_waits_goes_on_when_it_hears_that_another_has_left(ask):
+    meeting, asked, ended = Meeting("127.0.0.1"), threading.Event(), threading.Event()
+
+    def group(rank, over):
+        store = joined_store("127.0.0.1", meeting.port, 60.0)
+        return ProcessGroup(store, 0, rank, 2, "127.0.0.1", 240.0, over)
+
+    def stay():  # connected, and silent
+        silent = group(1, lambda: False)
+        ended.wait(120)
+        silent.close()
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    waits = group(0, lambda: asked.is_set() or asked.set())
+    with pytest.raises(GroupLostError, match="another has left the epoch"):
+        getattr(waits, ask)(torch.zeros(3))
+    ended.set()
+    waits.close()
+    thread.join()

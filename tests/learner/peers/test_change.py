@@ -160,6 +160,39 @@ def test_one_that_dies_while_another_comes_does_not_stop_the_rest(start, server,
     assert sorted(owner.hashes) == list(range(1, max(owner.hashes) + 1)), "an update is missing"
 
 
+def test_one_that_dies_with_its_seat_does_not_keep_the_next_one_out(start, server, monkeypatch):
+    monkeypatch.setattr(change, "PATIENCE_S", 240.0)  # it is not that which ends
+    owner, second = start("learner", "learner-1")
+    until(together([owner, second]))
+    context = Context()
+    dies = ControlClient(
+        context, server.control_endpoint, role="learner", name="dies", incarnation=new_incarnation()
+    )
+    dies.join(60)
+    until(lambda: dies.next_seat(-1, 0.1))
+    context.destroy(linger=0)  # no BYE
+    monkeypatch.setattr(control, "GONE_S", 2.5)
+    (third,) = start("learner-2")
+    until(together([owner, second, third]))
+    assert (owner.team.lost, second.team.lost) == (0, 0)
+    check_alike(owner, second, third)
+
+
+def test_one_that_can_connect_to_nobody_makes_room_for_those_who_can(start, caplog):
+    owner, second = start("learner", "learner-1")
+    until(together([owner, second]))
+
+    def connect(seat):
+        raise GroupLostError("nobody comes")
+
+    second.team._change._connect = connect
+    guests = start("learner-2", "learner-3", "learner-4")
+    until(together([owner, *guests]))
+    assert "could not connect to 3 others, one after the other: left out" in caplog.text
+    check_alike(owner, *guests)
+    assert sorted(owner.hashes) == list(range(1, max(owner.hashes) + 1)), "an update is missing"
+
+
 class Planned:
     """Seats of rank 0, for whom one waits; counts the epochs that did not begin, notes who was to stay."""
 

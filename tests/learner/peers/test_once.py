@@ -37,6 +37,9 @@ class Given:
     def planned(self, staying):
         return None
 
+    def over(self):
+        return False
+
     def silent_s(self):
         return None
 
