@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +23,8 @@ SOURCE_FOLDER = "source"
 """Of a run directory: the module that was written of a notebook's cells."""
 MAX_JSON_BYTES = 1 << 26
 """Of a file of ours with counters and names: thousands of times what they take."""
+SILENT_S = 10.0
+"""Services are heard every second or so, where there are few; see `silent_after_s`."""
 _STATUS_KINDS: dict[str, Any] = {
     **dict.fromkeys(("steps", "frames", "updates", "updates_since_start"), int),
     **dict.fromkeys(("version", "total_steps", "restarts"), int),
@@ -194,8 +196,14 @@ def _is_peer(peer: Any) -> bool:
         isinstance(peer, dict)
         and all(isinstance(peer.get(name), str) for name in ("role", "name"))
         and isinstance(peer.get("slots", []), list)
-        and isinstance(peer.get("seen_s_ago") or 0.0, int | float)
+        and all(isinstance(peer.get(name) or 0.0, int | float) for name in ("seen_s_ago", "heartbeat_s"))
     )
+
+
+def silent_after_s(peer: Mapping[str, Any]) -> float:
+    """Seconds without a word after which something is wrong with a peer, as a status describes it."""
+    # Some heartbeats may come late: a busy machine keeps a service for several seconds.
+    return max(SILENT_S, 2.5 * (peer.get("heartbeat_s") or 0.0))
 
 
 def run_config(run_dir: Path) -> Path:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from troupe.common.runtime.files import read_status
+from troupe.common.runtime.files import read_status, silent_after_s
 from troupe.common.runtime.logging import peer_text, printable
 from troupe.services.board import films, notes, shown
 from troupe.services.board.library import Entry, Library
@@ -94,6 +94,7 @@ def _services(status: Mapping[str, Any]) -> list[dict[str, Any]]:
         row = {name: peer_text(str(peer.get(name) or "")) for name in ("name", "role", "host", "error")}
         figures = {name: peer.get(name) for name in ("seen_s_ago", "restarts")}
         figures["slots"] = len(peer.get("slots", []))
+        figures["silent"] = int((peer.get("seen_s_ago") or 0.0) >= silent_after_s(peer))
         for name, metric in (
             ("cores", f"{prefix}/cpu_cores"),
             ("starved", f"{prefix}/starved_cores"),

@@ -13,7 +13,7 @@ from troupe.common.config import Config
 from troupe.common.errors import CheckpointError, ConfigError
 from troupe.common.installation import version
 from troupe.common.runtime.checkpoint import check, newest_first
-from troupe.common.runtime.files import STATUS_FILE, check_regular, read_status, write_trouble
+from troupe.common.runtime.files import STATUS_FILE, check_regular, read_status, silent_after_s, write_trouble
 from troupe.common.runtime.logging import peer_text
 from troupe.services.doctor.checks import Check
 from troupe.services.launcher import evidence
@@ -23,7 +23,6 @@ from troupe.services.launcher.progress import recorded_view
 
 FRESH_S = 30.0
 """A learner writes its status every second."""
-SILENT_S = 10.0
 CLOCK_S = 1.0
 """Clocks may differ by so much: evaluations and curves are dated by the learner's alone."""
 CHECKPOINTS = 3
@@ -137,7 +136,7 @@ def _member(peer: Mapping[str, Any]) -> Iterator[Check]:
     name, host = peer_text(str(peer.get("name", ""))), peer_text(str(peer.get("host", "")))
     who = f"{name} on {host}" if host else name
     silent_s, ahead_s = float(peer.get("seen_s_ago") or 0.0), peer.get("clock_s")
-    if silent_s >= SILENT_S:
+    if silent_s >= silent_after_s(peer):
         advice = "it hangs, is cut off, or gets no processor: see its log"
         yield Check("members", who, f"has said nothing for {silent_s:.0f} s", "wrong", advice)
     else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-# Services report every second or so; a busy machine may keep one for several.
-_LIMIT_S = 10.0
+from troupe.common.runtime.files import SILENT_S, silent_after_s
+
 _SERVICES = ("actor", "replay", "evaluator")
 
 
@@ -16,7 +16,8 @@ class Silence:
     def __init__(self, liveness_s: float) -> None:
         """`liveness_s`: the learner forgets a service that is silent for so long."""
         # Before the learner forgets it: afterwards its silence would no longer stand in the status.
-        self._limit_s = min(_LIMIT_S, 0.75 * liveness_s)
+        self._most_s = 0.75 * liveness_s
+        self._limits_s: dict[str, float] = {}
         self._written_ns = 0
         self._written_s = 0.0
         self._heard: dict[str, float] = {}
@@ -34,13 +35,19 @@ class Silence:
         if written_ns != self._written_ns:
             self._written_ns, self._written_s = written_ns, now_s
             self._take(status.get("peers", []), now_s)
-        if now_s - self._written_s >= _LIMIT_S:
+        if now_s - self._written_s >= SILENT_S:
             return {"learner": now_s - self._written_s}
         ages = {name: now_s - heard_s for name, heard_s in self._heard.items()}
-        return {name: age_s for name, age_s in ages.items() if age_s >= self._limit_s}
+        return {name: age_s for name, age_s in ages.items() if age_s >= self._limits_s[name]}
 
     def _take(self, peers: list[dict[str, Any]], now_s: float) -> None:
         here = {p["name"]: now_s - p["seen_s_ago"] for p in peers if p["role"] in _SERVICES}
+        limits_s = self._limits_s | {p["name"]: min(silent_after_s(p), self._most_s) for p in peers}
         # Who left said so while it was heard of; who fell silent first is given up, and silent still.
-        gone = {n: s for n, s in self._heard.items() if n not in here and now_s - s >= 0.9 * self._limit_s}
+        gone = {
+            name: heard_s
+            for name, heard_s in self._heard.items()
+            if name not in here and now_s - heard_s >= 0.9 * limits_s[name]
+        }
         self._heard = gone | here
+        self._limits_s = {name: limits_s[name] for name in self._heard}

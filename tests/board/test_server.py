@@ -353,6 +353,7 @@ def test_services_are_told_with_what_they_use(serve, runs):
             "error": "",
             "slots": 2,
             "seen_s_ago": 12.5,
+            "silent": 1,
             "restarts": 2,
         },
         **{"cores": 0.5, "memory_bytes": 2.68435e8, "memory_share": 0.25, "behind": 3},

@@ -392,12 +392,12 @@ def test_a_run_that_is_taken_down_resumes(project: Project) -> None:
     project.wait_for(
         "the run resumes", lambda: "resumed from" in project.compose("logs", "--no-color", "learner")
     )
-    project.wait_for("the run goes on", lambda: int(project.status().get("steps", 0)) > steps)
-    logs = project.compose("logs", "--no-color", "learner", "replay")
+    restored = re.compile(r"restored \d+ items")
+    project.wait_for("items return", lambda: restored.search(project.compose("logs", "--no-color", "replay")))
+    logs = project.compose("logs", "--no-color", "learner")
     found = re.search(r"resumed from \S+: (\d+) steps", logs)
     assert found is not None, logs
     assert int(found.group(1)) >= steps
-    assert re.search(r"restored \d+ items", logs), logs
     updates = project.updates()
     project.wait_for("learning goes on", lambda: project.updates() > updates + 20)
 

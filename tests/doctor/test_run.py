@@ -37,6 +37,7 @@ STATUS = {
     "peers": [
         {"role": "actor", "name": "actor-0", "host": "far", "seen_s_ago": 0.4, "clock_s": 0.01, "error": ""},
         {"role": "replay", "name": "replay-0", "host": "near", "seen_s_ago": 12.0, "clock_s": -40.0},
+        {"role": "actor", "name": "actor-1", "host": "far", "seen_s_ago": 12.0, "heartbeat_s": 8.0},
         {"role": "viewer", "name": "someone", "host": "", "seen_s_ago": 99.0, "clock_s": None},
     ],
 }
@@ -66,6 +67,7 @@ def test_a_run_names_who_is_silent_whose_clock_is_off_and_what_limits_it(folder,
     lines = [check.line for check in checks]
     silent = [line for line in lines if "replay-0 on near: has said nothing for 12 s" in line]
     assert silent
+    assert [line for line in lines if "actor-1 on far: heard 12.0 s ago" in line], "which is not long for it"
     assert [line for line in lines if "replay-0 on near: 40.00 s behind the learner's - wrong" in line]
     assert [line for line in lines if "actor-0 on far: 0.01 s ahead of the learner's - ok" in line]
     assert not [line for line in lines if "someone" in line]  # it only looks

@@ -406,6 +406,15 @@ def test_services_that_are_silent_are_named_until_they_are_heard_again(monkeypat
     assert look(5, replay=0.1) == {"learner": 12.0}  # of the others nothing is known
 
 
+def test_one_of_hundreds_is_silent_once_some_of_its_heartbeats_are_missing(monkeypatch):
+    now_s = 1000.0
+    monkeypatch.setattr(silence.time, "monotonic", lambda: now_s)
+    listener = silence.Silence(liveness_s=60.0)
+    peer = {"name": "actor-0", "role": "actor", "heartbeat_s": 8.0}
+    assert listener.look({"peers": [peer | {"seen_s_ago": 19.0}]}, 1) == {}
+    assert listener.look({"peers": [peer | {"seen_s_ago": 21.0}]}, 2) == {"actor-0": 21.0}
+
+
 def test_the_verdict_names_who_is_silent_and_the_disk_before_what_it_causes():
     silent = view(silent={"learner": 12.4}, eta_s=60.0)
     assert verdict(silent)[0] == "learner has said nothing for 12 s"

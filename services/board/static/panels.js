@@ -74,7 +74,7 @@ Board.Services = ({run}) => {
       <td class=${`number ${row.restarts ? "warn" : ""}`}>${row.restarts}</td>
       <td class="number">${cores(row.cores)}</td><td class="number">${cores(row.starved)}</td>
       <td class="number"><${Memory} bytes=${row.memory_bytes} share=${row.memory_share}/></td>
-      <td class=${`number ${row.seen_s_ago > 10 ? "error" : ""}`}>${row.seen_s_ago === undefined ? "" : `${row.seen_s_ago.toFixed(row.seen_s_ago < 10 ? 1 : 0)} s ago`}</td><td class="error">${row.error}</td></tr>`)}</tbody></table></div>
+      <td class=${`number ${row.silent ? "error" : ""}`}>${row.seen_s_ago === undefined ? "" : `${row.seen_s_ago.toFixed(row.seen_s_ago < 10 ? 1 : 0)} s ago`}</td><td class="error">${row.error}</td></tr>`)}</tbody></table></div>
     <${Hosts} rows=${rows}/>
     <p class="dim">Memory is of what the machine or container has: above ${100 * HIGH} % it is high, above ${100 * TOO_HIGH} % nearly used up. A restart is another process under the same name.</p>
     ${failures || hangs ? html`<p class="warn">Environments: ${failures} failures, ${hangs} hangs, the last: ${last}</p>` : null}`;

@@ -323,6 +323,7 @@ class Roster:
                 "name": peer.name,
                 "slots": list(peer.slots),
                 "seen_s_ago": round(now_s - peer.seen_s, 3),
+                "heartbeat_s": round(peer.beat_s, 3),
                 "version": peer.version,
                 "error": peer.error,
                 "endpoint": peer.endpoint,

@@ -180,6 +180,7 @@ def test_shards_are_in_the_order_of_their_numbers(roster):
     assert roster.shards() == ["tcp://h:0", "tcp://h:2", "tcp://h:10"]
     assert [entry["name"] for entry in roster.snapshot(1.5)] == ["replay-0", "replay-2", "replay-10"]
     assert roster.snapshot(1.5)[0]["seen_s_ago"] == 1.5
+    assert roster.snapshot(1.5)[0]["heartbeat_s"] == 1.0
 
 
 def test_ranges_are_short():
