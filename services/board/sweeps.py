@@ -97,7 +97,9 @@ class Sweeps:
             for trial in record.trials:
                 told = self._told(folder, record, trial)
                 over += sum(each["state"] in _OVER for each in told)
-                scores.append(_mean([each["score"] for each in told]))
+                # Scores of trials that go on, or were cut short, are not those of whole runs.
+                if all(each["state"] == "done" for each in told):
+                    scores.append(_mean([each["score"] for each in told]))
             known = [score for score in scores if score is not None]
             # A sweep over several environments has no one best: their returns have nothing in common.
             best = max(known) if known and len({trial.task for trial in record.trials}) == 1 else None

@@ -55,7 +55,14 @@ def test_a_search_has_trials_on_axes_and_the_field_that_decides(serve, tmp_path)
     assert board.json(f"sweeps/{sweep['id']}", after=sweep["state"]) == {"state": sweep["state"]}
     row = board.json("runs")["sweeps"][0]
     assert (row["runs"], row["over"]) == (23, 22)
-    assert row["best"] == max(trial["score"] for trial in [first, *done])
+    assert row["best"] == max(trial["score"] for trial in done)
+
+
+def test_the_best_score_of_a_sweep_is_that_of_a_trial_that_was_completed(serve, tmp_path):
+    scores = iter([30.0, 20.0, 10.0, 5.0])
+    section = {"search": SEARCH, "trials": 4}
+    make_sweep(tmp_path / "runs/sweep-lr", section, lambda fields: next(scores), ["pruned", "paused"])
+    assert serve(tmp_path).json("runs")["sweeps"][0]["best"] == 10.0
 
 
 def test_seeds_are_one_trial_and_environments_are_apart(serve, tmp_path):

@@ -97,6 +97,10 @@ CLAIMS: dict[str, Claim] = {
         f"{timing.HEARTBEAT_S[0]:g} to {timing.HEARTBEAT_S[1]:g} s, {timing.LIVENESS_S[0]:g} to "
         f"{timing.LIVENESS_S[1]:g} s; anything else ends the receiver",
     ),
+    "HEARTBEAT_OK heartbeat_s": Claim(
+        ("learner",),
+        f"{timing.HEARTBEAT_S[0]:g} to {timing.HEARTBEAT_S[1]:g} s; an answer with anything else is not read",
+    ),
     "WELCOME config env.id, agent.algorithm": Claim(
         ("learner",),
         "an environment of Troupe or Gymnasium and an algorithm of Troupe, or of a module that the service "
