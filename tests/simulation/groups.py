@@ -34,15 +34,20 @@ class Work:
         self._needed = set(needed)
         self._end_s = group.node.world.now + group.timeout_s
 
-    def wait(self) -> None:
-        """Until it is complete. Raises RuntimeError where it never will be."""
+    def is_completed(self) -> bool:
+        """Whether it is complete, or never will be."""
+        missing = self._needed - self._group.parts(self._number).keys()
+        return not missing or bool(self._group.gone & missing)
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Until it is complete. Raises RuntimeError where it is not within `timeout`, or never will be."""
         group, needed = self._group, self._needed
         parts = group.parts(self._number)
-
-        def settled() -> bool:
-            return needed <= parts.keys() or bool(group.gone & needed - parts.keys())
-
-        if not group.waits.until(settled, max(self._end_s - group.node.world.now, 0.0)):
+        left_s = max(self._end_s - group.node.world.now, 0.0)
+        patience_s = left_s if timeout is None else timeout.total_seconds()
+        if not group.waits.until(self.is_completed, min(left_s, patience_s)):
+            if patience_s < left_s:
+                raise RuntimeError("Operation timed out!")
             group.abort()
             raise RuntimeError("[/gloo] Timed out waiting for recv operation to complete")
         if not needed <= parts.keys():

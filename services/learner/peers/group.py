@@ -184,13 +184,14 @@ class ProcessGroup:
         connection just then: whoever waits for that waits for as long as anything may take.
         """
         while True:
+            completed = work.is_completed()
             try:
                 work.wait(timedelta(seconds=LOOK_S))
                 return
             except RuntimeError as error:
-                if work.is_completed():
+                if completed:  # before: else it may have come just after the wait had ended
                     raise GroupLostError(f"a learner is lost: {first_line(error)}") from None
-            if self._over():
+            if not work.is_completed() and self._over():
                 raise GroupLostError("a learner is lost: another has left the epoch")
 
     def wait_at_most(self, timeout_s: float) -> None:

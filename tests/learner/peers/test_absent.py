@@ -85,3 +85,36 @@ def test_one_that_waits_goes_on_when_it_hears_that_another_has_left(ask):
     ended.set()
     waits.close()
     thread.join()
+
+
+class Late:
+    """A collective that is complete just after one has stopped waiting for it."""
+
+    def __init__(self, work):
+        self._work, self._given_up = work, False
+
+    def is_completed(self):
+        return self._given_up
+
+    def wait(self, timeout):
+        self._work.wait()
+        if not self._given_up:
+            self._given_up = True
+            raise RuntimeError("Operation timed out!")
+
+
+def test_what_is_complete_just_after_a_look_is_not_lost():
+    meeting, sums = Meeting("127.0.0.1"), {}
+
+    def add(rank):
+        store = joined_store("127.0.0.1", meeting.port, 60.0)
+        group = ProcessGroup(store, 0, rank, 2, "127.0.0.1", 240.0)
+        sums[rank] = torch.ones(3)
+        group._wait(Late(group._group.allreduce([sums[rank]])))
+        group.close()
+
+    thread = threading.Thread(target=add, args=(1,))
+    thread.start()
+    add(0)
+    thread.join()
+    assert sums[0].tolist() == sums[1].tolist() == [2.0, 2.0, 2.0]
