@@ -14,9 +14,13 @@ _started: weakref.WeakSet[system.Thread] = weakref.WeakSet()
 _guard = threading.Lock()
 
 
-def start(target: Callable[[], object], name: str) -> None:
-    """Run `target` on a thread that nobody waits for."""
-    thread = system.Thread(target=target, name=name, daemon=True)
+MOMENT_S = 1.0
+"""How long the end of the process waits for each thread that is not a daemon."""
+
+
+def start(target: Callable[[], object], name: str, *, daemon: bool = True) -> None:
+    """Run `target` on a thread that nobody waits for; where it is no `daemon`, for a moment."""
+    thread = system.Thread(target=target, name=name, daemon=daemon)
     with _guard:
         _started.add(thread)
     thread.start()
@@ -29,8 +33,11 @@ def ended(code: int) -> int:
     not let through: the process would be aborted.
     """
     with _guard:
-        waiting = any(thread.is_alive() for thread in _started)
-    if waiting:
+        started = list(_started)
+    for thread in started:
+        if not thread.daemon:
+            thread.join(MOMENT_S)
+    if any(thread.is_alive() for thread in started):
         logging.shutdown()
         os._exit(code)
     return code

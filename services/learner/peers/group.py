@@ -205,9 +205,10 @@ class ProcessGroup:
         if held[0] is not None:
             with contextlib.suppress(RuntimeError):
                 held[0].abort()
-            # Its memory is given back once its own threads have ended: within 10 to 40 ms. Not on a daemon
-            # thread: a process that ends within them would be aborted.
-            system.Thread(target=held.clear, name="group").start()
+            # Its memory is given back once its own threads have ended: within 10 to 40 ms, but one that waits
+            # in vain does so for as long as anything may take. Not on a daemon thread: a process that ends
+            # meanwhile would be aborted.
+            lingering.start(held.clear, "group", daemon=False)
 
 
 @contextlib.contextmanager

@@ -44,6 +44,29 @@ except RuntimeError:
     sys.exit(lingering.ended(3))
 """
 
+WAITS_IN_VAIN = f"""
+import sys, threading, torch
+from troupe.common.runtime import lingering
+from troupe.services.learner.peers.group import GroupLostError, Meeting, ProcessGroup, joined_store
+
+meeting, groups = Meeting("{HOST}"), []
+
+def connect(rank):
+    store = joined_store("{HOST}", meeting.port, 60.0)
+    groups.append(ProcessGroup(store, 0, rank, 2, "{HOST}", 3600.0, lambda: True))
+
+silent = threading.Thread(target=connect, args=[1])
+silent.start()
+connect(0)
+silent.join()
+one = groups.pop()
+try:
+    one.gather(torch.zeros(3))
+except GroupLostError:
+    one.close()
+    sys.exit(lingering.ended(3))
+"""
+
 
 @pytest.fixture
 def stopped():
@@ -79,6 +102,12 @@ def test_who_has_joined_it_goes_on_in_time(stopped):
 def test_who_has_given_up_on_it_ends_well_though_a_thread_still_waits(stopped):
     port, _, pid = stopped
     arguments = [sys.executable, "-c", GIVES_UP, str(port), str(pid)]
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 3, ended.stderr
+
+
+def test_who_has_left_a_group_ends_well_though_that_still_waits_for_another():
+    arguments = [sys.executable, "-c", WAITS_IN_VAIN]
     ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 3, ended.stderr
 
