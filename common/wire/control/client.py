@@ -246,6 +246,11 @@ class ControlClient:
             member.epoch_ended = msgspec.UNSET
             return member.seat
 
+    def want_no_seat(self) -> None:
+        """Stop asking for one; else every heartbeat does, until it is given."""
+        with self._changed:
+            self._member.epoch_ended = msgspec.UNSET
+
     def want_params(self) -> None:
         """Start fetching the newest parameters, unless they are here already."""
         with self._changed:

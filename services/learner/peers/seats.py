@@ -176,6 +176,8 @@ class GivenSeats:
             seat = self._survivors.seat(ended)
             if seat is not None:
                 self._without = answers
+                # Back again, the owner would wait for this one in an epoch that it has not asked for.
+                self._control.want_no_seat()
                 _log.warning(
                     "the learner that has the run is gone: going on without (%d left)", seat.learners
                 )

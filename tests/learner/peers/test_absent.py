@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from msgspec import UNSET
 
 from tests.agents.unrolled import SMALL, VECTOR, random_batch
 from tests.harness import Context, until
@@ -13,10 +14,12 @@ from troupe.common.agents.base import Batch
 from troupe.common.config.algorithms import agent_model
 from troupe.common.runtime import StopSignal
 from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.control.messages import Seat
 from troupe.common.wire.link import new_incarnation
 from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.peers import seats
 from troupe.services.learner.peers.group import GroupLostError, Meeting, ProcessGroup, joined_store
-from troupe.services.learner.peers.seats import OwnSeats
+from troupe.services.learner.peers.seats import GivenSeats, OwnSeats
 from troupe.services.learner.peers.team import Rules, Share, Team
 from troupe.services.learner.saving.counters import RunCounters
 
@@ -62,6 +65,21 @@ def test_the_owner_goes_on_without_one_that_does_not_come(server, absent, networ
     until(learned)
     assert team.learners == 1
     team.close()
+
+
+def test_one_that_goes_on_without_the_owner_asks_it_for_no_seat(server, monkeypatch):
+    monkeypatch.setattr(seats, "SILENT_S", 0.0)
+    context = Context()
+    client = ControlClient(
+        context, server.control_endpoint, role="learner", name="learner-1", incarnation=new_incarnation()
+    )
+    client.join(60)
+    given = GivenSeats(client, "", 60.0)
+    monkeypatch.setattr(given._survivors, "seat", lambda ended: Seat(ended + 1, 0, 2, 1, "127.0.0.1"))
+    assert given.next(3, 0.1)
+    assert client._member.epoch_ended is UNSET, "every heartbeat asks"
+    client.close("done")
+    context.destroy(linger=0)
 
 
 @pytest.mark.parametrize("ask", ["gather", "sum"])
