@@ -71,5 +71,6 @@ def test_a_run_goes_on_when_any_of_its_learners_is_killed(tmp_path, start):  # n
     os.kill(pid_of(run_dir, "learner-1"), signal.SIGTERM)
     troupe.wait_until(lambda: told(run_dir, "learner", "learner 1 of the last one has left"))
     assert len(told(run_dir, "learner", "going on without")) == lost
+    troupe.wait_until(lambda: told(run_dir, "learner-1", r"learner-1 ends after update \d+: stopped"))
     troupe.process.send_signal(signal.SIGINT)
     troupe.wait()
