@@ -4,6 +4,8 @@ from __future__ import annotations
 
 HEARTBEAT_S = (0.01, 60.0)
 """Least and most seconds between two heartbeats."""
+HEARTBEATS_LATE = 2.5
+"""A peer not heard for so many heartbeats is more than late: one may be lost, and one delayed."""
 LIVENESS_S = (0.1, 3600.0)
 """Least and most seconds of silence after which a peer is given up."""
 MAX_PATIENCE_S = 86_400.0

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from troupe.common import system
+from troupe.common import system, timing
 from troupe.common.errors import ConfigError
 
 STATUS_FILE = "status.json"
@@ -202,8 +202,8 @@ def _is_peer(peer: Any) -> bool:
 
 def silent_after_s(peer: Mapping[str, Any]) -> float:
     """Seconds without a word after which something is wrong with a peer, as a status describes it."""
-    # Some heartbeats may come late: a busy machine keeps a service for several seconds.
-    return max(SILENT_S, 2.5 * (peer.get("heartbeat_s") or 0.0))
+    # A busy machine keeps a service for several seconds.
+    return max(SILENT_S, timing.HEARTBEATS_LATE * (peer.get("heartbeat_s") or 0.0))
 
 
 def run_config(run_dir: Path) -> Path:

@@ -17,10 +17,9 @@ class Silence:
         """`liveness_s`: the learner forgets a service that is silent for so long."""
         # Before the learner forgets it: afterwards its silence would no longer stand in the status.
         self._most_s = 0.75 * liveness_s
-        self._limits_s: dict[str, float] = {}
         self._written_ns = 0
         self._written_s = 0.0
-        self._heard: dict[str, float] = {}
+        self._heard: dict[str, tuple[float, float]] = {}  # when last, and how long each may be silent
 
     def look(self, status: dict[str, Any], written_ns: int) -> dict[str, float]:
         """Seconds of silence by name. While the learner is silent, nothing is known of the others.
@@ -37,17 +36,22 @@ class Silence:
             self._take(status.get("peers", []), now_s)
         if now_s - self._written_s >= SILENT_S:
             return {"learner": now_s - self._written_s}
-        ages = {name: now_s - heard_s for name, heard_s in self._heard.items()}
-        return {name: age_s for name, age_s in ages.items() if age_s >= self._limits_s[name]}
+        return {
+            name: now_s - heard_s
+            for name, (heard_s, limit_s) in self._heard.items()
+            if now_s - heard_s >= limit_s
+        }
 
     def _take(self, peers: list[dict[str, Any]], now_s: float) -> None:
-        here = {p["name"]: now_s - p["seen_s_ago"] for p in peers if p["role"] in _SERVICES}
-        limits_s = self._limits_s | {p["name"]: min(silent_after_s(p), self._most_s) for p in peers}
+        here = {
+            p["name"]: (now_s - p["seen_s_ago"], min(silent_after_s(p), self._most_s))
+            for p in peers
+            if p["role"] in _SERVICES
+        }
         # Who left said so while it was heard of; who fell silent first is given up, and silent still.
         gone = {
-            name: heard_s
-            for name, heard_s in self._heard.items()
-            if name not in here and now_s - heard_s >= 0.9 * limits_s[name]
+            name: (heard_s, limit_s)
+            for name, (heard_s, limit_s) in self._heard.items()
+            if name not in here and now_s - heard_s >= 0.9 * limit_s
         }
         self._heard = gone | here
-        self._limits_s = {name: limits_s[name] for name in self._heard}

@@ -373,7 +373,7 @@ class Roster:
         # own: what is granted now is kept for good.
         longest = next((other for other in self._holders.values() if other is not former), None)
         # Two heartbeats missed, and a half for delays: silent, though its lease has not ended.
-        quiet = longest is not None and now_s - longest.seen_s > 2.5 * longest.beat_s
+        quiet = longest is not None and now_s - longest.seen_s > timing.HEARTBEATS_LATE * longest.beat_s
         if wanted and (not slots or (len(slots) < wanted and quiet)):
             raise RefusedError(
                 messages.NO_SLOTS,

@@ -15,7 +15,7 @@ import numpy as np
 import zmq
 from msgspec import UNSET
 
-from troupe.common import system
+from troupe.common import system, timing
 from troupe.common.errors import RefusedError
 from troupe.common.runtime import watchdog
 from troupe.common.runtime.logging import Throttle, peer_text
@@ -299,7 +299,7 @@ class ControlServer:
     def comer_gone(self) -> bool:
         """Whether one that is to come to the planned epoch has left, or not been heard for a while."""
         with self._changed:
-            heard_s = system.monotonic() - max(GONE_S, 2.5 * self._terms.heartbeat_s)
+            heard_s = system.monotonic() - max(GONE_S, timing.HEARTBEATS_LATE * self._terms.heartbeat_s)
             return not self._roster.processes("learner", heard_s).issuperset(self._epochs.comers)
 
     @property

@@ -183,16 +183,14 @@ class ProcessGroup:
         gloo notices on its own in most cases. It forgets what it was about to send to one that closed the
         connection just then: whoever waits for that waits for as long as anything may take.
         """
-        while True:
-            completed = work.is_completed()
-            try:
+        while not work.is_completed():
+            with contextlib.suppress(RuntimeError):  # a look is due, or the wait below says what went wrong
                 work.wait(timedelta(seconds=LOOK_S))
                 return
-            except RuntimeError as error:
-                if completed:  # before: else it may have come just after the wait had ended
-                    raise GroupLostError(f"a learner is lost: {first_line(error)}") from None
             if not work.is_completed() and self._over():
                 raise GroupLostError("a learner is lost: another has left the epoch")
+        with _lost():
+            work.wait()
 
     def wait_at_most(self, timeout_s: float) -> None:
         """Say how long anything may take from now on."""

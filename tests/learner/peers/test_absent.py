@@ -9,13 +9,12 @@ from msgspec import UNSET
 
 from tests.agents.unrolled import SMALL, VECTOR, random_batch
 from tests.harness import Context, until
+from tests.learner.peers.clients import joined
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.config.algorithms import agent_model
 from troupe.common.runtime import StopSignal
-from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.messages import Seat
-from troupe.common.wire.link import new_incarnation
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.peers import seats
 from troupe.services.learner.peers.group import GroupLostError, Meeting, ProcessGroup, joined_store
@@ -28,10 +27,7 @@ from troupe.services.learner.saving.counters import RunCounters
 def absent(server):
     """Asks for one seat after the other, and never comes."""
     context, ended = Context(), threading.Event()
-    client = ControlClient(
-        context, server.control_endpoint, role="learner", name="learner-1", incarnation=new_incarnation()
-    )
-    client.join(60)
+    client = joined(context, server)
 
     def ask():
         epoch = -1
@@ -70,10 +66,7 @@ def test_the_owner_goes_on_without_one_that_does_not_come(server, absent, networ
 def test_one_that_goes_on_without_the_owner_asks_it_for_no_seat(server, monkeypatch):
     monkeypatch.setattr(seats, "SILENT_S", 0.0)
     context = Context()
-    client = ControlClient(
-        context, server.control_endpoint, role="learner", name="learner-1", incarnation=new_incarnation()
-    )
-    client.join(60)
+    client = joined(context, server)
     given = GivenSeats(client, "", 60.0)
     monkeypatch.setattr(given._survivors, "seat", lambda ended: Seat(ended + 1, 0, 2, 1, "127.0.0.1"))
     assert given.next(3, 0.1)
@@ -114,7 +107,7 @@ class Late:
     def is_completed(self):
         return self._given_up
 
-    def wait(self, timeout):
+    def wait(self, timeout=None):
         self._work.wait()
         if not self._given_up:
             self._given_up = True

@@ -8,13 +8,12 @@ import pytest
 
 from tests.agents.unrolled import SMALL, VECTOR, random_batch
 from tests.harness import Context, until
+from tests.learner.peers.clients import joined
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.config.algorithms import agent_model
 from troupe.common.runtime import StopSignal
-from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.messages import Seat
-from troupe.common.wire.link import new_incarnation
 from troupe.services.learner.control import server as control
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.peers import change
@@ -42,10 +41,7 @@ class One:
         if name == "learner":
             seats = OwnSeats(server, "", StopSignal())
         else:
-            self.client = ControlClient(
-                context, server.control_endpoint, role="learner", name=name, incarnation=new_incarnation()
-            )
-            self.client.join(60)
+            self.client = joined(context, server, name)
             seats = GivenSeats(self.client, "", 60.0)
         rules = Rules(name == "learner", ROWS, timeout_s=60.0)
         self.team = Team(self.agent, self.counters, seats, rules)
@@ -124,10 +120,7 @@ def test_the_others_go_on_while_one_is_waited_for_and_take_it_in_when_it_comes(s
     owner, second = start("learner", "learner-1")
     until(together([owner, second]))
     context = Context()
-    silent = ControlClient(
-        context, server.control_endpoint, role="learner", name="silent", incarnation=new_incarnation()
-    )
-    silent.join(60)
+    silent = joined(context, server, "silent")
     until(lambda: silent.next_seat(-1, 0.1))
     before = len(owner.sizes)
     until(lambda: len(owner.sizes) > before + 20)
@@ -165,10 +158,7 @@ def test_one_that_dies_with_its_seat_does_not_keep_the_next_one_out(start, serve
     owner, second = start("learner", "learner-1")
     until(together([owner, second]))
     context = Context()
-    dies = ControlClient(
-        context, server.control_endpoint, role="learner", name="dies", incarnation=new_incarnation()
-    )
-    dies.join(60)
+    dies = joined(context, server, "dies")
     until(lambda: dies.next_seat(-1, 0.1))
     context.destroy(linger=0)  # no BYE
     monkeypatch.setattr(control, "GONE_S", 2.5)
@@ -299,10 +289,7 @@ def test_the_owner_learns_that_one_with_a_seat_is_gone(server, monkeypatch, how)
     monkeypatch.setattr(control, "GONE_S", 240.0)  # of a machine that is busy
     context, seats = Context(), OwnSeats(server, "", StopSignal())
     assert seats.next(-1, 0.0).learners == 1
-    client = ControlClient(
-        context, server.control_endpoint, role="learner", name="learner-1", incarnation=new_incarnation()
-    )
-    client.join(60)
+    client = joined(context, server)
 
     def asked():
         client.next_seat(-1, 0.1)

@@ -15,14 +15,13 @@ from torch import nn
 
 from tests.agents.unrolled import SMALL, VECTOR, random_batch
 from tests.harness import Context, until
+from tests.learner.peers.clients import joined
 from troupe.common.agents import make_agent
 from troupe.common.agents.base import Batch
 from troupe.common.agents.learners.hearsay import MisledError
 from troupe.common.agents.learners.reduction import Reduction
 from troupe.common.config.algorithms import agent_model
 from troupe.common.runtime import StopSignal
-from troupe.common.wire.control.client import ControlClient
-from troupe.common.wire.link import new_incarnation
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.peers.group import GroupLostError, Meeting, ProcessGroup, joined_store, within
 from troupe.services.learner.peers.seats import OwnSeats
@@ -392,10 +391,7 @@ def test_a_meeting_that_answers_garbage_is_one_that_is_gone(garbling):
 def liar(server):
     """Comes to every epoch with the right state, and says that its share has minus one rows."""
     context, ended, lies = Context(), threading.Event(), []
-    client = ControlClient(
-        context, server.control_endpoint, role="learner", name="learner-1", incarnation=new_incarnation()
-    )
-    client.join(60)
+    client = joined(context, server)
 
     def come():
         epoch = -1

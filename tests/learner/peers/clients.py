@@ -1,0 +1,12 @@
+"""The control client of a learner that shares batches, without the learner."""
+
+from troupe.common.wire.control.client import ControlClient
+from troupe.common.wire.link import new_incarnation
+
+
+def joined(context, server, name="learner-1"):
+    """A client that `server` has taken in as a learner."""
+    endpoint = server.control_endpoint
+    client = ControlClient(context, endpoint, role="learner", name=name, incarnation=new_incarnation())
+    client.join(60)
+    return client
