@@ -97,7 +97,9 @@ def test_writers_pause_while_samples_are_behind(server, client):
     assert 1 <= received < number
     while "waits for inserts" not in learner.wait_reason:
         learner.receive(0.3)
-    for _ in range(4):  # of ten items each: up to 32 are missing, which depends on how many were written before
+    for _ in range(
+        4
+    ):  # of ten items each: up to 32 are missing, which depends on how many were written before
         processes.insert(actor, number)
     assert learner.receive(60) is not None
 
