@@ -21,8 +21,9 @@ from benchmarks.common import parser, report
 from troupe.common.wire.control.client import ControlClient
 from troupe.common.wire.control.params import encode_params
 from troupe.common.wire.link import new_incarnation
+from troupe.services.learner.control.requests import Terms
 from troupe.services.learner.control.roster import SlotRules
-from troupe.services.learner.control.server import ControlServer, Terms
+from troupe.services.learner.control.server import ControlServer
 
 MAX_PER_PROCESS = 64
 LIMIT_S = 120.0

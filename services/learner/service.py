@@ -37,8 +37,9 @@ from troupe.services.learner.batches.usable import Usable
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.control.epochs import Epochs
 from troupe.services.learner.control.evaluations import Evaluations
+from troupe.services.learner.control.requests import Terms
 from troupe.services.learner.control.roster import SlotRules
-from troupe.services.learner.control.server import ControlServer, Terms
+from troupe.services.learner.control.server import ControlServer
 from troupe.services.learner.gpu import GpuMeter
 from troupe.services.learner.inference.service import CentralInference
 from troupe.services.learner.peers.seats import OwnSeats

@@ -21,7 +21,8 @@ time.sleep(600)
 LEARNER = """
 import sys, time, zmq
 from troupe.services.learner.control.roster import SlotRules
-from troupe.services.learner.control.server import ControlServer, Terms
+from troupe.services.learner.control.requests import Terms
+from troupe.services.learner.control.server import ControlServer
 server = ControlServer(zmq.Context(), sys.argv[1], "tcp://127.0.0.1:*",
                        Terms({}, heartbeat_s=0.05, liveness_s=1.0), SlotRules(8))
 server.start()

@@ -89,30 +89,30 @@ class OwnSeats:
 
     def next(self, ended: int, timeout_s: float) -> Seat | None:
         """See `Seats`."""
-        seat = self._control.own_seat(self._meet)
+        seat = self._control.seating.own(self._meet)
         if seat is None:
             self._stop.wait(timeout_s)
         return seat
 
     def wanted(self) -> bool:
         """See `Seats`."""
-        return self._control.learner_waits
+        return self._control.seating.waits
 
     def planned(self, staying: Collection[int]) -> Seat | None:
         """See `Seats`."""
-        return self._control.planned_seat(staying, self._meet)
+        return self._control.seating.planned(staying, self._meet)
 
     def changed(self) -> None:
         """See `Seats`."""
-        self._control.epoch_changed()
+        self._control.seating.changed()
 
     def gone(self) -> bool:
         """See `Seats`."""
-        return self._control.comer_gone
+        return self._control.seating.comer_gone
 
     def over(self) -> bool:
         """See `Seats`."""
-        return self._control.epoch_over
+        return self._control.seating.over
 
     def silent_s(self) -> float | None:
         """See `Seats`."""
@@ -121,20 +121,20 @@ class OwnSeats:
     def begun(self, group: ProcessGroup, seat: Seat) -> None:
         """See `Seats`."""
         exchange_places(group, "", self._network)
-        self._control.epoch_begun()
+        self._control.seating.begun()
 
     def failed(self, seat: Seat) -> None:
         """See `Seats`."""
         met = self._meeting
-        self._control.epoch_failed([] if met is None else absent(met.store, seat.epoch, seat.learners))
+        self._control.seating.failed([] if met is None else absent(met.store, seat.epoch, seat.learners))
 
     def unreached(self, ranks: Collection[int]) -> bool:
         """See `Seats`."""
-        return self._control.epoch_unreached(ranks)
+        return self._control.seating.unreached(ranks)
 
     def misled(self, ranks: Collection[int]) -> None:
         """See `Seats`."""
-        self._control.epoch_misled(ranks)
+        self._control.seating.misled(ranks)
 
     def store(self, seat: Seat) -> dist.Store:
         """See `Seats`."""

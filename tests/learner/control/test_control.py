@@ -286,15 +286,15 @@ def test_one_that_only_looks_is_no_news(serve, connect, caplog):
     lines = [
         record.getMessage()
         for record in caplog.records
-        if record.name == "troupe.services.learner.control.server"
+        if record.name == "troupe.services.learner.control.requests"
     ]
     assert not any("viewer-0" in line for line in lines), lines
     assert sum("actor-0" in line for line in lines) == 2, lines
 
 
 def test_who_comes_and_goes_all_the_time_does_not_fill_the_log(serve, connect, caplog, monkeypatch):
-    monkeypatch.setattr("troupe.services.learner.control.server.NEWS_AT_ONCE", 3)
-    monkeypatch.setattr("troupe.services.learner.control.server.NEWS_PER_S", 0.0)
+    monkeypatch.setattr("troupe.services.learner.control.requests.NEWS_AT_ONCE", 3)
+    monkeypatch.setattr("troupe.services.learner.control.requests.NEWS_PER_S", 0.0)
     caplog.set_level(logging.INFO)
     server = serve()
     for _ in range(5):
@@ -305,7 +305,7 @@ def test_who_comes_and_goes_all_the_time_does_not_fill_the_log(serve, connect, c
     lines = [
         record.getMessage()
         for record in caplog.records
-        if record.name == "troupe.services.learner.control.server"
+        if record.name == "troupe.services.learner.control.requests"
     ]
     assert [("joins" in line, "leaves" in line, "too often" in line) for line in lines] == [
         (True, False, False),

@@ -14,8 +14,9 @@ from troupe.common.wire import messages
 from troupe.common.wire.body import Body
 from troupe.common.wire.codec import decode, encode
 from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.control.requests import Terms
 from troupe.services.learner.control.roster import SlotRules
-from troupe.services.learner.control.server import ControlServer, Terms
+from troupe.services.learner.control.server import ControlServer
 
 FEW, MANY = 8, 512
 SLOTS = 2
@@ -46,7 +47,7 @@ class Run:
     def say(self, actor: int, body: Body) -> Any:
         self.answers.clear()
         message = decode(list(map(bytes, encode(body.message(1)))))
-        with self.server._changed:
+        with self.server._lock:
             self.server._server.serve(b"%d" % actor, message)
         answer = self.answers[0] if self.answers else None
         assert not isinstance(answer, messages.Error), answer
@@ -92,8 +93,8 @@ WORK: dict[str, Callable[[Run], object]] = {
     "HELLO again": lambda run: run.join(3),
     "HELLO of a successor": lambda run: run.join(3, incarnation=2000),
     "BYE": lambda run: run.say(3, messages.Bye(steps_made=100)),
-    "a look for those who are silent": lambda run: run.server._expire(),
-    "a look for learners that wait": lambda run: run.server.learner_waits,
+    "a look for those who are silent": lambda run: run.server._handlers.expire(),
+    "a look for learners that wait": lambda run: run.server.seating.waits,
 }
 
 

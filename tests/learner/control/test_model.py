@@ -14,8 +14,9 @@ from troupe.common.wire import messages
 from troupe.common.wire.codec import decode, encode
 from troupe.common.wire.sockets import PeerKey
 from troupe.services.learner.control.budget import StepBudget
+from troupe.services.learner.control.requests import Terms
 from troupe.services.learner.control.roster import SlotRules
-from troupe.services.learner.control.server import ControlServer, Terms
+from troupe.services.learner.control.server import ControlServer
 
 EXAMPLES = 2000 if os.environ.get("TROUPE_CHAOS") else 60
 TOTAL, SLOTS = 60, 4
@@ -93,7 +94,7 @@ class Membership(RuleBasedStateMachine):
         """One message through the codec; returns the answer."""
         self.answers.clear()
         message = decode(list(map(bytes, encode(body.message(1)))))
-        with self.server._changed:
+        with self.server._lock:
             self.server._server.serve(actor.identity, message, KEYS[actor.key])
         return self.answers[0] if self.answers else None
 

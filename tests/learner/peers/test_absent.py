@@ -50,7 +50,7 @@ def test_the_owner_goes_on_without_one_that_does_not_come(server, absent, networ
     rng, counters = np.random.default_rng(1), RunCounters(1, StepBudget(1000))
     seats = OwnSeats(server, network, StopSignal())
     team = Team(agent, counters, seats, Rules(True, 3, network, timeout_s=0.5))
-    until(lambda: server.learner_waits)
+    until(lambda: server.seating.waits)
     batch = Batch(random_batch(rng, agent, 3), np.ones(3, np.float32))
     share = Share(lambda *told: batch, 3, 5, 0.0)
 

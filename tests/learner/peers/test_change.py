@@ -14,7 +14,7 @@ from troupe.common.agents.base import Batch
 from troupe.common.config.algorithms import agent_model
 from troupe.common.runtime import StopSignal
 from troupe.common.wire.control.messages import Seat
-from troupe.services.learner.control import server as control
+from troupe.services.learner.control import seating
 from troupe.services.learner.control.budget import StepBudget
 from troupe.services.learner.peers import change
 from troupe.services.learner.peers.change import Change, Step
@@ -161,7 +161,7 @@ def test_one_that_dies_with_its_seat_does_not_keep_the_next_one_out(start, serve
     dies = joined(context, server, "dies")
     until(lambda: dies.next_seat(-1, 0.1))
     context.destroy(linger=0)  # no BYE
-    monkeypatch.setattr(control, "GONE_S", 2.5)
+    monkeypatch.setattr(seating, "GONE_S", 2.5)
     (third,) = start("learner-2")
     until(together([owner, second, third]))
     assert (owner.team.lost, second.team.lost) == (0, 0)
@@ -286,7 +286,7 @@ def test_nobody_is_blamed_where_the_owner_cannot_connect_either_a_little_later()
 
 @pytest.mark.parametrize("how", ["killed", "leaves"])
 def test_the_owner_learns_that_one_with_a_seat_is_gone(server, monkeypatch, how):
-    monkeypatch.setattr(control, "GONE_S", 240.0)  # of a machine that is busy
+    monkeypatch.setattr(seating, "GONE_S", 240.0)  # of a machine that is busy
     context, seats = Context(), OwnSeats(server, "", StopSignal())
     assert seats.next(-1, 0.0).learners == 1
     client = joined(context, server)
@@ -304,7 +304,7 @@ def test_the_owner_learns_that_one_with_a_seat_is_gone(server, monkeypatch, how)
         client.close("done")
     else:
         context.destroy(linger=0)  # no BYE
-        monkeypatch.setattr(control, "GONE_S", 2.5)
+        monkeypatch.setattr(seating, "GONE_S", 2.5)
     until(seats.gone)
     seats.failed(seat)
     assert not seats.gone(), "nobody is to come now"

@@ -423,7 +423,7 @@ def liar(server):
 def test_the_run_goes_on_without_one_that_lies_and_leaves_it_out(server, liar, caplog):
     agent, counters = learner(1)
     team = Team(agent, counters, OwnSeats(server, "", StopSignal()), Rules(True, 3, timeout_s=60.0))
-    until(lambda: server.learner_waits)
+    until(lambda: server.seating.waits)
     batch = Batch(random_batch(np.random.default_rng(1), agent, 3), np.ones(3, np.float32))
 
     def learned():

@@ -421,7 +421,7 @@ def test_a_flood_of_long_headers_is_refused_before_it_is_decoded(serve, connect,
     for _ in range(30):
         actor.send_telemetry({}, None, crowd)
     until(lambda: server.rejected().get("too_many", 0) + server.telemetry.qsize() == 30)
-    with server._changed:
+    with server._lock:
         (peer,) = server._roster._by_name.values()
         left = peer.headers._left
     assert 0 <= left < len(encode(Message("TELEMETRY", {"fields": crowd.entries()}))[0])
